@@ -1,0 +1,109 @@
+"""Dense masked softmax attention in float64: the specification every implementation is held to.
+
+    S = scale · Q Kᵀ      P = softmax(S over the attended keys)      O = P V      LSE = log Σ exp(S)
+
+Plain NumPy over the whole score matrix, O(N²) memory. Three rules settle the corners:
+
+* A row of total weight zero (it attends nothing) has ``out = 0``, ``lse = -inf`` and zero
+  gradients.
+* What the mask leaves out contributes nothing, NaN and Inf included.
+* What the mask keeps takes part honestly: a NaN that is attended reaches the result.
+"""
+
+import numpy as np
+
+
+def attention(q, k, v, mask=None, scale=None):
+    """Attention forward in float64.
+
+    Parameters
+    ----------
+    q : array (batch, nq, heads, head_dim)
+    k, v : array (batch, nk, heads_kv, head_dim)
+        Query head ``h`` reads key/value head ``h // (heads // heads_kv)``.
+    mask : Mask, bool array broadcastable to (batch, heads, nq, nk), or None
+        True where query ``i`` attends key ``j``; None attends everywhere.
+    scale : float, optional
+        Default ``head_dim**-0.5``.
+
+    Returns
+    -------
+    out : float64 (batch, nq, heads, head_dim)
+    lse : float64 (batch, heads, nq), natural logarithm
+    """
+    q, k, v = _heads_first(q, k, v)
+    keep, p, lse = _softmax(q, k, mask, scale)
+    out = _product(p, keep, v)
+    return out.transpose(0, 2, 1, 3), lse
+
+
+def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
+    """Gradients of attention in float64 (FlashAttention, appendix B.2).
+
+    Parameters
+    ----------
+    dout : array (batch, nq, heads, head_dim), gradient of the output
+    q, k, v, mask, scale
+        As in `attention`.
+    dlse : array (batch, heads, nq), optional
+        Gradient of the log-sum-exp; default zero.
+
+    Returns
+    -------
+    dq : float64 (batch, nq, heads, head_dim)
+    dk, dv : float64 (batch, nk, heads_kv, head_dim), summed over the query heads that share them
+    """
+    heads_kv = np.shape(k)[2]
+    dout, q, k, v = _heads_first(dout, q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keep, p, _ = _softmax(q, k, mask, scale)
+    with np.errstate(invalid="ignore"):
+        dp = np.where(keep, dout @ v.swapaxes(-1, -2), 0.0)
+        delta = np.sum(p * dp, axis=-1, keepdims=True)  # = rowsum(dO ∘ O), equation 4
+        if dlse is not None:
+            delta = delta - np.asarray(dlse, np.float64)[..., None]
+        ds = np.where(keep, p * (dp - delta), 0.0) * scale
+    keep_t, ds_t, p_t = (x.swapaxes(-1, -2) for x in (keep, ds, p))
+    dq = _product(ds, keep, k)
+    dk = _group_sum(_product(ds_t, keep_t, q), heads_kv)
+    dv = _group_sum(_product(p_t, keep_t, dout), heads_kv)
+    return tuple(x.transpose(0, 2, 1, 3) for x in (dq, dk, dv))
+
+
+def _heads_first(*arrays):
+    """To float64 (batch, heads, n, head_dim), key/value heads repeated to match the first."""
+    heads = np.shape(arrays[0])[2]
+    arrays = [np.asarray(x, np.float64).transpose(0, 2, 1, 3) for x in arrays]
+    return [np.repeat(x, heads // x.shape[1], axis=1) for x in arrays]
+
+
+def _softmax(q, k, mask, scale):
+    """Attended pairs, probabilities (batch, heads, nq, nk) and LSE (batch, heads, nq)."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keep = True if mask is None else mask.dense() if hasattr(mask, "dense") else np.asarray(mask)
+    keep = np.broadcast_to(keep, (*q.shape[:3], k.shape[2]))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        s = np.where(keep, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
+        m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
+        m = np.where(np.isneginf(m), 0.0, m)
+        p = np.where(keep, np.exp(s - m), 0.0)
+        total = np.sum(p, axis=-1, keepdims=True)
+        lse = m + np.log(total)
+    return keep, p / np.where(total == 0.0, 1.0, total), lse[..., 0]
+
+
+def _product(weight, keep, x):
+    """``weight @ x`` over the kept pairs alone: weight is 0 elsewhere, but 0 · NaN is not."""
+    finite = np.isfinite(x)
+    y = weight @ np.where(finite, x, 0.0)
+    with np.errstate(invalid="ignore"):
+        for j in np.unique(np.nonzero(~finite)[2]):
+            term = weight[..., j, None] * np.where(finite, 0.0, x)[..., None, j, :]
+            y = y + np.where(keep[..., j, None], term, 0.0)
+    return y
+
+
+def _group_sum(x, heads_kv):
+    """Sum a (batch, heads, n, head_dim) gradient over the query heads of each key/value head."""
+    batch, heads, n, head_dim = x.shape
+    return x.reshape(batch, heads_kv, heads // heads_kv, n, head_dim).sum(axis=2)

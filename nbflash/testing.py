@@ -1,0 +1,276 @@
+"""Inputs with known answers, error budgets derived from data, and a gallery of masks.
+
+The tests and the experiments share these, so that a number is reported under the same budget that
+a test holds it to.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from nbflash import reference
+
+
+def make_qkv(batch, nq, nk, heads, heads_kv, head_dim, dtype=np.float32, seed=0):
+    """Standard normal q, k, v and dout in the public layout.
+
+    Returns
+    -------
+    q, dout : (batch, nq, heads, head_dim)
+    k, v : (batch, nk, heads_kv, head_dim)
+    """
+    rng = np.random.default_rng(seed)
+    q_shape, k_shape = (batch, nq, heads, head_dim), (batch, nk, heads_kv, head_dim)
+    shapes = (q_shape, k_shape, k_shape, q_shape)
+    return tuple(rng.standard_normal(shape).astype(dtype) for shape in shapes)
+
+
+def small_integers(batch, nq, nk, heads, heads_kv, head_dim, dtype=np.float32, seed=0):
+    """q, k, v and dout as in `make_qkv`, but sparse integers in -2..2, four in five of them zero.
+
+    Every product and sum of the matrix products over them is exact in float16, bfloat16 and float32
+    (cuDNN's device), and with ``scale = log(2)`` every base-2 score is an integer.
+    """
+    rng = np.random.default_rng(seed)
+    q_shape, k_shape = (batch, nq, heads, head_dim), (batch, nk, heads_kv, head_dim)
+    shapes = (q_shape, k_shape, k_shape, q_shape)
+    draws = [rng.integers(-2, 3, shape) * (rng.random(shape) < 0.25) for shape in shapes]
+    return tuple(x.astype(dtype) for x in draws)
+
+
+def poisoned(shape, dtype=np.float32):
+    """An output array full of NaN: an element that nobody writes fails every comparison."""
+    return np.full(shape, np.nan, dtype)
+
+
+class CodeWords(NamedTuple):
+    """Inputs and exact results of `code_word_oracle`, in the public layout, one batch, one head."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    dout: np.ndarray
+    scale: float
+    out: np.ndarray
+    lse: np.ndarray
+    dv: np.ndarray
+
+
+def code_word_oracle(nq, head_dim, nk=None, mask=None, dtype=np.float32, scale=None, seed=0):
+    """Inputs whose softmax saturates, so that attention is a gather with a bit-exact result.
+
+    The keys are distinct words over ±1 and each query is 512 times the word of one key that
+    it attends. That key's score leads by at least 1024 · scale, every other weight underflows
+    (in float64 too) and ``out[i] == v[target[i]]`` bit for bit, ``dv`` is the scatter-sum of
+    ``dout``, and ``dq = dk = 0``. A row that attends nothing has ``out = 0``, ``lse = -inf``.
+
+    Parameters
+    ----------
+    nq, nk : int
+        Query and key counts; ``nk`` defaults to ``nq`` and is at most ``2**head_dim``.
+    mask : Mask, bool array (nq, nk), or None
+    scale : float, optional
+        Default ``log(2)``, which makes every base-2 score an integer and so leaves nothing
+        to round, whichever way an implementation folds the scale into its exponent.
+
+    Returns
+    -------
+    CodeWords
+        ``lse`` is float64: ``512 · scale · head_dim`` for a row that attends something.
+    """
+    nk = nq if nk is None else nk
+    scale = math.log(2.0) if scale is None else scale
+    if nk > 2**head_dim:
+        raise ValueError(f"{nk=} distinct words do not fit in {head_dim=} signs")
+    rng = np.random.default_rng(seed)
+    bits = np.arange(nk)[:, None] >> (np.arange(head_dim) % max(1, (nk - 1).bit_length())) & 1
+    words = (1 - 2 * bits) * rng.choice([-1, 1], head_dim)
+    keep = np.ones((nq, nk), bool) if mask is None else mask
+    keep = keep.dense() if hasattr(keep, "dense") else keep
+    attends = keep.any(axis=1)
+    target = np.argmax(np.where(keep, rng.random((nq, nk)), -1.0), axis=1)
+    v = rng.choice([-3, -2, -1, 1, 2, 3], (nk, head_dim))
+    dout = rng.integers(-3, 4, (nq, head_dim))
+    out = np.where(attends[:, None], v[target], 0)
+    dv = np.zeros((nk, head_dim))
+    np.add.at(dv, target[attends], dout[attends])
+    q, k, v, dout, out, dv = (
+        x.astype(dtype)[None, :, None] for x in (512 * words[target], words, v, dout, out, dv)
+    )
+    lse = np.where(attends, 512.0 * scale * head_dim, -np.inf)[None, None]
+    return CodeWords(q, k, v, dout, scale, out, lse, dv)
+
+
+def low_precision(q, k, v, mask=None, scale=None):
+    """Dense masked softmax as an eager framework does it in the inputs' own dtype: the yardstick.
+
+    float16 and bfloat16 products accumulate in float32 and S, P and O are rounded to the dtype;
+    float32 and float64 work in their own precision throughout. Sums run from the last key to the
+    first, so that float64 too is rounded independently of the reference. NaN and Inf count as 0:
+    they may stand only where nothing attends.
+
+    Returns
+    -------
+    out : (batch, nq, heads, head_dim), dtype of q
+    lse : float32 (batch, heads, nq), natural logarithm
+    """
+    work, rounded = _precision(q)
+    q, k, v, keep = _yardstick_inputs(q, k, v, mask, work)
+    p, lse = _low_softmax(q, k, keep, scale, rounded)
+    return rounded(p @ v, keep_dtype=True).transpose(0, 2, 1, 3), lse.astype(np.float32)
+
+
+def low_precision_backward(dout, q, k, v, mask=None, scale=None):
+    """Gradients by the dense equations in the inputs' own dtype; see `low_precision`.
+
+    Returns
+    -------
+    dq : (batch, nq, heads, head_dim), dtype of q
+    dk, dv : (batch, nk, heads_kv, head_dim), dtype of q
+    """
+    heads_kv, scale_ = np.shape(k)[2], np.shape(q)[-1] ** -0.5 if scale is None else scale
+    work, rounded = _precision(q)
+    dout = np.nan_to_num(np.asarray(dout, work).transpose(0, 2, 1, 3), posinf=0, neginf=0)
+    q, k, v, keep = _yardstick_inputs(q, k, v, mask, work)
+    p, _ = _low_softmax(q, k, keep, scale, rounded)
+    dp = rounded(dout @ v.swapaxes(-1, -2))
+    delta = np.sum(dp * p, axis=-1, keepdims=True, dtype=work)
+    ds = rounded(rounded(p * (dp - delta)) * work(scale_))
+    dq = ds @ k
+    dk = reference._group_sum(ds.swapaxes(-1, -2) @ q, heads_kv)[:, :, ::-1]
+    dv = reference._group_sum(p.swapaxes(-1, -2) @ dout, heads_kv)[:, :, ::-1]
+    return tuple(rounded(x, keep_dtype=True).transpose(0, 2, 1, 3) for x in (dq, dk, dv))
+
+
+def _precision(q):
+    """Working dtype of the yardstick and the rounding that it applies to intermediates."""
+    dtype = np.asarray(q).dtype
+    work = np.float32 if dtype.itemsize < 4 else dtype.type
+
+    def rounded(x, keep_dtype=False):
+        with np.errstate(over="ignore"):
+            return x.astype(dtype) if keep_dtype else x.astype(dtype).astype(work)
+
+    return work, rounded
+
+
+def _yardstick_inputs(q, k, v, mask, work):
+    """Working copies (batch, heads, n, head_dim) with the keys reversed, and the attended pairs."""
+    heads = np.shape(q)[2]
+    q, k, v = (np.asarray(x, work).transpose(0, 2, 1, 3) for x in (q, k, v))
+    q, k, v = (np.nan_to_num(x, nan=0, posinf=0, neginf=0) for x in (q, k, v))
+    k, v = (np.repeat(x, heads // x.shape[1], axis=1)[:, :, ::-1] for x in (k, v))
+    keep = True if mask is None else mask.dense() if hasattr(mask, "dense") else np.asarray(mask)
+    keep = np.broadcast_to(keep, (*q.shape[:3], k.shape[2]))
+    return q, k, v, keep[..., ::-1]
+
+
+def _low_softmax(q, k, keep, scale, rounded):
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    s = rounded(rounded(q @ k.swapaxes(-1, -2)) * q.dtype.type(scale))
+    s = np.where(keep, s, -np.inf)
+    m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
+    m = np.where(np.isneginf(m), 0, m)
+    p = np.exp(s - m)
+    total = np.sum(p, axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = m + np.log(total)
+    return rounded(p / np.where(total == 0, 1, total)), lse[..., 0]
+
+
+def assert_within_reference(got, ref64, low, name="result", factor=2.0):
+    """Fail unless ``got`` is about as close to the reference as plain working precision is.
+
+        max|got - ref64| <= factor · (max|low - ref64| + eps(low.dtype) · max|ref64|)
+
+    An infinity must stand in ``got`` exactly where it stands in ``ref64``, with its sign. A NaN in
+    ``got``, in ``ref64`` or in the finite part of ``low`` fails: the last two mean that the test's
+    own data cannot decide anything.
+
+    Parameters
+    ----------
+    got, ref64, low : arrays of one shape
+        Result, float64 reference, and the same computation done plainly (`low_precision`).
+    name : str
+        Stands first in the message.
+    factor : float
+
+    Returns
+    -------
+    float
+        ``max|got - ref64|`` over the finite elements.
+    """
+    return _check(got, ref64, low, name, factor, lambda x: np.max(x, initial=0.0))
+
+
+def assert_blocks_within_reference(got, ref64, low, tile, name="result", factor=2.0, axis=1):
+    """`assert_within_reference` for each run of ``tile`` positions along ``axis``, each head apart.
+
+    Every block is held to its own budget, so that one wrong tile of small numbers cannot hide
+    behind large numbers elsewhere. Use ``axis=1`` for (batch, n, heads, head_dim) and ``axis=2``
+    for an LSE (batch, heads, n).
+    """
+
+    def by_block(x):
+        return _block_max(x, tile, axis)
+
+    return _check(got, ref64, low, f"{name} by blocks of {tile}", factor, by_block)
+
+
+def block_errors(got, ref64, tile, axis=1):
+    """Largest absolute error in each run of ``tile`` positions along ``axis``.
+
+    Equal infinities count as no error; a NaN anywhere makes its block NaN.
+
+    Returns
+    -------
+    float64 array
+        ``axis`` shrunk to its number of blocks; for a 4-D array the last axis (head_dim) is gone.
+    """
+    got, ref64 = np.asarray(got, np.float64), np.asarray(ref64, np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.where(got == ref64, 0.0, np.abs(got - ref64))
+    return _block_max(error, tile, axis)
+
+
+def _block_max(x, tile, axis):
+    if x.ndim == 4:
+        x = np.max(x, axis=-1, initial=0.0)
+    starts = np.arange(0, x.shape[axis], tile)
+    return np.maximum.reduceat(x, starts, axis=axis) if len(starts) else x
+
+
+def _check(got, ref64, low, name, factor, reduce):
+    """Compare the infinities, then ``reduce`` of the error with ``reduce`` of the budget's."""
+    eps = float(np.spacing(np.ones((), np.asarray(low).dtype)))
+    got, ref64, low = (np.asarray(x, np.float64) for x in (got, ref64, low))
+    if not got.shape == ref64.shape == low.shape:
+        raise AssertionError(f"{name}: shapes {got.shape}, {ref64.shape}, {low.shape} differ")
+    if np.isnan(ref64).any():
+        raise AssertionError(f"{name}: the reference holds NaN, the comparison means nothing")
+    finite = np.isfinite(ref64)
+    if not np.isfinite(low[finite]).all():
+        raise AssertionError(f"{name}: the low-precision yardstick is not finite on this data")
+    wrong = np.where(finite, ~np.isfinite(got), got != ref64)
+    if wrong.any():
+        raise AssertionError(
+            f"{name}: {wrong.sum()} of {got.size} elements are NaN or infinite, or should be, "
+            f"first {_describe(np.argmax(wrong), got, ref64)}"
+        )
+    got, ref64, low = (np.where(finite, x, 0.0) for x in (got, ref64, low))
+    error = np.abs(got - ref64)
+    budget = factor * (reduce(np.abs(low - ref64)) + eps * reduce(np.abs(ref64)))
+    excess = reduce(error) - budget
+    if np.any(excess > 0.0):
+        raise AssertionError(
+            f"{name}: error {reduce(error).flat[np.argmax(excess)]:.3e} exceeds the budget "
+            f"{np.asarray(budget).flat[np.argmax(excess)]:.3e}, largest error "
+            f"{_describe(np.argmax(error), got, ref64)}"
+        )
+    return float(np.max(error, initial=0.0))
+
+
+def _describe(flat, got, ref64):
+    index = tuple(int(i) for i in np.unravel_index(flat, got.shape))
+    return f"at {index}: got {got[index]:.9g}, reference {ref64[index]:.9g}"
