@@ -1,0 +1,28 @@
+"""Tiers are directories; each tier is a process of its own (see the Makefile)."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).parent
+
+# The first example of a property often pays for a compilation: no deadline.
+settings.register_profile("nbflash", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+settings.load_profile("nbflash")
+
+
+def tier_of(path: Path) -> str:
+    return path.relative_to(TESTS).parts[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(tier_of(item.path))
+    tiers = {tier_of(item.path) for item in items}
+    if "sim" in tiers and len(tiers) > 1:
+        raise pytest.UsageError(
+            f"{sorted(tiers)} in one process: NUMBA_ENABLE_CUDASIM=1 counts at the first import of "
+            "Numba only, so run tests/sim alone"
+        )
