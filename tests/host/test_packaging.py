@@ -1,4 +1,4 @@
-"""The distribution: what it says of itself, what it ships, what it imports, what README promises."""
+"""The distribution: what it says of itself, ships and imports, and what README promises."""
 
 import configparser
 import re
@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbflash
 import pytest
+
+import nbflash
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 400
