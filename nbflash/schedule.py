@@ -1,8 +1,8 @@
 """TileSchedule: the execution order of a mask, as plain arrays that every kernel walks.
 
-A mask knows geometry; a schedule knows execution.  It is the CSR of live tiles (openai/blocksparse's
-look-up table, Algorithm 5's ``M_ij != 0``) plus the two bounds of every query row and the bit tiles
-of irregular patterns.  Its transpose walks the same tiles by columns for dK and dV.
+A mask knows geometry; a schedule knows execution. It is the CSR of live tiles (Algorithm 5's
+``M_ij != 0``) plus two bounds per query row and the bit tiles of irregular patterns. Its transpose
+walks the same tiles by columns, for dK and dV.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class TileSchedule:
         Tile index along the other axis, increasing within a row, and its kind: ``INTERVAL``,
         ``FULL`` or ``BITS + t`` for bit tile ``t``.
     lo, hi : int32 (planes * nq,)
-        In an INTERVAL tile query ``q`` of plane ``p`` sees ``lo[p * nq + q] <= kv < hi[p * nq + q]``.
+        In an INTERVAL tile, query ``q`` of plane ``p`` sees the keys ``lo[i] <= kv < hi[i]`` with
+        ``i = p * nq + q``.
     bits : uint32 (max(n_bits, 1), tile_m, ceil(tile_n / 32))
         Deduplicated bit tiles: key ``c`` of query ``r`` is bit ``c % 32`` of word ``c // 32``.  The
         orientation is (query, key) in the transpose too.
@@ -112,7 +113,7 @@ class TileSchedule:
 
     @cached_property
     def row_order(self) -> np.ndarray:
-        """Rows of all planes, longest first, equal lengths in row order: int32 (planes * n_row,)."""
+        """Rows of all planes, longest first and stable: int32 (planes * n_row,)."""
         return _longest_first(np.diff(self.row_ptr))
 
     @cached_property
@@ -223,15 +224,10 @@ def _join_bits(tiles) -> tuple[np.ndarray, np.ndarray]:
     An empty collection becomes one tile of zeros, so that kernels always get a valid pointer.
     """
     bits = np.concatenate([t.bits for t in tiles], dtype=np.uint32)
-    first = np.cumsum([0, *(len(t.bits) for t in tiles)])
-    kind = np.concatenate(
-        [
-            np.where(t.kinds.data >= BITS, t.kinds.data + f, t.kinds.data)
-            for t, f in zip(tiles, first)
-        ],
-        dtype=np.int32,
-        casting="same_kind",
-    )
+    kind = np.concatenate([t.kinds.data for t in tiles], dtype=np.int32)
+    first = np.cumsum([0] + [len(t.bits) for t in tiles[:-1]])
+    is_bits = kind >= BITS
+    kind[is_bits] += np.repeat(first, [t.kinds.nnz for t in tiles])[is_bits].astype(np.int32)
     if len(bits) == 0:
         return np.zeros((1, *bits.shape[1:]), np.uint32), kind
     if len(tiles) == 1:
@@ -240,6 +236,5 @@ def _join_bits(tiles) -> tuple[np.ndarray, np.ndarray]:
     unique, number = np.unique(
         rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).ravel(), return_inverse=True
     )
-    is_bits = kind >= BITS
     kind[is_bits] = number[kind[is_bits] - BITS] + BITS
     return unique.view(np.uint32).reshape(-1, *bits.shape[1:]), kind

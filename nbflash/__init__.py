@@ -1,0 +1,18 @@
+"""Exact block-sparse FlashAttention, forward and backward, on CuPy and NumPy arrays."""
+
+__version__ = "0.1.0"
+
+from nbflash.api import attention, attention_backward, plan, why_not
+from nbflash.environment import show_config
+from nbflash.planning import AttentionPlan
+from nbflash.schedule import TileSchedule
+
+__all__ = [
+    "AttentionPlan",
+    "TileSchedule",
+    "attention",
+    "attention_backward",
+    "plan",
+    "show_config",
+    "why_not",
+]

@@ -1,0 +1,155 @@
+"""attention, attention_backward, plan, why_not: validate → plan → launch."""
+
+from __future__ import annotations
+
+from nbflash import config
+from nbflash.planning import backward_inputs, forward_inputs, lookup
+from nbflash.problem import check_flag, check_forward, check_mask
+
+
+def attention(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    causal=False,
+    window=None,
+    scale=None,
+    return_lse=False,
+    out=None,
+    impl="auto",
+):
+    """Exact block-sparse attention, ``softmax(scale · Q Kᵀ over the attended keys) V``.
+
+    Parameters
+    ----------
+    q : array (batch, seqlen_q, heads, head_dim)
+        NumPy, CuPy, or anything with DLPack or ``__cuda_array_interface__``; float16, bfloat16
+        (`ml_dtypes`), float32 or float64; ``head_dim`` 1 to 256. Any strides, also negative or
+        zero, with a contiguous last axis.
+    k, v : array (batch, seqlen_k, heads_kv, head_dim)
+        Same dtype and device as ``q``; ``heads % heads_kv == 0`` and query head ``h`` uses
+        key/value head ``h // (heads // heads_kv)``.
+    mask : masks.Mask, optional
+        Shape (seqlen_q, seqlen_k). Masked-out keys and values never reach the result, NaN included.
+    causal : bool
+        Bottom-right aligned; joined with ``mask`` and ``window`` by ``&``.
+    window : (int or None, int or None), optional
+        Keys to the left and right of the diagonal, inclusive; None is unbounded.
+    scale : float, optional
+        Default ``head_dim**-0.5``.
+    return_lse : bool
+        Also return the log-sum-exp that `attention_backward` needs.
+    out : array like q, optional
+        Receives the result; shares no memory with ``q``, ``k`` or ``v``.
+    impl : {"auto", "simt", "cpu", "reference", "sm90", "sm80"}
+        An explicit choice never falls back: it raises with the reasons of `why_not`.
+
+    Returns
+    -------
+    out : array like q
+        CuPy for CUDA inputs, NumPy for host inputs. A row that attends nothing is 0.
+    lse : float32 array (batch, heads, seqlen_q), only with ``return_lse=True``
+        Natural logarithm; -inf for a row that attends nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and what would be right, before anything is written.
+    ImportError
+        If CUDA arrays arrive and CuPy is not installed.
+
+    Notes
+    -----
+    Bitwise reproducible. FlashAttention-2 (arXiv 2307.08691), algorithm 1, over the live tiles of
+    the mask (FlashAttention, arXiv 2205.14135, algorithm 5).
+    """
+    return_lse = check_flag("return_lse", return_lse)
+    q, k, v, target = forward_inputs(q, k, v, out)
+    plan_ = lookup(q, k, v, mask, causal, window, scale, impl)
+    result, lse = plan_.run_forward(q, k, v, target)
+    result = result if out is None else out
+    return (result, lse) if return_lse else result
+
+
+def attention_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    mask=None,
+    *,
+    causal=False,
+    window=None,
+    scale=None,
+    deterministic=False,
+    impl="auto",
+):
+    """Gradients of `attention` with respect to q, k and v.
+
+    Parameters
+    ----------
+    dout : array like q
+        Gradient of the output.
+    q, k, v, mask, causal, window, scale, impl
+        As given to `attention`.
+    out, lse : array
+        What ``attention(..., return_lse=True)`` returned for them.
+    deterministic : bool
+        True: two passes without atomics, bitwise reproducible.
+
+    Returns
+    -------
+    dq : array like q
+    dk, dv : array like k
+        Summed over the query heads that share a key/value head. C-contiguous.
+
+    Notes
+    -----
+    FlashAttention (arXiv 2205.14135), algorithm 4, over the live tiles of the mask.
+    """
+    deterministic = check_flag("deterministic", deterministic)
+    q, k, v, dout, out, lse = backward_inputs(q, k, v, dout, out, lse)
+    plan_ = lookup(q, k, v, mask, causal, window, scale, impl)
+    return plan_.run_backward(dout, q, k, v, out, lse, deterministic)
+
+
+def plan(q, k, v, mask=None, *, causal=False, window=None, scale=None, impl="auto"):
+    """Check the inputs once, tile the mask and make the kernels ready.
+
+    The arrays give shapes, dtype, layout and device; their contents are not read. Plans are cached,
+    so that `attention` with the same arguments uses the same plan.
+
+    Parameters
+    ----------
+    q, k, v, mask, causal, window, scale, impl
+        As in `attention`.
+
+    Returns
+    -------
+    AttentionPlan
+    """
+    q, k, v, _ = forward_inputs(q, k, v, None)
+    return lookup(q, k, v, mask, causal, window, scale, impl)
+
+
+def why_not(impl, q, k, v, mask=None, *, causal=False, window=None, scale=None):
+    """Reasons why ``impl`` cannot run this call on this machine.
+
+    Returns
+    -------
+    list of str
+        Empty when it can.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arguments are not a valid call of any implementation.
+    """
+    config.check_impl(impl)
+    q, k, v, _ = forward_inputs(q, k, v, None)
+    problem = check_forward(q, k, v, scale)
+    return config.why_not(impl, problem, check_mask(mask, problem, causal, window))

@@ -1,0 +1,195 @@
+"""Everything nbflash knows of NumPy, CuPy and foreign arrays.
+
+Foreign arrays (DLPack, ``__cuda_array_interface__``) become NumPy or CuPy arrays without a copy.
+CuPy is imported when the first CUDA array arrives, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import numpy as np
+
+CPU, CUDA = "cpu", "cuda"
+_HOST_DLPACK = (1, 3)  # kDLCPU, kDLCUDAHost
+_CUDA_DLPACK = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_ALIGNMENT = 16  # bytes, the widest vector load
+_native_types = {np.ndarray}
+
+
+def native(**named):
+    """The arrays, in the order given, as NumPy arrays or all as CuPy arrays.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array, cannot be shared without a copy, or lives in host memory
+        while the first lives in device memory (or the reverse).
+    ImportError
+        If CUDA arrays arrive and CuPy is not installed.
+    """
+    kinds = {name: _kind(name, x) for name, x in named.items()}
+    first, expected = next(iter(kinds.items()))
+    for name, kind in kinds.items():
+        if kind != expected:
+            where = {CPU: "host memory", CUDA: "CUDA memory"}
+            raise TypeError(
+                f"{name} is a {_type_name(named[name])} in {where[kind]} but {first} is a "
+                f"{_type_name(named[first])} in {where[expected]}; move them to one device"
+            )
+    convert = _to_numpy if expected == CPU else _to_cupy
+    return [convert(name, x) for name, x in named.items()]
+
+
+def are_native(first, *others) -> bool:
+    """Whether all are NumPy arrays, or all CuPy arrays, and `native` has nothing to do.
+
+    CuPy arrays are recognised from the first `native` on, which imports CuPy.
+    """
+    kind = type(first)
+    return kind in _native_types and all(type(x) is kind for x in others)
+
+
+def signature(x) -> tuple:
+    """What a cached plan fixes of an array: equal signatures need no second validation."""
+    if type(x) is np.ndarray:
+        return x.shape, x.strides, x.dtype, x.flags.aligned
+    data = x.data
+    return x.shape, x.strides, x.dtype, data.device_id, data.ptr % _ALIGNMENT
+
+
+def device_of(x) -> tuple[str, int]:
+    """``("cpu", 0)`` or ``("cuda", device id)`` of a native array."""
+    return (CPU, 0) if isinstance(x, np.ndarray) else (CUDA, x.data.device_id)
+
+
+def pointer(x) -> int:
+    """Address of the first element of a native array."""
+    return x.__array_interface__["data"][0] if isinstance(x, np.ndarray) else x.data.ptr
+
+
+def alignment(*arrays) -> int:
+    """Largest power of two up to 16 that divides every base address and stride, in bytes.
+
+    NumPy arrays report their item size: no kernel loads vectors from host memory.
+    """
+    if isinstance(arrays[0], np.ndarray):
+        return arrays[0].dtype.itemsize
+    bits = _ALIGNMENT
+    for x in arrays:
+        bits |= pointer(x)
+        for n, stride in zip(x.shape[:-1], x.strides[:-1], strict=True):
+            bits |= stride if n > 1 else 0
+    return bits & -bits
+
+
+def allocator(device: str, device_id: int):
+    """``empty(shape, dtype)`` of the device's library and a context that makes it current."""
+    if device == CPU:
+        return np.empty, contextlib.nullcontext()
+    cupy = _cupy()
+    return cupy.empty, cupy.cuda.Device(device_id)
+
+
+def overlaps(a, b) -> bool:
+    """Whether two native arrays share an element; CUDA memory is compared by address alone."""
+    (a_low, a_high), (b_low, b_high) = span(a), span(b)
+    if a_high <= b_low or b_high <= a_low:
+        return False
+    try:
+        return np.shares_memory(_ghost(a), _ghost(b), max_work=1_000_000)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def span(x) -> tuple[int, int]:
+    """Addresses from the first byte of an array to one past its last; empty arrays span nothing."""
+    low = pointer(x)
+    high = low + x.dtype.itemsize
+    for n, stride in zip(x.shape, x.strides, strict=True):
+        if n == 0:
+            return low, low
+        if stride > 0:
+            high += (n - 1) * stride
+        else:
+            low += (n - 1) * stride
+    return low, high
+
+
+class _Address:
+    """Array interface of memory that is compared and never read."""
+
+    def __init__(self, x):
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": x.shape,
+            "strides": x.strides,
+            "typestr": f"|V{x.dtype.itemsize}",
+            "data": (pointer(x), True),
+        }
+
+
+def _ghost(x):
+    return x if isinstance(x, np.ndarray) else np.asarray(_Address(x))
+
+
+def _kind(name, x) -> str:
+    """CPU or CUDA for anything array-like, without importing an array library."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array; pass the mask as mask=, got {type(x)}")
+    if isinstance(x, np.ndarray):
+        return CPU
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        return CUDA
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        device_type = int(x.__dlpack_device__()[0])
+        if device_type in _HOST_DLPACK:
+            return CPU
+        if device_type in _CUDA_DLPACK:
+            return CUDA
+        raise TypeError(
+            f"{name} must live in host or CUDA memory, got DLPack device type {device_type}"
+        )
+    if hasattr(x, "__cuda_array_interface__"):
+        return CUDA
+    raise TypeError(
+        f"{name} must be a NumPy or CuPy array, or offer DLPack or __cuda_array_interface__, "
+        f"got {_type_name(x)}"
+    )
+
+
+def _to_numpy(name, x) -> np.ndarray:
+    if isinstance(x, np.ndarray):
+        return x.view(np.ndarray)
+    return _share(name, x, np.from_dlpack)
+
+
+def _to_cupy(name, x):
+    cupy = _cupy()
+    if isinstance(x, cupy.ndarray):
+        return x
+    return _share(name, x, cupy.from_dlpack if hasattr(x, "__dlpack__") else cupy.asarray)
+
+
+def _share(name, x, convert):
+    try:
+        return convert(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"{name} ({_type_name(x)}) cannot be shared: {error}") from error
+
+
+def _cupy():
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            "CUDA arrays need CuPy: pip install 'nbflash[cuda12]' or 'nbflash[cuda13]'"
+        ) from error
+    _native_types.add(cupy.ndarray)
+    return cupy
+
+
+def _type_name(x) -> str:
+    return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,144 @@
+"""Which implementation can run what: `why_not` is the only statement of constraints.
+
+The dispatcher, its error messages, `show_config` and the tests all ask here. Nothing is imported
+but the standard library; whether a package, a driver or a device is there is found out on demand.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from nbflash.arrays import CPU, CUDA
+
+IMPLEMENTATIONS = ("sm90", "sm80", "simt", "cpu", "reference")
+
+# What "auto" tries, in this order. "reference" is the specification and is never chosen.
+_AUTO = {CUDA: ("sm90", "sm80", "simt"), CPU: ("cpu",)}
+_NOT_BUILT = {
+    "sm90": "the Hopper kernels (wgmma, TMA) are not built yet",
+    "sm80": "the tensor-core kernels (mma.sync) are not built yet",
+}
+
+
+def why_not(impl: str, problem, mask=None) -> list[str]:
+    """Reasons why ``impl`` cannot run ``problem`` on this machine; empty when it can.
+
+    Parameters
+    ----------
+    impl : {"auto", "sm90", "sm80", "simt", "cpu", "reference"}
+    problem : nbflash.problem.Problem
+    mask : masks.Mask, optional
+        No implementation of today restricts the mask.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If ``impl`` is not one of these names.
+    """
+    check_impl(impl)
+    if impl == "auto":
+        reasons = {name: why_not(name, problem, mask) for name in _AUTO[problem.device]}
+        if not all(reasons.values()):
+            return []
+        return [f"{name}: {reason}" for name, why in reasons.items() for reason in why]
+    return why_not_here(impl) + _why_not_arrays(impl, problem)
+
+
+def choose(impl: str, problem, mask=None) -> str:
+    """The implementation that runs ``problem``: ``impl`` itself, or for "auto" the first that can.
+
+    Raises
+    ------
+    ValueError
+        If none can, with every reason. An explicit ``impl`` never falls back.
+    """
+    reasons = why_not(impl, problem, mask)
+    if reasons:
+        raise ValueError(f"{impl=} cannot run ({problem}):\n  " + "\n  ".join(reasons))
+    if impl != "auto":
+        return impl
+    return next(name for name in _AUTO[problem.device] if not why_not(name, problem, mask))
+
+
+def check_impl(impl) -> None:
+    """Raise unless ``impl`` names an implementation or is "auto"."""
+    if not isinstance(impl, str):
+        raise TypeError(f"impl must be a string, got {impl!r}")
+    if impl not in ("auto", *IMPLEMENTATIONS):
+        raise ValueError(f"impl must be one of auto, {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+
+
+def why_not_here(impl: str) -> list[str]:
+    """Reasons why ``impl`` cannot run anything on this machine."""
+    if impl in _NOT_BUILT:
+        return [_NOT_BUILT[impl]]
+    if impl == "cpu" and not _installed("numba"):
+        return ["numba is not installed: pip install numba"]
+    if impl == "simt":
+        return _why_not_simulator() if simulator() else _why_not_cuda()
+    return []
+
+
+def simulator() -> bool:
+    """Whether Numba runs CUDA kernels in its simulator (NUMBA_ENABLE_CUDASIM=1)."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+
+def cache_dir() -> Path:
+    """Directory of the compiled kernels: ``$NBFLASH_CACHE_DIR``, or the user's cache directory."""
+    if chosen := os.environ.get("NBFLASH_CACHE_DIR"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        root = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        root = Path.home() / "Library" / "Caches"
+    else:
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "nbflash"
+
+
+def _why_not_arrays(impl: str, problem) -> list[str]:
+    on_host = problem.device == CPU
+    if impl in ("cpu", "reference") and not on_host:
+        return [f"{impl} runs on NumPy arrays, got CUDA arrays: use cupy.asnumpy, or impl='auto'"]
+    if impl == "simt" and on_host and not simulator():
+        return ["simt runs on CUDA arrays, got NumPy arrays: use cupy.asarray, or impl='auto'"]
+    if impl == "simt" and not on_host and simulator():
+        return ["the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"]
+    return []
+
+
+def _why_not_simulator() -> list[str]:
+    if _installed("numba_cuda"):
+        return []
+    return ["numba-cuda is not installed: pip install numba-cuda"]
+
+
+@lru_cache(maxsize=1)
+def _why_not_cuda() -> list[str]:
+    missing = {"numba_cuda": "numba-cuda", "cupy": "CuPy", "cuda.core": "cuda-core"}
+    absent = [name for module, name in missing.items() if not _installed(module)]
+    if absent:
+        return [
+            f"{', '.join(absent)} not installed: pip install 'nbflash[cuda12]' or 'nbflash[cuda13]'"
+        ]
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        return [f"no usable NVIDIA driver or GPU: {error}"]
+    return [] if count else ["no CUDA device is visible"]
+
+
+@lru_cache
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

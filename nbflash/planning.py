@@ -1,0 +1,205 @@
+"""AttentionPlan and the cache of plans.
+
+A warm call costs one key, one dictionary lookup and the allocation of its results: whatever the key
+fixes was checked when the plan was made and is not checked again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+
+from nbflash import config
+from nbflash.arrays import allocator, are_native, native, signature
+from nbflash.executors import prepare
+from nbflash.problem import (
+    Problem,
+    check_backward,
+    check_disjoint,
+    check_flag,
+    check_forward,
+    check_mask,
+    check_out,
+    check_window,
+)
+
+_PLAN_LIMIT = 64
+_CALL_LIMIT = 256
+
+
+class AttentionPlan:
+    """One attention problem with its mask, ready to run any number of times, from any thread.
+
+    Made by `plan`. Arrays must have the shapes, dtype and device it was made for; another memory
+    layout is planned again, and cached.
+
+    Attributes
+    ----------
+    problem : nbflash.problem.Problem
+    mask : masks.Mask
+        With ``causal`` and ``window`` joined in.
+    impl : str
+        The implementation that runs.
+    """
+
+    def __init__(self, problem: Problem, mask, impl: str):
+        self.problem, self.mask, self.impl = problem, mask, impl
+        self._executor = prepare(impl, problem, mask)
+        self._empty, self._device = allocator(problem.device, problem.device_id)
+        self._checked = _Cache(_CALL_LIMIT)
+
+    @property
+    def schedule(self):
+        """The `TileSchedule` of the forward pass; None where no tiles are walked."""
+        return self._executor.schedule
+
+    def __call__(self, q, k, v, out=None):
+        """``(out, lse)`` of `attention`."""
+        q, k, v, target = forward_inputs(q, k, v, out)
+        result, lse = self._matching(q, k, v).run_forward(q, k, v, target)
+        return (result if out is None else out), lse
+
+    def backward(self, dout, q, k, v, out, lse, *, deterministic=False):
+        """``(dq, dk, dv)`` of `attention_backward`."""
+        deterministic = check_flag("deterministic", deterministic)
+        q, k, v, dout, out, lse = backward_inputs(q, k, v, dout, out, lse)
+        return self._matching(q, k, v).run_backward(dout, q, k, v, out, lse, deterministic)
+
+    def vjp(self, q, k, v):
+        """``out`` and ``pullback(dout, deterministic=False) -> (dq, dk, dv)``.
+
+        The pullback keeps q, k, v, out and lse alive; they must not change before it is called.
+        """
+        out, lse = self(q, k, v)
+
+        def pullback(dout, *, deterministic=False):
+            return self.backward(dout, q, k, v, out, lse, deterministic=deterministic)
+
+        return out, pullback
+
+    def __repr__(self) -> str:
+        return f"AttentionPlan({self.impl}: {self.problem}, {self.schedule or self.mask})"
+
+    def _matching(self, q, k, v) -> AttentionPlan:
+        """The plan for these arrays: this one, or its sibling for another memory layout."""
+        call = ("layout", signature(q), signature(k), signature(v))
+        problem = self._checked.get(call)
+        if problem is None:
+            problem = check_forward(q, k, v, self.problem.scale)
+            if _without_layout(problem) != _without_layout(self.problem):
+                raise ValueError(f"the plan is for ({self.problem}), got ({problem})")
+            if problem == self.problem:
+                problem = self.problem
+            self._checked.put(call, problem)
+        return self if problem is self.problem else _plan(problem, self.mask, self.impl)
+
+    def run_forward(self, q, k, v, out):
+        """Allocate and launch for native arrays of this plan's signature."""
+        problem = self.problem
+        with self._device:
+            if out is None:
+                out = self._empty(problem.q_shape, q.dtype)
+            else:
+                self._check_out(out, q, k, v)
+            lse = self._empty(problem.lse_shape, np.float32)
+            self._executor.forward(q, k, v, out, lse)
+        return out, lse
+
+    def run_backward(self, dout, q, k, v, out, lse, deterministic):
+        """Check ``dout``, ``out`` and ``lse``, allocate the gradients and launch."""
+        call = ("backward", signature(dout), signature(out), signature(lse))
+        if self._checked.get(call) is None:
+            check_backward(dout, out, lse, self.problem, q)
+            self._checked.put(call, True)
+        problem = self.problem
+        with self._device:
+            dq = self._empty(problem.q_shape, q.dtype)
+            dk = self._empty(problem.kv_shape, q.dtype)
+            dv = self._empty(problem.kv_shape, q.dtype)
+            self._executor.backward(dout, q, k, v, out, lse, dq, dk, dv, deterministic)
+        return dq, dk, dv
+
+    def _check_out(self, out, q, k, v):
+        """Only the addresses and the write flag of ``out`` change between calls of one layout."""
+        call = ("out", signature(out), getattr(out.flags, "writeable", True))
+        if self._checked.get(call) is None:
+            check_out(out, self.problem, q, k, v)
+            self._checked.put(call, True)
+        else:
+            check_disjoint(out, q, k, v)
+
+
+class _Cache:
+    """Bounded, thread-safe mapping that forgets what was used longest ago."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._items = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key):
+        with self._lock:
+            value = self._items.get(key)
+            if value is not None:
+                self._items.move_to_end(key)
+            return value
+
+    def put(self, key, value):
+        with self._lock:
+            self._items[key] = value
+            self._items.move_to_end(key)
+            while len(self._items) > self._limit:
+                self._items.popitem(last=False)
+
+
+_plans = _Cache(_PLAN_LIMIT)
+_calls = _Cache(_CALL_LIMIT)
+
+
+def forward_inputs(q, k, v, out):
+    """q, k, v and out (or None) as native arrays."""
+    if out is None:
+        return (q, k, v, None) if are_native(q, k, v) else (*native(q=q, k=k, v=v), None)
+    return (q, k, v, out) if are_native(q, k, v, out) else native(q=q, k=k, v=v, out=out)
+
+
+def backward_inputs(q, k, v, dout, out, lse):
+    """q, k, v, dout, out and lse, in this order, as native arrays."""
+    arrays = (q, k, v, dout, out, lse)
+    if are_native(*arrays):
+        return arrays
+    return native(q=q, k=k, v=v, dout=dout, out=out, lse=lse)
+
+
+def lookup(q, k, v, mask, causal, window, scale, impl) -> AttentionPlan:
+    """The cached plan of a call, made when the call is new."""
+    window = None if window is None else check_window(window)
+    # 1 == True and 0.5 == Fraction(1, 2): the types keep what a check refuses out of the cache.
+    types = (type(causal), type(scale))
+    call = (signature(q), signature(k), signature(v), mask, causal, window, scale, types, impl)
+    try:
+        found = _calls.get(call)
+    except TypeError:  # an argument that cannot be hashed is not valid either: the checks name it
+        found = None
+    if found is None:
+        config.check_impl(impl)
+        problem = check_forward(q, k, v, scale)
+        found = _plan(problem, check_mask(mask, problem, causal, window), impl)
+        _calls.put(call, found)
+    return found
+
+
+def _plan(problem: Problem, mask, impl: str) -> AttentionPlan:
+    impl = config.choose(impl, problem, mask)
+    found = _plans.get((problem, mask, impl))
+    if found is None:
+        found = AttentionPlan(problem, mask, impl)
+        _plans.put((problem, mask, impl), found)
+    return found
+
+
+def _without_layout(problem: Problem) -> tuple:
+    shapes = (problem.q_shape, problem.kv_shape)
+    return shapes, problem.dtype, problem.scale, problem.device, problem.device_id
