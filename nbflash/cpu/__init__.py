@@ -1,0 +1,177 @@
+"""Forward and backward on NumPy arrays: Numba over the same `TileSchedule` as the GPU kernels."""
+
+import math
+
+import numba
+import numpy as np
+
+from nbflash.constants import LOG2_E
+from nbflash.cpu import blas, kernels
+from nbflash.cpu.kernels import DK, DOUT, DQ, DV, OUT, K, Q, V
+
+CHUNK = 512
+
+
+def tile_sizes(head_dim, mask):
+    """Tile sizes ``(tile_m, tile_n)`` for a mask."""
+    return 128, 128
+
+
+def forward(q, k, v, out, lse, schedule, scale):
+    """Attention over the live tiles of ``schedule``.
+
+    Algorithm 5 of FlashAttention with the online softmax in base 2 and FlashAttention-2's loop
+    order. Bitwise reproducible.
+
+    Parameters
+    ----------
+    q : (batch, nq, heads, head_dim)
+    k, v : (batch, nk, heads_kv, head_dim)
+        float16, bfloat16 (computed in float32), float32 or float64. Any strides.
+    out : like q
+        Written.
+    lse : (batch, heads, nq)
+        Natural logarithm of the softmax denominators, written; -inf where a row attends nothing.
+    schedule : TileSchedule
+    scale : float
+        Factor of the scores.
+    """
+    real = _working_dtype(q)
+    (q, k, v), target = _operands(real, q, k, v), _result(real, out)
+    batch, nq, heads, head_dim = q.shape
+    sums = np.empty((batch * heads, nq), real)
+    tile_m, chunk = schedule.tile_m, _chunk(schedule.tile_n)
+    work = schedule.work(batch, heads)
+    threads = _threads(work)
+    with blas.one_thread():
+        kernels.forward(
+            _walk(schedule),
+            _tensors(real, schedule, {Q: q, K: k, V: v, OUT: target}),
+            work,
+            np.zeros(1, np.int64),
+            real(scale * LOG2_E),
+            np.empty((threads, tile_m, chunk), real),
+            np.empty((threads, tile_m, head_dim), real),
+            np.empty((threads, 2, tile_m), real),
+            sums,
+        )
+    lse[...] = sums.reshape(lse.shape)
+    if target is not out:
+        out[...] = target
+
+
+def backward(dout, q, k, v, out, lse, dq, dk, dv, schedule, scale):
+    """Gradients of `forward`; deterministic: two passes (dQ by rows, dK and dV by columns).
+
+    Parameters
+    ----------
+    dout, out : like q
+    lse : (batch, heads, nq)
+        As `forward` wrote it. The scores are recomputed against it, so its precision bounds that
+        of the gradients: keep it in float64 for float64 inputs.
+    dq, dk, dv : like q, k, v
+        Written.
+    schedule : TileSchedule
+        The schedule of the forward; its transpose gives the second pass.
+    scale : float
+    """
+    real = _working_dtype(q)
+    q, k, v, dout, out = _operands(real, q, k, v, dout, out)
+    results = [(x, _result(real, x)) for x in (dq, dk, dv)]
+    batch, nq, heads, head_dim = q.shape
+    delta = np.einsum("bnhd,bnhd->bhn", dout, out).reshape(batch * heads, nq)
+    lse = np.asarray(lse, real).reshape(batch * heads, nq)
+    lse = np.where(np.isneginf(lse), real(math.inf), lse * real(LOG2_E))
+    shared = {Q: q, K: k, V: v, DOUT: dout}
+    shared.update(zip((DQ, DK, DV), (target for _, target in results), strict=True))
+    tile_m, tile_n, columns = schedule.tile_m, schedule.tile_n, schedule.T
+    passes = (
+        (kernels.backward_dq, schedule, 1, (tile_m, _chunk(tile_n)), (tile_m, head_dim)),
+        (
+            kernels.backward_dkdv,
+            columns,
+            heads // k.shape[2],
+            (_chunk(tile_m), tile_n),
+            (2, tile_n, head_dim),
+        ),
+    )
+    with blas.one_thread():
+        for kernel, walk, group, scores, sums in passes:
+            work = walk.work(batch, heads, group)
+            threads = _threads(work)
+            kernel(
+                _walk(walk),
+                _tensors(real, walk, shared),
+                work,
+                np.zeros(1, np.int64),
+                real(scale * LOG2_E),
+                lse,
+                delta,
+                real(scale),
+                np.empty((threads, *scores), real),
+                np.empty((threads, *scores), real),
+                np.empty((threads, *sums), real),
+            )
+    for result, target in results:
+        if target is not result:
+            result[...] = target
+
+
+def _working_dtype(x):
+    return np.float64 if x.dtype == np.float64 else np.float32
+
+
+def _threads(work):
+    return max(1, min(numba.get_num_threads(), len(work)))
+
+
+def _chunk(tile):
+    return tile * max(1, CHUNK // tile)
+
+
+def _operands(real, *arrays):
+    """The arrays in the working dtype, copied where BLAS cannot address their rows."""
+    return [x if _addressable(real, x) else np.array(x, real, order="C") for x in arrays]
+
+
+def _result(real, x):
+    return x if _addressable(real, x) else np.empty(x.shape, real)
+
+
+def _addressable(real, x):
+    """Whether a tile of ``x`` is a BLAS matrix: dtype, alignment, row stride."""
+    _, seq, _, last = x.strides
+    row = x.shape[-1] * x.itemsize
+    return (
+        x.dtype == real
+        and x.flags.aligned
+        and (last == x.itemsize or x.shape[-1] == 1)
+        and (seq >= row or x.shape[1] == 1)
+        and seq % x.itemsize == 0
+    )
+
+
+def _frozen(x):
+    """A read-only view, so that Numba sees one type whatever the owner did."""
+    view = x.view()
+    view.flags.writeable = False
+    return view
+
+
+def _walk(schedule):
+    s = schedule
+    arrays = (s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits)
+    sizes = (s.tile_m, s.tile_n, s.nq, s.nk, s.n_row, s.transposed)
+    return kernels.Walk(*sizes, *map(_frozen, arrays))
+
+
+def _tensors(real, schedule, tensors):
+    q, k = tensors[Q], tensors[K]
+    table = np.zeros((8, 4), np.int64)
+    for index, x in tensors.items():
+        table[index] = x.ctypes.data, x.strides[0], max(x.strides[1], x.shape[3]*x.itemsize), x.strides[2]
+    batch, _, heads, head_dim = q.shape
+    plane_of = schedule.plane_of(batch, heads)
+    return kernels.Operands(
+        table, heads, k.shape[2], head_dim, plane_of, blas.gemm_address(real)
+    )

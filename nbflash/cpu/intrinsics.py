@@ -1,0 +1,79 @@
+"""LLVM instructions that Numba does not expose: powers of two, an atomic counter, BLAS by address.
+
+Every function here has one LLVM body. Numba's on-disk cache watches the file of the compiled
+kernel only, so a change here takes effect on machines with a warm cache once ``kernels.py``
+changes too.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_INT32, _CHAR = ir.IntType(32), ir.IntType(8)
+_FLOATS = {types.float32: (ir.IntType(32), 127, 23), types.float64: (ir.IntType(64), 1023, 52)}
+
+
+@intrinsic
+def power_of_two(typingctx, t):
+    """2**n for ``t = n + 1.5 * 2**mantissa_bits``, whose low bits hold the integer n."""
+    integer, bias, mantissa_bits = _FLOATS[t]
+
+    def codegen(context, builder, signature, args):
+        n = builder.bitcast(args[0], integer)
+        biased = builder.add(n, ir.Constant(integer, bias))
+        bits = builder.shl(biased, ir.Constant(integer, mantissa_bits))
+        return builder.bitcast(bits, context.get_value_type(t))
+
+    return t(t), codegen
+
+
+@intrinsic
+def take(typingctx, counter):
+    """Atomically increment ``counter[0]`` (int64) and return its old value."""
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        one = context.get_constant(types.int64, 1)
+        return builder.atomic_rmw("add", array.data, one, "monotonic")
+
+    return types.int64(counter), codegen
+
+
+@intrinsic
+def pointer(typingctx, address, like):
+    """A pointer to elements of ``like``'s dtype, for ``numba.carray``."""
+    target = types.CPointer(like.dtype)
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(target))
+
+    return target(types.int64, like), codegen
+
+
+@intrinsic
+def call_gemm(typingctx, blas, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+    """Fortran ``xGEMM`` at the address ``blas``: C = α op(A) op(B) + β C, column-major.
+
+    Matrices are addresses, ``trans_*`` character codes; α and β have the type of the matrices.
+    """
+    real, i64 = alpha, types.int64
+    sig = types.void(i64, i64, i64, i64, i64, i64, real, i64, i64, i64, i64, real, i64, i64)
+    kinds = "ccnnn" + "spnpnspn"
+
+    def codegen(context, builder, signature, args):
+        scalar = context.get_value_type(real)
+        wanted = {"c": _CHAR, "n": _INT32, "s": scalar, "p": _CHAR}
+        pointers = []
+        for kind, value in zip(kinds, args[1:], strict=True):
+            if kind == "p":
+                pointers.append(builder.inttoptr(value, _CHAR.as_pointer()))
+                continue
+            if kind in "cn":
+                value = builder.trunc(value, wanted[kind])
+            pointers.append(cgutils.alloca_once_value(builder, value))
+        function = ir.FunctionType(ir.VoidType(), [p.type for p in pointers])
+        builder.call(builder.inttoptr(args[0], function.as_pointer()), pointers)
+        return context.get_dummy_value()
+
+    return sig, codegen
