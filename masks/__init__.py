@@ -1,0 +1,65 @@
+"""Attention masks: what each query may attend to, and the tiles that kernels need.
+
+Generators return an immutable `Mask`; combine them with ``|``, ``&``, ``~``; ask ``.tiles()``,
+``.stats()``, ``.draw()``. Only NumPy and SciPy are needed (matplotlib for ``.plot()``).
+"""
+
+from masks.base import Mask
+from masks.block import from_scipy
+from masks.interval import (
+    block_diagonal,
+    causal,
+    chunked,
+    dense,
+    documents,
+    documents_from_cu_seqlens,
+    padding,
+    prefix,
+    window,
+)
+from masks.leaves import from_dense, from_function
+from masks.patterns import (
+    bigbird,
+    butterfly,
+    dilated,
+    fixed,
+    global_local,
+    local,
+    random,
+    strided,
+    toeplitz,
+)
+from masks.planes import per_batch, per_head
+from masks.tiles import ABSENT, BITS, FULL, INTERVAL, Tiles
+
+__all__ = [
+    "ABSENT",
+    "BITS",
+    "FULL",
+    "INTERVAL",
+    "Mask",
+    "Tiles",
+    "bigbird",
+    "block_diagonal",
+    "butterfly",
+    "causal",
+    "chunked",
+    "dense",
+    "dilated",
+    "documents",
+    "documents_from_cu_seqlens",
+    "fixed",
+    "from_dense",
+    "from_function",
+    "from_scipy",
+    "global_local",
+    "local",
+    "padding",
+    "per_batch",
+    "per_head",
+    "prefix",
+    "random",
+    "strided",
+    "toeplitz",
+    "window",
+]

@@ -1,0 +1,276 @@
+"""Union, intersection, complement and transpose of masks.
+
+Tiles are decided from the operands' tile states wherever that is enough (FULL | x = FULL,
+FULL & x = x, ...); only the rest is looked at cell by cell. An intersection visits the live tiles
+of its sparsest operand alone, so ``butterfly & causal`` never lists the causal triangle.
+"""
+
+from functools import reduce
+
+import numpy as np
+
+from masks.base import Mask
+from masks.tiles import ABSENT, FULL, INTERVAL, OPEN
+
+
+class _Nary(Mask):
+    """Operands in order of first appearance; equality ignores the order."""
+
+    __slots__ = ("operands",)
+
+    def __init__(self, operands):
+        super().__init__(*operands[0].shape)
+        self.operands = tuple(operands)
+
+    def _parts(self):
+        return (frozenset(self.operands),)
+
+    def _at(self, q, kv):
+        return reduce(self._combine, (m._at(q, kv) for m in self.operands))
+
+    def _cells(self, grid, rows, cols):
+        return reduce(self._combine, (m._cells(grid, rows, cols) for m in self.operands))
+
+    def _transposed(self):
+        return type(self).of([m.T for m in self.operands])
+
+    def _complement(self):
+        return self._dual().of([~m for m in self.operands])
+
+    def _hint(self):
+        return self._cached("hint", self._make_hint)
+
+
+class Union(_Nary):
+    """``a | b | ...``"""
+
+    __slots__ = ()
+    _combine = staticmethod(np.logical_or)
+
+    @classmethod
+    def of(cls, operands):
+        return reduce(union, operands)
+
+    @staticmethod
+    def _dual():
+        return Intersection
+
+    def _make_hint(self):
+        """Row by row the hull where the intervals touch, else the first operand's interval."""
+        hints = [hint for m in self.operands if (hint := m._hint()) is not None]
+        if not hints:
+            return None
+        lo, hi = hints[0]
+        for other_lo, other_hi in hints[1:]:
+            other = (lo == hi) | ((other_lo < other_hi) & (other_lo <= hi) & (lo <= other_hi))
+            alone = lo == hi
+            lo, hi = (
+                np.where(other, np.where(alone, other_lo, np.minimum(lo, other_lo)), lo),
+                np.where(other, np.where(alone, other_hi, np.maximum(hi, other_hi)), hi),
+            )
+        return lo, hi
+
+    def _live(self, grid):
+        return reduce(np.union1d, (m._live(grid) for m in self.operands))
+
+    def _size(self, grid):
+        return sum(m._size(grid) for m in self.operands)
+
+    def _state(self, grid, rows, cols):
+        states = np.stack([m._state(grid, rows, cols) for m in self.operands])
+        state = np.where((states == FULL).any(0), FULL, OPEN).astype(np.int8)
+        present = (states != ABSENT).sum(0)
+        state[present == 0] = ABSENT
+        for m, own in zip(self.operands, states, strict=True):
+            alone = np.flatnonzero((own == INTERVAL) & (present == 1))
+            bounds = grid.row_bounds(*m._hint(), rows[alone], cols[alone]) if alone.size else ()
+            same = _matches_hint(self, grid, rows[alone], cols[alone], bounds)
+            state[alone[same]] = INTERVAL
+        return state
+
+
+class Intersection(_Nary):
+    """``a & b & ...``"""
+
+    __slots__ = ()
+    _combine = staticmethod(np.logical_and)
+
+    @classmethod
+    def of(cls, operands):
+        return reduce(intersection, operands)
+
+    @staticmethod
+    def _dual():
+        return Union
+
+    def _make_hint(self):
+        hints = [hint for m in self.operands if (hint := m._hint()) is not None]
+        if not hints:
+            return None
+        lo = reduce(np.maximum, (hint[0] for hint in hints))
+        hi = reduce(np.minimum, (hint[1] for hint in hints))
+        live = lo < hi
+        return lo * live, hi * live
+
+    def _live(self, grid):
+        return min(self.operands, key=lambda m: m._size(grid))._live(grid)
+
+    def _size(self, grid):
+        return min(m._size(grid) for m in self.operands)
+
+    def _state(self, grid, rows, cols):
+        """Operands in order of size, each asked only about the tiles that still live."""
+        state = np.full(rows.size, FULL, np.int8)
+        pending = np.arange(rows.size)
+        found = []
+        for m in sorted(self.operands, key=lambda m: m._size(grid)):
+            own = m._state(grid, rows[pending], cols[pending])
+            state[pending[own == ABSENT]] = ABSENT
+            state[pending[own == OPEN]] = OPEN
+            bounded = pending[own == INTERVAL]
+            state[bounded[state[bounded] == FULL]] = INTERVAL
+            found.append((m, bounded))
+            pending = pending[own != ABSENT]
+        self._settle_intervals(grid, rows, cols, state, found)
+        return state
+
+    def _settle_intervals(self, grid, rows, cols, state, found):
+        """INTERVAL where the operands' intervals meet in this mask's own hint, else OPEN."""
+        at = np.flatnonzero(state == INTERVAL)
+        for chunk in grid.chunks(at.size, grid.tile_m):
+            part = at[chunk]
+            lo = np.zeros((part.size, grid.tile_m), np.int64)
+            hi = np.full((part.size, grid.tile_m), grid.nk)
+            for m, bounded in found:
+                here = np.flatnonzero(np.isin(part, bounded, assume_unique=True))
+                if here.size:
+                    bounds = grid.row_bounds(*m._hint(), rows[part[here]], cols[part[here]])
+                    lo[here] = np.maximum(lo[here], bounds[0])
+                    hi[here] = np.minimum(hi[here], bounds[1])
+            live = lo < hi
+            same = _matches_hint(self, grid, rows[part], cols[part], (lo * live, hi * live))
+            state[part] = np.where(same, INTERVAL, OPEN)
+            state[part[~live.any(1)]] = ABSENT
+
+
+class Complement(Mask):
+    """``~m`` of a leaf whose complement has no closed form of its own."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner):
+        super().__init__(*inner.shape)
+        self.inner = inner
+
+    def _parts(self):
+        return (self.inner,)
+
+    def _at(self, q, kv):
+        return ~self.inner._at(q, kv)
+
+    def _cells(self, grid, rows, cols):
+        return ~self.inner._cells(grid, rows, cols)
+
+    def _complement(self):
+        return self.inner
+
+    def _transposed(self):
+        return ~self.inner.T
+
+    def _join(self, other):
+        folded = _fold(self.inner, other.inner, "_meet")
+        return None if folded is None else ~folded
+
+    def _meet(self, other):
+        folded = _fold(self.inner, other.inner, "_join")
+        return None if folded is None else ~folded
+
+    def _live(self, grid):
+        return np.arange(grid.n_row * grid.n_col)
+
+    def _size(self, grid):
+        return grid.n_row * grid.n_col
+
+    def _state(self, grid, rows, cols):
+        inner = self.inner._state(grid, rows, cols)
+        return np.choose(inner, [FULL, OPEN, ABSENT, OPEN]).astype(np.int8)
+
+
+class Transposed(Mask):
+    """``m.T`` of a leaf whose transpose has no closed form of its own."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner):
+        super().__init__(*inner.shape[::-1])
+        self.inner = inner
+
+    def _parts(self):
+        return (self.inner,)
+
+    def _at(self, q, kv):
+        return self.inner._at(kv, q)
+
+    def _cells(self, grid, rows, cols):
+        return self.inner._cells(grid.T, cols, rows).swapaxes(1, 2)
+
+    def _transposed(self):
+        return self.inner
+
+    def _live(self, grid):
+        row, col = np.divmod(self.inner._live(grid.T), max(grid.n_row, 1))
+        return np.sort(col * grid.n_col + row)
+
+    def _size(self, grid):
+        return self.inner._size(grid.T)
+
+    def _state(self, grid, rows, cols):
+        state = self.inner._state(grid.T, cols, rows)
+        return np.where(state == INTERVAL, OPEN, state).astype(np.int8)
+
+
+def _matches_hint(mask, grid, rows, cols, bounds):
+    """Whether row bounds equal the mask's own hint inside each tile, bool ``(t,)``."""
+    if not rows.size:
+        return np.zeros(0, bool)
+    lo, hi = grid.row_bounds(*mask._hint(), rows, cols)
+    return ((lo == bounds[0]) & (hi == bounds[1])).all(1)
+
+
+def union(a, b):
+    """``a | b``; intervals and block masks fold into one leaf where the result is one."""
+    return _combine(a, b, Union, "_join")
+
+
+def intersection(a, b):
+    """``a & b``; intervals and block masks fold into one leaf."""
+    return _combine(a, b, Intersection, "_meet")
+
+
+def _combine(a, b, node, fold):
+    if a.shape != b.shape:
+        raise ValueError(f"masks of shapes {a.shape} and {b.shape} do not combine")
+    if not (a.is_plain and b.is_plain):
+        from masks.planes import combine
+
+        return combine(a, b, union if node is Union else intersection)
+    operands = list(a.operands) if isinstance(a, node) else [a]
+    for m in b.operands if isinstance(b, node) else [b]:
+        operands = _insert(operands, m, fold)
+    return operands[0] if len(operands) == 1 else node(operands)
+
+
+def _fold(a, b, fold):
+    """One leaf for the union ("_join") or intersection ("_meet") of two alike, or None."""
+    return getattr(a, fold, lambda _: None)(b) if type(a) is type(b) else None
+
+
+def _insert(operands, m, fold):
+    """Operands with `m` added, folded into an existing one where the leaves know how."""
+    if m in operands:
+        return operands
+    for i, other in enumerate(operands):
+        folded = _fold(other, m, fold)
+        if folded is not None:
+            return _insert(operands[:i] + operands[i + 1 :], folded, fold)
+    return [*operands, m]

@@ -1,0 +1,254 @@
+"""The immutable `Mask`: definition, algebra, equality, tiles."""
+
+import hashlib
+
+import numpy as np
+
+from masks import _check, tiles
+
+
+class Mask:
+    """Which keys each query may attend to: an immutable boolean function of ``(q, kv)``.
+
+    A *plain* mask is one ``(nq, nk)`` pattern. A multi-plane mask (`per_head`, `per_batch`) holds
+    several plain ones and says which applies to each (batch, head).
+
+    Masks combine with ``|``, ``&`` and ``~``; ``m.T`` swaps queries and keys. ``==`` and ``hash``
+    compare structure: equal masks have equal cells, while two masks with equal cells that were
+    built in different ways may compare unequal.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        ``(nq, nk)``, numbers of queries and of keys.
+    batch, heads : int or None
+        Number of batch entries and heads the mask distinguishes; None broadcasts.
+    planes : tuple of Mask
+        The distinct plain masks; ``(self,)`` for a plain mask.
+    plane_index : ndarray
+        int32 ``(batch or 1, heads or 1)``, the index into `planes`.
+    """
+
+    __slots__ = ("__weakref__", "_digest", "_memo", "_shape")
+
+    batch = None
+    heads = None
+
+    def __init__(self, nq, nk):
+        self._shape = (int(nq), int(nk))
+        self._memo = {}
+        self._digest = None
+
+    # What a plain mask implements. `grid` is a tiles.Grid, `rows`, `cols` are int64 tile indices.
+
+    def _at(self, q, kv):
+        """Definition on broadcasting int64 index arrays that are in range."""
+        raise NotImplementedError
+
+    def _live(self, grid):
+        """Sorted linear indices (row * n_col + col) of a superset of the live tiles."""
+        raise NotImplementedError
+
+    def _size(self, grid):
+        """Upper bound on the number of live tiles, cheap."""
+        return self._live(grid).size
+
+    def _state(self, grid, rows, cols):
+        """int8 per tile: ABSENT, INTERVAL (equals `_hint` there), FULL (all cells) or OPEN."""
+        raise NotImplementedError
+
+    def _parts(self):
+        """Arrays, numbers and masks that determine this mask within its class."""
+        raise NotImplementedError
+
+    def _transposed(self):
+        from masks.algebra import Transposed
+
+        return Transposed(self)
+
+    def _complement(self):
+        from masks.algebra import Complement
+
+        return Complement(self)
+
+    def _hint(self):
+        """Row intervals (lo, hi) that INTERVAL tiles refer to, or None."""
+        return None
+
+    def _cells(self, grid, rows, cols):
+        """Boolean ``(t, tile_m, tile_n)``; cells past the edge are arbitrary."""
+        q, kv = grid.indices(rows, cols)
+        return np.broadcast_to(self._at(q, kv), (rows.size, grid.tile_m, grid.tile_n))
+
+    def _cached(self, key, make):
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    # What users call.
+
+    @property
+    def shape(self):
+        return self._shape
+
+    @property
+    def planes(self):
+        return (self,)
+
+    @property
+    def plane_index(self):
+        return np.zeros((1, 1), np.int32)
+
+    @property
+    def is_plain(self):
+        """True unless the mask distinguishes heads or batch entries."""
+        return True
+
+    def __call__(self, q_idx, kv_idx, *, head=0, batch=0):
+        """Whether query `q_idx` attends to key `kv_idx`.
+
+        Parameters
+        ----------
+        q_idx, kv_idx : array_like of int
+            Broadcasting indices, ``0 <= q_idx < nq`` and ``0 <= kv_idx < nk``.
+        head, batch : int
+            Plane to look at; only a multi-plane mask distinguishes them.
+
+        Returns
+        -------
+        ndarray of bool
+        """
+        q = _indices("q_idx", q_idx, self.shape[0])
+        kv = _indices("kv_idx", kv_idx, self.shape[1])
+        shape = np.broadcast_shapes(q.shape, kv.shape)
+        if 0 in shape:
+            return np.zeros(shape, bool)
+        plane = self._plane(head, batch)
+        return np.array(np.broadcast_to(plane._at(q, kv), shape))
+
+    def _plane(self, head, batch):
+        return self
+
+    def dense(self):
+        """Boolean array: ``(nq, nk)``, or ``(batch or 1, heads or 1, nq, nk)`` if multi-plane."""
+        nq, nk = self.shape
+        out = np.zeros((nq, nk), bool)
+        kv = np.arange(nk)[None, :]
+        step = max(1, tiles.CELLS_PER_CHUNK // max(nk, 1))
+        for start in range(0, nq if nk else 0, step):
+            q = np.arange(start, min(start + step, nq))[:, None]
+            out[start : start + step] = self._at(q, kv)
+        return out
+
+    def tiles(self, tile_m, tile_n=None):
+        """Classify the mask into tiles; the result is cached on the mask.
+
+        Parameters
+        ----------
+        tile_m : int
+            Queries per tile.
+        tile_n : int, optional
+            Keys per tile; `tile_m` when omitted.
+
+        Returns
+        -------
+        masks.Tiles
+        """
+        tile_m = _check.integer("tile_m", tile_m, 1)
+        tile_n = tile_m if tile_n is None else _check.integer("tile_n", tile_n, 1)
+        return self._cached(("tiles", tile_m, tile_n), lambda: tiles.build(self, tile_m, tile_n))
+
+    def count_nonzero(self):
+        """Number of attended (query, key) pairs of a plain mask."""
+        return self.tiles(128, 128).count_nonzero()
+
+    def to_scipy(self, block=1, *, touched=False):
+        """Blocks of the mask as a boolean `scipy.sparse.csr_array`.
+
+        Parameters
+        ----------
+        block : int
+            Block size; 1 gives the exact token matrix.
+        touched : bool
+            Count a partly attended block as present. Otherwise one raises ValueError.
+        """
+        from masks.block import to_scipy
+
+        return to_scipy(self, block, touched)
+
+    def stats(self, tile=128, *, head_dim=64, itemsize=2):
+        """Densities, FLOPs, bytes, balance and reachability: see `masks.MaskStats`."""
+        from masks.stats import stats
+
+        return stats(self, tile, head_dim, itemsize)
+
+    def draw(self, size=32):
+        """Picture of the mask as text: see `masks.draw.text`."""
+        from masks.draw import text
+
+        return text(self, size)
+
+    def plot(self, ax=None, *, tile=None):
+        """Picture of the mask on matplotlib axes: see `masks.draw.plot`."""
+        from masks.draw import plot
+
+        return plot(self, ax, tile)
+
+    def save(self, path):
+        """Write the mask to an ``.npz`` file without pickle; `masks.load` reads it back."""
+        from masks.io import save
+
+        save(path, self)
+
+    @property
+    def T(self):
+        """The mask with queries and keys swapped."""
+        return self._transposed()
+
+    def __or__(self, other):
+        from masks.algebra import union
+
+        return union(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __and__(self, other):
+        from masks.algebra import intersection
+
+        return intersection(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self):
+        return self._complement()
+
+    @property
+    def _key(self):
+        if self._digest is None:
+            self._digest = (type(self).__name__, self.shape, *map(_digest, self._parts()))
+        return self._digest
+
+    def __eq__(self, other):
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return self is other or self._key == other._key
+
+    def __hash__(self):
+        return self._cached("hash", lambda: hash(self._key))
+
+    def __repr__(self):
+        return f"<{type(self).__name__} mask {self.shape[0]} x {self.shape[1]}>"
+
+
+def _digest(part):
+    """Hashable stand-in for one part of a mask; arrays are hashed by content."""
+    if isinstance(part, np.ndarray):
+        content = hashlib.blake2b(np.ascontiguousarray(part), digest_size=16).digest()
+        return (part.dtype.str, part.shape, content)
+    return part
+
+
+def _indices(name, values, limit):
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {array.dtype}: must be integers")
+    bad = (array < 0) | (array >= limit)
+    if bad.any():
+        raise ValueError(f"{name} holds {array[bad].flat[0]}: must lie in [0, {limit})")
+    return array.astype(np.int64)

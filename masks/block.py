@@ -1,0 +1,244 @@
+"""Block-sparse masks: a SciPy CSR pattern of fixed-size blocks, re-tiled to any tile size."""
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array, issparse
+
+from masks import _check
+from masks.base import Mask
+from masks.tiles import ABSENT, FULL, OPEN
+
+
+class BlockSparse(Mask):
+    """Query ``q`` attends to key ``kv`` iff block ``(q // block_m, kv // block_n)`` is stored.
+
+    Parameters
+    ----------
+    nq, nk : int
+        Tokens; the last blocks may be ragged.
+    block : (int, int)
+        Block size along queries and keys.
+    rows, cols : ndarray of int
+        Coordinates of the blocks, in any order; duplicates count once.
+    """
+
+    __slots__ = ("block", "cols", "rows")
+
+    def __init__(self, nq, nk, block, rows, cols):
+        super().__init__(nq, nk)
+        self.block = block
+        key = np.unique(np.asarray(rows, np.int64) * self.grid_shape[1] + cols)
+        rows, cols = np.divmod(key, max(self.grid_shape[1], 1))
+        self.rows, self.cols = rows.astype(np.int32), cols.astype(np.int32)
+        self.rows.setflags(write=False)
+        self.cols.setflags(write=False)
+
+    @property
+    def grid_shape(self):
+        """Numbers of block rows and block columns."""
+        return -(-self.shape[0] // self.block[0]), -(-self.shape[1] // self.block[1])
+
+    def _parts(self):
+        return self.block, self.rows, self.cols
+
+    def __repr__(self):
+        size = "x".join(map(str, self.block))
+        return f"{super().__repr__()[:-1]}, {self.rows.size} blocks of {size}>"
+
+    def _pattern(self):
+        """CSR of ones, int64, one entry per block."""
+        ones = np.ones(self.rows.size, np.int64)
+        return csr_array(coo_array((ones, (self.rows, self.cols)), shape=self.grid_shape))
+
+    def _has(self, rows, cols):
+        """Whether blocks are stored, for broadcasting block coordinates."""
+        n_col = self.grid_shape[1]
+        keys = self._cached("keys", lambda: self.rows.astype(np.int64) * n_col + self.cols)
+        return _isin_sorted(keys, rows * n_col + cols)
+
+    def _at(self, q, kv):
+        return self._has(q // self.block[0], kv // self.block[1])
+
+    def _cells(self, grid, rows, cols):
+        """Look up each block that a tile overlaps once and spread it over its cells."""
+        q = np.minimum(rows[:, None] * grid.tile_m + np.arange(grid.tile_m), grid.nq - 1)
+        kv = np.minimum(cols[:, None] * grid.tile_n + np.arange(grid.tile_n), grid.nk - 1)
+        block_q, block_k = q // self.block[0], kv // self.block[1]
+        first_q, first_k = block_q[:, :1], block_k[:, :1]
+        span_q = np.arange(int((block_q - first_q).max(initial=0)) + 1)
+        span_k = np.arange(int((block_k - first_k).max(initial=0)) + 1)
+        inside_q = np.minimum(first_q + span_q, self.grid_shape[0] - 1)
+        inside_k = np.minimum(first_k + span_k, self.grid_shape[1] - 1)
+        stored = self._has(inside_q[:, :, None], inside_k[:, None, :])
+        t = np.arange(rows.size)[:, None, None]
+        return stored[t, (block_q - first_q)[:, :, None], (block_k - first_k)[:, None, :]]
+
+    def _retiled(self, grid):
+        """Linear index and number of attended cells of every live tile."""
+
+        def make():
+            rows = _overlap(self.shape[0], self.block[0], grid.tile_m).T
+            counts = rows @ self._pattern() @ _overlap(self.shape[1], self.block[1], grid.tile_n)
+            counts = counts.tocsr()
+            counts.sort_indices()
+            row = np.repeat(np.arange(grid.n_row), np.diff(counts.indptr))
+            return row * grid.n_col + counts.indices, counts.data
+
+        return self._cached(("retiled", grid.tile_m, grid.tile_n), make)
+
+    def _live(self, grid):
+        return self._retiled(grid)[0]
+
+    def _state(self, grid, rows, cols):
+        live, counts = self._retiled(grid)
+        state = np.full(rows.size, ABSENT, np.int8)
+        if not live.size:
+            return state
+        key = rows * grid.n_col + cols
+        at = np.minimum(np.searchsorted(live, key), live.size - 1)
+        found = live[at] == key
+        state[found] = np.where(counts[at] == grid.area(rows, cols), FULL, OPEN)[found]
+        return state
+
+    def _join(self, other):
+        if self.block != other.block:
+            return None
+        rows = np.concatenate([self.rows, other.rows])
+        cols = np.concatenate([self.cols, other.cols])
+        return BlockSparse(*self.shape, self.block, rows, cols)
+
+    def _meet(self, other):
+        if self.block != other.block:
+            return None
+        both = other._has(self.rows.astype(np.int64), self.cols)
+        return BlockSparse(*self.shape, self.block, self.rows[both], self.cols[both])
+
+    def _transposed(self):
+        return BlockSparse(*self.shape[::-1], self.block[::-1], self.cols, self.rows)
+
+
+def _isin_sorted(sorted_keys, values):
+    if not sorted_keys.size:
+        return np.zeros(np.shape(values), bool)
+    at = np.minimum(np.searchsorted(sorted_keys, values), sorted_keys.size - 1)
+    return sorted_keys[at] == values
+
+
+def _overlap(n, block, tile):
+    """CSR (blocks, tiles): tokens that each block shares with each tile."""
+    edges = np.union1d(np.arange(0, n, block), np.arange(0, n, tile))
+    lengths = np.diff(np.append(edges, n))
+    shape = (-(-n // block), -(-n // tile))
+    return csr_array(coo_array((lengths, (edges // block, edges // tile)), shape=shape))
+
+
+def from_scipy(matrix, block=None, *, shape=None):
+    """Mask from a sparse matrix whose stored non-zero entries are attended blocks.
+
+    Parameters
+    ----------
+    matrix : scipy.sparse array
+        CSR, CSC, COO, DIA, ...: one entry per block. BSR: one stored block per mask block; its
+        values must be all non-zero or all zero. Index arrays must be canonical: monotone
+        ``indptr``, sorted distinct indices inside the shape. Explicit zeros are absent.
+    block : int or (int, int), optional
+        Tokens per block along queries and keys. Default 1 (token-exact); for BSR its blocksize.
+    shape : (int, int), optional
+        ``(nq, nk)`` when the last blocks are ragged; default ``matrix.shape * block``.
+    """
+    if not issparse(matrix):
+        raise TypeError(f"matrix is {type(matrix).__name__}: must be a scipy.sparse array")
+    if matrix.dtype.kind not in "biuf":
+        raise TypeError(f"matrix has dtype {matrix.dtype}: must be bool or a real number")
+    if matrix.format == "bsr":
+        block = _block_pair(matrix.blocksize if block is None else block)
+        if block != matrix.blocksize:
+            raise ValueError(f"block={block}: must equal the BSR blocksize {matrix.blocksize}")
+        matrix = _blocks_of_bsr(matrix)
+    block = _block_pair(1 if block is None else block)
+    _check_canonical(matrix)
+    coo = coo_array(matrix)
+    kept = coo.data != 0
+    n_row, n_col = matrix.shape
+    nq, nk = (n_row * block[0], n_col * block[1]) if shape is None else shape
+    nq, nk = _check.integer("shape[0]", nq), _check.integer("shape[1]", nk)
+    if (-(-nq // block[0]), -(-nk // block[1])) != (n_row, n_col):
+        raise ValueError(f"shape=({nq}, {nk}): does not match {n_row} x {n_col} blocks of {block}")
+    return BlockSparse(nq, nk, block, coo.row[kept], coo.col[kept])
+
+
+def _block_pair(block):
+    pair = block if isinstance(block, tuple) else (block, block)
+    if len(pair) != 2:
+        raise ValueError(f"block={block}: must be one integer or a pair")
+    return tuple(_check.integer("block", size, 1) for size in pair)
+
+
+def _blocks_of_bsr(matrix):
+    nonzero = (matrix.data != 0).reshape(len(matrix.data), -1)
+    stored, mixed = nonzero.all(1), nonzero.any(1) & ~nonzero.all(1)
+    if mixed.any():
+        raise ValueError(
+            f"matrix block {int(np.flatnonzero(mixed)[0])} holds zeros and non-zeros: "
+            "pass matrix.tocsr() with block=1 for a token-exact mask"
+        )
+    shape = tuple(n // b for n, b in zip(matrix.shape, matrix.blocksize, strict=True))
+    blocks = csr_array(shape, dtype=bool)
+    blocks.indptr, blocks.indices, blocks.data = matrix.indptr, matrix.indices, stored
+    return blocks
+
+
+def _check_canonical(matrix):
+    """Raise ValueError unless index arrays are monotone, in range, sorted and distinct."""
+    if matrix.format == "coo":
+        key = matrix.row.astype(np.int64) * matrix.shape[1] + matrix.col
+        for name, index, limit in zip(("row", "col"), matrix.coords, matrix.shape, strict=True):
+            _check.integers(f"matrix.{name}", index, 0, max(limit - 1, 0))
+        _check.distinct("matrix.row * n_col + matrix.col", key)
+    if matrix.format not in ("csr", "csc"):
+        return
+    indptr, indices = np.asarray(matrix.indptr), np.asarray(matrix.indices)
+    major, minor = matrix.shape if matrix.format == "csr" else matrix.shape[::-1]
+    if indptr.size != major + 1 or indptr[0] != 0:
+        raise ValueError(f"matrix.indptr: must start with 0 and have {major + 1} entries")
+    if (np.diff(indptr) < 0).any():
+        at = int(np.flatnonzero(np.diff(indptr) < 0)[0]) + 1
+        raise ValueError(f"matrix.indptr[{at}]={indptr[at]}: must not decrease")
+    if indptr[-1] != indices.size or indices.size != matrix.data.size:
+        raise ValueError(f"matrix.indptr[-1]={indptr[-1]}: must equal len(indices)={indices.size}")
+    _check.integers("matrix.indices", indices, 0, minor - 1)
+    step = np.diff(indices.astype(np.int64))
+    inside = np.repeat(np.arange(major), np.diff(indptr))
+    bad = (step <= 0) & (np.diff(inside) == 0)
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0]) + 1
+        what = "duplicated" if step[at - 1] == 0 else "unsorted"
+        raise ValueError(f"matrix.indices[{at}]={indices[at]}: is {what} within its row")
+
+
+def to_scipy(mask, block, touched):
+    """See `Mask.to_scipy`."""
+    block = _check.integer("block", block, 1)
+    tiles = mask.tiles(64 if block == 1 else block)
+    rows, cols = tiles.coordinates()
+    if block == 1:
+        return _tokens(tiles, rows, cols)
+    partial = tiles.tile_counts() != tiles.grid.area(rows, cols)
+    if partial.any() and not _check.flag("touched", touched):
+        at = int(np.flatnonzero(partial)[0])
+        raise ValueError(
+            f"block={block}: block ({rows[at]}, {cols[at]}) is attended only in part; "
+            "pass touched=True to count it, or block=1 for exact tokens"
+        )
+    kinds = tiles.kinds
+    return csr_array((np.ones(rows.size, bool), kinds.indices, kinds.indptr), shape=kinds.shape)
+
+
+def _tokens(tiles, rows, cols):
+    """Token-exact boolean CSR, expanded tile by tile."""
+    parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    for chunk in tiles.grid.chunks(rows.size, tiles.tile_m * tiles.tile_n):
+        at = np.arange(rows.size)[chunk]
+        t, r, c = np.nonzero(tiles.cells(at))
+        parts.append((rows[at[t]] * tiles.tile_m + r, cols[at[t]] * tiles.tile_n + c))
+    q, kv = (np.concatenate(axis) for axis in zip(*parts, strict=True))
+    return csr_array(coo_array((np.ones(q.size, bool), (q, kv)), shape=tiles.shape))

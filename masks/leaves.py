@@ -1,0 +1,200 @@
+"""Token-exact leaves: diagonals, columns, a Python predicate, packed bits."""
+
+import numpy as np
+
+from masks import _check
+from masks.base import Mask
+from masks.interval import ranges
+from masks.tiles import ABSENT, FULL, OPEN
+
+
+class Diagonals(Mask):
+    """Query ``q`` attends to ``kv`` iff ``q + nk - nq - kv`` is one of the sorted `offsets`."""
+
+    __slots__ = ("offsets",)
+
+    def __init__(self, nq, nk, offsets):
+        super().__init__(nq, nk)
+        self.offsets = np.array(offsets, np.int64)
+        self.offsets.setflags(write=False)
+
+    def _parts(self):
+        return (self.offsets,)
+
+    def _table(self):
+        """Boolean ``(nq + nk,)``: whether ``index - nq`` is an attended offset."""
+        nq, nk = self.shape
+        table = np.zeros(nq + nk, bool)
+        index = self.offsets + nq
+        table[index[(index >= 0) & (index < table.size)]] = True
+        return table
+
+    def _at(self, q, kv):
+        return self._cached("table", self._table)[q - kv + self.shape[1]]
+
+    def _live(self, grid):
+        """Runs of offsets at most a tile apart, shifted along the tile rows."""
+        if not self.offsets.size:
+            return np.zeros(0, np.int64)
+        cut = np.flatnonzero(np.diff(self.offsets) > grid.tile_n) + 1
+        largest = self.offsets[np.append(cut - 1, self.offsets.size - 1)]
+        smallest = self.offsets[np.insert(cut, 0, 0)]
+        rows = np.arange(grid.n_row)[:, None]
+        q0, q1 = grid.rows(rows)
+        shift = grid.nk - grid.nq
+        first = np.clip(q0 + shift - largest, 0, grid.nk) // grid.tile_n
+        last = np.clip(q1 + shift - smallest, 0, grid.nk)
+        length = np.maximum(-(-last // grid.tile_n) - first, 0)
+        return np.unique(ranges((rows * grid.n_col + first).ravel(), length.ravel()))
+
+    def _state(self, grid, rows, cols):
+        q0, q1 = grid.rows(rows)
+        k0, k1 = grid.columns(cols)
+        shift = grid.nk - grid.nq
+        low, high = q0 + shift - k1 + 1, q1 + shift - k0
+        count = np.searchsorted(self.offsets, high) - np.searchsorted(self.offsets, low)
+        return _by_count(count, high - low)
+
+    def _transposed(self):
+        nq, nk = self.shape
+        return Diagonals(nk, nq, -self.offsets[::-1])
+
+    def _join(self, other):
+        return Diagonals(*self.shape, np.union1d(self.offsets, other.offsets))
+
+    def _meet(self, other):
+        return Diagonals(*self.shape, np.intersect1d(self.offsets, other.offsets))
+
+
+class Columns(Mask):
+    """Every query attends to the keys where the boolean `chosen` ``(nk,)`` is True."""
+
+    __slots__ = ("chosen",)
+
+    def __init__(self, nq, chosen):
+        super().__init__(nq, chosen.size)
+        self.chosen = np.array(chosen, bool)
+        self.chosen.setflags(write=False)
+
+    def _parts(self):
+        return (self.chosen,)
+
+    def _at(self, q, kv):
+        return np.broadcast_to(self.chosen[kv], np.broadcast_shapes(q.shape, kv.shape))
+
+    def _counts(self, grid):
+        return np.add.reduceat(self.chosen, np.arange(0, grid.nk, grid.tile_n), dtype=np.int64)
+
+    def _live(self, grid):
+        if not (grid.n_row and grid.n_col):
+            return np.zeros(0, np.int64)
+        cols = np.flatnonzero(self._counts(grid))
+        return (np.arange(grid.n_row)[:, None] * grid.n_col + cols).ravel()
+
+    def _state(self, grid, rows, cols):
+        if not rows.size:
+            return np.zeros(0, np.int8)
+        start, stop = grid.columns(cols)
+        return _by_count(self._counts(grid)[cols], stop - start)
+
+    def _complement(self):
+        return Columns(self.shape[0], ~self.chosen)
+
+
+def _by_count(count, total):
+    return np.where(count == 0, ABSENT, np.where(count == total, FULL, OPEN)).astype(np.int8)
+
+
+class _Opaque(Mask):
+    """A leaf without closed form: every tile has to be looked at."""
+
+    __slots__ = ()
+
+    def _live(self, grid):
+        return np.arange(grid.n_row * grid.n_col)
+
+    def _size(self, grid):
+        return grid.n_row * grid.n_col
+
+    def _state(self, grid, rows, cols):
+        return np.full(rows.size, OPEN, np.int8)
+
+
+class Predicate(_Opaque):
+    """A Python function of ``(q, kv)``; equality is that of the function."""
+
+    __slots__ = ("fn",)
+
+    def __init__(self, fn, nq, nk):
+        super().__init__(nq, nk)
+        self.fn = fn
+
+    def _parts(self):
+        return (self.fn,)
+
+    def _at(self, q, kv):
+        result = np.asarray(self.fn(q, kv))
+        if result.dtype != bool:
+            raise TypeError(f"fn returned dtype {result.dtype}: must be bool")
+        try:
+            return np.broadcast_to(result, np.broadcast_shapes(q.shape, kv.shape))
+        except ValueError:
+            expected = np.broadcast_shapes(q.shape, kv.shape)
+            raise ValueError(f"fn returned shape {result.shape}: must be {expected}") from None
+
+
+class Bitmap(_Opaque):
+    """A stored boolean matrix, one bit per cell (``np.packbits`` along keys)."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, nq, nk, packed):
+        super().__init__(nq, nk)
+        self.packed = packed
+        self.packed.setflags(write=False)
+
+    def _parts(self):
+        return (self.packed,)
+
+    def _at(self, q, kv):
+        return (self.packed[q, kv >> 3] >> (7 - (kv & 7)).astype(np.uint8) & 1).astype(bool)
+
+
+def from_function(fn, nq, nk=None):
+    """Mask from a vectorised predicate.
+
+    Parameters
+    ----------
+    fn : callable
+        ``fn(q_idx, kv_idx)`` on broadcasting int64 arrays returns a bool array. It must be pure.
+    nq, nk : int
+        Numbers of queries and keys; `nk` defaults to `nq`.
+
+    Notes
+    -----
+    Tiling evaluates every cell, O(nq * nk) time in bounded memory, unless the mask is intersected
+    with a sparse one: then only that one's tiles are evaluated.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn is {type(fn).__name__}: must be callable")
+    nq = _check.integer("nq", nq)
+    mask = Predicate(fn, nq, nq if nk is None else _check.integer("nk", nk))
+    if all(mask.shape):
+        mask._at(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64))
+    return mask
+
+
+def from_dense(array):
+    """Mask from a boolean array ``(nq, nk)`` or ``(batch, heads, nq, nk)`` (1 broadcasts)."""
+    array = np.asarray(array)
+    if array.dtype != bool:
+        raise TypeError(f"array has dtype {array.dtype}: must be bool")
+    if array.ndim not in (2, 4):
+        raise ValueError(f"array has {array.ndim} dimensions: must have 2 or 4")
+    if array.ndim == 2:
+        return Bitmap(*array.shape, np.packbits(array, axis=1))
+    from masks.planes import per_batch, per_head
+
+    if 0 in array.shape[:2]:
+        raise ValueError(f"array.shape={array.shape}: batch and heads must be at least 1")
+    return per_batch([per_head([from_dense(m) for m in entry]) for entry in array])
