@@ -86,10 +86,11 @@ def _softmax(q, k, mask, scale):
         s = np.where(keep, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
         m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
         m = np.where(np.isneginf(m), 0.0, m)
-        p = np.where(keep, np.exp(s - m), 0.0)
+        p = np.exp(s - m)
         total = np.sum(p, axis=-1, keepdims=True)
         lse = m + np.log(total)
-    return keep, p / np.where(total == 0.0, 1.0, total), lse[..., 0]
+        p = np.where(keep & (total != 0.0), p / total, 0.0)
+    return keep, p, lse[..., 0]
 
 
 def _product(weight, keep, x):

@@ -60,8 +60,8 @@ class CodeWords(NamedTuple):
 def code_word_oracle(nq, head_dim, nk=None, mask=None, dtype=np.float32, scale=None, seed=0):
     """Inputs whose softmax saturates, so that attention is a gather with a bit-exact result.
 
-    The keys are distinct words over ±1 and each query is 512 times the word of one key that
-    it attends. That key's score leads by at least 1024 · scale, every other weight underflows
+    The keys are distinct words over ±1 and each query is 1024 times the word of one key that
+    it attends. That key's score leads by at least 2048 · scale, every other weight underflows
     (in float64 too) and ``out[i] == v[target[i]]`` bit for bit, ``dv`` is the scatter-sum of
     ``dout``, and ``dq = dk = 0``. A row that attends nothing has ``out = 0``, ``lse = -inf``.
 
@@ -77,7 +77,7 @@ def code_word_oracle(nq, head_dim, nk=None, mask=None, dtype=np.float32, scale=N
     Returns
     -------
     CodeWords
-        ``lse`` is float64: ``512 · scale · head_dim`` for a row that attends something.
+        ``lse`` is float64: ``1024 · scale · head_dim`` for a row that attends something.
     """
     nk = nq if nk is None else nk
     scale = math.log(2.0) if scale is None else scale
@@ -96,9 +96,9 @@ def code_word_oracle(nq, head_dim, nk=None, mask=None, dtype=np.float32, scale=N
     dv = np.zeros((nk, head_dim))
     np.add.at(dv, target[attends], dout[attends])
     q, k, v, dout, out, dv = (
-        x.astype(dtype)[None, :, None] for x in (512 * words[target], words, v, dout, out, dv)
+        x.astype(dtype)[None, :, None] for x in (1024 * words[target], words, v, dout, out, dv)
     )
-    lse = np.where(attends, 512.0 * scale * head_dim, -np.inf)[None, None]
+    lse = np.where(attends, 1024.0 * scale * head_dim, -np.inf)[None, None]
     return CodeWords(q, k, v, dout, scale, out, lse, dv)
 
 
