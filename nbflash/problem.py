@@ -159,7 +159,8 @@ def check_mask(mask, problem: Problem, causal=False, window=None):
     if check_flag("causal", causal):
         parts.append(masks.causal(nq, nk))
     if window is not None:
-        parts.append(masks.window(nq, nk, *check_window(window)))
+        left, right = check_window(window)
+        parts.append(masks.window(nq, nk, left=left, right=right))
     whole = parts[0] if parts else masks.dense(nq, nk)
     for part in parts[1:]:
         whole = whole & part
