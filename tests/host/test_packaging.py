@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.sparse
 
+import masks
 import nbflash
 
 ROOT = Path(__file__).parents[2]
@@ -194,6 +197,25 @@ def test_readme_cupy_example_differs_in_the_array_library_only():
         blocks["cupy"].replace("import cupy as cp", "import numpy as np").replace("cp.", "np.")
     )
     assert as_numpy == blocks["numpy"]
+
+
+def mask_expressions() -> list[str]:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| `(masks\..+?)` \|", readme, flags=re.M)
+
+
+@pytest.mark.parametrize("expression", mask_expressions())
+def test_readme_mask_exists(expression):
+    mask = eval(expression, {"masks": masks, "np": np, "scipy": scipy})
+    assert mask.shape == (4096, 4096)
+    assert all(0 < plane.tiles(128, 128).kinds.nnz <= 32 * 32 for plane in mask.planes)
+
+
+def test_readme_names_every_generator():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = {name for name in masks.__all__ if re.search(rf"\b{name}\b", readme)}
+    generators = {name for name in masks.__all__ if name.islower()}
+    assert generators - named == set()
 
 
 def test_readme_links_exist():
