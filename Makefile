@@ -85,6 +85,6 @@ $(installed)-experiment $(installed)-test: $(python) setup.cfg pyproject.toml
 $(python):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo '$(PYTHON) is too old: nbflash needs Python 3.11, try make PYTHON=python3.12' >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' || \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo '$(PYTHON) cannot make environments; on Debian: apt install python3-venv' >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
