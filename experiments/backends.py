@@ -1,0 +1,66 @@
+"""The array library that an experiment runs on: NumPy on the CPU or CuPy on a CUDA device."""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+
+from experiments.errors import BadInput
+from experiments.timing import CudaEvents, WallClock
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where arrays live and how a call on them is timed."""
+
+    device: str
+    xp: ModuleType
+    clock: WallClock | CudaEvents
+
+    def array(self, x):
+        """A copy of the NumPy array ``x`` on the device."""
+        return self.xp.array(x)
+
+    def numpy(self, x):
+        """``x`` in host memory."""
+        return x if isinstance(x, np.ndarray) else x.get()
+
+    def poisoned(self, like):
+        """An array of ``like``'s shape and dtype full of NaN."""
+        return self.xp.full(like.shape, np.nan, like.dtype)
+
+
+def open_backend(device):
+    """The backend for ``device``: ``"cpu"``, ``"cuda"`` or ``"auto"`` (CUDA where there is one)."""
+    reason = "" if device == "cpu" else _no_cuda()
+    if device == "cuda" and reason:
+        raise BadInput(f"--device cuda: {reason}")
+    if device == "cpu" or reason:
+        return Backend("cpu", np, WallClock())
+    import cupy
+
+    return Backend("cuda", cupy, CudaEvents())
+
+
+def _no_cuda():
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed (pip install 'nbflash[cuda13]' or 'nbflash[cuda12]')"
+    try:
+        return "" if cupy.cuda.runtime.getDeviceCount() else "no CUDA device is visible"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CuPy finds no usable CUDA device: {error}"
+
+
+def parse_dtype(name):
+    """NumPy dtype of one of ``DTYPES``."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise BadInput("--dtype bfloat16 needs ml_dtypes (pip install ml_dtypes)") from None
+    return np.dtype(ml_dtypes.bfloat16)

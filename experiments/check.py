@@ -1,0 +1,108 @@
+"""Correctness before speed: results against the float64 reference on a sample of query rows.
+
+Row ``i`` of out, LSE and dQ depends on query ``i`` alone, so the reference of a sample of rows
+costs O(rows · N). dK and dV sum over all rows; with a dout that is zero outside the sample they sum
+over the sample alone and are compared in full. The sample takes one random row from each of
+``limit`` equal stretches, so every row of tiles, and with it every live tile, takes part.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.errors import OutOfBudget
+from nbflash import reference
+from nbflash.testing import assert_within_reference, low_precision, low_precision_backward
+
+FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Largest error of a pass relative to its budget, both absolute, and for which array."""
+
+    array: str
+    error: float
+    budget: float
+
+
+def sample_rows(nq, limit, seed=0):
+    """Sorted query rows to check: all of them, or one from each of ``limit`` equal stretches."""
+    if nq <= limit:
+        return np.arange(nq)
+    edges = np.linspace(0, nq, limit + 1).astype(np.int64)
+    return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
+
+
+class Oracle:
+    """Reference results and budgets for the sampled rows of one problem and one mask.
+
+    Parameters
+    ----------
+    q, k, v, dout : NumPy arrays (batch, seqlen, heads, head_dim), in the dtype that is tested
+    mask : Mask or None
+    rows : int array
+        From `sample_rows`.
+    """
+
+    def __init__(self, q, k, v, dout, mask, rows):
+        keep = None if mask is None else mask(rows[:, None], np.arange(k.shape[1]))
+        inputs, dout = (q[:, rows], k, v, keep), dout[:, rows]
+        grads = ("dq", "dk", "dv")
+        self.rows = rows
+        self.exact = dict(zip(("out", "lse"), reference.attention(*inputs), strict=True))
+        self.exact |= zip(grads, reference.attention_backward(dout, *inputs), strict=True)
+        self.low = dict(zip(("out", "lse"), low_precision(*inputs), strict=True))
+        self.low |= zip(grads, low_precision_backward(dout, *inputs), strict=True)
+
+    def check(self, name, **got):
+        """Hold results to their budgets.
+
+        Parameters
+        ----------
+        name : str
+            The configuration, for the message.
+        **got : NumPy arrays
+            Any of out, lse and dq at the sampled rows, and dk and dv from a sampled dout.
+
+        Returns
+        -------
+        Verdict
+            Of the array nearest to its budget.
+
+        Raises
+        ------
+        OutOfBudget
+            If one of them exceeds its budget or is not finite where the reference is.
+        """
+        verdicts = []
+        for key, array in got.items():
+            exact, low = self.exact[key], self.low[key]
+            try:
+                error = assert_within_reference(array, exact, low, key, FACTOR)
+            except AssertionError as failure:
+                raise OutOfBudget(f"{name}: no timing is reported, {failure}") from None
+            verdicts.append(Verdict(key, error, error_budget(exact, low)))
+        return max(verdicts, key=lambda v: v.error / v.budget if v.budget else 0.0)
+
+    def forget(self, *names):
+        """Drop references that are not needed again: dK and dV are as large as K and V."""
+        for name in names:
+            del self.exact[name], self.low[name]
+
+
+def sampled(dout, rows):
+    """``dout`` with zeros outside the sampled rows."""
+    only = np.zeros_like(dout)
+    only[:, rows] = dout[:, rows]
+    return only
+
+
+def error_budget(exact, low):
+    """The budget that `nbflash.testing.assert_within_reference` allows."""
+    finite = np.isfinite(exact)
+    eps = float(np.spacing(np.ones((), low.dtype)))
+    exact, low = exact[finite], low[finite].astype(np.float64)
+    if not exact.size:
+        return 0.0
+    return FACTOR * float(np.abs(low - exact).max() + eps * np.abs(exact).max())

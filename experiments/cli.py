@@ -1,0 +1,194 @@
+"""The command line: ``python -m experiments``.
+
+Commands import what they run when they run, so that ``--help`` needs neither Numba nor a GPU.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from experiments.errors import BadInput
+
+IMPLEMENTATIONS = ("auto", "sm90", "sm80", "simt", "cpu", "reference")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+SIZE = click.IntRange(min=1)
+
+out_option = click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help="Directory for the CSV and the figure.",
+)
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of the random inputs.",
+)
+device_option = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="NumPy on the CPU, or CuPy on a CUDA device; auto takes the device where there is one.",
+)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=True,
+)
+@click.pass_context
+def cli(context):
+    """Experiments with nbflash, exact block-sparse attention.
+
+    The main one is `sparsity`; `python -m experiments sparsity --quick` takes under a minute on
+    two CPU cores. Every result is checked against the float64 reference before it is timed.
+    Every command writes a table to the terminal and a CSV and a figure to --out.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@cli.command()
+@click.option("--quick", "section", flag_value="quick", help="Small sizes, under a minute.")
+@click.option(
+    "--full",
+    "section",
+    flag_value="full",
+    default="full",
+    help="The default: all masks, sizes that fill the machine.",
+)
+@click.option(
+    "--input",
+    type=click.Path(path_type=Path),
+    help="Your own Q, K, V instead of random ones: .npz or .safetensors with arrays q, k "
+    "and v of shape (batch, seqlen, heads, head_dim), the batch optional, or .npy with "
+    "the three stacked first. Fidelity to dense attention is then reported too.",
+)
+@device_option
+@click.option(
+    "--impl",
+    type=click.Choice(IMPLEMENTATIONS),
+    default="auto",
+    show_default=True,
+    help="Implementation of nbflash; see python -m nbflash.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Input dtype.")
+@click.option("--seqlen", type=SIZE, help="Sequence length of random input.")
+@click.option("--head-dim", type=click.IntRange(1, 256), help="Head dimension of random input.")
+@click.option("--heads", type=SIZE, help="Heads of random input.")
+@click.option("--batch", type=SIZE, help="Batch size of random input.")
+@click.option(
+    "--block",
+    type=click.IntRange(min=8),
+    help="Block size of the masks; halved until a sequence holds 16 blocks.",
+)
+@click.option(
+    "--mask",
+    multiple=True,
+    metavar="FAMILY",
+    help="Only this family of masks, for example butterfly; may be repeated.",
+)
+@click.option("--rounds", type=SIZE, help="Timed rounds.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0),
+    help="Begin no further round after this time, in each pass; three rounds are always run.",
+)
+@click.option("--check-rows", type=SIZE, help="Query rows of each head to check.")
+@seed_option
+@out_option
+def sparsity(section, device, out, **overrides):
+    """Runtime and accuracy against the density of the mask.
+
+    Butterfly masks, local masks and their union with random masks, from about 1 % to 100 % live
+    blocks, forward and backward, against nbflash's own dense run and against dense masked softmax
+    on the same array library. Defaults come from experiments/sweeps/sparsity.toml.
+
+    A CUDA device is timed with events and a cold L2 cache, a CPU by the wall clock. Exit status: 1
+    if a result is outside the error budget (nothing is reported then), 2 for bad options or files.
+    """
+    from experiments.backends import open_backend
+    from experiments.sparsity import measure, read_settings
+    from experiments.sparsity_report import report
+
+    if overrides["input"]:
+        for name in ("seqlen", "head_dim", "heads", "batch"):
+            if overrides[name] is not None:
+                raise BadInput(f"--{name.replace('_', '-')} and --input exclude each other")
+    settings = read_settings(section, open_backend(device).device, overrides)
+    report(measure(settings), out)
+
+
+@cli.command()
+@seed_option
+@out_option
+def io(seed, out):
+    """Counted HBM accesses of the papers' algorithms.
+
+    Algorithm 0 (standard), Algorithm 1 (flash), Algorithm 5 (block-sparse) and the query-outer
+    order of FlashAttention-2 run literally on a memory that counts, against the growth that
+    Theorem 2 and Proposition 4 state. Sizes: experiments/sweeps/io.toml.
+    """
+    from experiments.io_counts import run
+
+    run(out, seed)
+
+
+@cli.command()
+@click.option(
+    "--seqlen",
+    type=click.IntRange(min=64),
+    default=512,
+    show_default=True,
+    help="Tokens of every mask.",
+)
+@click.option(
+    "--block",
+    type=click.IntRange(min=4),
+    default=32,
+    show_default=True,
+    help="Block size of the block patterns, and of the tile statistics.",
+)
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Only this pattern; may be repeated."
+)
+@out_option
+def masks(seqlen, block, only, out):
+    """Every mask pattern: its picture, its statistics and its count.
+
+    The cells of each mask are counted and compared with the closed form of its pattern.
+    """
+    from experiments.gallery import run
+
+    run(seqlen, block, only, out)
+
+
+@cli.command()
+@out_option
+@seed_option
+@click.option("--quick", is_flag=True, help="Fewer rounds and one shape.")
+def simt(out, seed, quick):
+    """GPU: speed of the SIMT kernels in float32, host cost of a call, first use of a kernel.
+
+    Forward and both forms of the backward pass, beside torch's memory-efficient kernel where
+    torch is installed. Sizes: experiments/sweeps/simt.toml. Needs a CUDA device.
+    """
+    from experiments.bench_simt import run
+
+    run(out, seed, quick)
+
+
+def main(args=None):
+    """Run the command line; a user's mistake ends it with one line and exit status 2."""
+    try:
+        cli.main(args, prog_name="python -m experiments", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit("interrupted")
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(error.exit_code)

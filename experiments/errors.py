@@ -1,0 +1,15 @@
+"""The two ways an experiment ends early, each one line and no traceback."""
+
+import click
+
+
+class BadInput(click.ClickException):
+    """The user's options or files cannot be used."""
+
+    exit_code = 2
+
+
+class OutOfBudget(click.ClickException):
+    """A result is wrong, so nothing about its speed is reported."""
+
+    exit_code = 1

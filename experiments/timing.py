@@ -1,0 +1,120 @@
+"""The timing protocol: interleaved rounds in a shuffled order, medians and percentiles.
+
+All tasks of a comparison run once in every round, in an order drawn anew each time, so that a
+clock change or a busy neighbour reaches all of them alike. On a GPU each call lies between two
+CUDA events; before it a buffer larger than the L2 cache is overwritten, which makes every call
+start cold and keeps the device busy while the host enqueues the call, so that host time is not
+measured. On a CPU it is the wall clock around the call.
+"""
+
+import gc
+import random
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+MIN_ROUNDS = 3
+FLUSH_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Durations of one task, one per round, in milliseconds."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self):
+        return float(np.median(self.samples))
+
+    @property
+    def p10(self):
+        return float(np.percentile(self.samples, 10))
+
+    @property
+    def p90(self):
+        return float(np.percentile(self.samples, 90))
+
+
+class WallClock:
+    """Times a call on the host, in milliseconds."""
+
+    def measure(self, task):
+        start = time.perf_counter()
+        result = task()
+        return (time.perf_counter() - start) * 1e3, result
+
+
+class CudaEvents:
+    """Times a call on CuPy's current stream with a cold L2, in milliseconds."""
+
+    def __init__(self):
+        import cupy
+
+        self._cupy = cupy
+        self._flush = cupy.empty(FLUSH_BYTES, cupy.uint8)
+
+    def measure(self, task):
+        event = self._cupy.cuda.Event
+        start, stop = event(), event()
+        self._flush.fill(0)
+        start.record()
+        result = task()
+        stop.record()
+        stop.synchronize()
+        return self._cupy.cuda.get_elapsed_time(start, stop), result
+
+
+def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, progress=None):
+    """Time several tasks against each other.
+
+    Parameters
+    ----------
+    tasks : dict of str to callable
+        What to time. Each is called without arguments.
+    clock : WallClock or CudaEvents
+    rounds : int
+        Rounds to run; fewer, but at least ``MIN_ROUNDS``, when ``seconds`` have passed.
+    seconds : float
+        Time after which no further round begins.
+    warmup : int
+        Untimed rounds before the timed ones.
+    keep : callable, optional
+        ``keep(name, result)`` is called with what the last timed call of each task returned.
+    progress : callable, optional
+        Called without arguments after every call of a task.
+
+    Returns
+    -------
+    dict of str to Timing
+    """
+    if rounds < 1:
+        raise ValueError(f"{rounds=} must be at least 1")
+    order, shuffle = list(tasks), random.Random(seed).shuffle
+    samples = {name: [] for name in tasks}
+    tick = progress or (lambda: None)
+    for name in order * warmup:
+        tasks[name]()
+        tick()
+
+    gc.collect()
+    gc.disable()
+    try:
+        begin = time.perf_counter()
+        for r in range(rounds):
+            late = time.perf_counter() - begin > seconds
+            last = r == rounds - 1 or (late and r >= MIN_ROUNDS - 1)
+            shuffle(order)
+            for name in order:
+                duration, result = clock.measure(tasks[name])
+                samples[name].append(duration)
+                if last and keep is not None:
+                    keep(name, result)
+                del result
+                tick()
+            if last:
+                break
+    finally:
+        gc.enable()
+    return {name: Timing(tuple(durations)) for name, durations in samples.items()}
