@@ -1,6 +1,7 @@
 """Forward and backward on NumPy arrays: Numba over the same `TileSchedule` as the GPU kernels."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
@@ -38,23 +39,11 @@ def forward(q, k, v, out, lse, schedule, scale):
     """
     real = _working_dtype(q)
     (q, k, v), target = _operands(real, q, k, v), _result(real, out)
-    batch, nq, heads, head_dim = q.shape
+    batch, nq, heads, _ = q.shape
     sums = np.empty((batch * heads, nq), real)
-    tile_m, chunk = schedule.tile_m, _chunk(schedule.tile_n)
-    work = schedule.work(batch, heads)
-    threads = _threads(work)
-    with blas.one_thread():
-        kernels.forward(
-            _walk(schedule),
-            _tensors(real, schedule, {Q: q, K: k, V: v, OUT: target}),
-            work,
-            np.zeros(1, np.int64),
-            real(scale * LOG2_E),
-            np.empty((threads, tile_m, chunk), real),
-            np.empty((threads, tile_m, head_dim), real),
-            np.empty((threads, 2, tile_m), real),
-            sums,
-        )
+    operands = _tensors(real, schedule, {Q: q, K: k, V: v, OUT: target})
+    work, chunk = schedule.work(batch, heads), _chunk(schedule.tile_n)
+    _run(kernels.forward, schedule, operands, work, chunk, real(scale * LOG2_E), sums)
     lse[...] = sums.reshape(lse.shape)
     if target is not out:
         out[...] = target
@@ -78,51 +67,35 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, schedule, scale):
     real = _working_dtype(q)
     q, k, v, dout, out = _operands(real, q, k, v, dout, out)
     results = [(x, _result(real, x)) for x in (dq, dk, dv)]
-    batch, nq, heads, head_dim = q.shape
+    batch, nq, heads, _ = q.shape
     delta = np.einsum("bnhd,bnhd->bhn", dout, out).reshape(batch * heads, nq)
     lse = np.asarray(lse, real).reshape(batch * heads, nq)
     lse = np.where(np.isneginf(lse), real(math.inf), lse * real(LOG2_E))
-    shared = {Q: q, K: k, V: v, DOUT: dout}
-    shared.update(zip((DQ, DK, DV), (target for _, target in results), strict=True))
-    tile_m, tile_n, columns = schedule.tile_m, schedule.tile_n, schedule.T
-    passes = (
-        (kernels.backward_dq, schedule, 1, (tile_m, _chunk(tile_n)), (tile_m, head_dim)),
-        (
-            kernels.backward_dkdv,
-            columns,
-            heads // k.shape[2],
-            (_chunk(tile_m), tile_n),
-            (2, tile_n, head_dim),
-        ),
-    )
-    with blas.one_thread():
-        for kernel, walk, group, scores, sums in passes:
-            work = walk.work(batch, heads, group)
-            threads = _threads(work)
-            kernel(
-                _walk(walk),
-                _tensors(real, walk, shared),
-                work,
-                np.zeros(1, np.int64),
-                real(scale * LOG2_E),
-                lse,
-                delta,
-                real(scale),
-                np.empty((threads, *scores), real),
-                np.empty((threads, *scores), real),
-                np.empty((threads, *sums), real),
-            )
+    tensors = {Q: q, K: k, V: v, DOUT: dout}
+    tensors.update(zip((DQ, DK, DV), (target for _, target in results), strict=True))
+    operands = _tensors(real, schedule, tensors)
+    values = real(scale * LOG2_E), lse, delta, real(scale)
+    rows, columns, group = schedule, schedule.T, heads // k.shape[2]
+    work, chunk = rows.work(batch, heads), _chunk(rows.tile_n)
+    _run(kernels.backward_dq, rows, operands, work, chunk, *values)
+    work, chunk = columns.work(batch, heads, group), _chunk(rows.tile_m)
+    _run(kernels.backward_dkdv, columns, operands, work, chunk, *values)
     for result, target in results:
         if target is not result:
             result[...] = target
 
 
+def _run(kernel, schedule, operands, work, *values):
+    """Run ``kernel`` in every thread; they share the work list through a counter."""
+    shared = _walk(schedule), operands, work.astype(np.int64), np.zeros(1, np.int64), *values
+    threads = min(numba.config.NUMBA_NUM_THREADS, len(work))
+    with blas.one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
+        for done in [pool.submit(kernel, *shared) for _ in range(threads)]:
+            done.result()
+
+
 def _working_dtype(x):
     return np.float64 if x.dtype == np.float64 else np.float32
-
-
-def _threads(work):
-    return max(1, min(numba.get_num_threads(), len(work)))
 
 
 def _chunk(tile):

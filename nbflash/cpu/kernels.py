@@ -17,7 +17,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit, prange
+from numba import carray, njit
 from numba.extending import overload
 
 from masks.tiles import BITS, FULL, INTERVAL
@@ -231,6 +231,19 @@ def _is_finite(x):
 
 
 @njit
+def _fill(x, value):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            x[i, j] = value
+
+
+@njit
+def _rescale(x, factor):
+    for j in range(x.size):
+        x[j] *= factor
+
+
+@njit
 def _store(destination, x, factor):
     for i in range(x.shape[0]):
         row = carray(pointer(destination[0] + i * destination[1], x), (x.shape[1],))
@@ -248,7 +261,7 @@ def _operand(operands, tensor, b, h, first):
 @njit
 def _row_of(walk, plane, row):
     at = plane * walk.n_row + row
-    return walk.row_ptr[at], walk.row_ptr[at + 1]
+    return np.int64(walk.row_ptr[at]), np.int64(walk.row_ptr[at + 1])
 
 
 @njit
@@ -261,7 +274,8 @@ def _forward_rows(walk, operands, row, head, scale, s, acc, m, l, careful):
     q = _operand(operands, Q, b, h, row * walk.tile_m)
     k = _operand(operands, K, b, h_kv, 0)
     v = _operand(operands, V, b, h_kv, 0)
-    acc[:], m[:], l[:] = 0, -np.inf, 0
+    _fill(acc, 0)
+    m[:], l[:] = -np.inf, 0
     p, end = _row_of(walk, plane, row)
     while p < end:
         stop = min(p + s.shape[1] // walk.tile_n, end)
@@ -280,53 +294,51 @@ def _forward_rows(walk, operands, row, head, scale, s, acc, m, l, careful):
             l[i] = l[i] * correction + _weights(scores, new)
             m[i] = new
             if correction != 1:
-                acc[i] *= correction
+                _rescale(acc[i], correction)
         # O += P V
         _accumulate(walk, operands.blas, s, v, acc, n_rows, p, stop, careful)
         p = stop
 
 
-@njit
-def _forward_worker(walk, operands, work, counter, scale, s, acc, stats, lse):
-    while True:
-        item = take(counter)
-        if item >= work.shape[0]:
-            return
+@njit(nogil=True, cache=True)
+def forward(walk, operands, work, counter, chunk, scale, lse):
+    """Take rows of query tiles from the work list; write their OUT and ``lse``.
+
+    Parameters
+    ----------
+    work : int64 (n_work, 2)
+        ``TileSchedule.work(batch, heads)``.
+    counter : int64 (1,)
+        The next item of the work list, shared by the threads.
+    chunk : int
+        Columns of the score matrix, at least one tile.
+    scale : float
+        Softmax scale times log2(e), in the working precision.
+    lse : (batch * heads, nq)
+        Natural logarithm, written.
+    """
+    real = lse.dtype
+    s = np.empty((walk.tile_m, chunk), real)
+    acc = np.empty((walk.tile_m, operands.head_dim), real)
+    m, l = np.empty(walk.tile_m, real), np.empty(walk.tile_m, real)
+    item = take(counter)
+    while item < work.shape[0]:
         row, head = work[item]
         first = row * walk.tile_m
         n_rows = min(walk.tile_m, walk.nq - first)
-        rows, m, l = acc[:n_rows], stats[0, :n_rows], stats[1, :n_rows]
-        _forward_rows(walk, operands, row, head, scale, s, rows, m, l, False)
-        if not _is_finite(rows):
-            _forward_rows(walk, operands, row, head, scale, s, rows, m, l, True)
+        for careful in (False, True):
+            _forward_rows(walk, operands, row, head, scale, s, acc[:n_rows], m, l, careful)
+            if _is_finite(acc[:n_rows]):
+                break
         for i in range(n_rows):
             if l[i] == 0:
                 lse[head, first + i] = -np.inf
             else:
-                rows[i] /= l[i]
+                _rescale(acc[i], 1 / l[i])
                 lse[head, first + i] = (m[i] + np.log2(l[i])) * np.log(2.0)
-        out = _operand(operands, OUT, head // operands.heads, head % operands.heads, first)
-        _store(out, rows, s.dtype.type(1))
-
-
-@njit(parallel=True, cache=True)
-def forward(walk, operands, work, counter, scale, s, acc, stats, lse):
-    """Write OUT and ``lse`` (batch * heads, nq), natural logarithm.
-
-    Parameters
-    ----------
-    work : int32 (n_work, 2)
-        ``TileSchedule.work(batch, heads)``.
-    counter : int64 (1,)
-        Zero; the next item of the work list.
-    scale : float
-        Softmax scale times log2(e), in the working precision.
-    s, acc, stats
-        Scratch of each thread: scores (threads, tile_m, chunk), (threads, tile_m, head_dim),
-        (threads, 2, tile_m).
-    """
-    for t in prange(s.shape[0]):
-        _forward_worker(walk, operands, work, counter, scale, s[t], acc[t], stats[t], lse)
+        b, h = divmod(head, operands.heads)
+        _store(_operand(operands, OUT, b, h, first), acc[:n_rows], real.type(1))
+        item = take(counter)
 
 
 @njit
@@ -388,37 +400,47 @@ def _gradient_columns(walk, operands, row, head, scale, lse, delta, s, ds, dk, d
         p = stop
 
 
-@njit
-def _dq_worker(walk, operands, work, counter, scale, lse, delta, factor, s, ds, acc):
-    while True:
-        item = take(counter)
-        if item >= work.shape[0]:
-            return
+@njit(nogil=True, cache=True)
+def backward_dq(walk, operands, work, counter, chunk, scale, lse, delta, factor):
+    """Take rows of query tiles; write their DQ.
+
+    ``lse`` is in base 2 and +inf where a row attends nothing, ``factor`` the softmax scale;
+    the rest as for `forward`.
+    """
+    real = lse.dtype
+    s, ds = np.empty((walk.tile_m, chunk), real), np.empty((walk.tile_m, chunk), real)
+    acc = np.empty((walk.tile_m, operands.head_dim), real)
+    item = take(counter)
+    while item < work.shape[0]:
         row, head = work[item]
         first = row * walk.tile_m
         dq = acc[: min(walk.tile_m, walk.nq - first)]
         for careful in (False, True):
-            dq[:] = 0
+            _fill(dq, 0)
             _gradient_rows(walk, operands, row, head, scale, lse, delta, s, ds, dq, careful)
             if _is_finite(dq):
                 break
         b, h = divmod(head, operands.heads)
         _store(_operand(operands, DQ, b, h, first), dq, factor)
-
-
-@njit
-def _dkdv_worker(walk, operands, work, counter, scale, lse, delta, factor, s, ds, acc):
-    group = operands.heads // operands.heads_kv
-    while True:
         item = take(counter)
-        if item >= work.shape[0]:
-            return
+
+
+@njit(nogil=True, cache=True)
+def backward_dkdv(walk, operands, work, counter, chunk, scale, lse, delta, factor):
+    """Take rows of key tiles (transposed walk); write their DK and DV; see `backward_dq`."""
+    real = lse.dtype
+    s, ds = np.empty((chunk, walk.tile_n), real), np.empty((chunk, walk.tile_n), real)
+    acc = np.empty((2, walk.tile_n, operands.head_dim), real)
+    group = operands.heads // operands.heads_kv
+    item = take(counter)
+    while item < work.shape[0]:
         row, kv_head = work[item]
         first = row * walk.tile_n
         n_keys = min(walk.tile_n, walk.nk - first)
         dk, dv = acc[0, :n_keys], acc[1, :n_keys]
         for careful in (False, True):
-            dk[:], dv[:] = 0, 0
+            _fill(dk, 0)
+            _fill(dv, 0)
             for head in range(kv_head * group, (kv_head + 1) * group):
                 _gradient_columns(
                     walk, operands, row, head, scale, lse, delta, s, ds, dk, dv, careful
@@ -427,22 +449,5 @@ def _dkdv_worker(walk, operands, work, counter, scale, lse, delta, factor, s, ds
                 break
         b, h_kv = divmod(kv_head, operands.heads_kv)
         _store(_operand(operands, DK, b, h_kv, first), dk, factor)
-        _store(_operand(operands, DV, b, h_kv, first), dv, factor * 0 + 1)
-
-
-@njit(parallel=True, cache=True)
-def backward_dq(walk, operands, work, counter, scale, lse, delta, factor, s, ds, acc):
-    """Write DQ; ``lse`` in base 2, +inf where a row attends nothing; ``factor``: softmax scale."""
-    for t in prange(s.shape[0]):
-        _dq_worker(
-            walk, operands, work, counter, scale, lse, delta, factor, s[t], ds[t], acc[t]
-        )
-
-
-@njit(parallel=True, cache=True)
-def backward_dkdv(walk, operands, work, counter, scale, lse, delta, factor, s, ds, acc):
-    """Write DK and DV by the transposed walk; arguments as for `backward_dq`."""
-    for t in prange(s.shape[0]):
-        _dkdv_worker(
-            walk, operands, work, counter, scale, lse, delta, factor, s[t], ds[t], acc[t]
-        )
+        _store(_operand(operands, DV, b, h_kv, first), dv, real.type(1))
+        item = take(counter)
