@@ -6,6 +6,7 @@ Generators return an immutable `Mask`; combine them with ``|``, ``&``, ``~``; as
 
 from masks.base import Mask
 from masks.block import from_scipy
+from masks.coverage import coverage
 from masks.interval import (
     block_diagonal,
     causal,
@@ -17,6 +18,7 @@ from masks.interval import (
     prefix,
     window,
 )
+from masks.io import load, save
 from masks.leaves import from_dense, from_function
 from masks.patterns import (
     bigbird,
@@ -30,7 +32,10 @@ from masks.patterns import (
     toeplitz,
 )
 from masks.planes import per_batch, per_head
+from masks.reorder import reorder
+from masks.stats import MaskStats
 from masks.tiles import ABSENT, BITS, FULL, INTERVAL, Tiles
+from masks.token import axial, neighborhood, sinks, tree, vertical_slash
 
 __all__ = [
     "ABSENT",
@@ -38,12 +43,15 @@ __all__ = [
     "FULL",
     "INTERVAL",
     "Mask",
+    "MaskStats",
     "Tiles",
+    "axial",
     "bigbird",
     "block_diagonal",
     "butterfly",
     "causal",
     "chunked",
+    "coverage",
     "dense",
     "dilated",
     "documents",
@@ -53,13 +61,20 @@ __all__ = [
     "from_function",
     "from_scipy",
     "global_local",
+    "load",
     "local",
+    "neighborhood",
     "padding",
     "per_batch",
     "per_head",
     "prefix",
     "random",
+    "reorder",
+    "save",
+    "sinks",
     "strided",
     "toeplitz",
+    "tree",
+    "vertical_slash",
     "window",
 ]

@@ -1,0 +1,104 @@
+"""How much of dense softmax attention a mask keeps."""
+
+import numpy as np
+
+from masks import _check
+from masks.base import Mask
+
+SCORES_PER_CHUNK = 1 << 22
+
+
+def coverage(q, k, mask, *, scale=None, within=None):
+    """Share of the softmax attention mass that falls on the pairs `mask` keeps.
+
+    For every query the attention probabilities over all keys are computed, those the mask keeps
+    are summed, and the sums are averaged over queries: 1 means the mask loses nothing.
+
+    Parameters
+    ----------
+    q : ndarray
+        ``(batch, nq, heads, head_dim)``, any real floating dtype.
+    k : ndarray
+        ``(batch, nk, heads_kv, head_dim)`` with ``heads % heads_kv == 0``: query head ``h`` reads
+        key head ``h // (heads // heads_kv)``.
+    mask : Mask
+        Shape ``(nq, nk)``, plain or per head and per batch.
+    scale : float, optional
+        Default ``head_dim ** -0.5``.
+    within : Mask, optional
+        Pairs that the model attends to in the first place (causal, say): probabilities are
+        computed over these. Default all. A query without any is left out of the average.
+
+    Returns
+    -------
+    ndarray
+        float64 ``(batch, heads)`` in ``[0, 1]``; NaN where no query attends to anything.
+
+    Notes
+    -----
+    O(batch * heads * nq * nk * head_dim) time, chunked over queries: the score matrix is never
+    stored. Scores are float64 for float64 inputs, else float32; sums are float64.
+    """
+    q, k = np.asarray(q), np.asarray(k)
+    _check_inputs(q, k, mask, within)
+    batch, nq, heads, head_dim = q.shape
+    nk, heads_kv = k.shape[1:3]
+    scale = head_dim**-0.5 if scale is None else float(scale)
+    if not np.isfinite(scale):
+        raise ValueError(f"scale={scale}: must be finite")
+    dtype = np.float64 if q.dtype == np.float64 else np.float32
+    step = max(1, SCORES_PER_CHUNK // max(nk, 1))
+    total = np.zeros((batch, heads))
+    counted = np.zeros((batch, heads), np.int64)
+    for b, h in np.ndindex(batch, heads):
+        keys = k[b, :, h // (heads // heads_kv)].astype(dtype)
+        kept, allowed = _plane(mask, b, h), None if within is None else _plane(within, b, h)
+        for start in range(0, nq if nk else 0, step):
+            rows = np.arange(start, min(start + step, nq))
+            scores = (q[b, rows, h].astype(dtype) * dtype(scale)) @ keys.T
+            share = _kept_share(scores, rows, kept, allowed)
+            total[b, h] += np.nansum(share)
+            counted[b, h] += np.count_nonzero(~np.isnan(share))
+    return np.divide(total, counted, out=np.full_like(total, np.nan), where=counted > 0)
+
+
+def _plane(mask, b, h):
+    index = np.broadcast_to(mask.plane_index, (max(b + 1, mask.batch or 1), mask.heads or h + 1))
+    return mask.planes[index[b, h]]
+
+
+def _kept_share(scores, rows, kept, allowed):
+    """Kept probability of each row, float64; NaN for a row that may not attend to anything."""
+    q, kv = rows[:, None], np.arange(scores.shape[1])[None, :]
+    if allowed is not None:
+        scores[~np.broadcast_to(allowed._at(q, kv), scores.shape)] = -np.inf
+    top = scores.max(1, keepdims=True)
+    weight = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    whole = weight.sum(1, dtype=np.float64)
+    part = np.where(kept._at(q, kv), weight, 0).sum(1, dtype=np.float64)
+    return np.divide(part, whole, out=np.full(rows.size, np.nan), where=whole > 0)
+
+
+def _check_inputs(q, k, mask, within):
+    for name, array in (("q", q), ("k", k)):
+        if array.ndim != 4:
+            raise ValueError(f"{name}.shape={array.shape}: must be (batch, seqlen, heads, dim)")
+        if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+            raise TypeError(f"{name} has dtype {array.dtype}: must be floating point")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"k.shape={k.shape}: batch and head_dim must match q.shape={q.shape}")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(
+            f"k has {k.shape[2]} heads: the {q.shape[2]} heads of q must be a multiple"
+        )
+    _check.integer("head_dim", q.shape[3], 1)
+    for name, m in (("mask", mask), ("within", within)):
+        if m is None and name == "within":
+            continue
+        if not isinstance(m, Mask):
+            raise TypeError(f"{name} is {type(m).__name__}: must be a Mask")
+        if m.shape != (q.shape[1], k.shape[1]):
+            raise ValueError(f"{name}.shape={m.shape}: must be ({q.shape[1]}, {k.shape[1]})")
+        for axis, extent, size in (("batch", m.batch, q.shape[0]), ("heads", m.heads, q.shape[2])):
+            if extent not in (None, size):
+                raise ValueError(f"{name}.{axis}={extent}: must be {size} or broadcast")

@@ -1,0 +1,55 @@
+"""Pictures of a mask: text with block characters, or matplotlib axes."""
+
+import numpy as np
+
+from masks import _check
+
+SHADES = ("··", "░░", "▒▒", "▓▓", "██")
+
+
+def shares(mask, tile_m, tile_n):
+    """Share of attended cells per tile, float ``(n_row, n_col)``."""
+    tiles = mask.tiles(tile_m, tile_n)
+    rows, cols = tiles.coordinates()
+    image = np.zeros(tiles.kinds.shape)
+    image[rows, cols] = tiles.tile_counts() / tiles.grid.area(rows, cols)
+    return image
+
+
+def text(mask, size=32):
+    """One two-character cell per tile, at most `size` tiles along the longer side.
+
+    ``██`` is a tile attended in full, ``▓▓ ▒▒ ░░`` in part (above 2/3, above 1/3, less), ``··`` an
+    absent one. Queries run down, keys to the right.
+    """
+    size = _check.integer("size", size, 1)
+    tile = max(1, -(-max(mask.shape) // size))
+    image = shares(mask, tile, tile)
+    level = np.where(image == 1, 4, np.where(image == 0, 0, 1 + (image * 3).astype(int)))
+    return "\n".join("".join(SHADES[cell] for cell in row) for row in level)
+
+
+def plot(mask, ax=None, tile=None):
+    """Draw the share of attended cells per tile on matplotlib axes and return them.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes, optional
+        Axes to draw on; new ones otherwise.
+    tile : int, optional
+        Tile size; by default the smallest that gives at most 256 tiles along the longer side.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError("Mask.plot needs matplotlib: pip install matplotlib") from error
+    if tile is None:
+        tile = max(1, -(-max(mask.shape) // 256))
+    tile = _check.integer("tile", tile, 1)
+    ax = plt.subplots()[1] if ax is None else ax
+    nq, nk = mask.shape
+    image = shares(mask, tile, tile)
+    extent = (0, image.shape[1] * tile, image.shape[0] * tile, 0)
+    ax.imshow(image, cmap="Blues", vmin=0, vmax=1, extent=extent, interpolation="nearest")
+    ax.set(xlabel="key", ylabel="query", xlim=(0, max(nk, 1)), ylim=(max(nq, 1), 0))
+    return ax

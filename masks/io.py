@@ -1,0 +1,98 @@
+"""Save and load masks as ``.npz`` files: arrays and a JSON description, never pickle."""
+
+import json
+import zipfile
+
+import numpy as np
+
+from masks.algebra import Complement, Intersection, Transposed, Union
+from masks.base import Mask
+from masks.block import BlockSparse
+from masks.interval import Interval
+from masks.leaves import Bitmap, Columns, Diagonals, Predicate
+from masks.planes import Planes
+from masks.token import Neighborhood
+
+FORMAT = 1
+
+#: Constructor arguments of each class, as attributes of the mask.
+FIELDS = {
+    Interval: ("nk", "lo", "hi"),
+    BlockSparse: ("nq", "nk", "block", "rows", "cols"),
+    Diagonals: ("nq", "nk", "offsets"),
+    Columns: ("nq", "chosen"),
+    Bitmap: ("nq", "nk", "packed"),
+    Neighborhood: ("sizes", "kernel", "stride", "dilation"),
+    Union: ("operands",),
+    Intersection: ("operands",),
+    Complement: ("inner",),
+    Transposed: ("inner",),
+    Planes: ("planes", "plane_index"),
+}
+CLASSES = {cls.__name__: cls for cls in FIELDS}
+
+
+def save(path, mask):
+    """Write `mask` to an ``.npz`` file that `load` reads without pickle.
+
+    Parameters
+    ----------
+    path : str, path or binary file
+        As for `numpy.savez_compressed`.
+    mask : Mask
+        Any mask without a Python function in it; ``from_dense(mask.dense())`` freezes one.
+    """
+    if not isinstance(mask, Mask):
+        raise TypeError(f"mask is {type(mask).__name__}: must be a Mask")
+    arrays = {}
+    tree = json.dumps({"format": FORMAT, "mask": _encode(mask, arrays)})
+    np.savez_compressed(path, tree=np.frombuffer(tree.encode(), np.uint8), **arrays)
+
+
+def _encode(value, arrays):
+    if isinstance(value, Predicate):
+        raise ValueError(
+            f"mask holds the function {value.fn!r}, which cannot be saved: "
+            "freeze it with masks.from_dense(mask.dense())"
+        )
+    if isinstance(value, Mask):
+        shape = dict(zip(("nq", "nk"), value.shape, strict=True))
+        fields = [
+            _encode(shape[name] if name in shape else getattr(value, name), arrays)
+            for name in FIELDS[type(value)]
+        ]
+        return {"class": type(value).__name__, "fields": fields}
+    if isinstance(value, np.ndarray):
+        arrays[name := f"array_{len(arrays)}"] = value
+        return {"array": name}
+    if isinstance(value, tuple):
+        return [_encode(item, arrays) for item in value]
+    return int(value)
+
+
+def load(path):
+    """Read a mask written by `save`.
+
+    Raises
+    ------
+    ValueError
+        The file is not one written by `save`.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            document = json.loads(archive["tree"].tobytes().decode())
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']}, this version reads {FORMAT}")
+            return _decode(document["mask"], archive)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, zipfile.BadZipFile) as e:
+        raise ValueError(f"path={str(path)!r}: not a mask file ({e})") from e
+
+
+def _decode(node, archive):
+    if isinstance(node, list):
+        return tuple(_decode(item, archive) for item in node)
+    if isinstance(node, dict) and "array" in node:
+        return archive[node["array"]]
+    if isinstance(node, dict):
+        return CLASSES[node["class"]](*(_decode(field, archive) for field in node["fields"]))
+    return node
