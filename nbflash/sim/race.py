@@ -1,0 +1,161 @@
+"""Happens-before race detection with vector clocks, on shared and on global memory.
+
+A thread has a ``clock`` (its own time) and ``seen`` (for every thread of the block, the
+latest time that is ordered before now). Synchronisation joins the clocks; an access by
+thread ``t`` at time ``c`` happens before thread ``u``'s present if ``u.seen[t] >= c``.
+
+Flanagan and Freund, FastTrack, PLDI 2009, section 2. A barrier of the whole block makes
+all earlier accesses unreachable at once, so ``block.generation`` counts those and a cell of
+an older generation is simply forgotten.
+
+Blocks of one launch are never ordered: in global memory an access conflicts with every
+access of another block, unless both are reads or both are atomic.
+"""
+
+from greenlet import getcurrent
+
+from nbflash.sim.errors import Race
+from nbflash.sim.sites import capture, show
+
+READ, WRITE, ATOMIC = "read", "write", "atomic"
+
+
+class Cell:
+    """The accesses to a few bytes that a later access can conflict with.
+
+    ``reads`` and ``writes`` (atomics among them) hold the last access of each thread of
+    ``block`` in its present ``generation``; ``earlier`` holds, for each kind, accesses of
+    two different blocks at most: enough to conflict with any third.
+    """
+
+    __slots__ = ("block", "earlier", "generation", "reads", "writes")
+
+    def __init__(self):
+        self.block = self.generation = None
+        self.reads, self.writes, self.earlier = {}, {}, {}
+
+    def copy(self):
+        other = Cell()
+        other.block, other.generation = self.block, self.generation
+        other.reads, other.writes = dict(self.reads), dict(self.writes)
+        other.earlier = dict(self.earlier)
+        return other
+
+
+class Shadow:
+    """The cells of one memory: a shared allocation, or all global arrays of a launch."""
+
+    def __init__(self, granule, *, across_blocks):
+        self.granule = granule
+        self.across_blocks = across_blocks
+        self.cells = {}
+
+    def note(self, offset, nbytes, itemsize, kind):
+        """Record an access of the running thread; raise :class:`Race` on a conflict.
+
+        Parameters
+        ----------
+        offset, nbytes : int
+            The bytes touched, from the start of the memory.
+        itemsize : int
+            Size of one element in bytes. The cells are as large as the smallest seen.
+        kind : {READ, WRITE, ATOMIC}
+        """
+        if itemsize < self.granule:
+            self._refine(itemsize)
+        thread = getcurrent()
+        tid, seen, block = thread.tid, thread.seen, thread.block
+        index, generation = block.index, block.generation
+        access = (tid, thread.clock, kind, capture(3, 4), index)
+        cells, first = self.cells, offset // self.granule
+        for address in range(first, first + nbytes // self.granule):
+            cell = cells.get(address)
+            if cell is None:
+                cell = cells[address] = Cell()
+            if cell.generation != generation or cell.block is not index:
+                cell.block, cell.generation = index, generation
+                cell.reads, cell.writes = {}, {}
+            for other in cell.writes.values():
+                if seen[other[0]] < other[1] and other[0] != tid and not kind is other[2] is ATOMIC:
+                    _report(other, access)
+            if kind is READ:
+                cell.reads[tid] = access
+            else:
+                for other in cell.reads.values():
+                    if seen[other[0]] < other[1] and other[0] != tid:
+                        _report(other, access)
+                cell.writes[tid] = access
+            if self.across_blocks:
+                _check_blocks(cell, access)
+
+    def note_view(self, view, base, kind):
+        """Record an access to every element of a NumPy view into this memory."""
+        if view.flags.c_contiguous:
+            at = view.__array_interface__["data"][0] - base
+            self.note(at, view.nbytes, view.itemsize, kind)
+        else:
+            for index in range(len(view)):
+                self.note_view(
+                    view[index : index + 1] if view.ndim == 1 else view[index], base, kind
+                )
+
+    def _refine(self, granule):
+        parts, cells = self.granule // granule, self.cells.items()
+        self.cells = {a * parts + i: cell.copy() for a, cell in cells for i in range(parts)}
+        self.granule = granule
+
+
+def _check_blocks(cell, access):
+    """Conflicts with other blocks: ``earlier`` keeps up to two blocks' accesses a kind."""
+    kind, block = access[2], access[4]
+    for other_kind, others in cell.earlier.items():
+        if kind is other_kind and kind is not WRITE:
+            continue
+        for other in others:
+            if other[4] != block:
+                _report(other, access)
+    kept = cell.earlier.setdefault(kind, ())
+    if len(kept) < 2 and all(other[4] != block for other in kept):
+        cell.earlier[kind] = (*kept, access)
+
+
+def _report(a, b):
+    where = "in different blocks" if a[4] != b[4] else "with no barrier between"
+    raise Race(
+        f"{a[2]} by thread {a[0]} of block {a[4]} at {show(a[3])} and "
+        f"{b[2]} by thread {b[0]} of block {b[4]} at {show(b[3])} {where}"
+    )
+
+
+def join(threads):
+    """Order everything that ``threads`` did before everything that they do next."""
+    first = threads[0].seen
+    if all(t.seen is first for t in threads):
+        seen = list(first)
+    else:
+        seen = [max(times) for times in zip(*(t.seen for t in threads), strict=True)]
+    for t in threads:
+        seen[t.tid] = t.clock
+    for t in threads:
+        t.seen = seen
+        t.clock += 1
+
+
+def release(thread):
+    """The thread's past as a clock that another may :func:`acquire`; its time moves on."""
+    past = list(thread.seen)
+    past[thread.tid] = thread.clock
+    thread.clock += 1
+    return past
+
+
+def acquire(thread, past):
+    """Order what ``past`` stands for before what ``thread`` does next."""
+    thread.seen = merge(thread.seen, past)
+
+
+def merge(a, b):
+    """The join of two clocks; None is the empty one."""
+    if a is None or b is None:
+        return a or b
+    return [max(x, y) for x, y in zip(a, b, strict=True)]

@@ -1,0 +1,101 @@
+"""Mutation testing: kernels with one planted fault, made from their own source text.
+
+A mutant is data. The text that it replaces must occur in the source exactly as often as it
+says, so that a mutant cannot rot silently when the kernel changes.
+"""
+
+import importlib.util
+import inspect
+import linecache
+import sys
+import textwrap
+import types
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault.
+
+    Attributes
+    ----------
+    name : str
+    old, new : str
+        Text of the source and what replaces it.
+    which : int
+        The occurrence to replace, from 0.
+    count : int
+        How often ``old`` occurs in the source.
+    """
+
+    name: str
+    old: str
+    new: str
+    which: int = 0
+    count: int = 1
+
+    def __str__(self):
+        return self.name.replace(" ", "-")
+
+    def apply(self, source):
+        """The source with the fault; ValueError if the source has changed under it."""
+        found = source.count(self.old)
+        if found != self.count:
+            raise ValueError(
+                f"mutant {self.name!r}: {self.old!r} occurs {found} times, expected {self.count}"
+            )
+        parts = source.split(self.old)
+        head, tail = parts[: self.which + 1], parts[self.which + 1 :]
+        return self.old.join(head) + self.new + self.old.join(tail)
+
+
+def _execute(source, name, namespace):
+    """Run source under a file name that tracebacks and reports can show."""
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    exec(compile(source, name, "exec"), namespace)
+
+
+def rebuilt(fn, mutant):
+    """A function of a test with the fault planted, sharing its module's globals."""
+    source = mutant.apply(textwrap.dedent(inspect.getsource(fn)))
+    namespace = dict(fn.__globals__)
+    _execute(source, f"<{mutant.name}>", namespace)
+    return namespace[fn.__name__]
+
+
+def mutated_modules(target, mutant, dependents):
+    """The modules ``dependents``, rebuilt around a faulty ``target``.
+
+    Parameters
+    ----------
+    target : str
+        Dotted name of the module to mutate.
+    mutant : Mutant
+    dependents : sequence of str
+        Modules that import it, directly or not, in the order of their imports.
+
+    Returns
+    -------
+    dict of str to module
+        Fresh modules; those in ``sys.modules`` stay as they are.
+    """
+    names = [target, *(name for name in dependents if name != target)]
+    original = {name: sys.modules.get(name) for name in names}
+    built = {}
+    try:
+        for name in names:
+            spec = importlib.util.find_spec(name)
+            source = spec.loader.get_source(name)
+            module = types.ModuleType(name)
+            module.__file__, module.__package__ = spec.origin, name.rpartition(".")[0]
+            if name == target:
+                source = mutant.apply(source)
+            sys.modules[name] = built[name] = module
+            _execute(source, f"{spec.origin}<{mutant.name}>", module.__dict__)
+    finally:
+        for name, module in original.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+    return built
