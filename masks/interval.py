@@ -4,7 +4,7 @@ import numpy as np
 
 from masks import _check
 from masks.base import Mask
-from masks.tiles import ABSENT, FULL, INTERVAL, interval_state
+from masks.tiles import ABSENT, FULL, INTERVAL, interval_cells, interval_state
 
 
 class Interval(Mask):
@@ -33,6 +33,9 @@ class Interval(Mask):
 
     def _at(self, q, kv):
         return (self.lo[q] <= kv) & (kv < self.hi[q])
+
+    def _cells(self, grid, rows, cols):
+        return interval_cells(grid, self.lo, self.hi, rows, cols)
 
     def _hint(self):
         return self.lo, self.hi

@@ -32,6 +32,13 @@ class Diagonals(Mask):
     def _at(self, q, kv):
         return self._cached("table", self._table)[q - kv + self.shape[1]]
 
+    def _cells(self, grid, rows, cols):
+        """A tile is a Toeplitz matrix: a window of the table read with strides (1, -1)."""
+        table = np.pad(self._cached("table", self._table), (grid.tile_n, grid.tile_m))
+        corner = rows * grid.tile_m - cols * grid.tile_n + self.shape[1] + grid.tile_n
+        shape = (table.size, grid.tile_m, grid.tile_n)
+        return np.lib.stride_tricks.as_strided(table, shape, (1, 1, -1), writeable=False)[corner]
+
     def _live(self, grid):
         """Runs of offsets at most a tile apart, shifted along the tile rows."""
         if not self.offsets.size:

@@ -178,6 +178,7 @@ class Tiles:
 def interval_cells(grid, lo, hi, rows, cols):
     """Boolean ``(t, tile_m, tile_n)``: cells inside the row intervals."""
     q, kv = grid.indices(rows, cols)
+    kv = kv.astype(np.int32)  # as lo and hi: comparing mixed integers is three times slower
     return (lo[q] <= kv) & (kv < hi[q])
 
 
