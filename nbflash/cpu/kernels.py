@@ -214,7 +214,7 @@ def _weights(s, m):
 @njit(fastmath={"contract"})
 def _weights_and_gradients(s, dp, lse, delta):
     """s <- P = 2**(s - lse);  dp <- dS = P ∘ (dP − δ), exactly 0 where P is."""
-    zero = lse * 0
+    zero = s.dtype.type(0)
     for j in range(s.size):
         p = exp2(s[j] - lse)
         s[j] = p
