@@ -25,8 +25,7 @@ from nbflash.problem import (
     check_window,
 )
 
-_PLAN_LIMIT = 64
-_CALL_LIMIT = 256
+_LIMIT = 256
 
 
 class AttentionPlan:
@@ -48,7 +47,7 @@ class AttentionPlan:
         self.problem, self.mask, self.impl = problem, mask, impl
         self._executor = prepare(impl, problem, mask)
         self._empty, self._device = allocator(problem.device, problem.device_id)
-        self._checked = _Cache(_CALL_LIMIT)
+        self._checked = _Cache(_LIMIT)
 
     @property
     def schedule(self):
@@ -154,8 +153,8 @@ class _Cache:
                 self._items.popitem(last=False)
 
 
-_plans = _Cache(_PLAN_LIMIT)
-_calls = _Cache(_CALL_LIMIT)
+# By call and by (problem, mask, impl): different calls may state the same problem.
+_plans = _Cache(_LIMIT)
 
 
 def forward_inputs(q, k, v, out):
@@ -180,14 +179,14 @@ def lookup(q, k, v, mask, causal, window, scale, impl) -> AttentionPlan:
     types = (type(causal), type(scale))
     call = (signature(q), signature(k), signature(v), mask, causal, window, scale, types, impl)
     try:
-        found = _calls.get(call)
+        found = _plans.get(call)
     except TypeError:  # an argument that cannot be hashed is not valid either: the checks name it
         found = None
     if found is None:
         config.check_impl(impl)
         problem = check_forward(q, k, v, scale)
         found = _plan(problem, check_mask(mask, problem, causal, window), impl)
-        _calls.put(call, found)
+        _plans.put(call, found)
     return found
 
 

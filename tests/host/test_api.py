@@ -1,0 +1,452 @@
+"""attention, attention_backward and plan on host arrays: results, semantics, layouts, caching."""
+
+import functools
+import itertools
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import masks
+import nbflash
+from nbflash import planning, reference
+from nbflash.testing import (
+    assert_within_reference,
+    low_precision,
+    low_precision_backward,
+    make_qkv,
+    poisoned,
+)
+
+IMPLS = ("cpu", "reference")
+by_impl = pytest.mark.parametrize("impl", IMPLS)
+
+
+def attend(impl, q, k, v, mask=None, **options):
+    return nbflash.attention(q, k, v, mask, return_lse=True, impl=impl, **options)
+
+
+def attended(impl, nq, nk, mask=None, **options):
+    """The mask seen through the API: with Q = 0 and V = 1, rows of out are 1 / keys attended."""
+    q, k = np.zeros((1, nq, 1, 256), np.float32), np.zeros((1, nk, 1, 256), np.float32)
+    v = np.zeros_like(k)
+    v[0, np.arange(nk), 0, np.arange(nk)] = 1
+    out = nbflash.attention(q, k, v, mask, impl=impl, **options)
+    return out[0, :, 0, :nk] > 0
+
+
+def run_all(impl, q, k, v, dout, mask=None, **options):
+    out, lse = attend(impl, q, k, v, mask, **options)
+    gradients = nbflash.attention_backward(dout, q, k, v, out, lse, mask, impl=impl, **options)
+    return out, lse, *gradients
+
+
+def assert_matches_reference(impl, arrays, mask, options, working=None):
+    """Forward and backward of ``impl`` within the budget, for the joined mask of the options."""
+    q, k, v, dout = arrays
+    got = run_all(impl, q, k, v, dout, mask, **options)
+    keep = effective(mask, q, k, options)
+    assert_within_budget(got, arrays, keep, options.get("scale"), working)
+
+
+def assert_within_budget(got, arrays, keep, scale=None, working=None):
+    """All five results within the error of plain dense attention in the inputs' precision.
+
+    ``working`` names another dtype for that yardstick of the gradients.
+    """
+    q, k, v, dout = arrays
+    assert [x.dtype for x in got] == [q.dtype, np.float32, q.dtype, q.dtype, q.dtype]
+    expected = reference.attention(q, k, v, keep, scale)
+    expected += reference.attention_backward(dout, q, k, v, keep, scale)
+    low = low_precision(q, k, v, keep, scale)
+    q, k, v, dout = (x.astype(working or x.dtype) for x in arrays)
+    low += low_precision_backward(dout, q, k, v, keep, scale)
+    names = ("out", "lse", "dq", "dk", "dv")
+    for name, *results in zip(names, got, expected, low, strict=True):
+        assert_within_reference(*results, name)
+
+
+def effective(mask, q, k, options):
+    """The joined mask, cell by cell from the definitions of causal and window."""
+    nq, nk = q.shape[1], k.shape[1]
+    keep = np.ones((nq, nk), bool) if mask is None else mask.dense()
+    distance = np.arange(nk) - (np.arange(nq)[:, None] + nk - nq)
+    if options.get("causal"):
+        keep = keep & (distance <= 0)
+    left, right = options.get("window") or (None, None)
+    if left is not None:
+        keep = keep & (distance >= -left)
+    if right is not None:
+        keep = keep & (distance <= right)
+    return keep
+
+
+# Below one tile, one tile and a row, several tiles; more keys than queries and the reverse.
+SIZES = [(1, 1), (5, 9), (129, 129), (70, 200), (200, 70)]
+OPTIONS = {
+    "dense": {},
+    "causal": {"causal": True},
+    "window": {"window": (17, 3)},
+    "causal-window": {"causal": True, "window": (30, None)},
+    "scale": {"scale": -0.3},
+}
+
+
+@by_impl
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_float32_matches_the_reference(impl, size, options):
+    arrays = make_qkv(2, *size, 4, 2, 16)
+    assert_matches_reference(impl, arrays, None, options)
+
+
+# float64 gradients are measured against float32: they go through the float32 log-sum-exp.
+DTYPES = {
+    "float16": (np.float16, None),
+    "bfloat16": (ml_dtypes.bfloat16, None),
+    "float64": (np.float64, np.float32),
+}
+
+
+@by_impl
+@pytest.mark.parametrize(("dtype", "working"), DTYPES.values(), ids=DTYPES)
+def test_other_dtypes_match_the_reference(impl, dtype, working):
+    arrays = make_qkv(1, 100, 150, 2, 1, 24, dtype)
+    assert_matches_reference(impl, arrays, None, {"causal": True}, working)
+
+
+N = 150
+MASKS = {
+    "butterfly": masks.butterfly(N, block=16),
+    "scattered": masks.from_dense(np.random.default_rng(1).random((N, N)) < 0.1),
+    "documents": masks.documents([20, 70, 60]),
+    "per-head": masks.per_head([masks.causal(N), masks.dense(N), masks.local(N, block=8)] * 2),
+    "per-batch": masks.per_batch([masks.strided(N, block=8, stride=3), masks.prefix(N, 40)]),
+    "empty": masks.from_dense(np.zeros((N, N), bool)),
+}
+
+
+@by_impl
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True, "window": (80, None)}], ids=["mask", "and"]
+)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_masks_match_the_reference(impl, mask, options):
+    arrays = make_qkv(2, N, N, 6, 3, 16)
+    assert_matches_reference(impl, arrays, mask, options)
+
+
+@by_impl
+@pytest.mark.parametrize("group", [1, 2, 3, 6])
+def test_query_heads_share_key_heads_in_order(impl, group):
+    """Head h reads kv head h // group, whose values are all h // group."""
+    q, k, v, _ = make_qkv(1, 9, 17, 6, 6 // group, 8)
+    v[:] = np.arange(6 // group)[:, None]
+    out = nbflash.attention(q, k, v, impl=impl)
+    np.testing.assert_allclose(
+        out[0, :, :, 0], np.broadcast_to(np.arange(6) // group, (9, 6)), 1e-6
+    )
+
+
+@by_impl
+def test_causal_is_bottom_right_aligned(impl):
+    assert attended(impl, 2, 4, causal=True).tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert attended(impl, 4, 2, causal=True).tolist() == [[0, 0], [0, 0], [1, 0], [1, 1]]
+
+
+@by_impl
+def test_window_is_inclusive_and_bottom_right_aligned(impl):
+    assert attended(impl, 3, 3, window=(1, 0)).tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+    assert attended(impl, 2, 4, window=(0, 1)).tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
+    assert attended(impl, 2, 4, window=[None, 0]).tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert attended(impl, 2, 4, window=(None, None)).all()
+
+
+@by_impl
+def test_mask_causal_and_window_are_joined_by_and(impl):
+    mask = masks.strided(8, block=1, stride=2)
+    seen = attended(impl, 8, 8, mask, causal=True, window=(4, 9))
+    distance = np.arange(8)[:, None] - np.arange(8)
+    np.testing.assert_array_equal(seen, mask.dense() & (distance >= 0) & (distance <= 4))
+
+
+@by_impl
+def test_rows_that_attend_nothing_are_zero(impl):
+    nq, nk = 40, 25
+    q, k, v, dout = make_qkv(2, nq, nk, 2, 2, 8)
+    out, lse = attend(impl, q, k, v, causal=True)
+    dq, dk, dv = nbflash.attention_backward(dout, q, k, v, out, lse, causal=True, impl=impl)
+    dead = nq - nk
+    assert (out[:, :dead] == 0).all()
+    assert (lse[:, :, :dead] == -np.inf).all()
+    assert (dq[:, :dead] == 0).all()
+    assert np.isfinite(lse[:, :, dead:]).all()
+    assert (out[:, dead:] != 0).all()
+    for gradient in (dq, dk, dv):
+        assert np.isfinite(gradient).all()
+
+
+@by_impl
+@pytest.mark.parametrize("poison", [np.nan, np.inf], ids=["nan", "inf"])
+def test_masked_out_keys_and_values_never_reach_the_result(impl, poison):
+    """Keys 40 to 59 of 90 are attended by no one; they hold NaN or Inf, inside and beyond tiles."""
+    q, k, v, dout = make_qkv(1, 90, 90, 2, 1, 8)
+    keep = np.random.default_rng(2).random((90, 90)) < 0.3
+    keep[:, 40:60] = False
+    mask = masks.from_dense(keep)
+    k[:, 40:60], v[:, 40:60] = poison, poison
+    got = run_all(impl, q, k, v, dout, mask)
+    assert (got[3][:, 40:60] == 0).all()
+    assert (got[4][:, 40:60] == 0).all()
+    assert_within_budget(got, (q, k, v, dout), mask)
+
+
+@by_impl
+@pytest.mark.parametrize("empty", ["batch", "nq", "nk", "nq-and-nk"])
+def test_empty_axes_are_legal(impl, empty):
+    batch = 0 if empty == "batch" else 2
+    nq = 0 if "nq" in empty else 5
+    nk = 0 if "nk" in empty else 7
+    q, k, v, dout = make_qkv(batch, nq, nk, 4, 2, 8)
+    out, lse, dq, dk, dv = run_all(impl, q, k, v, dout, causal=True, window=(3, None))
+    assert out.shape == q.shape == dq.shape
+    assert dk.shape == dv.shape == k.shape
+    assert lse.shape == (batch, 4, nq)
+    assert (out == 0).all()
+    assert (lse == -np.inf).all()
+    for gradient in (dq, dk, dv):
+        assert (gradient == 0).all()
+
+
+@by_impl
+def test_out_receives_the_result_and_is_returned(impl):
+    q, k, v, _ = make_qkv(2, 33, 21, 2, 2, 8)
+    expected = nbflash.attention(q, k, v, impl=impl)
+    heads_first = poisoned((2, 2, 33, 8)).transpose(0, 2, 1, 3)
+    spaced = poisoned((2, 66, 2, 12))[:, ::-2, :, 2:10]
+    for out in (poisoned(q.shape), heads_first, spaced):
+        for _ in range(2):
+            out.fill(np.nan)
+            assert nbflash.attention(q, k, v, out=out, impl=impl) is out
+            np.testing.assert_array_equal(out, expected)
+    assert np.isnan(spaced.base[:, ::-2, :, :2]).all()
+    assert np.isnan(spaced.base[:, ::2]).all()
+
+
+@by_impl
+def test_out_may_interleave_with_an_input(impl):
+    """Q and out side by side in one buffer overlap in addresses but share no element."""
+    q, k, v, _ = make_qkv(2, 33, 21, 2, 2, 8)
+    expected = nbflash.attention(q, k, v, impl=impl)
+    buffer = poisoned((2, 33, 2, 2, 8))
+    buffer[:, :, 0] = q
+    nbflash.attention(buffer[:, :, 0], k, v, out=buffer[:, :, 1], impl=impl)
+    np.testing.assert_array_equal(buffer[:, :, 1], expected)
+    np.testing.assert_array_equal(buffer[:, :, 0], q)
+
+
+def heads_first(x):
+    return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+
+
+def padded(x):
+    wide = poisoned((*x.shape[:3], x.shape[3] + 3), x.dtype)
+    wide[..., 1:-2] = x
+    return wide[..., 1:-2]
+
+
+def backwards(x):
+    return np.ascontiguousarray(x[::-1, ::-1, ::-1])[::-1, ::-1, ::-1]
+
+
+def every_other(x):
+    wide = poisoned((x.shape[0], 2 * x.shape[1], *x.shape[2:]), x.dtype)
+    wide[:, ::2] = x
+    return wide[:, ::2]
+
+
+LAYOUTS = (heads_first, padded, backwards, every_other)
+
+
+@by_impl
+@pytest.mark.parametrize("shift", range(4))
+def test_every_array_may_have_its_own_layout(impl, shift):
+    """Results are bitwise those of contiguous arrays; the gaps hold NaN."""
+    q, k, v, dout = make_qkv(2, 45, 37, 4, 2, 8)
+    out, lse, *expected = run_all(impl, q, k, v, dout, causal=True)
+    layout = list(itertools.islice(itertools.cycle(LAYOUTS), shift, shift + 5))
+    q, k, v, dout, out_ = (f(x) for f, x in zip(layout, (q, k, v, dout, out), strict=True))
+    np.testing.assert_array_equal(attend(impl, q, k, v, causal=True)[0], out)
+    lse = padded(lse[..., None, :])[..., 0, :]
+    got = nbflash.attention_backward(dout, q, k, v, out_, lse, causal=True, impl=impl)
+    for x, y in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@by_impl
+def test_broadcast_and_read_only_inputs(impl):
+    q, k, v, dout = make_qkv(3, 20, 30, 2, 2, 8)
+    k, v = k[:1], v[:1]
+    whole = [np.repeat(x, 3, axis=0) for x in (k, v)]
+    shared = [np.broadcast_to(x, (3, *x.shape[1:])) for x in (k, v)]
+    for x, y in zip(run_all(impl, q, *shared, dout), run_all(impl, q, *whole, dout), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@by_impl
+def test_strides_of_axes_of_length_one_do_not_matter(impl):
+    q, k, v, _ = make_qkv(1, 20, 30, 1, 1, 8)
+    expected = nbflash.attention(q, k, v, impl=impl)
+    q = np.lib.stride_tricks.as_strided(q, q.shape, (3331333, 32, 0, 4))
+    np.testing.assert_array_equal(nbflash.attention(q, k, v, impl=impl), expected)
+
+
+class Foreign:
+    """Another library's host array: DLPack and nothing else."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+@pytest.mark.parametrize("wrap", [Foreign, lambda x: x.view(Subclass)], ids=["dlpack", "subclass"])
+def test_other_array_types_give_numpy_results(wrap):
+    q, k, v, dout = make_qkv(1, 20, 30, 2, 2, 8)
+    expected = run_all("reference", q, k, v, dout)
+    out, lse = attend("reference", *map(wrap, (q, k, v)))
+    arrays = map(wrap, (dout, q, k, v, out, lse))
+    got = out, lse, *nbflash.attention_backward(*arrays, impl="reference")
+    for x, y in zip(got, expected, strict=True):
+        assert type(x) is np.ndarray
+        np.testing.assert_array_equal(x, y)
+
+
+def test_auto_on_host_arrays_is_cpu():
+    q, k, v, _ = make_qkv(1, 20, 30, 2, 2, 8)
+    assert nbflash.plan(q, k, v).impl == "cpu"
+    assert nbflash.why_not("auto", q, k, v) == nbflash.why_not("cpu", q, k, v) == []
+    assert nbflash.why_not("reference", q, k, v, causal=True) == []
+    assert nbflash.why_not("sm90", q, k, v) == ["the Hopper kernels (wgmma, TMA) are not built yet"]
+    assert any("got NumPy arrays" in reason for reason in nbflash.why_not("simt", q, k, v))
+
+
+@by_impl
+def test_plan_gives_the_results_of_the_functions(impl):
+    q, k, v, dout = make_qkv(2, 45, 37, 4, 2, 8)
+    mask = masks.from_dense(np.random.default_rng(3).random((45, 37)) < 0.4)
+    options = {"causal": True, "window": (9, None), "scale": 0.7}
+    expected = run_all(impl, q, k, v, dout, mask, **options)
+    plan = nbflash.plan(q, k, v, mask, impl=impl, **options)
+    target = poisoned(q.shape)
+    out, lse = plan(q, k, v, out=target)
+    assert out is target
+    out_by_vjp, pullback = plan.vjp(q, k, v)
+    np.testing.assert_array_equal(out_by_vjp, out)
+    for deterministic in (False, True):
+        for gradients in (
+            plan.backward(dout, q, k, v, out, lse, deterministic=deterministic),
+            pullback(dout, deterministic=deterministic),
+        ):
+            for x, y in zip((out, lse, *gradients), expected, strict=True):
+                np.testing.assert_array_equal(x, y)
+
+
+@by_impl
+def test_plan_serves_other_layouts(impl):
+    q, k, v, _ = make_qkv(2, 45, 37, 4, 2, 8)
+    plan = nbflash.plan(q, k, v, impl=impl)
+    expected, _ = plan(q, k, v)
+    for layout in LAYOUTS:
+        for _ in range(2):
+            np.testing.assert_array_equal(plan(*map(layout, (q, k, v)))[0], expected)
+
+
+def test_equal_calls_share_a_plan():
+    q, k, v, _ = make_qkv(2, 40, 40, 4, 2, 8)
+    make = functools.partial(nbflash.plan, impl="reference")
+    plan = make(q, k, v, causal=True)
+    assert make(q + 1, k, v, causal=True) is plan
+    assert make(q, k, v, masks.causal(40)) is plan
+    assert make(q, k, v, causal=np.True_) is plan
+    assert make(q, k, v, causal=True, scale=8**-0.5) is plan
+    others = (
+        make(q, k, v),
+        make(q, k, v, causal=True, scale=0.5),
+        make(q[:1], k[:1], v[:1], causal=True),
+        make(*(x.astype(np.float64) for x in (q, k, v)), causal=True),
+        make(heads_first(q), k, v, causal=True),
+        nbflash.plan(q, k, v, causal=True, impl="cpu"),
+    )
+    assert len({plan, *others}) == 7
+
+
+def test_plans_are_forgotten_when_there_are_too_many(monkeypatch):
+    """A plan is known by its call and by its problem, so four entries are two plans."""
+    monkeypatch.setattr(planning, "_plans", planning._Cache(4))
+    q, k, v, _ = make_qkv(1, 40, 40, 1, 1, 8)
+    make = functools.partial(nbflash.plan, q, k, v, impl="reference")
+    first, second = make(scale=1.0), make(scale=2.0)
+    assert make(scale=1.0) is first
+    assert make(scale=2.0) is second
+    make(scale=3.0)
+    make(scale=4.0)
+    assert make(scale=1.0) is not first
+
+
+def test_cache_forgets_what_was_used_longest_ago():
+    cache = planning._Cache(2)
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.get("a") == 1
+    cache.put("c", 3)
+    assert [cache.get(key) for key in "abc"] == [1, None, 3]
+
+
+def test_threads_share_plans():
+    q, k, v, _ = make_qkv(1, 70, 70, 2, 1, 8)
+    expected = [nbflash.attention(q, k, v, window=(w, 0), impl="reference") for w in range(8)]
+    wrong = []
+
+    def work():
+        for w in range(8):
+            got = nbflash.attention(q, k, v, window=(w, 0), impl="reference")
+            if not np.array_equal(got, expected[w]):
+                wrong.append(w)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_plan_tells_what_it_is():
+    q, k, v, _ = make_qkv(2, 40, 50, 4, 2, 8)
+    assert repr(nbflash.plan(q, k, v, causal=True, impl="cpu")) == (
+        "AttentionPlan(cpu: q (2, 40, 4, 8), k and v (2, 50, 2, 8), float32, scale 0.3536, cpu, "
+        f"{nbflash.plan(q, k, v, causal=True).schedule!r})"
+    )
+    dense = nbflash.plan(q, k, v, impl="reference")
+    assert dense.schedule is None
+    assert repr(dense).startswith("AttentionPlan(reference: q (2, 40, 4, 8)")
+    assert isinstance(nbflash.plan(q, k, v).schedule, nbflash.TileSchedule)
+
+
+@by_impl
+def test_inputs_are_left_alone(impl):
+    q, k, v, dout = make_qkv(2, 45, 37, 4, 2, 8)
+    before = [x.copy() for x in (q, k, v, dout)]
+    run_all(impl, q, k, v, dout, causal=True)
+    for x, y in zip((q, k, v, dout), before, strict=True):
+        np.testing.assert_array_equal(x, y)
