@@ -77,11 +77,16 @@ def _heads_first(*arrays):
     return [np.repeat(x, heads // x.shape[1], axis=1) for x in arrays]
 
 
+def _attended(mask, shape):
+    """A Mask, a bool array or None as a bool array of ``shape``."""
+    keep = True if mask is None else mask.dense() if hasattr(mask, "dense") else np.asarray(mask)
+    return np.broadcast_to(keep, shape)
+
+
 def _softmax(q, k, mask, scale):
     """Attended pairs, probabilities (batch, heads, nq, nk) and LSE (batch, heads, nq)."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    keep = True if mask is None else mask.dense() if hasattr(mask, "dense") else np.asarray(mask)
-    keep = np.broadcast_to(keep, (*q.shape[:3], k.shape[2]))
+    keep = _attended(mask, (*q.shape[:3], k.shape[2]))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         s = np.where(keep, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
         m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)

@@ -4,6 +4,7 @@ The tests and the experiments share these, so that a number is reported under th
 a test holds it to.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -86,8 +87,7 @@ def code_word_oracle(nq, head_dim, nk=None, mask=None, dtype=np.float32, scale=N
     rng = np.random.default_rng(seed)
     bits = np.arange(nk)[:, None] >> (np.arange(head_dim) % max(1, (nk - 1).bit_length())) & 1
     words = (1 - 2 * bits) * rng.choice([-1, 1], head_dim)
-    keep = np.ones((nq, nk), bool) if mask is None else mask
-    keep = keep.dense() if hasattr(keep, "dense") else keep
+    keep = reference._attended(mask, (nq, nk))
     attends = keep.any(axis=1)
     target = np.argmax(np.where(keep, rng.random((nq, nk)), -1.0), axis=1)
     v = rng.choice([-3, -2, -1, 1, 2, 3], (nk, head_dim))
@@ -167,8 +167,7 @@ def _yardstick_inputs(q, k, v, mask, work):
     q, k, v = (np.asarray(x, work).transpose(0, 2, 1, 3) for x in (q, k, v))
     q, k, v = (np.nan_to_num(x, nan=0, posinf=0, neginf=0) for x in (q, k, v))
     k, v = (np.repeat(x, heads // x.shape[1], axis=1)[:, :, ::-1] for x in (k, v))
-    keep = True if mask is None else mask.dense() if hasattr(mask, "dense") else np.asarray(mask)
-    keep = np.broadcast_to(keep, (*q.shape[:3], k.shape[2]))
+    keep = reference._attended(mask, (*q.shape[:3], k.shape[2]))
     return q, k, v, keep[..., ::-1]
 
 
@@ -183,6 +182,19 @@ def _low_softmax(q, k, keep, scale, rounded):
     with np.errstate(divide="ignore"):
         lse = m + np.log(total)
     return rounded(p / np.where(total == 0, 1, total)), lse[..., 0]
+
+
+def error_budget(ref64, low, factor=2.0, reduce=None):
+    """``factor · (max|low - ref64| + eps(low.dtype) · max|ref64|)`` over the finite elements.
+
+    ``reduce`` may take the place of the maximum over all elements.
+    """
+    reduce = _largest if reduce is None else reduce
+    eps = float(np.spacing(np.ones((), np.asarray(low).dtype)))
+    finite = np.isfinite(ref64)
+    ref64 = np.where(finite, ref64, 0.0)
+    low = np.where(finite, np.asarray(low, np.float64), 0.0)
+    return factor * (reduce(np.abs(low - ref64)) + eps * reduce(np.abs(ref64)))
 
 
 def assert_within_reference(got, ref64, low, name="result", factor=2.0):
@@ -206,8 +218,13 @@ def assert_within_reference(got, ref64, low, name="result", factor=2.0):
     -------
     float
         ``max|got - ref64|`` over the finite elements.
+
+    Raises
+    ------
+    AssertionError
+        With the largest error, the budget and the first or worst position.
     """
-    return _check(got, ref64, low, name, factor, lambda x: np.max(x, initial=0.0))
+    return _check(got, ref64, low, name, factor, _largest)
 
 
 def assert_blocks_within_reference(got, ref64, low, tile, name="result", factor=2.0, axis=1):
@@ -217,10 +234,7 @@ def assert_blocks_within_reference(got, ref64, low, tile, name="result", factor=
     behind large numbers elsewhere. Use ``axis=1`` for (batch, n, heads, head_dim) and ``axis=2``
     for an LSE (batch, heads, n).
     """
-
-    def by_block(x):
-        return _block_max(x, tile, axis)
-
+    by_block = functools.partial(_largest_by_block, tile=tile, axis=axis)
     return _check(got, ref64, low, f"{name} by blocks of {tile}", factor, by_block)
 
 
@@ -237,10 +251,14 @@ def block_errors(got, ref64, tile, axis=1):
     got, ref64 = np.asarray(got, np.float64), np.asarray(ref64, np.float64)
     with np.errstate(invalid="ignore"):
         error = np.where(got == ref64, 0.0, np.abs(got - ref64))
-    return _block_max(error, tile, axis)
+    return _largest_by_block(error, tile, axis)
 
 
-def _block_max(x, tile, axis):
+def _largest(x):
+    return float(np.max(x, initial=0.0))
+
+
+def _largest_by_block(x, tile, axis):
     if x.ndim == 4:
         x = np.max(x, axis=-1, initial=0.0)
     starts = np.arange(0, x.shape[axis], tile)
@@ -248,15 +266,14 @@ def _block_max(x, tile, axis):
 
 
 def _check(got, ref64, low, name, factor, reduce):
-    """Compare the infinities, then ``reduce`` of the error with ``reduce`` of the budget's."""
-    eps = float(np.spacing(np.ones((), np.asarray(low).dtype)))
-    got, ref64, low = (np.asarray(x, np.float64) for x in (got, ref64, low))
-    if not got.shape == ref64.shape == low.shape:
-        raise AssertionError(f"{name}: shapes {got.shape}, {ref64.shape}, {low.shape} differ")
+    shapes = [np.shape(x) for x in (got, ref64, low)]
+    if len(set(shapes)) > 1:
+        raise AssertionError(f"{name}: shapes of got, ref64 and low differ: {shapes}")
+    got, ref64 = np.asarray(got, np.float64), np.asarray(ref64, np.float64)
     if np.isnan(ref64).any():
         raise AssertionError(f"{name}: the reference holds NaN, the comparison means nothing")
     finite = np.isfinite(ref64)
-    if not np.isfinite(low[finite]).all():
+    if not np.isfinite(np.asarray(low, np.float64)[finite]).all():
         raise AssertionError(f"{name}: the low-precision yardstick is not finite on this data")
     wrong = np.where(finite, ~np.isfinite(got), got != ref64)
     if wrong.any():
@@ -264,19 +281,92 @@ def _check(got, ref64, low, name, factor, reduce):
             f"{name}: {wrong.sum()} of {got.size} elements are NaN or infinite, or should be, "
             f"first {_describe(np.argmax(wrong), got, ref64)}"
         )
-    got, ref64, low = (np.where(finite, x, 0.0) for x in (got, ref64, low))
-    error = np.abs(got - ref64)
-    budget = factor * (reduce(np.abs(low - ref64)) + eps * reduce(np.abs(ref64)))
-    excess = reduce(error) - budget
-    if np.any(excess > 0.0):
+    error = np.abs(np.where(finite, got, 0.0) - np.where(finite, ref64, 0.0))
+    largest, budget = (
+        np.ravel(x) for x in (reduce(error), error_budget(ref64, low, factor, reduce))
+    )
+    if np.any(largest > budget):
+        worst = np.argmax(largest - budget)
         raise AssertionError(
-            f"{name}: error {reduce(error).flat[np.argmax(excess)]:.3e} exceeds the budget "
-            f"{np.asarray(budget).flat[np.argmax(excess)]:.3e}, largest error "
-            f"{_describe(np.argmax(error), got, ref64)}"
+            f"{name}: error {largest[worst]:.3e} exceeds the budget {budget[worst]:.3e}, "
+            f"largest error {_describe(np.argmax(error), got, ref64)}"
         )
-    return float(np.max(error, initial=0.0))
+    return _largest(error)
 
 
 def _describe(flat, got, ref64):
     index = tuple(int(i) for i in np.unravel_index(flat, got.shape))
     return f"at {index}: got {got[index]:.9g}, reference {ref64[index]:.9g}"
+
+
+def mask_gallery(nq, nk=None, *, batch=2, heads=2):
+    """One mask of every pattern and tile kind, by name, each of shape (nq, nk).
+
+    Blocks are a sixth of the longer side, so that no usual tile size divides them. Some rows or
+    keys, or all, are dead in ``causal`` (where nq > nk), ``documents``, ``padding``, ``dead-*``
+    and ``empty``. ``per-*`` and ``padding`` vary over `batch` entries and `heads` query heads.
+
+    Parameters
+    ----------
+    nq, nk : int
+        At least 1; `nk` defaults to `nq`.
+    """
+    import masks
+
+    nk = nq if nk is None else nk
+    n = max(nq, nk)
+    block, third, third_k = -(-n // 6), -(-nq // 3), -(-nk // 3)
+    side = math.isqrt(n - 1) + 1
+    causal, dense = masks.causal(nq, nk), masks.dense(nq, nk)
+
+    def fit(square):
+        """The first nq rows and nk columns of a mask that only comes square."""
+        return square if square.shape == (nq, nk) else masks.from_dense(square.dense()[:nq, :nk])
+
+    def where(predicate):
+        return masks.from_function(predicate, nq, nk)
+
+    butterfly, local = fit(masks.butterfly(n, block)), fit(masks.local(n, block))
+    plain = {
+        "dense": dense,
+        "causal": causal,
+        "window": masks.window(nq, nk, left=n // 5, right=n // 7),
+        "window-causal": masks.window(nq, nk, left=n // 4, right=0),
+        "prefix": masks.prefix(nq, third_k, nk=nk),
+        "documents": masks.documents([third, nq - third, 0], [nk - third_k, 0, third_k]),
+        "documents-causal": masks.documents(
+            [nq - third, third], [third_k, nk - third_k], causal=True
+        ),
+        "chunked": masks.chunked(nq, block, nk=nk),
+        "sinks": masks.sinks(nq, block // 2 + 1, block, nk=nk),
+        "butterfly": butterfly,
+        "butterfly-causal": butterfly & causal,
+        "local": local,
+        "butterfly-or-local-causal": (butterfly | local) & causal,
+        "random": fit(masks.random(n, block, 0.3, seed=1)),
+        "strided": fit(masks.strided(n, 1, block // 2 + 1, 2)),
+        "dilated": fit(masks.dilated(n, 5, 3)),
+        "fixed": fit(masks.fixed(n, block, 2)),
+        "global-local": fit(masks.global_local(n, block)),
+        "bigbird": fit(masks.bigbird(n, block // 2 + 1)),
+        "vertical-slash": fit(masks.vertical_slash(n, sorted({0, n // 2}), sorted({0, n // 3}))),
+        "axial": fit(masks.axial(side, side)),
+        "neighborhood": fit(masks.neighborhood((side, side), min(3, side))),
+        "tree": fit(masks.tree([(i - 1) // 2 for i in range(nq)], prefix=max(nk - nq, 0))),
+        "checkerboard": where(lambda q, kv: (q + kv) % 2 == 0),
+        "dead-first": where(lambda q, kv: (q >= third) & (kv >= 0)),
+        "dead-last": where(lambda q, kv: (q < nq - third) & (kv <= q)),
+        "dead-scattered": where(lambda q, kv: (q % 3 != 1) & ((5 * q + 7 * kv) % 11 < 5)),
+        "dead-keys": where(lambda q, kv: (kv >= third_k) & (kv % 3 != 1) & (q >= 0)),
+        "empty": ~dense,
+    }
+    cycle = [causal, plain["dead-scattered"], butterfly, ~dense, dense]
+    first, second = ([cycle[(i + s) % 5] for i in range(heads)] for s in (0, 1))
+    return plain | {
+        "padding": masks.padding(np.linspace(nk - third_k, 0, batch, dtype=int), nq, nk),
+        "per-head": masks.per_head(first),
+        "per-batch": masks.per_batch([cycle[i % 5] for i in range(batch)]),
+        "per-batch-per-head": masks.per_batch(
+            [masks.per_head(first if i % 2 else second) for i in range(batch)]
+        ),
+    }

@@ -1,0 +1,392 @@
+"""The yardstick itself: budgets that reject planted errors, exact oracles, the mask gallery."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import masks
+from nbflash import reference
+from nbflash.testing import (
+    assert_blocks_within_reference,
+    assert_within_reference,
+    block_errors,
+    code_word_oracle,
+    error_budget,
+    low_precision,
+    low_precision_backward,
+    make_qkv,
+    mask_gallery,
+    poisoned,
+    small_integers,
+)
+
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+NAMES = [np.dtype(d).name for d in DTYPES]
+
+
+def _eps(dtype):
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+class TestInputs:
+    @pytest.mark.parametrize("make", [make_qkv, small_integers])
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    def test_shapes_dtype_and_seed(self, make, dtype):
+        arrays = make(2, 3, 5, 4, 2, 8, dtype, seed=1)
+        assert [x.shape for x in arrays] == [
+            (2, 3, 4, 8),
+            (2, 5, 2, 8),
+            (2, 5, 2, 8),
+            (2, 3, 4, 8),
+        ]
+        assert {x.dtype for x in arrays} == {np.dtype(dtype)}
+        again, other = make(2, 3, 5, 4, 2, 8, dtype, seed=1), make(2, 3, 5, 4, 2, 8, dtype, seed=2)
+        assert all(np.array_equal(x, y) for x, y in zip(arrays, again, strict=True))
+        assert not any(np.array_equal(x, y) for x, y in zip(arrays, other, strict=True))
+
+    def test_small_integers_multiply_exactly_in_float16(self):
+        q, k, v, dout = small_integers(1, 64, 64, 1, 1, 128, np.float16)
+        for a, b in ((q, k), (dout, v)):
+            a, b = a[0, :, 0], b[0, :, 0]
+            exact = a.astype(np.int64) @ b.astype(np.int64).T
+            assert exact.any()
+            running = np.zeros(exact.shape, np.float16)
+            for c in range(128):
+                running += np.outer(a[:, c], b[:, c])
+            assert np.array_equal(running, exact)
+        assert set(np.unique(q)) == {-2, -1, 0, 1, 2}
+        assert 0.7 < np.mean(q == 0) < 0.9
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    def test_poisoned_outputs_fail_unless_written(self, dtype):
+        out = poisoned((2, 3), dtype)
+        assert out.dtype == dtype
+        assert np.isnan(out.astype(np.float64)).all()
+        want = np.ones((2, 3))
+        out[:] = 1
+        assert_within_reference(out, want, want.astype(dtype))
+        out[1, 2] = np.nan
+        with pytest.raises(AssertionError, match=r"1 of 6 elements are NaN .* first at \(1, 2\)"):
+            assert_within_reference(out, want, want.astype(dtype))
+
+
+class TestBudget:
+    ref = np.array([[1.0, -2.0, 0.5], [4.0, 0.25, -1.0]])
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    def test_value(self, dtype):
+        low = self.ref.astype(dtype)
+        assert error_budget(self.ref, low) == 2 * _eps(dtype) * 4
+        low[0, 1] += dtype(0.25)
+        assert error_budget(self.ref, low) == 2 * (0.25 + _eps(dtype) * 4)
+        assert error_budget(self.ref, low, factor=3) == 3 * (0.25 + _eps(dtype) * 4)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    @pytest.mark.parametrize("factor", [2.0, 3.0])
+    def test_an_error_just_over_the_budget_fails_and_one_just_under_passes(self, dtype, factor):
+        low = self.ref.astype(dtype)
+        low[1, 0] -= dtype(0.5)
+        budget = error_budget(self.ref, low, factor)
+        got = self.ref.copy()
+        for at in np.ndindex(got.shape):
+            for sign in (-1, 1):
+                got[at] = self.ref[at] + sign * budget * 0.999
+                error = assert_within_reference(got, self.ref, low, factor=factor)
+                assert error == abs(got[at] - self.ref[at])
+                got[at] = self.ref[at] + sign * budget * 1.001
+                with pytest.raises(AssertionError, match=r"out: error .* exceeds the budget"):
+                    assert_within_reference(got, self.ref, low, "out", factor)
+            got[at] = self.ref[at]
+
+    def test_message_names_the_worst_element(self):
+        got = self.ref.copy()
+        got[0, 2], got[1, 1] = 0.75, 0.5
+        got[1, 2] = 1.0
+        with pytest.raises(
+            AssertionError,
+            match=r"^dq: error 2\.000e\+00 exceeds .* at \(1, 2\): got 1, reference -1$",
+        ):
+            assert_within_reference(got, self.ref, self.ref.astype(np.float32), "dq")
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_nan_or_inf_in_the_result_fails(self, bad):
+        got = self.ref.copy()
+        got[1, 1] = bad
+        with pytest.raises(AssertionError, match=r"1 of 6 elements are NaN or infinite.*\(1, 1\)"):
+            assert_within_reference(got, self.ref, self.ref.astype(np.float32))
+
+    def test_infinities_must_stand_where_the_reference_has_them(self):
+        lse = np.array([0.5, -np.inf, 2.0, -np.inf])
+        low = lse.astype(np.float32)
+        assert assert_within_reference(low, lse, low, "lse") == 0.0
+        for at, wrong in [(1, 0.0), (1, np.inf), (1, np.nan), (3, -1e30), (0, -np.inf)]:
+            got = lse.copy()
+            got[at] = wrong
+            with pytest.raises(AssertionError, match=rf"lse: 1 of 4 .* first at \({at},\)"):
+                assert_within_reference(got, lse, low, "lse")
+
+    def test_a_reference_with_nan_decides_nothing(self):
+        ref = self.ref.copy()
+        ref[0, 0] = np.nan
+        with pytest.raises(AssertionError, match="the reference holds NaN"):
+            assert_within_reference(ref, ref, self.ref.astype(np.float32))
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_a_yardstick_that_overflows_decides_nothing(self, bad):
+        low = self.ref.astype(np.float16)
+        low[0, 0] = bad
+        with pytest.raises(AssertionError, match="yardstick is not finite"):
+            assert_within_reference(self.ref, self.ref, low)
+
+    def test_shapes_must_agree(self):
+        # (2, 3) against (1, 3) would broadcast
+        with pytest.raises(AssertionError, match=r"shapes .* differ: .*\(1, 3\)"):
+            assert_within_reference(self.ref[:1], self.ref, self.ref.astype(np.float32))
+        with pytest.raises(AssertionError, match=r"shapes .* differ"):
+            assert_within_reference(self.ref, self.ref, self.ref[0].astype(np.float32))
+
+    def test_empty_arrays_agree(self):
+        empty = np.zeros((1, 0, 2, 4))
+        assert assert_within_reference(empty, empty, empty.astype(np.float32)) == 0.0
+        assert assert_blocks_within_reference(empty, empty, empty.astype(np.float32), 16) == 0.0
+
+
+class TestBlocks:
+    def test_block_errors(self):
+        ref = np.zeros((1, 5, 2, 3))
+        got = ref.copy()
+        got[0, 1, 0, 2], got[0, 4, 1, 0], got[0, 3, 1, 1] = 0.5, -2.0, 1.0
+        assert np.array_equal(block_errors(got, ref, 2), [[[0.5, 0], [0, 1], [0, 2]]])
+        got[0, 4, 0, 0] = np.nan
+        assert np.isnan(block_errors(got, ref, 2)[0, 2, 0])
+        lse, got = np.array([[[0.0, -np.inf, 1.0]]]), np.array([[[0.0, -np.inf, 1.25]]])
+        assert np.array_equal(block_errors(got, lse, 2, axis=2), [[[0, 0.25]]])
+        assert block_errors(np.array([[[0.0, 3.0, 1.0]]]), lse, 2, axis=2)[0, 0, 0] == np.inf
+
+    @pytest.mark.parametrize("tile", [1, 16, 64])
+    def test_a_wrong_tile_of_small_numbers_cannot_hide(self, tile):
+        """Rows 96 and on are a thousandth of the rest: one of them wrong passes as a whole."""
+        rng = np.random.default_rng(0)
+        ref = rng.standard_normal((2, 130, 2, 8))
+        ref[:, 96:] *= 1e-3
+        low = ref.astype(np.float16)
+        got = ref.astype(np.float16)
+        assert_blocks_within_reference(got, ref, low, tile)
+        got[1, 100, 1] = 0
+        assert_within_reference(got, ref, low)
+        if tile == 64:
+            # rows 64 to 127 hold large numbers too: the tile must match the scale of the fault
+            assert_blocks_within_reference(got, ref, low, tile)
+        else:
+            with pytest.raises(AssertionError, match=rf"dk by blocks of {tile}: error"):
+                assert_blocks_within_reference(got, ref, low, tile, "dk")
+
+    def test_lse_blocks(self):
+        lse = np.array([[[100.0, 100.0, 0.01, 0.01, -np.inf]]])
+        low = lse.astype(np.float32)
+        got = lse.copy()
+        got[0, 0, 3] += 1e-5
+        assert_within_reference(got, lse, low)
+        with pytest.raises(AssertionError, match="exceeds the budget"):
+            assert_blocks_within_reference(got, lse, low, 2, axis=2)
+
+
+class TestLowPrecision:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    @pytest.mark.parametrize(("nq", "nk"), [(1, 1), (5, 33), (64, 40)])
+    def test_error_is_that_of_the_dtype(self, nq, nk, dtype):
+        """Nonzero, so that it is a yardstick, and a few roundings, so that it is a tight one."""
+        q, k, v, dout = make_qkv(2, nq, nk, 4, 2, 16, dtype)
+        out64, lse64 = reference.attention(q, k, v)
+        out, lse = low_precision(q, k, v)
+        assert (out.dtype, lse.dtype) == (np.dtype(dtype), np.dtype(np.float32))
+        error = np.abs(out.astype(np.float64) - out64).max()
+        assert error <= 4 * _eps(dtype) * np.abs(v.astype(np.float64)).max()
+        # S is rounded three times: the product, the scaled product, the sum
+        scores = np.abs(lse64).max() + np.log(nk)
+        bound = max(_eps(dtype), _eps(np.float32)) * (scores + 1)
+        assert np.abs(lse - lse64).max() <= 4 * bound
+        grads = reference.attention_backward(dout, q, k, v)
+        lows = low_precision_backward(dout, q, k, v)
+        for low, grad, x in zip(lows, grads, (q, k, v), strict=True):
+            assert (low.shape, low.dtype) == (x.shape, x.dtype)
+            if nk > 1:
+                assert (
+                    0
+                    < np.abs(low.astype(np.float64) - grad).max()
+                    <= (32 * _eps(dtype) * max(1, np.abs(grad).max()))
+                )
+        if nk > 1:
+            assert error > 0
+
+    def test_a_single_key_leaves_the_rounding_of_delta(self):
+        """dP − delta is exactly 0, and in no implementation: the budget must not be 0."""
+        q, k, v, dout = make_qkv(1, 4, 1, 1, 1, 64, np.float32)
+        dq64, dk64, _ = reference.attention_backward(dout, q, k, v)
+        dq, dk, _ = low_precision_backward(dout, q, k, v)
+        terms = np.abs(dout * v).sum(axis=-1).max()
+        scale = 64**-0.5 * max(np.abs(k).max(), np.abs(q).sum(axis=1).max())
+        for low, grad in ((dq, dq64), (dk, dk64)):
+            assert 0 < np.abs(low - grad).max() <= 2 * _eps(np.float32) * terms * scale
+        # a float32 sum in the plain order is inside it
+        delta = np.float32(0)
+        dp = np.float32(0)
+        for c in range(64):
+            delta += dout[0, 0, 0, c] * v[0, 0, 0, c]
+            dp += dout[0, 0, 0, 63 - c] * v[0, 0, 0, 63 - c]
+        got = np.zeros_like(dq)
+        got[0, 0] = (dp - delta) * np.float32(64**-0.5) * k[0, 0]
+        assert_within_reference(got, dq64, dq, "dq")
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    def test_masks_empty_rows_and_poison(self, dtype):
+        q, k, v, dout = make_qkv(1, 9, 7, 2, 1, 8, dtype)
+        keep = np.tril(np.ones((9, 7), bool), -1)
+        keep[:, 6] = False
+        k[:, 6], v[:, 6] = np.nan, np.inf
+        out, lse = low_precision(q, k, v, keep)
+        out64, lse64 = reference.attention(q, k, v, keep)
+        assert not out[:, 0].any()
+        assert_within_reference(out64.astype(dtype), out64, out, "out")
+        assert_within_reference(lse64.astype(np.float32), lse64, lse, "lse")
+        grads64 = reference.attention_backward(dout, q, k, v, keep)
+        lows = low_precision_backward(dout, q, k, v, keep)
+        for grad, low in zip(grads64, lows, strict=True):
+            assert_blocks_within_reference(grad.astype(dtype), grad, low, 4, "gradient")
+
+    def test_rounding_is_where_a_framework_rounds(self):
+        """float16: S, P and O are float16 numbers; the products between them are not."""
+        q, k, v, _ = make_qkv(1, 3, 40, 1, 1, 16, np.float16)
+        s = (q[0, :, 0].astype(np.float32) @ k[0, :, 0].astype(np.float32).T).astype(np.float16)
+        s = (s.astype(np.float32) * np.float32(0.25)).astype(np.float16).astype(np.float32)
+        p = np.exp(s - s.max(axis=1, keepdims=True))
+        p = (p / p.sum(axis=1, keepdims=True)).astype(np.float16)
+        want = p.astype(np.float64) @ v[0, :, 0].astype(np.float64)
+        out, _ = low_precision(q, k, v)
+        # float32 sums over the keys in any order, then one rounding to float16
+        assert np.abs(out[0, :, 0] - want).max() <= _eps(np.float16) * np.abs(want).max()
+
+
+class TestOracles:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    @pytest.mark.parametrize(("nq", "nk", "head_dim"), [(1, 1, 1), (17, 17, 16), (33, 20, 8)])
+    def test_code_words(self, nq, nk, head_dim, dtype):
+        for mask in (None, np.tril(np.ones((nq, nk), bool), -1), masks.causal(nq, nk)):
+            case = code_word_oracle(nq, head_dim, nk, mask, dtype)
+            assert {x.dtype for x in (case.q, case.k, case.v, case.dout, case.out)} == {
+                np.dtype(dtype)
+            }
+            assert len(np.unique(case.k[0, :, 0].astype(int), axis=0)) == nk
+            out, lse = reference.attention(case.q, case.k, case.v, mask, case.scale)
+            assert np.array_equal(out, case.out.astype(np.float64))
+            assert np.array_equal(lse, case.lse)
+            grads = reference.attention_backward(
+                case.dout, case.q, case.k, case.v, mask, case.scale
+            )
+            for got, want in zip(grads, (0 * case.q, 0 * case.k, case.dv), strict=True):
+                assert np.array_equal(got, want.astype(np.float64))
+
+    def test_code_words_have_teeth(self):
+        case = code_word_oracle(17, 16)
+        out, _ = reference.attention(case.q, case.k, case.v[:, ::-1], scale=case.scale)
+        assert not np.array_equal(out, case.out)
+        assert np.abs(case.out).min() >= 1  # no zero that a missing row could imitate
+
+    def test_base_two_scores_of_code_words_are_integers(self):
+        case = code_word_oracle(9, 16)
+        assert case.scale * math.log2(math.e) == 1.0
+        assert np.float32(case.scale) * np.float32(math.log2(math.e)) == np.float32(1)
+
+    def test_more_words_than_signs(self):
+        with pytest.raises(ValueError, match=r"nk=9 distinct words do not fit in head_dim=3 signs"):
+            code_word_oracle(9, 3)
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    def test_zero_queries_average_small_integers_exactly(self, dtype):
+        q, k, v, _ = small_integers(2, 5, 16, 2, 1, 8, dtype)
+        out, lse = reference.attention(0 * q, k, v)
+        mean = np.repeat(v.astype(np.float64).mean(axis=1, keepdims=True), 2, axis=2)
+        assert np.array_equal(out, np.broadcast_to(mean, out.shape))
+        assert np.array_equal(out.astype(dtype).astype(np.float64), out)  # a multiple of 1/16
+        assert np.array_equal(lse, np.full(lse.shape, math.log(16)))
+
+
+SHAPES = [(1, 1), (1, 40), (40, 1), (33, 33), (130, 200), (200, 130)]
+
+
+class TestGallery:
+    @pytest.mark.parametrize(("nq", "nk"), SHAPES)
+    def test_every_mask_has_the_shape_and_agrees_with_its_tiles(self, nq, nk):
+        gallery = mask_gallery(nq, nk, batch=3, heads=2)
+        for name, mask in gallery.items():
+            assert mask.shape == (nq, nk), name
+            assert mask.batch in (None, 3), name
+            assert mask.heads in (None, 2), name
+            dense = np.broadcast_to(mask.dense(), (3, 2, nq, nk))
+            for b, h in np.ndindex(3, 2):
+                plane = mask.planes[
+                    np.broadcast_to(mask.plane_index, (3, 2))[b, h] if mask.plane_index.size else 0
+                ]
+                assert np.array_equal(plane.dense(), dense[b, h]), name
+                kinds = plane.tiles(32, 32).kinds.toarray()
+                for i, j in np.ndindex(kinds.shape):
+                    tile = dense[b, h, 32 * i : 32 * i + 32, 32 * j : 32 * j + 32]
+                    assert tile.any() == (kinds[i, j] != masks.ABSENT), name
+
+    def test_every_kind_of_tile_occurs(self):
+        kinds = {
+            name: set(np.minimum(mask.tiles(32, 32).kinds.data, masks.BITS).tolist())
+            for name, mask in mask_gallery(200).items()
+            if len(mask.planes) == 1
+        }
+        assert masks.FULL in kinds["dense"]
+        assert masks.INTERVAL in kinds["causal"] & kinds["window"] & kinds["documents"]
+        assert masks.BITS in kinds["tree"] & kinds["strided"] & kinds["checkerboard"]
+        assert kinds["butterfly-or-local-causal"] == {masks.INTERVAL, masks.FULL, masks.BITS}
+        assert kinds["empty"] == set()
+
+    @pytest.mark.parametrize(("nq", "nk"), [(130, 200), (200, 130), (200, 200)])
+    def test_dead_rows_first_last_scattered_and_all(self, nq, nk):
+        gallery = mask_gallery(nq, nk)
+        alive = {
+            name: np.broadcast_to(mask.dense(), (2, 2, nq, nk)).any(axis=3)
+            for name, mask in gallery.items()
+        }
+        third = -(-nq // 3)
+        assert not alive["dead-first"][..., :third].any()
+        assert alive["dead-first"][..., third:].all()
+        assert not alive["dead-last"][..., nq - third :].any()
+        assert alive["dead-last"][..., : nq - third].all()
+        assert not alive["dead-scattered"][..., 1::3].any()
+        assert alive["dead-scattered"][..., ::3].all()
+        assert not alive["empty"].any()
+        assert not gallery["dead-keys"].dense()[:, : -(-nk // 3)].any()
+        assert not alive["documents"][0, 0, third:].any()  # a document of queries without keys
+        assert alive["padding"][0].all()
+        assert not alive["padding"][1].any()
+        assert alive["causal"].sum() == 4 * min(nq, nk)
+
+    def test_planes_differ_where_they_should(self):
+        gallery = mask_gallery(60, 50, batch=2, heads=3)
+        assert (gallery["per-head"].batch, gallery["per-head"].heads) == (None, 3)
+        assert (gallery["per-batch"].batch, gallery["per-batch"].heads) == (2, None)
+        both = gallery["per-batch-per-head"]
+        assert (both.batch, both.heads) == (2, 3)
+        assert len({m.tobytes() for m in both.dense().reshape(6, -1)}) == 4
+
+    @pytest.mark.parametrize(("nq", "nk"), SHAPES)
+    def test_reference_and_yardstick_agree_on_every_mask(self, nq, nk):
+        """The budget holds the correctly rounded result on all of them, tile by tile."""
+        q, k, v, dout = make_qkv(2, nq, nk, 2, 1, 8, np.float32)
+        for name, mask in mask_gallery(nq, nk).items():
+            out, lse = reference.attention(q, k, v, mask)
+            out_low, lse_low = low_precision(q, k, v, mask)
+            f32 = np.float32
+            assert_blocks_within_reference(out.astype(f32), out, out_low, 32, f"{name} out")
+            assert_blocks_within_reference(lse.astype(f32), lse, lse_low, 32, f"{name} lse", axis=2)
+            grads = reference.attention_backward(dout, q, k, v, mask)
+            lows = low_precision_backward(dout, q, k, v, mask)
+            for grad, low in zip(grads, lows, strict=True):
+                assert_blocks_within_reference(grad.astype(f32), grad, low, 32, name)
