@@ -195,3 +195,10 @@ assert np.isnan(x[0])
 """
     result = in_new_process(code, NUMBA_ENABLE_CUDASIM="1")
     assert result.returncode == 0, result.stderr
+
+
+def test_tier_refuses_a_process_that_imported_numba_before():
+    here = os.path.dirname(__file__)
+    code = f"import numba, pytest; pytest.main(['-q', '--collect-only', {here!r}])"
+    result = in_new_process(code)
+    assert "run `pytest tests/sim` by itself" in result.stdout + result.stderr
