@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from experiments.fit import SLOPE_LIMIT
-from experiments.passes import BASELINE, DENSE, PASSES
+from experiments.passes import BASELINE, DENSE, PASSES, live
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b")
@@ -38,7 +38,7 @@ def _log_locator():
 def draw_sparsity(rows, fits, path):
     """Runtime against density for both passes and, for a user's input, the fidelity."""
     fidelity = any(row["output_error"] is not None for row in rows)
-    figure, axes = _axes(2 + fidelity)
+    figure, axes = _axes(2 + fidelity, height=5.2)
     for ax, which in zip(axes, PASSES, strict=False):
         of_pass = [row for row in rows if row["pass"] == which]
         fit = next((f for f in fits if f["pass"] == which and f["masks"] == "all"), None)
@@ -50,7 +50,7 @@ def draw_sparsity(rows, fits, path):
     figure.suptitle(
         f"Block-sparse attention, {first['impl']} on {first['device']}\n"
         f"{first['input']} input, {first['dtype']}, N={first['seqlen']}, d={first['head_dim']}, "
-        f"{first['heads']} heads, batch {first['batch']}, blocks of {first['block']}, "
+        f"heads={first['heads']}, batch={first['batch']}, blocks of {first['block']}, "
         f"commit {first['commit']}",
         fontsize=9,
     )
@@ -66,18 +66,25 @@ def _families(rows):
     }
 
 
+def _patterns(group):
+    """The patterns of a family, without their arguments."""
+    return " | ".join(term.split()[0] for term in group[0]["mask"].split(" | "))
+
+
 def _draw_runtime(ax, rows, fit):
     families = _families(rows)
     for (name, group), marker, colour in zip(families.items(), MARKERS, COLOURS, strict=False):
-        s, t, low, high = (
-            np.array([row[key] for row in group])
-            for key in ("density", "median_ms", "p10_ms", "p90_ms")
+        s = np.array([live(row) for row in group])
+        t, low, high = (
+            np.array([row[key] for row in group]) for key in ("median_ms", "p10_ms", "p90_ms")
         )
         spread = [np.maximum(t - low, 0), np.maximum(high - t, 0)]
-        ax.errorbar(s, t, spread, fmt=marker, color=colour, markersize=6, capsize=2, label=name)
+        patterns = _patterns(group)
+        label = name if name == patterns else f"{name}: {patterns}"
+        ax.errorbar(s, t, spread, fmt=marker, color=colour, markersize=6, capsize=2, label=label)
     dense = next(row["median_ms"] for row in rows if row["family"] == DENSE)
-    s = np.geomspace(min(row["density"] for row in rows), 1, 100)
-    ax.plot(s, s * dense, color=GREY, linewidth=1.2, label="ideal: density × own dense run")
+    s = np.geomspace(min(live(row) or 1 for row in rows), 1, 100)
+    ax.plot(s, s * dense, color=GREY, linewidth=1.2, label="ideal: s × own dense run")
     if fit is not None:
         bound = SLOPE_LIMIT * s * dense + fit["fixed_cost"]
         label = f"{SLOPE_LIMIT} × ideal + {fit['fixed_cost']:.2g} ms"
@@ -90,14 +97,16 @@ def _draw_runtime(ax, rows, fit):
     ax.set(
         xscale="log",
         yscale="log",
-        xlabel="density: share of live blocks",
+        xlabel="s: share of live tiles",
         ylabel="median runtime (ms)",
     )
     _plain_ticks(ax.xaxis, percent=True)
     _plain_ticks(ax.yaxis)
-    ax.legend(fontsize=7.5, frameon=False, loc="upper left")
-    low, high = ax.get_ylim()
-    ax.set_ylim(low, high * 4)
+    _legend_below(ax)
+
+
+def _legend_below(ax):
+    ax.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def _draw_fidelity(ax, rows):
@@ -118,14 +127,37 @@ def _draw_fidelity(ax, rows):
         )
     ax.set(
         xscale="log",
-        ylim=(-0.03, 1.55),
-        xlabel="density: share of live blocks",
+        ylim=(-0.03, 1.03),
+        xlabel="density of the mask: share of live blocks",
         ylabel="relative to dense attention",
         title="fidelity",
     )
-    ax.set_yticks(np.linspace(0, 1, 6))
     _plain_ticks(ax.xaxis, percent=True)
-    ax.legend(fontsize=7.5, frameon=False, loc="upper left")
+    _legend_below(ax)
+
+
+def draw_gallery(rows, masks, path):
+    """One small picture per mask."""
+    columns = min(6, len(rows))
+    lines = -(-len(rows) // columns)
+    figure = Figure(figsize=(2.3 * columns, 2.55 * lines), layout="constrained", dpi=150)
+    axes = figure.subplots(lines, columns, squeeze=False).flat
+    for ax, row, mask in zip(axes, rows, masks, strict=False):
+        mask.plot(ax)
+        ax.set_title(
+            f"{row['pattern']}\ntokens {row['token_density']:.1%}, tiles {row['tile_density']:.1%}",
+            fontsize=8,
+        )
+        ax.set(xticks=[0, row["nk"]], yticks=[0, row["nq"]])
+        ax.tick_params(labelsize=7)
+        ax.set_xlabel("key", fontsize=7, labelpad=-6)
+        ax.set_ylabel("query", fontsize=7, labelpad=-12)
+    for ax in list(figure.axes)[len(rows) :]:
+        ax.remove()
+    first = rows[0]
+    figure.suptitle(f"Patterns, N={first['nk']}, blocks and tiles of {first['block']}", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
 
 
 IO_PANELS = {

@@ -22,3 +22,8 @@ def flops(shape, density, which):
     batch, n, heads, head_dim = shape
     forward = 4.0 * density * n * n * head_dim * heads * batch
     return forward * (_BACKWARD if which == "backward" else 1.0)
+
+
+def live(row):
+    """Algorithm 5's s of one row of results: live tiles, or blocks where no tiles are walked."""
+    return row["tile_density"] if row["tile_density"] != "" else row["density"]

@@ -1,7 +1,7 @@
 """What `sparsity` leaves behind: the rows of the CSV, the tables and the fit."""
 
 from experiments.fit import DENSITY_FROM, SLOPE_LIMIT, fit_line, fixed_cost
-from experiments.passes import BASELINE, DENSE, PASSES, flops
+from experiments.passes import BASELINE, DENSE, PASSES, flops, live
 from experiments.provenance import provenance
 from experiments.report import say, show, write_csv
 
@@ -72,6 +72,9 @@ def _baseline_row(result, which, timing, dense):
         "error": "",
         "budget": "",
         "error_of": "",
+        "output_error": None,
+        "attention_kept": None,
+        "density": "",
         "median_ms": timing.median,
         "p10_ms": timing.p10,
         "p90_ms": timing.p90,
@@ -83,7 +86,7 @@ def _baseline_row(result, which, timing, dense):
 
 
 def fits_of(rows):
-    """Fits of each pass, over all masks and over each family of at least three.
+    """Fits of runtime against the share of live tiles, over all masks and over each family.
 
     Returns
     -------
@@ -100,9 +103,9 @@ def fits_of(rows):
             name: [row for row in sparse if row["family"] == name] for name in families
         }
         for name, group in groups.items():
-            if len({row["density"] for row in group}) < 3:
+            s, t = [live(row) for row in group], [row["median_ms"] for row in group]
+            if len(set(s)) < 3:
                 continue
-            s, t = ([row[key] for row in group] for key in ("density", "median_ms"))
             found.append(
                 {
                     "pass": which,
@@ -123,58 +126,64 @@ def print_tables(result, rows, fits):
         f"N={seqlen} d={head_dim} heads={heads} batch={batch}, blocks of {result.block}, "
         f"commit {rows[0]['commit']}"
     )
-    columns = {
-        "masks": "",
-        "mask": "",
-        "density": ".1%",
-        "ms": ".3g",
-        "p10": ".3g",
-        "p90": ".3g",
-        "/ dense": ".3f",
-        "× baseline": ".2f",
-        "GFLOP/s": ",.0f",
-        "error/budget": ".2f",
-    }
+    coarse = any(row["tile_density"] not in ("", row["density"]) for row in rows)
+    columns = {"mask": ("", _name)} | COLUMNS
+    if coarse:
+        columns["tiles"] = (".1%", "tile_density")
     if fidelity:
-        columns |= {"output error": ".1%", "attention kept": ".1%"}
+        columns |= {"out err": (".1%", "output_error"), "kept": (".1%", "attention_kept")}
     for which in PASSES:
-        of_pass = [row for row in rows if row["pass"] == which]
-        cells = (_cells(row, fidelity) for row in sorted(of_pass, key=_order))
-        show(f"\n{which}: runtime against density", columns, cells)
-    say(
-        "/ dense: runtime relative to nbflash's own dense run; × baseline: how many times faster "
-        f"than dense masked softmax in {ARRAY_LIBRARY[result.settings.device]}; error/budget: of "
-        f"the worst array, {result.rows_checked} rows of each head checked."
-    )
-    if fidelity:
-        say(
-            "output error: ‖sparse − dense‖ / ‖dense‖; attention kept: share of the weight of the "
-            "dense softmax inside the mask, mean over rows and heads."
-        )
+        of_pass = sorted((row for row in rows if row["pass"] == which), key=_order)
+        cells = [[_cell(row, key) for _, key in columns.values()] for row in of_pass]
+        specs = {heading: spec for heading, (spec, _) in columns.items()}
+        show(f"\n{which}: runtime against density", specs, cells)
+    _explain(result, coarse, fidelity)
     _print_fits(fits)
 
 
+COLUMNS = {
+    "density": (".1%", "density"),
+    "ms": (".3g", "median_ms"),
+    "p10": (".3g", "p10_ms"),
+    "p90": (".3g", "p90_ms"),
+    "/ dense": (".3f", "time_over_dense"),
+    "× base": (".2f", "speedup_over_baseline"),
+    "GFLOP/s": (",.0f", lambda row: row["tflops"] * 1e3),
+    "err/bud": (".2f", lambda row: row["error"] / row["budget"] if row["budget"] else None),
+}
+
+
+def _name(row):
+    return f"{row['family']} {row['label']}".strip()
+
+
+def _cell(row, key):
+    value = key(row) if callable(key) else row[key]
+    return None if value == "" else value
+
+
+def _explain(result, coarse, fidelity):
+    library = ARRAY_LIBRARY[result.settings.device]
+    say(
+        "density: live blocks of the mask; / dense: runtime relative to nbflash's own dense run; "
+        f"× base: times faster than dense masked softmax in {library}; err/bud: error of the worst "
+        f"array over its budget, {result.rows_checked} rows of each head checked."
+    )
+    if coarse:
+        tile = f"{result.dense.plan.schedule.tile_m} × {result.dense.plan.schedule.tile_n}"
+        say(
+            f"tiles: live tiles that were walked. Blocks of {result.block} are smaller than the "
+            f"tiles ({tile} in the dense run): a tile that is attended in part costs a whole one."
+        )
+    if fidelity:
+        say(
+            "out err: ‖sparse − dense‖ / ‖dense‖ of the output; kept: share of the weight of the "
+            "dense softmax that lies inside the mask, mean over rows and heads."
+        )
+
+
 def _order(row):
-    return row["family"] in (DENSE, BASELINE), row["density"], row["median_ms"]
-
-
-def _cells(row, fidelity):
-    ratio = row["error"] / row["budget"] if row["budget"] else None
-    cells = [
-        row["family"],
-        row["mask"],
-        row["density"],
-        row["median_ms"],
-        row["p10_ms"],
-        row["p90_ms"],
-        row["time_over_dense"],
-        row["speedup_over_baseline"],
-        row["tflops"] * 1e3,
-        ratio,
-    ]
-    if row["family"] == BASELINE:
-        cells[2] = None
-    return [*cells, row["output_error"], row["attention_kept"]] if fidelity else cells
+    return row["family"] in (DENSE, BASELINE), row["density"] or 1.0, row["median_ms"]
 
 
 def _print_fits(fits):
@@ -199,10 +208,10 @@ def _print_fits(fits):
         ]
         for f in fits
     ]
-    show("\nfit: runtime = fixed + slope · density", columns, cells)
+    show("\nfit: runtime = fixed + slope · s, s the share of live tiles", columns, cells)
     say(
-        f"c: the least fixed cost with runtime ≤ {SLOPE_LIMIT} · density · dense + c for every "
-        f"density from {DENSITY_FROM:.0%}."
+        f"c: the least fixed cost with runtime ≤ {SLOPE_LIMIT} · s · dense + c for every "
+        f"s from {DENSITY_FROM:.0%}."
     )
     for f in fits:
         if f["masks"] == "all":
