@@ -167,7 +167,7 @@ class Tiles:
             q = rows[part, None] * self.tile_m + np.arange(self.tile_m)
             counts[part] = ((hi - lo) * (q < grid.nq)).sum(1)
         bit = kind >= BITS
-        counts[bit] = np.bitwise_count(self.bits).sum((1, 2), dtype=np.int64)[kind[bit] - BITS]
+        counts[bit] = self.bit_cells().sum((1, 2))[kind[bit] - BITS]
         return counts
 
     def count_nonzero(self):

@@ -1,0 +1,183 @@
+"""Tiles of every mask are exact for any tile size, also ragged, rectangular and empty."""
+
+import inspect
+import textwrap
+
+import numpy as np
+import pytest
+from mask_cases import assert_tiles_exact, plain_cases
+
+import masks
+from masks import algebra, block, interval, leaves, tiles, token
+
+CASES = plain_cases()
+
+# Below one tile, dividing nothing, one row or column, more than a word of bits, beyond the mask.
+TILES = [(16, 16), (7, 13), (1, 5), (8, 40), (128, 64), (6, 6)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dense_is_the_definition(name):
+    mask, dense = CASES[name]
+    assert mask.shape == dense.shape
+    assert (mask.dense() == dense).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_call_is_the_definition(name):
+    mask, dense = CASES[name]
+    q, kv = np.random.default_rng(0).integers(0, mask.shape, (200, 2)).T
+    assert (mask(q, kv) == dense[q, kv]).all()
+    assert mask(q[:, None], kv[None, :5]).shape == (200, 5)
+
+
+@pytest.mark.parametrize("tile", TILES, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_are_exact(name, tile):
+    assert_tiles_exact(*CASES[name], *tile)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_of_the_transpose_are_exact(name):
+    mask, dense = CASES[name]
+    assert_tiles_exact(mask.T, dense.T, 16, 8)
+
+
+@pytest.mark.parametrize("nq", [0, 1, 5])
+@pytest.mark.parametrize("nk", [0, 1, 5])
+@pytest.mark.parametrize("tile", [1, 4, 16])
+def test_tiles_of_tiny_masks_are_exact(nq, nk, tile):
+    for mask in (
+        masks.dense(nq, nk),
+        masks.causal(nq, nk),
+        ~masks.dense(nq, nk),
+        masks.from_function(lambda q, kv: q != kv, nq, nk),
+        masks.from_dense(np.eye(nq, nk, dtype=bool)),
+    ):
+        assert_tiles_exact(mask, mask.dense(), tile, tile)
+        assert_tiles_exact(mask.T, mask.dense().T, tile, tile)
+
+
+def test_sizes_around_a_tile():
+    for n in (1, 15, 16, 17, 31, 32, 33):
+        for mask in (masks.causal(n), masks.butterfly(n, 4), masks.strided(n, 1, 5, 1)):
+            assert_tiles_exact(mask, mask.dense(), 16, 16)
+
+
+def test_kinds_of_a_causal_mask():
+    tiles = masks.causal(256).tiles(64, 64)
+    assert tiles.kinds.toarray().tolist() == [
+        [1, 0, 0, 0],
+        [2, 1, 0, 0],
+        [2, 2, 1, 0],
+        [2, 2, 2, 1],
+    ]
+    assert tiles.counts() == {"interval": 4, "full": 6, "bits": 0}
+
+
+def test_ragged_queries_stay_full_and_ragged_keys_do_not():
+    assert masks.dense(100).tiles(64, 64).kinds.toarray().tolist() == [[2, 1], [2, 1]]
+
+
+def test_butterfly_with_local_and_causal_needs_no_bits():
+    n, size = 4096, 128
+    mask = (masks.butterfly(n, size) | masks.local(n, size)) & masks.causal(n)
+    for tile in (64, 128):
+        counts = mask.tiles(tile, tile).counts()
+        assert counts["bits"] == 0
+        assert counts["interval"] == n // tile
+
+
+def test_equal_bit_tiles_are_stored_once():
+    checkerboard = masks.from_function(lambda q, kv: (q + kv) % 2 == 0, 64)
+    tiles = checkerboard.tiles(16, 16)
+    assert tiles.counts()["bits"] == 16
+    assert tiles.bits.shape == (1, 16, 1)
+    assert tiles.bits[0, :2, 0].tolist() == [0x5555, 0xAAAA]
+
+
+def test_tiles_are_cached_and_read_only():
+    mask = masks.butterfly(64, 8) | masks.strided(64, 1, 7)
+    tiles = mask.tiles(16)
+    assert mask.tiles(16, 16) is tiles
+    for array in (tiles.lo, tiles.hi, tiles.bits, tiles.kinds.data, tiles.kinds.indices):
+        assert not array.flags.writeable
+    assert tiles.lo.dtype == tiles.hi.dtype == tiles.kinds.dtype == np.int32
+    assert tiles.bits.dtype == np.uint32
+    assert tiles.kinds.has_canonical_format
+
+
+#: (owner, function, text, faulty text): each fault must be seen by the checks above.
+FAULTS = {
+    "interval-full-ignores-lo": (interval.Interval, "_state", "(lo_max <= start) & ", ""),
+    "interval-absent-off-by-one": (
+        interval.Interval,
+        "_state",
+        "lo_min >= stop",
+        "lo_min >= stop - 1",
+    ),
+    "interval-stop-exclusive": (tiles, "interval_cells", "kv < hi[q]", "kv <= hi[q]"),
+    "hint-not-compared": (algebra, "_matches_hint", "(hi == bounds[1])", "(hi == hi)"),
+    "union-overlap-is-interval": (algebra.Union, "_state", "(present == 1)", "(present >= 1)"),
+    "intersection-forgets-open": (
+        algebra.Intersection,
+        "_state",
+        "state[pending[own == OPEN]] = OPEN",
+        "pass",
+    ),
+    "complement-keeps-full": (
+        algebra.Complement,
+        "_state",
+        "[FULL, OPEN, ABSENT",
+        "[FULL, OPEN, FULL",
+    ),
+    "transpose-forgets-order": (algebra.Transposed, "_cells", "swapaxes(1, 2)", "swapaxes(0, 0)"),
+    "block-always-full": (
+        block.BlockSparse,
+        "_state",
+        "counts[at] == grid.area(rows, cols)",
+        "counts[at] > 0",
+    ),
+    "block-last-tile-lost": (block.BlockSparse, "_live", "[0]", "[0][:-1]"),
+    "diagonal-shifted": (leaves.Diagonals, "_cells", "+ grid.tile_n\n", "+ grid.tile_n - 1\n"),
+    "diagonal-range-short": (
+        leaves.Diagonals,
+        "_state",
+        "high = q0 + shift - k1 + 1",
+        "high = q0 + shift - k1 + 2",
+    ),
+    "column-full-off-by-one": (leaves, "_by_count", "count == total", "count >= total - 1"),
+    "neighbour-run-short": (token.Neighborhood, "_live", "begin + 1", "begin"),
+    "ragged-keys-full": (tiles, "build", "kinds[ragged] = OPEN", "pass"),
+    "one-bit-tile-for-all": (tiles._BitPool, "_add", "len(self.number))", "0)"),
+    "bit-order-big": (tiles._BitPool, "_add", '"little"', '"big"'),
+    "padding-bits-set": (
+        tiles._BitPool,
+        "classify",
+        "cells = mask._cells(grid, rows, cols) & existing",
+        "cells = mask._cells(grid, rows, cols).copy()",
+    ),
+}
+
+
+def _plant(monkeypatch, owner, name, text, fault):
+    function = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(text) == 1
+    scope = {}
+    exec(source.replace(text, fault), function.__globals__, scope)
+    monkeypatch.setattr(owner, name, scope[name])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_caught(fault, monkeypatch):
+    _plant(monkeypatch, *FAULTS[fault])
+    with pytest.raises((AssertionError, IndexError)):
+        _check_all_cases()
+
+
+def _check_all_cases():
+    for mask, dense in plain_cases().values():
+        for tile in ((16, 16), (7, 13), (6, 6)):
+            assert_tiles_exact(mask, dense, *tile)
+            assert_tiles_exact(mask.T, dense.T, *tile)
