@@ -15,6 +15,7 @@ CPU, CUDA = "cpu", "cuda"
 _HOST_DLPACK = (1, 3)  # kDLCPU, kDLCUDAHost
 _CUDA_DLPACK = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _ALIGNMENT = 16  # bytes, the widest vector load
+_OVERLAP_WORK = 1_000_000  # bound on an exact answer; layouts that need more count as overlapping
 _native_types = {np.ndarray}
 
 
@@ -94,17 +95,19 @@ def allocator(device: str, device_id: int):
 
 def overlaps(a, b) -> bool:
     """Whether two native arrays share an element; CUDA memory is compared by address alone."""
-    (a_low, a_high), (b_low, b_high) = span(a), span(b)
-    if a_high <= b_low or b_high <= a_low:
-        return False
+    if not isinstance(a, np.ndarray):
+        (a_low, a_high), (b_low, b_high) = span(a), span(b)
+        if a_high <= b_low or b_high <= a_low:
+            return False
+        a, b = np.asarray(_Address(a)), np.asarray(_Address(b))
     try:
-        return np.shares_memory(_ghost(a), _ghost(b), max_work=1_000_000)
+        return np.shares_memory(a, b, max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:
         return True
 
 
 def span(x) -> tuple[int, int]:
-    """Addresses from the first byte of an array to one past its last; empty arrays span nothing."""
+    """Addresses of the first byte of an array and of one past its last; equal when it is empty."""
     low = pointer(x)
     high = low + x.dtype.itemsize
     for n, stride in zip(x.shape, x.strides, strict=True):
@@ -128,10 +131,6 @@ class _Address:
             "typestr": f"|V{x.dtype.itemsize}",
             "data": (pointer(x), True),
         }
-
-
-def _ghost(x):
-    return x if isinstance(x, np.ndarray) else np.asarray(_Address(x))
 
 
 def _kind(name, x) -> str:

@@ -258,10 +258,9 @@ def _check_shapes(q, k, v) -> None:
     batch, nq, heads, head_dim = q
     if not 1 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(f"q must have head_dim 1 to {MAX_HEAD_DIM}, got {head_dim}, shape {q}")
-    for name, axis, size in (("k", "batch", batch), ("k", "head_dim", head_dim)):
-        got = k[0] if axis == "batch" else k[3]
+    for axis, size, got in (("batch", batch, k[0]), ("head_dim", head_dim, k[3])):
         if got != size:
-            raise ValueError(f"{name} must have {axis}={size} like q, got {got}, shape {k}")
+            raise ValueError(f"k must have {axis}={size} like q, got {got}, shape {k}")
     if v != k:
         raise ValueError(f"v must have the shape of k, {k}, got {v}")
     heads_kv = k[2]

@@ -1,0 +1,275 @@
+"""CUDA arrays on a machine without a GPU: a stand-in for CuPy that has addresses and no memory."""
+
+import contextlib
+import itertools
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import masks
+import nbflash
+from nbflash import arrays, config, planning
+from nbflash.arrays import alignment, native, overlaps, signature, span
+from nbflash.problem import check_forward
+
+SHAPE = (2, 6, 4, 8)
+LSE_SHAPE = (2, 4, 6)
+
+
+class DeviceArray:
+    """What nbflash reads of a `cupy.ndarray`."""
+
+    next_address = itertools.count(2**40, 2**20)
+
+    def __init__(self, shape, dtype=np.float32, device_id=0, strides=None, address=None):
+        like = np.broadcast_to(np.zeros((), dtype), shape)
+        self.shape, self.dtype, self.ndim, self.size = shape, like.dtype, like.ndim, like.size
+        packed = np.cumprod([like.dtype.itemsize, *shape[:0:-1]])[::-1]
+        self.strides = tuple(int(s) for s in packed) if strides is None else strides
+        address = next(self.next_address) if address is None else address
+        self.data = types.SimpleNamespace(ptr=address, device_id=device_id)
+        self.flags = types.SimpleNamespace(c_contiguous=strides is None)
+        self.filled = None
+
+    def fill(self, value):
+        self.filled = value
+
+
+class Foreign:
+    """Another library's CUDA array: the array interface and nothing else."""
+
+    def __init__(self, array):
+        self.array = array
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.array.shape, "data": (self.array.data.ptr, False)}
+
+
+class ForeignByDLPack(Foreign):
+    def __dlpack__(self):
+        return self.array
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+
+class Recorder:
+    """An executor that keeps what it is given."""
+
+    schedule = None
+
+    def __init__(self):
+        self.calls = []
+
+    def forward(self, *operands):
+        self.calls.append(operands)
+
+    backward = forward
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    module = types.ModuleType("cupy")
+    module.ndarray = module.empty = DeviceArray
+    module.asarray = lambda x: x.array
+    module.from_dlpack = lambda x: x.__dlpack__()
+    module.cuda = types.SimpleNamespace(Device=lambda device_id: contextlib.nullcontext())
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(arrays, "_native_types", {np.ndarray})
+    monkeypatch.setattr(planning, "_plans", planning._Cache(16))
+    return module
+
+
+@pytest.fixture
+def executor(cupy, monkeypatch):
+    """A machine with a GPU whose kernels record their operands."""
+    recorder = Recorder()
+    monkeypatch.setattr(config, "_why_not_cuda", lambda: [])
+    monkeypatch.setattr(planning, "prepare", lambda impl, problem, mask: recorder)
+    return recorder
+
+
+def device_arrays(n, **options):
+    return [DeviceArray(SHAPE, **options) for _ in range(n)]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, Foreign, ForeignByDLPack], ids=["cupy", "cai", "dl"])
+def test_cuda_arrays_run_on_simt_without_a_copy(executor, wrap):
+    q, k, v, dout = device_arrays(4)
+    out, lse = nbflash.attention(*map(wrap, (q, k, v)), causal=True, return_lse=True)
+    assert type(out) is type(lse) is DeviceArray
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (SHAPE, q.dtype, LSE_SHAPE, np.float32)
+    assert executor.calls.pop() == (q, k, v, out, lse)
+    gradients = nbflash.attention_backward(
+        *map(wrap, (dout, q, k, v, out, lse)), causal=True, deterministic=True
+    )
+    assert executor.calls.pop() == (dout, q, k, v, out, lse, *gradients, True)
+    assert [(x.shape, x.dtype) for x in gradients] == [(SHAPE, q.dtype)] * 3
+
+
+def test_auto_on_cuda_arrays_is_simt_and_the_same_plan(executor):
+    q, k, v = device_arrays(3)
+    plan = nbflash.plan(q, k, v)
+    assert plan.impl == "simt"
+    assert nbflash.plan(*device_arrays(3)) is plan
+    assert nbflash.plan(q, k, v, impl="simt") is plan
+    assert nbflash.why_not("auto", q, k, v) == []
+
+
+def test_out_is_the_object_that_was_given(executor):
+    q, k, v, out = device_arrays(4)
+    wrapped = Foreign(out)
+    for _ in range(2):
+        assert nbflash.attention(q, k, v, out=wrapped) is wrapped
+        assert executor.calls.pop()[3] is out
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_host_implementations_refuse_cuda_arrays(executor, impl):
+    with pytest.raises(ValueError, match=f"{impl} runs on NumPy arrays, got CUDA arrays"):
+        nbflash.attention(*device_arrays(3), impl=impl)
+    assert executor.calls == []
+
+
+def test_the_simulator_refuses_cuda_arrays(executor, monkeypatch):
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    with pytest.raises(ValueError, match="runs on NumPy arrays, got CUDA arrays"):
+        nbflash.attention(*device_arrays(3), impl="simt")
+
+
+def test_cuda_arrays_and_host_arrays_do_not_mix(executor):
+    q, k, v = device_arrays(3)
+    for host in ("q", "k", "v", "out"):
+        given = {"q": q, "k": k, "v": v, "out": DeviceArray(SHAPE), host: np.zeros(SHAPE, "f4")}
+        with pytest.raises(TypeError, match="move them to one device"):
+            nbflash.attention(**given)
+    assert executor.calls == []
+
+
+@pytest.mark.parametrize("name", ["k", "v", "out"])
+def test_cuda_arrays_of_two_devices_do_not_mix(executor, name):
+    given = dict(zip(("q", "k", "v", "out"), device_arrays(4), strict=True))
+    nbflash.attention(**given)
+    given[name] = DeviceArray(SHAPE, device_id=1)
+    match = f"{name} is on CUDA device 1 but q is on device 0"
+    with pytest.raises(ValueError, match=match):
+        nbflash.attention(**given)
+    assert len(executor.calls) == 1
+
+
+@pytest.mark.parametrize("name", ["dout", "out", "lse"])
+def test_gradients_of_two_devices_do_not_mix(executor, name):
+    given = dict(zip(("dout", "q", "k", "v", "out"), device_arrays(5), strict=True))
+    given["lse"] = DeviceArray(LSE_SHAPE)
+    nbflash.attention_backward(**given)
+    given[name] = DeviceArray(given[name].shape, device_id=1)
+    with pytest.raises(ValueError, match=f"{name} is on CUDA device 1 but q is on device 0"):
+        nbflash.attention_backward(**given)
+    assert len(executor.calls) == 1
+
+
+def test_out_must_not_overlap_cuda_inputs(executor):
+    q, k, v = device_arrays(3)
+    size = q.size * 4
+    for shift in (0, 128, -128, size - 4, 4 - size):
+        out = DeviceArray(SHAPE, address=k.data.ptr + shift)
+        with pytest.raises(ValueError, match="out must not overlap k"):
+            nbflash.attention(q, k, v, out=out)
+    for shift in (size, -size):
+        nbflash.attention(q, k, v, out=DeviceArray(SHAPE, address=k.data.ptr + shift))
+
+
+def test_interleaved_cuda_memory_does_not_overlap(cupy):
+    """Rows of 32 bytes, 64 bytes apart: even rows against odd rows, and against themselves."""
+    even, odd = (DeviceArray((4, 8), strides=(64, 4), address=4096 + 32 * i) for i in (0, 1))
+    assert not overlaps(even, odd)
+    assert overlaps(even, DeviceArray((4, 8), strides=(64, 4), address=4096 + 28))
+    assert overlaps(even, DeviceArray((1,), address=4096 + 64))
+    assert not overlaps(even, DeviceArray((1,), address=4096 + 32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((2, 3), (12, 4), (100, 124)),
+        ((2, 3), (-12, 4), (88, 112)),
+        ((2, 3), (0, 4), (100, 112)),
+        ((2, 0), (12, 4), (100, 100)),
+        ((), (), (100, 104)),
+    ],
+)
+def test_span_is_the_range_of_addresses(shape, strides, expected):
+    assert span(DeviceArray(shape, strides=strides, address=100)) == expected
+
+
+def test_alignment_divides_addresses_and_strides(cupy):
+    whole = DeviceArray(SHAPE, address=4096)
+    assert alignment(whole, whole) == 16
+    assert alignment(whole, DeviceArray(SHAPE, address=4104)) == 8
+    assert alignment(DeviceArray(SHAPE, address=4100), whole) == 4
+    assert alignment(DeviceArray(SHAPE, strides=(3000, 500, 36, 4), address=4096)) == 4
+    # The stride of an axis of length 1 is never used.
+    assert alignment(DeviceArray((1, 6, 4, 8), strides=(4, 128, 32, 4), address=4096)) == 16
+    assert alignment(np.zeros(SHAPE, np.float16)) == 2
+    assert check_forward(*[whole] * 3).alignment == 16
+
+
+def test_plans_of_less_aligned_memory_are_different(executor):
+    plans = {
+        shift: nbflash.plan(
+            *(DeviceArray(SHAPE, address=2**41 + i + shift) for i in (0, 2**20, 2**21))
+        )
+        for shift in (0, 4, 8, 16)
+    }
+    assert plans[0] is plans[16]
+    assert [plans[shift].problem.alignment for shift in (0, 4, 8)] == [16, 4, 8]
+
+
+def test_signature_holds_what_a_plan_depends_on(cupy):
+    x = DeviceArray(SHAPE, address=4096)
+    assert signature(x) == signature(DeviceArray(SHAPE, address=8192))
+    for other in (
+        DeviceArray((2, 6, 8, 4), address=4096),
+        DeviceArray(SHAPE, np.int32, address=4096),
+        DeviceArray(SHAPE, device_id=1, address=4096),
+        DeviceArray(SHAPE, strides=(0, 128, 32, 4), address=4096),
+        DeviceArray(SHAPE, address=4097),
+    ):
+        assert signature(x) != signature(other)
+
+
+def test_empty_cuda_problems_write_without_a_kernel(cupy, monkeypatch):
+    monkeypatch.setattr(config, "_why_not_cuda", lambda: [])
+    q, k = DeviceArray(SHAPE), DeviceArray((2, 0, 4, 8))
+    out, lse = nbflash.attention(q, k, k, return_lse=True, impl="simt")
+    assert (out.filled, lse.filled) == (0, -np.inf)
+
+
+def test_cuda_arrays_without_cupy_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    x = Foreign(DeviceArray(SHAPE))
+    with pytest.raises(
+        ImportError, match=r"CUDA arrays need CuPy: pip install 'nbflash\[cuda12\]'"
+    ):
+        nbflash.attention(x, x, x)
+
+
+def test_cuda_memory_that_cannot_be_shared_names_the_argument(cupy):
+    def refuse(x):
+        raise BufferError("no such layout")
+
+    cupy.from_dlpack = refuse
+    q = DeviceArray(SHAPE)
+    with pytest.raises(
+        TypeError, match=r"k \(.*ForeignByDLPack\) cannot be shared: no such layout"
+    ):
+        native(q=q, k=ForeignByDLPack(q))
+
+
+def test_masks_of_cuda_problems_stay_on_the_host(executor):
+    q, k, v = device_arrays(3)
+    mask = masks.causal(6) & masks.local(6, block=2)
+    assert nbflash.plan(q, k, v, mask).mask is mask

@@ -1,0 +1,183 @@
+"""What runs here and why not, in processes with and without the optional packages."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import nbflash
+from nbflash import config, environment
+from nbflash.problem import check_forward
+from nbflash.testing import make_qkv
+
+OPTIONAL = ("cupy", "numba_cuda", "ml_dtypes", "cuda")
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+"""
+
+
+def python(code, blocked=(), **environ):
+    """Standard output of ``code`` in a process without the packages in ``blocked``."""
+    source = BLOCK.format(blocked=set(blocked) or {""}) + code
+    # Warnings are errors, as everywhere in the tests.
+    command = [sys.executable, "-W", "error", "-c", source]
+    root = os.path.dirname(os.path.dirname(nbflash.__file__))
+    environ = {**os.environ, "PYTHONPATH": root, **environ}
+    result = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+RUN_MODULE = "import runpy; runpy.run_module('nbflash', run_name='__main__')"
+
+
+@pytest.mark.parametrize("blocked", [(), OPTIONAL], ids=["as-installed", "bare"])
+def test_module_prints_the_configuration(blocked, tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "kernel.cubin").write_bytes(bytes(1_500_000))
+    text = python(RUN_MODULE, blocked, NBFLASH_CACHE_DIR=str(tmp_path))
+    lines = text.splitlines()
+    assert lines[0] == f"nbflash {nbflash.__version__}"
+    for heading in ("versions", "devices", "implementations", "kernel cache"):
+        assert heading in lines
+    first_words = [line.split()[0] for line in lines if line.startswith("  ")]
+    for name in ("python", "numpy", "scipy", "numba", "numba-cuda", "cupy", "cuda-bindings"):
+        assert name in first_words
+    for impl in config.IMPLEMENTATIONS:
+        assert impl in first_words
+    assert lines[-1] == f"  {tmp_path}: 1 files, 1.5 MB"
+    assert any(line.split() == ["cpu", "yes"] for line in lines)
+    if blocked:
+        (simt,) = (line for line in lines if line.split()[0:1] == ["simt"])
+        assert "numba-cuda, CuPy, cuda-core not installed: pip install 'nbflash[cuda12]'" in simt
+
+
+def test_show_config_writes_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBFLASH_CACHE_DIR", str(tmp_path / "none"))
+    with open(tmp_path / "config.txt", "w") as file:
+        nbflash.show_config(file)
+    lines = (tmp_path / "config.txt").read_text().splitlines()
+    assert lines == environment.describe()
+    assert lines[-1].endswith("none: 0 files, 0.0 MB")
+
+
+def test_show_config_names_the_simulator():
+    assert "simulator      on" in python(RUN_MODULE, NUMBA_ENABLE_CUDASIM="1")
+
+
+def test_import_needs_no_optional_package():
+    code = """
+import nbflash
+heavy = {"numba", "cupy", "ml_dtypes", "numba_cuda", "cuda", "matplotlib", "scipy.stats"}
+print(sorted(heavy & set(sys.modules)))
+"""
+    assert python(code, OPTIONAL) == "[]\n"
+
+
+def test_import_takes_less_than_half_a_second():
+    """Processor time, so that a busy machine does not matter; the best of three."""
+    code = "import time, nbflash; print(time.process_time())"
+    assert min(float(python(code)) for _ in range(3)) < 0.5
+
+
+def test_attention_runs_without_optional_packages():
+    code = """
+import numpy as np, nbflash
+q = np.ones((1, 3, 1, 4), np.float32)
+out, pullback = nbflash.plan(q, q, q, causal=True).vjp(q, q, q)
+print(out.sum(), *(x.shape for x in pullback(q)))
+"""
+    assert python(code, OPTIONAL) == "12.0 (1, 3, 1, 4) (1, 3, 1, 4) (1, 3, 1, 4)\n"
+
+
+@pytest.fixture
+def problem():
+    return check_forward(*make_qkv(1, 4, 4, 1, 1, 4)[:3])
+
+
+def test_missing_numba_is_a_reason(monkeypatch, problem):
+    monkeypatch.setattr(config, "_installed", lambda module: module != "numba")
+    assert config.why_not("cpu", problem) == ["numba is not installed: pip install numba"]
+    assert config.why_not("auto", problem) == ["cpu: numba is not installed: pip install numba"]
+    with pytest.raises(ValueError, match=r"impl='auto' cannot run \(q .*\n  cpu: numba is not"):
+        config.choose("auto", problem)
+
+
+def test_simulator_takes_host_arrays(monkeypatch, problem):
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    monkeypatch.setattr(config, "_installed", lambda module: module == "numba_cuda")
+    assert config.why_not("simt", problem) == []
+    assert config.choose("simt", problem) == "simt"
+    monkeypatch.setattr(config, "_installed", lambda module: False)
+    assert config.why_not("simt", problem) == [
+        "numba-cuda is not installed: pip install numba-cuda"
+    ]
+
+
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False)])
+def test_simulator_follows_the_variable_of_numba(monkeypatch, value, on):
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", value)
+    assert config.simulator() is on
+
+
+@pytest.mark.parametrize(
+    ("platform", "environ", "expected"),
+    [
+        ("linux", {"NBFLASH_CACHE_DIR": "/chosen"}, "/chosen"),
+        ("linux", {"XDG_CACHE_HOME": "/xdg"}, "/xdg/nbflash"),
+        ("linux", {}, "/home/me/.cache/nbflash"),
+        ("darwin", {}, "/home/me/Library/Caches/nbflash"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/nbflash"),
+        ("win32", {}, "/home/me/AppData/Local/nbflash"),
+    ],
+)
+def test_cache_dir_follows_the_platform(monkeypatch, platform, environ, expected):
+    for name in ("NBFLASH_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(config.sys, "platform", platform)
+    monkeypatch.setattr(config.Path, "home", lambda: config.Path("/home/me"))
+    assert config.cache_dir().as_posix() == expected
+
+
+class Runtime:
+    """`cupy.cuda.runtime` of a machine."""
+
+    class CUDARuntimeError(Exception):
+        pass
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def getDeviceCount(self):
+        if isinstance(self.answer, str):
+            raise self.CUDARuntimeError(self.answer)
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasons"),
+    [
+        (1, []),
+        (0, ["no CUDA device is visible"]),
+        ("insufficient driver", ["no usable NVIDIA driver or GPU: insufficient driver"]),
+    ],
+)
+def test_simt_needs_a_driver_and_a_device(monkeypatch, answer, reasons):
+    cupy = type(sys)("cupy")
+    cupy.cuda = type(sys)("cupy.cuda")
+    cupy.cuda.runtime = Runtime(answer)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(config, "_installed", lambda module: True)
+    monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
+    config._why_not_cuda.cache_clear()
+    assert config.why_not_here("simt") == reasons
+    config._why_not_cuda.cache_clear()
