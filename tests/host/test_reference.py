@@ -170,6 +170,18 @@ def test_rows_that_attend_nothing():
         assert_within_reference(got, want, low, "gradient without the dead rows")
 
 
+def test_attended_scores_of_minus_infinity_weigh_nothing():
+    """An additive -inf in the scores is a mask: alone in a row it leaves a row of weight zero."""
+    q, k, v, dout = make_qkv(1, 2, 3, 1, 1, 2, np.float64)
+    q[..., 0] = 1.0
+    k[0, :2, 0, 0] = -np.inf
+    out, lse = reference.attention(q, k, v, np.array([[True, True, False], [True, True, True]]))
+    assert np.array_equal(out[0, :, 0], [[0, 0], v[0, 2, 0]])
+    assert lse[0, 0, 0] == -np.inf
+    _, _, dv = reference.attention_backward(dout, q, k, v)
+    assert np.array_equal(dv[0, :2], np.zeros((2, 1, 2)))
+
+
 @pytest.mark.parametrize(("nq", "nk"), [(0, 4), (4, 0), (0, 0)])
 def test_empty_sequences(nq, nk):
     q, k, v, dout = make_qkv(1, nq, nk, 2, 1, 3, np.float64)

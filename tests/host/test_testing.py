@@ -195,31 +195,30 @@ class TestBlocks:
 
 class TestLowPrecision:
     @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    @pytest.mark.parametrize("masked", [False, True], ids=["dense", "masked"])
     @pytest.mark.parametrize(("nq", "nk"), [(1, 1), (5, 33), (64, 40)])
-    def test_error_is_that_of_the_dtype(self, nq, nk, dtype):
+    def test_error_is_that_of_the_dtype(self, nq, nk, masked, dtype):
         """Nonzero, so that it is a yardstick, and a few roundings, so that it is a tight one."""
         q, k, v, dout = make_qkv(2, nq, nk, 4, 2, 16, dtype)
-        out64, lse64 = reference.attention(q, k, v)
-        out, lse = low_precision(q, k, v)
+        keep = masks.window(nq, nk, left=nk // 2, right=1) if masked else None
+        out64, lse64 = reference.attention(q, k, v, keep)
+        out, lse = low_precision(q, k, v, keep)
         assert (out.dtype, lse.dtype) == (np.dtype(dtype), np.dtype(np.float32))
         error = np.abs(out.astype(np.float64) - out64).max()
         assert error <= 4 * _eps(dtype) * np.abs(v.astype(np.float64)).max()
         # S is rounded three times: the product, the scaled product, the sum
-        scores = np.abs(lse64).max() + np.log(nk)
-        bound = max(_eps(dtype), _eps(np.float32)) * (scores + 1)
-        assert np.abs(lse - lse64).max() <= 4 * bound
-        grads = reference.attention_backward(dout, q, k, v)
-        lows = low_precision_backward(dout, q, k, v)
+        alive = np.isfinite(lse64)
+        assert np.array_equal(np.isfinite(lse), alive)
+        bound = max(_eps(dtype), _eps(np.float32)) * (np.abs(lse64[alive]).max() + np.log(nk) + 1)
+        assert np.abs(lse[alive] - lse64[alive]).max() <= 4 * bound
+        grads = reference.attention_backward(dout, q, k, v, keep)
+        lows = low_precision_backward(dout, q, k, v, keep)
         for low, grad, x in zip(lows, grads, (q, k, v), strict=True):
             assert (low.shape, low.dtype) == (x.shape, x.dtype)
-            if nk > 1:
-                assert (
-                    0
-                    < np.abs(low.astype(np.float64) - grad).max()
-                    <= (32 * _eps(dtype) * max(1, np.abs(grad).max()))
-                )
-        if nk > 1:
-            assert error > 0
+            low_error = np.abs(low.astype(np.float64) - grad).max()
+            assert low_error <= 32 * _eps(dtype) * max(1, np.abs(grad).max())
+            assert low_error > 0 or nk == 1
+        assert error > 0 or nk == 1
 
     def test_a_single_key_leaves_the_rounding_of_delta(self):
         """dP − delta is exactly 0, and in no implementation: the budget must not be 0."""
@@ -264,7 +263,9 @@ class TestLowPrecision:
         p = np.exp(s - s.max(axis=1, keepdims=True))
         p = (p / p.sum(axis=1, keepdims=True)).astype(np.float16)
         want = p.astype(np.float64) @ v[0, :, 0].astype(np.float64)
-        out, _ = low_precision(q, k, v)
+        out, lse = low_precision(q, k, v)
+        exact = np.log(np.exp(s.astype(np.float64)).sum(axis=1))
+        assert np.abs(lse[0, 0] - exact).max() <= 4 * _eps(np.float32) * np.abs(exact).max()
         # float32 sums over the keys in any order, then one rounding to float16
         assert np.abs(out[0, :, 0] - want).max() <= _eps(np.float16) * np.abs(want).max()
 
