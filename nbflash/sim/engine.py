@@ -16,7 +16,7 @@ from greenlet import getcurrent, greenlet
 from nbflash.sim import race
 from nbflash.sim.errors import BarrierDivergence, Deadlock, OutOfBounds, SimError
 from nbflash.sim.memory import SharedMemory
-from nbflash.sim.sites import capture, show
+from nbflash.sim.sites import capture, place, same, show
 
 WARP = 32
 MAX_THREADS = 1024
@@ -187,7 +187,7 @@ class Block:
         if whole and self.options.strict_barrier:
             first = waiting[0][1]
             for _, site in waiting:
-                if site != first:
+                if not same(site, first):
                     raise BarrierDivergence(
                         "threads of one block at different barriers: "
                         f"{show(first)} and {show(site)}"
@@ -213,7 +213,7 @@ class Block:
             raise SimError(f"lane {lane} calls a collective whose mask {mask:#x} leaves it out")
         site, meetings = capture(2), self.collectives.setdefault((group, number, mask, op), [])
         for meeting in meetings:
-            if meeting.site == site:
+            if same(meeting.site, site):
                 break
         else:
             meeting = Meeting(site, {}, ordered)
@@ -252,10 +252,11 @@ class Block:
         waits = {}
         for thread in self.threads:
             if thread.waiting is not None:
-                waits.setdefault(thread.waiting, set()).add(thread.tid)
+                what, site = thread.waiting
+                waits.setdefault((what, place(site)), (site, set()))[1].add(thread.tid)
         lines = [
             f"threads {_ranges(tids)} wait for {what} at {show(site)}"
-            for (what, site), tids in waits.items()
+            for (what, _), (site, tids) in waits.items()
         ]
         return Deadlock(f"block {self.index}: " + "; ".join(lines))
 

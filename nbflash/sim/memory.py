@@ -10,7 +10,7 @@ from greenlet import getcurrent
 
 from nbflash.sim.errors import OutOfBounds, SimError
 from nbflash.sim.race import ATOMIC, READ, WRITE, Shadow
-from nbflash.sim.sites import capture
+from nbflash.sim.sites import capture, place
 
 STATIC_SHARED_LIMIT = 48 * 1024
 DYNAMIC_SHARED_LIMIT = 227 * 1024
@@ -264,7 +264,7 @@ class SharedMemory:
 
     def static_array(self, shape, dtype):
         """The array of this call chain: the same for every thread and every loop trip."""
-        site = capture()
+        site = place(capture())
         array = self.static.get(site)
         if array is None:
             nbytes = int(np.prod(shape)) * dtype.itemsize

@@ -1,5 +1,7 @@
 """Where in the kernel's source something happened, cheap to record and readable when shown."""
 
+import functools
+import itertools
 import sys
 from pathlib import Path
 
@@ -19,8 +21,8 @@ def capture(depth=1, limit=8):
     Returns
     -------
     tuple of (code, instruction offset)
-        Equal for two threads at the same place. Frames of this package are left out, so
-        that the chain starts at the line of the kernel or of a helper of its own.
+        To be compared with :func:`same`. Frames of this package are left out, so that the
+        chain starts at the line of the kernel or of a helper of its own.
     """
     frame, chain = sys._getframe(depth), []
     while frame is not None and len(chain) < limit:
@@ -31,13 +33,27 @@ def capture(depth=1, limit=8):
     return tuple(chain)
 
 
-def _line(code, offset):
-    for start, stop, line in code.co_lines():
-        if start <= offset < stop:
-            return line
-    return code.co_firstlineno
+@functools.cache
+def _position(code, offset):
+    return next(itertools.islice(code.co_positions(), offset // 2, None))
+
+
+def place(site):
+    """A hashable name of a site: source positions instead of instruction offsets.
+
+    An offset is not one: the interpreter stops at another code unit of the same call once
+    it has specialised the instruction.
+    """
+    return tuple((code, _position(code, offset)) for code, offset in site)
+
+
+def same(a, b):
+    """Whether two sites are the same place in the source, reached by the same calls."""
+    return a == b or place(a) == place(b)
 
 
 def show(site):
     """``inner.py:12 < kernel.py:40`` for a chain from :func:`capture`."""
-    return " < ".join(f"{Path(code.co_filename).name}:{_line(code, at)}" for code, at in site)
+    return " < ".join(
+        f"{Path(code.co_filename).name}:{_position(code, offset)[0]}" for code, offset in site
+    )

@@ -160,3 +160,21 @@ def test_butterfly_sum(seed):
     with sim.options(seed=seed):
         cuda.jit(kernel)[1, 64](x, out)
     np.testing.assert_array_equal(out, x.reshape(2, 32).sum(1).repeat(32))
+
+
+def test_interpreter_specialisation_does_not_move_a_call_site():
+    """Half the lanes run the helper before, half after the interpreter specialises it."""
+
+    def combined(x, combine):
+        for lane_mask in (2, 1):
+            x = combine(x, cuda.shfl_xor_sync(FULL, x, lane_mask))
+        return x
+
+    def kernel(out):
+        t = cuda.threadIdx.x
+        sums = tuple(combined(x, lambda a, b: a + b) for x in (t, 2 * t))
+        out[t] = sums[1] - sums[0]
+
+    out = np.zeros(32)
+    cuda.jit(kernel)[1, 32](out)
+    np.testing.assert_array_equal(out, np.arange(32).reshape(-1, 4).sum(1).repeat(4))
