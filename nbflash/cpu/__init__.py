@@ -69,8 +69,8 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, schedule, scale):
     results = [(x, _result(real, x)) for x in (dq, dk, dv)]
     batch, nq, heads, _ = q.shape
     delta = np.einsum("bnhd,bnhd->bhn", dout, out).reshape(batch * heads, nq)
-    lse = np.asarray(lse, real).reshape(batch * heads, nq)
-    lse = np.where(np.isneginf(lse), real(math.inf), lse * real(LOG2_E))
+    lse = np.asarray(lse, np.float64).reshape(batch * heads, nq) * LOG2_E
+    lse = np.where(np.isneginf(lse), math.inf, lse).astype(real)
     tensors = {Q: q, K: k, V: v, DOUT: dout}
     tensors.update(zip((DQ, DK, DV), (target for _, target in results), strict=True))
     operands = _tensors(real, schedule, tensors)
@@ -142,9 +142,12 @@ def _tensors(real, schedule, tensors):
     q, k = tensors[Q], tensors[K]
     table = np.zeros((8, 4), np.int64)
     for index, x in tensors.items():
-        table[index] = x.ctypes.data, x.strides[0], max(x.strides[1], x.shape[3]*x.itemsize), x.strides[2]
+        table[index] = (
+            x.ctypes.data,
+            x.strides[0],
+            max(x.strides[1], x.shape[3] * x.itemsize),
+            x.strides[2],
+        )
     batch, _, heads, head_dim = q.shape
     plane_of = schedule.plane_of(batch, heads)
-    return kernels.Operands(
-        table, heads, k.shape[2], head_dim, plane_of, blas.gemm_address(real)
-    )
+    return kernels.Operands(table, heads, k.shape[2], head_dim, plane_of, blas.gemm_address(real))

@@ -37,17 +37,17 @@ def _thread_functions():
     return None
 
 
-_functions = _thread_functions()
+thread_functions = _thread_functions()
 
 
 @contextmanager
 def one_thread():
     """Hold SciPy's BLAS to one thread; one caller at a time, so that restoring is exact."""
     with _lock:
-        if _functions is None:
+        if thread_functions is None:
             yield
             return
-        set_threads, get_threads = _functions
+        set_threads, get_threads = thread_functions
         before = get_threads()
         set_threads(1)
         try:

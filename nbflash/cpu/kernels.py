@@ -59,16 +59,14 @@ class Operands(NamedTuple):
     blas: int
 
 
-def _exp2_coefficients(real, degree):
-    """p with 2**f = 1 + f p(f), |f| <= 1/2, by Chebyshev interpolation; 2**0 is exactly 1."""
-    nodes = np.cos(np.pi * (np.arange(degree) + 0.5) / degree) / 2
-    p = np.polynomial.Polynomial.fit(nodes, np.expm1(nodes * math.log(2)) / nodes, degree - 1)
-    return tuple(real(c) for c in p.convert().coef[::-1])
+def _taylor(real, degree):
+    """Coefficients of 2**f for |f| <= 1/2, highest power first."""
+    return tuple(real(math.log(2) ** i / math.factorial(i)) for i in range(degree, -1, -1))
 
 
 _EXP2 = {
-    "float32": (np.float32, _exp2_coefficients(np.float32, 6), 1.5 * 2.0**23, -127),
-    "float64": (np.float64, _exp2_coefficients(np.float64, 12), 1.5 * 2.0**52, -1023),
+    "float32": (np.float32, _taylor(np.float32, 7), 1.5 * 2.0**23, -127),
+    "float64": (np.float64, _taylor(np.float64, 13), 1.5 * 2.0**52, -1023),
 }
 
 
@@ -80,7 +78,7 @@ def exp2(x):
 @overload(exp2, jit_options={"fastmath": {"contract"}})
 def _exp2(x):
     real, coefficients, shifter, lowest = _EXP2[x.name]
-    shifter, lowest, one = real(shifter), real(lowest), real(1)
+    shifter, lowest = real(shifter), real(lowest)
 
     def polynomial(x):
         x = lowest if x < lowest else x
@@ -89,7 +87,7 @@ def _exp2(x):
         p = coefficients[0]
         for c in coefficients[1:]:
             p = p * f + c
-        return (p * f + one) * power_of_two(t)
+        return p * power_of_two(t)
 
     return polynomial
 
@@ -335,7 +333,7 @@ def forward(walk, operands, work, counter, chunk, scale, lse):
                 lse[head, first + i] = -np.inf
             else:
                 _rescale(acc[i], 1 / l[i])
-                lse[head, first + i] = (m[i] + np.log2(l[i])) * np.log(2.0)
+                lse[head, first + i] = (m[i] + np.log2(np.float64(l[i]))) * np.log(2.0)
         b, h = divmod(head, operands.heads)
         _store(_operand(operands, OUT, b, h, first), acc[:n_rows], real.type(1))
         item = take(counter)
