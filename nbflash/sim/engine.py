@@ -116,6 +116,7 @@ class Block:
         self._make_ready(self.threads)
         while self.live:
             self._step()
+        self.threads.clear()
 
     def _step(self):
         if self.in_flight and (not self.ready or self.random.random() < 0.05):

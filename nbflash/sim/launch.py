@@ -91,6 +91,7 @@ def launch(fn, grid, block, dynamic_bytes, *args):
             running = Block(index, block, grid, int(dynamic_bytes), options)
             running.global_memory = memory
             running.run(fn, args)
+        del running, args, memory
 
 
 @contextlib.contextmanager
