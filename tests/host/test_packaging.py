@@ -74,7 +74,7 @@ def test_cuda_extras_name_one_release_of_cuda(extra, other):
 
 # Assembled, so that this file does not hold what it forbids.
 FORBIDDEN = {
-    "home directory": re.compile("/" + r"(?:home|Users)/\w|/" + r"root/"),
+    "home directory": re.compile("/" + r"(?:home|Users)/(?!me\b)\w|/" + r"root/"),
     "scratch path": re.compile(r"(?<![\w.}$])/" + r"(?:tmp|work|opt)/\w"),
     "package index address": re.compile(r"(?:index|find|trusted)-(?:url|links|host)\b\s*[=:]"),
     "merge conflict": re.compile(r"^(?:<{7} |>{7} )", re.M),
