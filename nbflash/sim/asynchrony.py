@@ -11,9 +11,9 @@ import numpy as np
 from nbflash.sim import race
 from nbflash.sim.engine import current
 from nbflash.sim.errors import SimError
-from nbflash.sim.memory import POISON
 from nbflash.sim.race import WRITE
 from nbflash.sim.sites import capture, show
+from nbflash.sim.storage import POISON
 
 
 class Mbarrier:

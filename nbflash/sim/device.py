@@ -11,7 +11,8 @@ from numba.cuda.np.numpy_support import as_dtype
 from nbflash.sim import warp
 from nbflash.sim.engine import current
 from nbflash.sim.errors import SimError
-from nbflash.sim.memory import local_array, wrap
+from nbflash.sim.memory import wrap
+from nbflash.sim.storage import local_array
 
 _double = memoryview(bytearray(8)).cast("d")
 _bits = memoryview(_double.cast("B")).cast("Q")

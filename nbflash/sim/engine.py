@@ -15,8 +15,8 @@ from greenlet import getcurrent, greenlet
 
 from nbflash.sim import race
 from nbflash.sim.errors import BarrierDivergence, Deadlock, OutOfBounds, SimError
-from nbflash.sim.memory import SharedMemory
 from nbflash.sim.sites import capture, place, same, show
+from nbflash.sim.storage import SharedMemory
 
 WARP = 32
 MAX_THREADS = 1024

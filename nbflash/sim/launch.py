@@ -11,7 +11,8 @@ from greenlet import getcurrent
 
 from nbflash.sim.engine import MAX_THREADS, Block, Dim3, Options, Thread
 from nbflash.sim.errors import SimError
-from nbflash.sim.memory import global_memory, wrap
+from nbflash.sim.memory import wrap
+from nbflash.sim.storage import global_memory
 
 JIT_OPTIONS = frozenset(
     {

@@ -6,16 +6,9 @@ NumPy. With race detection every access also goes through :class:`nbflash.sim.ra
 """
 
 import numpy as np
-from greenlet import getcurrent
 
 from nbflash.sim.errors import OutOfBounds, SimError
-from nbflash.sim.race import ATOMIC, READ, WRITE, Shadow
-from nbflash.sim.sites import capture, place
-
-STATIC_SHARED_LIMIT = 48 * 1024
-DYNAMIC_SHARED_LIMIT = 227 * 1024
-ALIGNMENT = 1024
-POISON = 0xFF
+from nbflash.sim.race import ATOMIC, READ, WRITE
 
 
 class Allocation:
@@ -112,6 +105,23 @@ class DeviceArray:
         old = self.data[checked(self.data.shape, key)]
         self.data[key] = change(old)
         return old
+
+    def load(self, index, count):
+        """``count`` consecutive elements of a 1-D array as one aligned vector access."""
+        self._check_vector(index, count)
+        return tuple(self[index : index + count])
+
+    def store(self, index, values):
+        """Write consecutive elements of a 1-D array as one aligned vector access."""
+        self._check_vector(index, len(values))
+        self[index : index + len(values)] = values
+
+    def _check_vector(self, index, count):
+        """A GPU traps on a vector access whose address is no multiple of its size."""
+        nbytes = count * self.data.itemsize
+        address = self.data.__array_interface__["data"][0] + int(index) * self.data.strides[0]
+        if address % min(nbytes, 16) or self.data.strides[0] != self.data.itemsize:
+            raise SimError(f"element {index} is not aligned to a vector of {nbytes} bytes")
 
     shape = property(lambda self: self.data.shape)
     strides = property(lambda self: self.data.strides)
@@ -230,70 +240,3 @@ class TracedArray(DeviceArray):
         old = super().update(key, change)
         self.note(at, self.data.itemsize, self.data.itemsize, ATOMIC)
         return old
-
-
-def _aligned_bytes(nbytes, alignment, fill):
-    raw = np.full(nbytes + alignment, fill, np.uint8)
-    start = -raw.__array_interface__["data"][0] % alignment
-    return raw[start : start + nbytes]
-
-
-class SharedMemory:
-    """The shared memory of one block: static arrays by place in the source, one dynamic buffer."""
-
-    def __init__(self, dynamic_bytes, options):
-        if dynamic_bytes > DYNAMIC_SHARED_LIMIT:
-            raise SimError(
-                f"{dynamic_bytes} bytes of dynamic shared memory, "
-                f"the limit is {DYNAMIC_SHARED_LIMIT}"
-            )
-        self.options = options
-        self.dynamic = self._allocate(dynamic_bytes, 2)
-        self.static = {}
-        self.static_bytes = 0
-
-    def _allocate(self, nbytes, granule):
-        fill = POISON if self.options.poison else 0
-        raw = _aligned_bytes(nbytes, ALIGNMENT, fill)
-        shadow = Shadow(granule, across_blocks=False) if self.options.race else None
-        return raw, Allocation(raw.__array_interface__["data"][0], shadow)
-
-    def dynamic_array(self, dtype):
-        raw, home = self.dynamic
-        return wrap(raw[: raw.size // dtype.itemsize * dtype.itemsize].view(dtype), home)
-
-    def static_array(self, shape, dtype):
-        """The array of this call chain: the same for every thread and every loop trip."""
-        site = place(capture())
-        array = self.static.get(site)
-        if array is None:
-            nbytes = int(np.prod(shape)) * dtype.itemsize
-            self.static_bytes += nbytes
-            if self.static_bytes > STATIC_SHARED_LIMIT:
-                raise SimError(
-                    f"{self.static_bytes} bytes of static shared memory, "
-                    f"the limit is {STATIC_SHARED_LIMIT}"
-                )
-            raw, home = self._allocate(nbytes, dtype.itemsize)
-            array = self.static[site] = wrap(raw.view(dtype).reshape(shape), home)
-        return array
-
-
-_LOCAL = Allocation(0, None)
-_prototypes = {}
-
-
-def local_array(shape, dtype):
-    """A fresh array that only the running thread sees."""
-    poison = getcurrent().block.options.poison
-    prototype = _prototypes.get((shape, dtype, poison))
-    if prototype is None:
-        prototype = np.empty(shape, dtype)
-        prototype.view(np.uint8).fill(POISON if poison else 0)
-        _prototypes[shape, dtype, poison] = prototype
-    return wrap(prototype.copy(), _LOCAL)
-
-
-def global_memory(options):
-    """The allocation that all array arguments of one launch belong to."""
-    return Allocation(0, Shadow(4, across_blocks=True) if options.race else None)

@@ -6,7 +6,7 @@ from numba import cuda
 from numba.cuda.types import float16, float32, float64, int32, int64, uint16, uint32
 
 from nbflash import sim
-from nbflash.sim.memory import STATIC_SHARED_LIMIT
+from nbflash.sim.storage import STATIC_SHARED_LIMIT
 
 
 def run(kernel, *args, threads=1, dynamic=0):
@@ -154,6 +154,27 @@ def test_a_vector_holds_the_elements_in_order():
     x, out = np.arange(8, dtype=np.float32), np.full(8, -1.0, np.float32)
     run(kernel, x, out)
     assert out.tolist() == [-1, 5, 4, 3, 2, -1, -1, -1]
+
+
+@pytest.mark.parametrize("race", [False, True], ids=["plain", "race"])
+def test_vector_access_needs_its_alignment(race):
+    def kernel(x, index, count):
+        x.store(index, tuple(2 * value for value in x.load(index, count)))
+
+    x = np.arange(12, dtype=np.float32)
+    with sim.options(race=race):
+        run(kernel, x, 4, 4)
+        run(kernel, x, 10, 2)
+        for index, count in ((1, 4), (2, 4), (5, 2)):
+            with pytest.raises(sim.SimError, match=f"element {index} is not aligned to a vector"):
+                run(kernel, x, index, count)
+        with pytest.raises(sim.SimError, match="not aligned"):
+            run(kernel, x[1:], 0, 4)
+        with pytest.raises(sim.SimError, match="not aligned"):
+            run(kernel, x[::2], 0, 4)
+        with pytest.raises(sim.OutOfBounds, match="slice 12:16"):
+            run(kernel, x, 12, 4)
+    assert x.tolist() == [0, 1, 2, 3, 8, 10, 12, 14, 8, 9, 20, 22]
 
 
 def test_dynamic_shared_memory_is_one_buffer_of_any_type():
