@@ -27,6 +27,10 @@ class Backend:
         """``x`` in host memory."""
         return x if isinstance(x, np.ndarray) else x.get()
 
+    def take(self, x, rows, axis=1):
+        """Some rows of a device array, in host memory."""
+        return self.numpy(self.xp.take(x, self.array(rows), axis=axis))
+
     def poisoned(self, like):
         """An array of ``like``'s shape and dtype full of NaN."""
         return self.xp.full(like.shape, np.nan, like.dtype)
@@ -36,7 +40,7 @@ def open_backend(device):
     """The backend for ``device``: ``"cpu"``, ``"cuda"`` or ``"auto"`` (CUDA where there is one)."""
     reason = "" if device == "cpu" else _no_cuda()
     if device == "cuda" and reason:
-        raise BadInput(f"--device cuda: {reason}")
+        raise BadInput(f"no CUDA device: {reason}")
     if device == "cpu" or reason:
         return Backend("cpu", np, WallClock())
     import cupy
@@ -50,9 +54,9 @@ def _no_cuda():
     except ImportError:
         return "CuPy is not installed (pip install 'nbflash[cuda13]' or 'nbflash[cuda12]')"
     try:
-        return "" if cupy.cuda.runtime.getDeviceCount() else "no CUDA device is visible"
+        return "" if cupy.cuda.runtime.getDeviceCount() else "none is visible"
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"CuPy finds no usable CUDA device: {error}"
+        return str(error)
 
 
 def parse_dtype(name):

@@ -14,11 +14,22 @@ IMPLEMENTATIONS = ("auto", "sm90", "sm80", "simt", "cpu", "reference")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SIZE = click.IntRange(min=1)
 
+
+def _writable(context, parameter, path):
+    """Make the directory now rather than fail after the measurement."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {path}: {error.strerror}") from None
+    return path
+
+
 out_option = click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     default=Path("out"),
     show_default=True,
+    callback=_writable,
     help="Directory for the CSV and the figure.",
 )
 seed_option = click.option(

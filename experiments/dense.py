@@ -27,12 +27,12 @@ class DenseBaseline:
         self.xp = xp = backend.xp
         self.shape = q.shape
         self.scale = q.shape[-1] ** -0.5
-        self.masked = xp.logical_not(mask)
         group = q.shape[2] // k.shape[2]
         work = _work_dtype(backend, q.dtype)
         self.q, self.dout = (_planes(xp, x, work) for x in (q, dout))
         self.k, self.v = (_planes(xp, xp.repeat(x, group, axis=2), work) for x in (k, v))
         planes, nq, nk = *self.q.shape[:2], self.k.shape[1]
+        self.bias = xp.where(mask, work.type(0), work.type(-np.inf))
         self.chunk = max(1, CHUNK_BYTES[backend.device] // (nq * nk * work.itemsize))
         self.p = xp.empty((planes, nq, nk), work)
         self.ds = xp.empty((min(self.chunk, planes), nq, nk), work)
@@ -47,7 +47,7 @@ class DenseBaseline:
             c = slice(start, start + self.chunk)
             p = self.p[c]
             xp.matmul(self.q[c] * self.q.dtype.type(self.scale), self.k[c].swapaxes(1, 2), out=p)
-            xp.copyto(p, p.dtype.type(-np.inf), where=self.masked)
+            p += self.bias
             m = p.max(axis=-1, keepdims=True)
             m[m == -np.inf] = 0
             p -= m

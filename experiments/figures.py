@@ -201,3 +201,28 @@ def draw_io(rows, path):
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def draw_simt(rows, path):
+    """Speed of each pass and implementation, one panel per head dimension."""
+    dims = list(dict.fromkeys(row["head_dim"] for row in rows))
+    names = list(dict.fromkeys(row["implementation"] for row in rows))
+    figure, axes = _axes(len(dims), height=3.2)
+    for ax, head_dim in zip(axes, dims, strict=True):
+        group = [row for row in rows if row["head_dim"] == head_dim]
+        labels = [f"{row['what']}\n{row['implementation']}" for row in group]
+        colours = [COLOURS[names.index(row["implementation"])] for row in group]
+        bars = ax.barh(labels, [row["tflops"] for row in group], color=colours)
+        ax.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+        ax.invert_yaxis()
+        ax.tick_params(axis="y", labelsize=8)
+        ax.margins(x=0.12)
+        ax.set(xlabel="TFLOP/s", title=f"d={head_dim}")
+    first = rows[0]
+    figure.suptitle(
+        f"float32 attention on {first['device']}, N={first['seqlen']}, heads={first['heads']}, "
+        f"batch={first['batch']}, commit {first['commit']}",
+        fontsize=9,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

@@ -7,7 +7,7 @@ from experiments.errors import BadInput, OutOfBudget
 from experiments.figures import draw_gallery
 from experiments.patterns import PATTERNS
 from experiments.provenance import provenance
-from experiments.report import console, progress, say, show, write_csv
+from experiments.report import console, progress, say, show, write_csv, wrote
 
 PICTURE = 16
 BLOCKS_AT_LEAST = 8
@@ -104,4 +104,4 @@ def run(seqlen, block, only, out):
     origin = provenance("cpu")
     write_csv(out / "masks.csv", [row | origin for row in rows])
     draw_gallery(rows, built, out / "masks.png")
-    say(f"Wrote {out / 'masks.csv'} and {out / 'masks.png'}")
+    wrote(out / "masks.csv", out / "masks.png")

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.check import Oracle
 from experiments.errors import OutOfBudget
 from experiments.provenance import provenance
-from experiments.report import progress, say, show, write_csv
+from experiments.report import progress, say, show, write_csv, wrote
 from experiments.sweeps import cases, load
 from nbflash import algorithms as alg
 from nbflash.testing import make_qkv
@@ -142,4 +142,4 @@ def run(out, seed=0):
 
     write_csv(out / "io.csv", [row | origin for row in rows])
     draw_io(rows, out / "io.png")
-    say(f"Wrote {out / 'io.csv'} and {out / 'io.png'}")
+    wrote(out / "io.csv", out / "io.png")

@@ -83,6 +83,12 @@ def depths(n):
     return np.log2(np.arange(1, n + 1)).astype(int) + 1
 
 
+def fixed_count(m, s):
+    """Groups of ``s`` blocks, the last one shorter, and one summary column per whole group."""
+    groups, rest = divmod(m, s)
+    return groups * s * s + rest * rest + (m - s) * groups
+
+
 def global_local_count(m, g, w):
     return 2 * g * m - g * g + band(m - g, w, w)
 
@@ -160,7 +166,7 @@ PATTERNS = (
         "fixed",
         lambda n, b: masks.fixed(n, b, 4, 1),
         "b² (m s + (m-s) c m/s), s=4, c=1",
-        lambda n, b: b * b * (4 * (n // b) + (n // b - 4) * (n // b // 4)),
+        lambda n, b: b * b * fixed_count(n // b, 4),
     ),
     Pattern(
         "global_local",

@@ -53,8 +53,19 @@ def _cpu_name():
 def _gpu():
     import cupy
 
-    name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-    return name, str(cupy.cuda.runtime.driverGetVersion())
+    runtime = cupy.cuda.runtime
+    name = runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    major, minor = divmod(runtime.driverGetVersion(), 1000)
+    return name, f"{_driver()} (CUDA {major}.{minor // 10})".strip()
+
+
+def _driver():
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.split()[0]
 
 
 def provenance(device):
@@ -74,7 +85,7 @@ def provenance(device):
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": name,
-        "cuda_driver": driver,
+        "driver": driver,
         "python": platform.python_version(),
         **versions,
     }

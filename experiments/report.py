@@ -45,8 +45,13 @@ def show(title, columns, rows):
 
 
 def say(text):
-    """Print one line, wrapped to the terminal."""
+    """Print a paragraph, wrapped to the terminal."""
     console.print(text, highlight=False)
+
+
+def wrote(*paths):
+    """Name the files that a command left."""
+    console.print("Wrote", *paths, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -57,6 +62,8 @@ def progress(label, total):
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
     )
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+    quiet = not console.is_terminal
+    clock = TimeElapsedColumn()
+    with Progress(*columns, clock, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)

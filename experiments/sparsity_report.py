@@ -3,7 +3,7 @@
 from experiments.fit import DENSITY_FROM, SLOPE_LIMIT, fit_line, fixed_cost
 from experiments.passes import BASELINE, DENSE, PASSES, flops, live
 from experiments.provenance import provenance
-from experiments.report import say, show, write_csv
+from experiments.report import say, show, write_csv, wrote
 
 ARRAY_LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
 
@@ -138,7 +138,8 @@ def print_tables(result, rows, fits):
         specs = {heading: spec for heading, (spec, _) in columns.items()}
         show(f"\n{which}: runtime against density", specs, cells)
     _explain(result, coarse, fidelity)
-    _print_fits(fits)
+    if fits:
+        _print_fits(fits)
 
 
 COLUMNS = {
@@ -234,4 +235,4 @@ def report(result, out):
     stem = "sparsity" if result.settings.input is None else f"sparsity-{result.settings.input.stem}"
     write_csv(out / f"{stem}.csv", rows)
     draw_sparsity(rows, fits, out / f"{stem}.png")
-    say(f"Wrote {out / stem}.csv and {out / stem}.png")
+    wrote(out / f"{stem}.csv", out / f"{stem}.png")
