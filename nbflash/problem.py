@@ -153,7 +153,7 @@ def check_mask(mask, problem: Problem, causal=False, window=None):
             )
         for axis, size in (("batch", problem.batch), ("heads", problem.heads)):
             got = getattr(mask, axis)
-            if got not in (None, 1, size):
+            if got not in (None, size):
                 raise ValueError(f"mask has {axis}={got}, but q has {axis}={size}")
         parts.append(mask)
     if check_flag("causal", causal):

@@ -302,6 +302,17 @@ def test_strides_of_axes_of_length_one_do_not_matter(impl):
     np.testing.assert_array_equal(nbflash.attention(q, k, v, impl=impl), expected)
 
 
+@by_impl
+def test_strides_that_reach_no_element_do_not_matter(impl):
+    """The last axis of head_dim 1, and every axis of an empty array."""
+    q, k, v, _ = make_qkv(2, 20, 30, 2, 2, 1)
+    expected = nbflash.attention(q, k, v, impl=impl)
+    wide = np.concatenate([q, q], axis=3)
+    np.testing.assert_array_equal(nbflash.attention(wide[..., ::2], k, v, impl=impl), expected)
+    out = np.lib.stride_tricks.as_strided(poisoned((1, 1)), (0, 20, 2, 1), (0, 0, 0, 0))
+    assert nbflash.attention(q[:0], k[:0], v[:0], out=out, impl=impl) is out
+
+
 class Foreign:
     """Another library's host array: DLPack and nothing else."""
 

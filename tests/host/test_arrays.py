@@ -124,7 +124,9 @@ def test_out_is_the_object_that_was_given(executor):
     wrapped = Foreign(out)
     for _ in range(2):
         assert nbflash.attention(q, k, v, out=wrapped) is wrapped
-        assert executor.calls.pop()[3] is out
+        assert nbflash.plan(q, k, v)(q, k, v, out=wrapped)[0] is wrapped
+        assert [call[3] for call in executor.calls] == [out, out]
+        executor.calls.clear()
 
 
 @pytest.mark.parametrize("impl", ["cpu", "reference"])
@@ -226,6 +228,22 @@ def test_plans_of_less_aligned_memory_are_different(executor):
     }
     assert plans[0] is plans[16]
     assert [plans[shift].problem.alignment for shift in (0, 4, 8)] == [16, 4, 8]
+
+
+def test_a_plan_called_with_another_layout_runs_the_plan_of_that_layout(executor, monkeypatch):
+    prepared = []
+    monkeypatch.setattr(planning, "prepare", lambda *what: prepared.append(what) or executor)
+    q, k, v = device_arrays(3)
+    plan = nbflash.plan(q, k, v, causal=True)
+    other = [DeviceArray(SHAPE, strides=(3072, 512, 64, 4), address=2**42 + 8) for _ in range(3)]
+    for _ in range(2):
+        plan(*other)
+        plan(q, k, v)
+    assert len(executor.calls) == 4
+    (_, problem, mask), (_, other_problem, other_mask) = prepared
+    assert problem is plan.problem
+    assert mask is other_mask is plan.mask
+    assert other_problem == check_forward(*other)
 
 
 def test_signature_holds_what_a_plan_depends_on(cupy):

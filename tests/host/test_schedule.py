@@ -7,6 +7,7 @@ import masks
 from masks import BITS, FULL, INTERVAL
 from nbflash import schedule as schedule_module
 from nbflash.schedule import TileSchedule
+from nbflash.testing import mask_gallery
 
 RNG = np.random.default_rng(0)
 NQ, NK = 37, 53
@@ -15,6 +16,7 @@ EMPTY = masks.from_dense(np.zeros((NQ, NK), bool))
 EMPTY_ROWS = masks.from_dense(RNG.random((NQ, NK)) < (np.arange(NQ)[:, None] % 3 == 1) * 0.5)
 
 GALLERY = {
+    **{f"gallery-{name}": mask for name, mask in mask_gallery(NQ, NK).items()},
     "dense": masks.dense(NQ, NK),
     "causal": masks.causal(NQ, NK),
     "causal-more-queries": masks.causal(53, 37),
