@@ -83,9 +83,10 @@ class Union(_Nary):
         state[present == 0] = ABSENT
         for m, own in zip(self.operands, states, strict=True):
             alone = np.flatnonzero((own == INTERVAL) & (present == 1))
-            bounds = grid.row_bounds(*m._hint(), rows[alone], cols[alone]) if alone.size else ()
-            same = _matches_hint(self, grid, rows[alone], cols[alone], bounds)
-            state[alone[same]] = INTERVAL
+            for chunk in grid.chunks(alone.size, grid.tile_m):
+                at = alone[chunk]
+                bounds = grid.row_bounds(*m._hint(), rows[at], cols[at])
+                state[at[_matches_hint(self, grid, rows[at], cols[at], bounds)]] = INTERVAL
         return state
 
 
@@ -231,8 +232,6 @@ class Transposed(Mask):
 
 def _matches_hint(mask, grid, rows, cols, bounds):
     """Whether row bounds equal the mask's own hint inside each tile, bool ``(t,)``."""
-    if not rows.size:
-        return np.zeros(0, bool)
     lo, hi = grid.row_bounds(*mask._hint(), rows, cols)
     return ((lo == bounds[0]) & (hi == bounds[1])).all(1)
 

@@ -174,8 +174,9 @@ def _block_pair(block):
 
 
 def _blocks_of_bsr(matrix):
-    nonzero = (matrix.data != 0).reshape(len(matrix.data), -1)
-    stored, mixed = nonzero.all(1), nonzero.any(1) & ~nonzero.all(1)
+    nonzero = matrix.data != 0
+    stored = nonzero.all((1, 2))
+    mixed = nonzero.any((1, 2)) & ~stored
     if mixed.any():
         raise ValueError(
             f"matrix block {int(np.flatnonzero(mixed)[0])} holds zeros and non-zeros: "
