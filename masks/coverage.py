@@ -50,33 +50,40 @@ def coverage(q, k, mask, *, scale=None, within=None):
     step = max(1, SCORES_PER_CHUNK // max(nk, 1))
     total = np.zeros((batch, heads))
     counted = np.zeros((batch, heads), np.int64)
-    for b, h in np.ndindex(batch, heads):
-        keys = k[b, :, h // (heads // heads_kv)].astype(dtype)
-        kept, allowed = _plane(mask, b, h), None if within is None else _plane(within, b, h)
-        for start in range(0, nq if nk else 0, step):
-            rows = np.arange(start, min(start + step, nq))
+    for start in range(0, nq if nk else 0, step):
+        rows = slice(start, min(start + step, nq))
+        kept, allowed = _Strips(mask, rows), None if within is None else _Strips(within, rows)
+        for b, h in np.ndindex(batch, heads):
+            keys = k[b, :, h // (heads // heads_kv)].astype(dtype)
             scores = (q[b, rows, h].astype(dtype) * dtype(scale)) @ keys.T
-            share = _kept_share(scores, rows, kept, allowed)
+            if allowed is not None:
+                scores[~allowed[b, h]] = -np.inf
+            share = _kept_share(scores, kept[b, h])
             total[b, h] += np.nansum(share)
             counted[b, h] += np.count_nonzero(~np.isnan(share))
     return np.divide(total, counted, out=np.full_like(total, np.nan), where=counted > 0)
 
 
-def _plane(mask, b, h):
-    index = np.broadcast_to(mask.plane_index, (max(b + 1, mask.batch or 1), mask.heads or h + 1))
-    return mask.planes[index[b, h]]
+class _Strips:
+    """Rows of a mask as boolean arrays, each distinct plane expanded once."""
+
+    def __init__(self, mask, rows):
+        q, kv = np.arange(rows.start, rows.stop)[:, None], np.arange(mask.shape[1])[None, :]
+        self.index = mask.plane_index
+        self.strips = [np.broadcast_to(m._at(q, kv), (q.size, kv.size)) for m in mask.planes]
+
+    def __getitem__(self, place):
+        b, h = (at % extent for at, extent in zip(place, self.index.shape, strict=True))
+        return self.strips[self.index[b, h]]
 
 
-def _kept_share(scores, rows, kept, allowed):
+def _kept_share(scores, kept):
     """Kept probability of each row, float64; NaN for a row that may not attend to anything."""
-    q, kv = rows[:, None], np.arange(scores.shape[1])[None, :]
-    if allowed is not None:
-        scores[~np.broadcast_to(allowed._at(q, kv), scores.shape)] = -np.inf
     top = scores.max(1, keepdims=True)
     weight = np.exp(scores - np.where(np.isfinite(top), top, 0))
     whole = weight.sum(1, dtype=np.float64)
-    part = np.where(kept._at(q, kv), weight, 0).sum(1, dtype=np.float64)
-    return np.divide(part, whole, out=np.full(rows.size, np.nan), where=whole > 0)
+    part = np.where(kept, weight, 0).sum(1, dtype=np.float64)
+    return np.divide(part, whole, out=np.full(len(scores), np.nan), where=whole > 0)
 
 
 def _check_inputs(q, k, mask, within):
