@@ -1,6 +1,7 @@
 """Q, K and V to run on: standard normal, or a user's own from a file."""
 
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,8 @@ def _read_safetensors(path):
         from safetensors import SafetensorError, safe_open
     except ImportError:
         raise BadInput(f"--input {path}: needs the package safetensors") from None
+    with suppress(ImportError):
+        import ml_dtypes  # noqa: F401  makes NumPy know bfloat16
     try:
         with safe_open(path, framework="numpy") as file:
             return _by_name(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
