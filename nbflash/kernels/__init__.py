@@ -1,0 +1,1 @@
+"""One kernel per file, each a factory over a frozen configuration."""

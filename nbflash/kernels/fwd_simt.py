@@ -1,0 +1,212 @@
+"""Forward pass without tensor cores: Algorithm 1 (query-outer order) and Algorithm 5.
+
+One thread block computes one query tile of one head. It walks the tiles that the
+schedule lists for its row, which is all that block sparsity means here:
+
+    O = 0, m = −∞, l = 0
+    for each live tile (K, V) of the row:
+        S  = Q Kᵀ                                    (Q carries scale · log2 e)
+        S  = −∞ where the tile's kind hides it
+        m' = max(m, rowmax S);  α = 2^(m − m')
+        P  = 2^(S − m');  l = α l + rowsum P
+        O  = α O + P V;   m = m'
+    O / l → out,  (m + log2 l) ln 2 → lse
+
+All four products of operands run over rows that are contiguous in the *other* index, so
+every operand is loaded four wide and lands in registers whose banks alternate:
+
+    shared memory                     thread (ty, tx) of a TY × TX block owns
+    Qᵀ  width  × ld_m                 rows     4 ty + 4 TY c + {0 … 3}   of the tile
+    Kᵀ  width  × ld_n                 columns  4 tx + 4 TX c + {0 … 3}   of S and of O
+    V   tile_n × ld
+    Pᵀ  tile_n × ld_m                 A row's scores and outputs belong to lanes of one warp,
+                                      so P is passed on behind a warp barrier.
+"""
+
+import math
+
+from masks import FULL
+from nbflash.constants import LN2
+from nbflash.kernels.spec import SCHEDULE, STRIDES, KernelSpec
+from nbflash.ptx._asm import cuda, inlined, types
+from nbflash.tile.copy import STORAGE, TileCopy, all_finite
+from nbflash.tile.gemm import make_gemm_tn
+from nbflash.tile.mask import make_apply_mask
+from nbflash.tile.softmax import make_scale_rows, make_softmax
+from nbflash.tile.unroll import store, store4, unrolled
+
+
+def _layout(cfg):
+    """Offsets of K, V and P and the total, in accumulator elements; Q is at 0."""
+    k = max(cfg.width * cfg.ld_m, cfg.tile_m * cfg.ld)  # O leaves through the place of Q
+    v = k + max(cfg.width * cfg.ld_n, cfg.tile_n * cfg.ld_m if cfg.p_over_k else 0)
+    p = v + cfg.tile_n * cfg.ld
+    return (k, v, k, p) if cfg.p_over_k else (k, v, p, p + cfg.tile_n * cfg.ld_m)
+
+
+def make_fwd_simt(cfg):
+    """The kernel for a :class:`~nbflash.kernels.simt_config.SimtConfig`.
+
+    Arguments of the kernel: q, k, v, out, lse; strides (batch, sequence, head) of the
+    first four, in elements; nq, nk, heads, group = heads // heads_kv; tiles per plane;
+    scale · log2 e; then the schedule.
+    """
+    TX, TY, RM, RN = cfg.tx, cfg.ty, cfg.rm, cfg.rn
+    TILE_M, TILE_N, LD, LDM, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_m, cfg.ld_n
+    HEAD_DIM, THREADS, ACC = cfg.head_dim, cfg.threads, cfg.accumulator
+    P_OVER_K = cfg.p_over_k
+    PREFETCH_K, PREFETCH_V = "k" in cfg.prefetch, "v" in cfg.prefetch
+    RD = cfg.width // TX
+    K, V, P, _ = _layout(cfg)
+    ZERO, ONE, NEG_INF = ACC(0), ACC(1), ACC(-math.inf)
+    M_START, L_START = (NEG_INF,) * RM, (ZERO,) * RM
+    S_START, O_START = (ZERO,) * (RM * RN), (ZERO,) * (RM * RD)
+    ROWS = [4 * TY * (i // 4) + i % 4 for i in range(RM)]
+    COLUMNS = [4 * TX * (j // 4) + j % 4 for j in range(max(RN, RD))]
+
+    copy_q, copy_k = TileCopy(cfg, TILE_M, transposed=True), TileCopy(cfg, TILE_N, transposed=True)
+    copy_v, copy_o = TileCopy(cfg, TILE_N), TileCopy(cfg, TILE_M)
+    fetch_q, put_q, drain_o = copy_q.fetch, copy_q.put, copy_o.drain
+    fetch_k, put_k, fetch_v, put_v = copy_k.fetch, copy_k.put, copy_v.fetch, copy_v.put
+    gemm_qk = make_gemm_tn(
+        RM, RN, LDM, 4 * TY, LDN, 4 * TX, HEAD_DIM, unroll=cfg.unroll
+    )
+    gemm_pv, gemm_pv_careful = (
+        make_gemm_tn(RM, RD, LDM, 4 * TY, LD, 4 * TX, TILE_N, unroll=cfg.unroll, skip_zeros=careful)
+        for careful in (False, True)
+    )
+    apply_mask = make_apply_mask(ROWS, COLUMNS[:RN], TILE_M, TILE_N)
+    scale_rows = make_scale_rows(RM, RD)
+    row_max, rescale, probabilities, row_sum, row_total, inverse = make_softmax(RM, RN, TX)
+
+    @unrolled
+    def store_p(smem, at, p):
+        for j in range(RN):
+            for i in range(0, RM, 4):
+                quad = [p[(i + r) * RN + j] for r in range(4)]
+                store4(smem, at + (COLUMNS[j] * LDM + ROWS[i]), quad)
+
+    @unrolled
+    def store_o(smem, at, o):
+        for i in range(RM):
+            for c in range(0, RD, 4):
+                store4(smem, at + (ROWS[i] * LD + COLUMNS[c]), o[i * RD + c : i * RD + c + 4])
+
+    @unrolled
+    def store_stats(smem, at, l, m):
+        for i in range(RM):
+            store(smem, at + ROWS[i], l[i])
+            store(smem, at + (TILE_M + ROWS[i]), m[i])
+
+    def fwd_simt(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        q_stride,
+        k_stride,
+        v_stride,
+        o_stride,
+        nq,
+        nk,
+        heads,
+        group,
+        n_row,
+        scale_log2,
+        work,
+        plane_of,
+        row_ptr,
+        col_idx,
+        kind,
+        lo,
+        hi,
+        bits,
+    ):
+        smem = cuda.shared.array(0, ACC)
+        tid = cuda.threadIdx.x
+        ty, tx = tid // TX, tid % TX
+        row, bh = work[2 * cuda.blockIdx.x], work[2 * cuda.blockIdx.x + 1]
+        b, h = bh // heads, bh % heads
+        plane = plane_of[bh]
+        q0 = row * TILE_M
+        k_base = b * k_stride[0] + (h // group) * k_stride[2]
+        v_base = b * v_stride[0] + (h // group) * v_stride[2]
+        q_base = b * q_stride[0] + h * q_stride[2] + q0 * q_stride[1]
+        put_q(smem, 0, fetch_q(q, q_base, q_stride[1], nq - q0, tid), scale_log2, tid)
+
+        m, l, acc = M_START, L_START, O_START
+        begin, end = row_ptr[plane * n_row + row], row_ptr[plane * n_row + row + 1]
+        if PREFETCH_K:
+            n0 = col_idx[begin] * TILE_N if begin < end else 0
+            next_k = fetch_k(k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, tid)
+        for t in range(begin, end):
+            n0 = col_idx[t] * TILE_N
+            if not PREFETCH_K:
+                next_k = fetch_k(k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, tid)
+            cuda.syncthreads()  # every thread has read the last K, V and P
+            put_k(smem, K, next_k, ONE, tid)
+            cuda.syncthreads()  # K is in place, and Q at the first tile
+            # S = Q Kᵀ
+            s = gemm_qk(S_START, smem, 4 * ty, K + 4 * tx)
+            if PREFETCH_V:
+                next_v = fetch_v(v, v_base + n0 * v_stride[1], v_stride[1], nk - n0, tid)
+            if kind[t] != FULL:
+                first, last = plane * nq, plane * nq + nq - 1
+                s = apply_mask(s, kind[t], lo, hi, first, last, q0, n0, bits, 4 * ty, 4 * tx)
+            m_new = row_max(m, s)
+            alpha = rescale(m, m_new)
+            p = probabilities(s, m_new)
+            l = row_sum(l, alpha, p)
+            m = m_new
+            if P_OVER_K:
+                cuda.syncthreads()  # every thread has read K
+            store_p(smem, P + 4 * tx * LDM + 4 * ty, p)
+            if not PREFETCH_V:
+                next_v = fetch_v(v, v_base + n0 * v_stride[1], v_stride[1], nk - n0, tid)
+            put_v(smem, V, next_v, ONE, tid)
+            careful = False
+            if kind[t] == FULL:
+                cuda.syncthreads()  # P and V are in place
+            else:
+                careful = cuda.syncthreads_or(1 if all_finite(next_v) != ZERO else 0) != 0
+            if PREFETCH_K and t + 1 < end:
+                n0 = col_idx[t + 1] * TILE_N
+                next_k = fetch_k(k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, tid)
+            acc = scale_rows(acc, alpha)
+            # O += P V
+            if careful:
+                acc = gemm_pv_careful(acc, smem, P + 4 * ty, V + 4 * tx)
+            else:
+                acc = gemm_pv(acc, smem, P + 4 * ty, V + 4 * tx)
+
+        l = row_total(l)
+        cuda.syncthreads()  # sQ is free: it takes O
+        store_o(smem, 4 * ty * LD + 4 * tx, scale_rows(acc, inverse(l)))
+        if tx == 0:
+            store_stats(smem, P + 4 * ty, l, m)
+        cuda.syncthreads()  # O and the row statistics are in shared memory
+        o_base = b * o_stride[0] + h * o_stride[2] + q0 * o_stride[1]
+        drain_o(smem, 0, out, o_base, o_stride[1], nq - q0, ONE, tid)
+        for i in range(tid, min(TILE_M, nq - q0), THREADS):
+            total = smem[P + i]
+            value = NEG_INF
+            if total != ZERO:
+                value = (smem[P + TILE_M + i] + ACC(math.log2(total))) * ACC(LN2)
+            lse[bh * nq + q0 + i] = value
+
+    return fwd_simt
+
+
+def fwd_simt_spec(cfg):
+    """How to compile and launch the kernel of ``cfg``."""
+    tensor, stats = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(types.float32)
+    tensors = (*(tensor,) * 4, stats, *(STRIDES,) * 4)
+    sizes = (types.int32,) * 5
+    return KernelSpec(
+        "nbflash_fwd_simt",
+        make_fwd_simt,
+        cfg,
+        (*tensors, *sizes, cfg.accumulator, *SCHEDULE),
+        _layout(cfg)[-1] * cfg.itemsize,
+    )

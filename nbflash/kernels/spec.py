@@ -1,0 +1,38 @@
+"""What is needed to compile and launch a kernel, besides the device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbflash.ptx._asm import types
+
+INDEX = types.CPointer(types.int32)
+STRIDES = types.UniTuple(types.int64, 3)  # batch, sequence, head; in elements
+SCHEDULE = (*(INDEX,) * 7, types.CPointer(types.uint32))
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel of one configuration.
+
+    Attributes
+    ----------
+    name : str
+        Symbol of the kernel in the cubin.
+    make : callable
+        ``make(config)`` returns the kernel as a Python function.
+    config : SimtConfig
+    signature : tuple of Numba types
+    smem_bytes : int
+        Dynamic shared memory of a block.
+    """
+
+    name: str
+    make: Callable[[Any], Callable]
+    config: Any
+    signature: tuple
+    smem_bytes: int
+
+    @property
+    def launch_bounds(self):
+        return self.config.threads, self.config.min_blocks

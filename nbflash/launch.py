@@ -1,0 +1,194 @@
+"""From a kernel to a launch: compile, cache the cubin on disk, load, pack arguments.
+
+Numba compiles, nvJitLink assembles, ``cuda.core`` loads, the driver launches, CuPy owns the
+memory. Under the simulator the same kernel object is called the ordinary way.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import os
+import re
+import struct
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from nbflash.ptx._asm import SIM, cuda, types
+
+_SOURCES = ("ptx", "tile", "kernels")
+
+
+# -- cubins ------------------------------------------------------------------------------
+
+
+def cache_dir():
+    """Folder of the cubins: ``NBFLASH_CACHE_DIR``, else the user's cache folder."""
+    if path := os.environ.get("NBFLASH_CACHE_DIR"):
+        return Path(path)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "nbflash"
+
+
+@functools.cache
+def _toolchain():
+    """A digest of all that decides a cubin except the configuration."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    files = [package / "constants.py", package / "launch.py"]
+    for folder in _SOURCES:
+        files += sorted((package / folder).glob("*.py"))
+    for file in files:
+        digest.update(file.read_bytes())
+    from cuda.bindings import nvjitlink
+
+    digest.update(importlib.metadata.version("numba-cuda").encode())
+    digest.update(repr(nvjitlink.version()).encode())
+    digest.update(repr(_nvvm_version()).encode())
+    return digest
+
+
+def _nvvm_version():
+    from cuda.bindings import nvvm
+
+    return nvvm.version()
+
+
+def arch_of(compute_capability):
+    """``(9, 0)`` → ``"sm_90a"``: architecture-specific features from Hopper on."""
+    major, minor = compute_capability
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+def compile_ptx(spec, compute_capability):
+    """The kernel of ``spec`` as PTX text whose entry is called ``spec.name``."""
+    major, minor = compute_capability
+    ptx, _ = cuda.compile_ptx(
+        spec.make(spec.config),
+        types.void(*spec.signature),
+        cc=(major, minor, "a") if major >= 9 else (major, minor),
+        launch_bounds=spec.launch_bounds,
+    )
+    entry = re.search(r"\.entry\s+(\w+)", ptx)[1]
+    return ptx.replace(entry, spec.name)
+
+
+def compile_cubin(spec, compute_capability):
+    """The kernel of ``spec`` as a cubin (bytes). Needs no driver and no device."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    ptx = ObjectCode.from_ptx(compile_ptx(spec, compute_capability).encode())
+    options = LinkerOptions(arch=arch_of(compute_capability))
+    return bytes(Linker(ptx, options=options).link("cubin").code)
+
+
+def cached_cubin(spec, compute_capability):
+    """:func:`compile_cubin` behind a disk cache that several processes may share."""
+    digest = _toolchain().copy()
+    digest.update(repr((spec.name, spec.config, compute_capability)).encode())
+    path = cache_dir() / f"{spec.name}-{digest.hexdigest()[:32]}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    cubin = compile_cubin(spec, compute_capability)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(cubin)
+    os.replace(temporary, path)
+    return cubin
+
+
+# -- kernels on a device -----------------------------------------------------------------
+
+
+@functools.cache
+def load(spec, device_id):
+    """The driver's handle of a kernel on one device."""
+    from cuda.bindings import driver
+    from cuda.core import Device, ObjectCode
+
+    capability = Device(device_id).compute_capability
+    code = ObjectCode.from_cubin(cached_cubin(spec, tuple(capability)))
+    kernel = code.get_kernel(spec.name)
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    handle = driver.CUkernel(int(kernel.handle))
+    (status,) = driver.cuKernelSetAttribute(attribute, spec.smem_bytes, handle, device_id)
+    _check(status, f"{spec.smem_bytes} bytes of shared memory for {spec.name}")
+    return kernel, driver.CUfunction(int(kernel.handle))
+
+
+def _check(status, what):
+    if status != 0:
+        raise RuntimeError(f"CUDA driver error {status!r}: {what}")
+
+
+def _flatten(arguments):
+    for x in arguments:
+        yield from x if isinstance(x, tuple) else (x,)
+
+
+class Launch:
+    """A kernel with all its arguments bound, except leading ones that change per call.
+
+    Parameters
+    ----------
+    spec : KernelSpec
+    blocks : int
+    arguments : sequence
+        Values for ``spec.signature``: addresses, numbers and tuples of numbers; ``None`` for
+        those that a call gives.
+    device_id : int
+    """
+
+    def __init__(self, spec, blocks, arguments, device_id):
+        from cuda.bindings import driver
+
+        self._launch_kernel = driver.cuLaunchKernel
+        self._spec, self._blocks = spec, blocks
+        self._kernel, self._function = load(spec, device_id)
+        kinds = list(_flatten(t.types if isinstance(t, types.BaseTuple) else t for t in spec.signature))
+        self._slots = (ctypes.c_uint64 * len(kinds))()
+        base, size = ctypes.addressof(self._slots), ctypes.sizeof(ctypes.c_uint64)
+        self._table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in range(len(kinds))))
+        self._pointers = ctypes.addressof(self._table)
+        self._lock = threading.Lock()
+        for i, (kind, value) in enumerate(zip(kinds, _flatten(arguments), strict=True)):
+            if value is not None:
+                self._slots[i] = _bits(kind, value)
+
+    def __call__(self, stream, changing):
+        """Launch on ``stream`` (an address) with ``changing`` integers as first arguments."""
+        with self._lock:
+            self._slots[: len(changing)] = changing
+            (status,) = self._launch_kernel(
+                self._function,
+                self._blocks,
+                1,
+                1,
+                self._spec.config.threads,
+                1,
+                1,
+                self._spec.smem_bytes,
+                stream,
+                self._pointers,
+                0,
+            )
+        if status != 0:
+            _check(status, f"launch of {self._spec.name}")
+
+
+def _bits(kind, value):
+    """The eight bytes whose first ones are ``value`` as the kernel reads it."""
+    code = {types.float32: "<f", types.float64: "<d"}.get(kind)
+    if code is None:
+        return int(value) & 0xFFFFFFFFFFFFFFFF
+    return int.from_bytes(struct.pack(code, value).ljust(8, b"\0"), "little")
+
+
+def simulate(spec, blocks, arguments):
+    """Run a kernel in the simulator on NumPy arrays."""
+    kernel = cuda.jit(spec.make(spec.config))
+    kernel[blocks, spec.config.threads, 0, spec.smem_bytes](*arguments)

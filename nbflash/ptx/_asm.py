@@ -1,0 +1,56 @@
+"""The seam to Numba: every ``numba.cuda`` import and every inline PTX string passes here.
+
+Instructions are data (PTX text, constraints, types), so that a move to another Numba
+back end touches this file and ``launch.py`` only.
+"""
+
+from numba import cuda
+from numba.cuda import types
+from numba.cuda.core import config
+
+SIM = bool(config.ENABLE_CUDASIM)
+
+if SIM:
+    ir = intrinsic = cgutils = None
+else:
+    from llvmlite import ir
+    from numba.cuda import cgutils
+    from numba.cuda.extending import intrinsic
+
+__all__ = ["SIM", "cgutils", "cuda", "inline_ptx", "inlined", "intrinsic_of_arity", "ir", "types"]
+
+# A device function that Numba inlines before typing: no call is left, and compiling one
+# needs no device.
+inlined = cuda.jit(device=True, inline="always")
+
+
+def inline_ptx(builder, text, constraints, result, args, *, side_effect=False):
+    """Emit one PTX instruction.
+
+    Parameters
+    ----------
+    builder : llvmlite.ir.IRBuilder
+    text : str
+        PTX with ``$0`` for the result and ``$1…`` for the operands.
+    constraints : str
+        LLVM constraint string, for instance ``"=f,f"``.
+    result : llvmlite.ir.Type
+    args : sequence of llvmlite.ir.Value
+    side_effect : bool
+        Keep the instruction where it stands even if its result is unused.
+    """
+    signature = ir.FunctionType(result, [a.type for a in args])
+    asm = ir.InlineAsm(signature, text, constraints, side_effect=side_effect)
+    return builder.call(asm, args)
+
+
+def intrinsic_of_arity(arity, build):
+    """Make a Numba intrinsic with ``arity`` arguments.
+
+    Numba reads the number of arguments off the Python signature, so the function is
+    made from source; ``build(*argtypes)`` returns ``(signature, codegen)``.
+    """
+    names = ", ".join(f"a{i}" for i in range(arity))
+    namespace = {"build": build}
+    exec(f"def f(typingctx, {names}):\n    return build({names})\n", namespace)
+    return intrinsic(namespace["f"])

@@ -1,0 +1,1 @@
+"""Tiles and fragments: what the kernels are written in."""

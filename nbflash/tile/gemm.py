@@ -1,0 +1,113 @@
+"""Matrix products of one thread block on shared-memory tiles, register-blocked.
+
+Threads form a ``TY × TX`` grid (``ty = tid // TX``, ``tx = tid % TX``). A thread owns an
+``m × n`` fragment of the product, a tuple of ``m·n`` scalars, row by row:
+
+    row    i of the fragment is tile row      ty + i·TY        (or 4·ty + 4·TY·(i//4) + i%4)
+    column j of the fragment is tile column   tx + j·TX        (or 4·tx + 4·TX·(j//4) + j%4)
+
+The second form ("vectors") serves operands that are contiguous along that axis; the
+first keeps the lanes of a warp on neighbouring rows, which with a leading dimension of
+``4 mod 32`` words touch different banks. All loads are four elements wide.
+
+    product   C        A (k runs along …)        B
+    nt        A Bᵀ     rows of A, contiguous     rows of B, contiguous
+    nn        A B      rows of A, contiguous     columns of B, vectors
+    tn        Aᵀ B     columns of A, vectors     columns of B, vectors
+"""
+
+from nbflash.ptx._asm import inlined
+from nbflash.tile.unroll import equal, fma, load4, select, unrolled
+
+
+def _steps(depth, quad, most):
+    """Steps of ``quad`` along k that one loop iteration takes."""
+    return next(u for u in range(most, 0, -1) if depth % (quad * u) == 0)
+
+
+def _vectors(smem, at, count, step):
+    return [x for i in range(count) for x in load4(smem, at + i * step)]
+
+
+def _rank_one(acc, a, b, n, skip_zeros):
+    """``acc += a bᵀ`` in place; ``0 · NaN`` adds nothing with ``skip_zeros``.
+
+    Rows are swept to and fro: neighbouring products share an operand, which the register
+    reuse cache serves. Three fresh operands cannot be read in one cycle.
+    """
+    for i, x in enumerate(a):
+        for j in range(n) if i % 2 == 0 else reversed(range(n)):
+            new = fma(x, b[j], acc[i * n + j])
+            acc[i * n + j] = select(equal(x, 0.0), acc[i * n + j], new) if skip_zeros else new
+
+
+def make_gemm_nt(m, n, a_step, b_step, depth, *, unroll):
+    """``acc += A Bᵀ``: A rows at ``a + i·a_step``, B rows at ``b + j·b_step``."""
+    unroll = _steps(depth, 4, unroll)
+
+    @unrolled
+    def step(acc, smem, a, b):
+        acc = list(acc)
+        for u in range(unroll):
+            rows_a = _vectors(smem, a + 4 * u, m, a_step)
+            rows_b = _vectors(smem, b + 4 * u, n, b_step)
+            for k in range(4):
+                _rank_one(acc, rows_a[k::4], rows_b[k::4], n, False)
+        return tuple(acc)
+
+    @inlined
+    def gemm_nt(acc, smem, a, b):
+        for k in range(0, depth, 4 * unroll):
+            acc = step(acc, smem, a + k, b + k)
+        return acc
+
+    return gemm_nt
+
+
+def make_gemm_nn(m, n, a_step, b_row, b_step, depth, *, unroll, skip_zeros=False):
+    """``acc += A B``: A rows at ``a + i·a_step``, B vectors at ``b + k·b_row + c·b_step``.
+
+    ``skip_zeros`` leaves out products whose A element is zero, so that ``0 · NaN`` of a
+    masked position adds nothing.
+    """
+    unroll = 1 if skip_zeros else _steps(depth, 4, unroll)
+
+    @unrolled
+    def step(acc, smem, a, b):
+        acc = list(acc)
+        for u in range(unroll):
+            rows = _vectors(smem, a + 4 * u, m, a_step)
+            for k in range(4):
+                columns = _vectors(smem, b + (4 * u + k) * b_row, n // 4, b_step)
+                _rank_one(acc, rows[k::4], columns, n, skip_zeros)
+        return tuple(acc)
+
+    @inlined
+    def gemm_nn(acc, smem, a, b):
+        for k in range(0, depth, 4 * unroll):
+            acc = step(acc, smem, a + k, b + k * b_row)
+        return acc
+
+    return gemm_nn
+
+
+def make_gemm_tn(m, n, a_row, a_step, b_row, b_step, depth, *, unroll, skip_zeros=False):
+    """``acc += Aᵀ B``: vectors of A at ``a + k·a_row + i·a_step``, of B at ``b + k·b_row + …``."""
+    unroll = 1 if skip_zeros else _steps(depth, 1, 4 * unroll)
+
+    @unrolled
+    def step(acc, smem, a, b):
+        acc = list(acc)
+        for u in range(unroll):
+            rows = _vectors(smem, a + u * a_row, m // 4, a_step)
+            columns = _vectors(smem, b + u * b_row, n // 4, b_step)
+            _rank_one(acc, rows, columns, n, skip_zeros)
+        return tuple(acc)
+
+    @inlined
+    def gemm_tn(acc, smem, a, b):
+        for k in range(0, depth, unroll):
+            acc = step(acc, smem, a + k * a_row, b + k * b_row)
+        return acc
+
+    return gemm_tn

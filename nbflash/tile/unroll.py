@@ -1,0 +1,326 @@
+"""``@unrolled``: straight-line code over fragments from a plain Python function.
+
+A fragment is a tuple of scalars that lives in registers. Numba cannot promise that it
+unrolls a loop over one, and a run-time index would move it to local memory. An
+``@unrolled`` function is therefore *traced*: on the GPU its Python loops run once, at
+compile time, over symbolic scalars, and what they do is emitted as LLVM instructions.
+In the simulator the same function simply runs, on NumPy scalars.
+
+    add = unrolled(lambda a, b: tuple(x + y for x, y in zip(a, b)))
+
+Arguments and results are scalars or tuples of scalars of one type; arrays and pointers
+may be passed to :func:`load`, :func:`load4`, :func:`store` and :func:`store4`.
+"""
+
+import inspect
+import operator
+
+import numpy as np
+
+from nbflash.ptx._asm import SIM, cgutils, cuda, inline_ptx, intrinsic_of_arity, ir, types
+
+FULL_WARP = 0xFFFFFFFF
+
+
+class Scalar:
+    """One scalar while it is traced: a Numba type, an LLVM value and where to emit."""
+
+    __slots__ = ("builder", "context", "type", "value")
+
+    def __init__(self, context, builder, type_, value):
+        self.context, self.builder, self.type, self.value = context, builder, type_, value
+
+    def new(self, type_, value):
+        return Scalar(self.context, self.builder, type_, value)
+
+    def constant(self, number):
+        return self.new(self.type, ir.Constant(self.value.type, number))
+
+    def like(self, other):
+        """``other`` as a Scalar of this type: numbers become constants, integers convert."""
+        if not isinstance(other, Scalar):
+            return self.constant(other)
+        if other.type == self.type:
+            return other
+        if not (isinstance(self.type, types.Integer) and isinstance(other.type, types.Integer)):
+            raise TypeError(f"unrolled: {self.type} and {other.type} in one operation")
+        if self.type.bitwidth <= other.type.bitwidth:
+            return self.new(self.type, self.builder.trunc(other.value, self.value.type))
+        extend = self.builder.sext if other.type.signed else self.builder.zext
+        return self.new(self.type, extend(other.value, self.value.type))
+
+    def _arithmetic(self, other, of_float, of_int):
+        emit = of_float if isinstance(self.type, types.Float) else of_int
+        return self.new(self.type, getattr(self.builder, emit)(self.value, self.like(other).value))
+
+    def __add__(self, other):
+        return self._arithmetic(other, "fadd", "add")
+
+    def __sub__(self, other):
+        return self._arithmetic(other, "fsub", "sub")
+
+    def __mul__(self, other):
+        return self._arithmetic(other, "fmul", "mul")
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __and__(self, other):
+        return self.new(self.type, self.builder.and_(self.value, self.like(other).value))
+
+    def __rshift__(self, other):
+        shift = self.builder.ashr if self.type.signed else self.builder.lshr
+        return self.new(self.type, shift(self.value, self.like(other).value))
+
+    def __floordiv__(self, divisor):
+        """Of a number that is not negative."""
+        return self.new(self.type, self.builder.udiv(self.value, self.like(divisor).value))
+
+    def __mod__(self, divisor):
+        """Of a number that is not negative."""
+        return self.new(self.type, self.builder.urem(self.value, self.like(divisor).value))
+
+    def _compare(self, symbol, other):
+        b, right = self.builder, self.like(other).value
+        if isinstance(self.type, types.Float):
+            flag = b.fcmp_ordered(symbol, self.value, right)
+        else:
+            emit = b.icmp_signed if self.type.signed else b.icmp_unsigned
+            flag = emit(symbol, self.value, right)
+        return self.new(types.boolean, flag)
+
+    def __lt__(self, other):
+        return self._compare("<", other)
+
+    def __ge__(self, other):
+        return self._compare(">=", other)
+
+    def equals(self, other):
+        return self._compare("==", other)
+
+
+class Memory:
+    """An array or pointer while it is traced."""
+
+    __slots__ = ("builder", "context", "pointer", "type")
+
+    def __init__(self, context, builder, type_, value):
+        self.context, self.builder, self.type = context, builder, type_.dtype
+        if isinstance(type_, types.Array):
+            value = context.make_array(type_)(context, builder, value).data
+        self.pointer = value
+
+    def address(self, index, lanes):
+        """Pointer to ``lanes`` elements at ``index`` (a Scalar)."""
+        b, element = self.builder, self.context.get_data_type(self.type)
+        base = b.bitcast(self.pointer, ir.PointerType(element))
+        at = b.gep(base, [index.value], inbounds=True)
+        vector = element if lanes == 1 else ir.VectorType(element, lanes)
+        return b.bitcast(at, ir.PointerType(vector))
+
+    @property
+    def itemsize(self):
+        return self.type.bitwidth // 8
+
+
+# -- operations with a GPU body and a Python body ----------------------------------------
+
+
+def equal(a, b):
+    """``a == b`` as a condition for :func:`select`."""
+    return a.equals(b) if isinstance(a, Scalar) else a == b
+
+
+def both(a, b):
+    """Logical and of two conditions."""
+    if isinstance(a, Scalar):
+        return a.new(types.boolean, a.builder.and_(a.value, b.value))
+    return a and b
+
+
+def select(condition, a, b):
+    """``a if condition else b`` without a branch."""
+    if not isinstance(condition, Scalar):
+        return a if condition else b
+    model = a if isinstance(a, Scalar) else b
+    chosen = condition.builder.select(
+        condition.value, model.like(a).value, model.like(b).value
+    )
+    return model.new(model.type, chosen)
+
+
+def _libm(x, name, *operands):
+    """Call ``llvm.<name>`` on operands of x's type."""
+    suffix = "f32" if x.type.bitwidth == 32 else "f64"
+    operand_types = [o.value.type for o in operands]
+    function = cgutils.get_or_insert_function(
+        x.builder.module,
+        ir.FunctionType(x.value.type, operand_types),
+        f"llvm.{name}.{suffix}",
+    )
+    return x.new(x.type, x.builder.call(function, [o.value for o in operands]))
+
+
+def fma(a, b, c):
+    """``a * b + c``, rounded once on the GPU."""
+    return _libm(a, "fma", a, a.like(b), a.like(c)) if isinstance(a, Scalar) else a * b + c
+
+
+def maximum(a, b):
+    """The larger of two numbers; a NaN loses."""
+    return _libm(a, "maxnum", a, b) if isinstance(a, Scalar) else np.fmax(a, b)
+
+
+def exp2(x):
+    """``2 ** x``: ``ex2.approx.ftz.f32``, or libdevice for float64."""
+    if not isinstance(x, Scalar):
+        return np.exp2(x)
+    if x.type.bitwidth == 32:
+        value = inline_ptx(
+            x.builder, "ex2.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value]
+        )
+    else:
+        signature = ir.FunctionType(x.value.type, [x.value.type])
+        function = cgutils.get_or_insert_function(x.builder.module, signature, "__nv_exp2")
+        value = x.builder.call(function, [x.value])
+    return x.new(x.type, value)
+
+
+def reciprocal(x):
+    """``1 / x``; infinite at zero."""
+    if not isinstance(x, Scalar):
+        with np.errstate(divide="ignore"):
+            return type(x)(1) / x
+    return x.new(x.type, x.builder.fdiv(x.constant(1.0).value, x.value))
+
+
+def shuffle_xor(x, lane_mask):
+    """The value of ``x`` in lane ``lane ^ lane_mask``: ``shfl.sync.bfly.b32``."""
+    if not isinstance(x, Scalar):
+        return cuda.shfl_xor_sync(FULL_WARP, x, lane_mask)
+    b, i32 = x.builder, ir.IntType(32)
+
+    def move(word):
+        text = f"shfl.sync.bfly.b32 $0, $1, {lane_mask}, 31, -1;"
+        return inline_ptx(b, text, "=r,r", i32, [word], side_effect=True)
+
+    if x.type.bitwidth == 32:
+        return x.new(x.type, b.bitcast(move(b.bitcast(x.value, i32)), x.value.type))
+    i64 = ir.IntType(64)
+    bits = b.bitcast(x.value, i64)
+    low = b.zext(move(b.trunc(bits, i32)), i64)
+    high = b.zext(move(b.trunc(b.lshr(bits, ir.Constant(i64, 32)), i32)), i64)
+    joined = b.or_(low, b.shl(high, ir.Constant(i64, 32)))
+    return x.new(x.type, b.bitcast(joined, x.value.type))
+
+
+def load(memory, index):
+    """``memory[index]``."""
+    if not isinstance(memory, Memory):
+        return memory[index]
+    value = memory.builder.load(memory.address(index, 1))
+    return Scalar(memory.context, memory.builder, memory.type, value)
+
+
+def load4(memory, index):
+    """Four consecutive elements as one vector load (16 bytes for float32).
+
+    ``index`` must be a multiple of four and the base 16-byte aligned.
+    """
+    if not isinstance(memory, Memory):
+        return tuple(memory[index : index + 4])
+    b = memory.builder
+    vector = b.load(memory.address(index, 4), align=min(16, 4 * memory.itemsize))
+    lanes = [b.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(4)]
+    return tuple(Scalar(memory.context, b, memory.type, lane) for lane in lanes)
+
+
+def store(memory, index, value):
+    """``memory[index] = value``."""
+    if not isinstance(memory, Memory):
+        memory[index] = value
+    else:
+        memory.builder.store(value.value, memory.address(index, 1))
+
+
+def store4(memory, index, values):
+    """Four consecutive elements as one vector store; alignment as :func:`load4`."""
+    if not isinstance(memory, Memory):
+        memory[index : index + 4] = values
+        return
+    b, at = memory.builder, memory.address(index, 4)
+    vector = ir.Constant(at.type.pointee, ir.Undefined)
+    for i, value in enumerate(values):
+        vector = b.insert_element(vector, value.value, ir.Constant(ir.IntType(32), i))
+    b.store(vector, at, align=min(16, 4 * memory.itemsize))
+
+
+def atomic_add(memory, index, value):
+    """``memory[index] += value``, atomically: ``red.global.add``."""
+    if not isinstance(memory, Memory):
+        cuda.atomic.add(memory, index, value)
+    else:
+        memory.builder.atomic_rmw("fadd", memory.address(index, 1), value.value, "monotonic")
+
+
+# -- the tracer --------------------------------------------------------------------------
+
+
+def _wrap(context, builder, type_, value):
+    if isinstance(type_, (types.Array, types.CPointer)):
+        return Memory(context, builder, type_, value)
+    if isinstance(type_, types.BaseTuple):
+        parts = cgutils.unpack_tuple(builder, value, len(type_))
+        pairs = zip(type_.types, parts, strict=True)
+        return tuple(_wrap(context, builder, t, p) for t, p in pairs)
+    return Scalar(context, builder, type_, value)
+
+
+def _type_of(result):
+    if result is None:
+        return types.void
+    if isinstance(result, Scalar):
+        return result.type
+    return types.UniTuple(result[0].type, len(result))
+
+
+def _result_type(fn, argtypes):
+    """Trace ``fn`` into a function that is thrown away, to learn its result type."""
+    from numba.cuda.descriptor import cuda_target
+
+    context = cuda_target.target_context
+    signature = ir.FunctionType(ir.VoidType(), [context.get_value_type(t) for t in argtypes])
+    function = ir.Function(ir.Module(), signature, "trace")
+    builder = ir.IRBuilder(function.append_basic_block())
+    pairs = zip(argtypes, function.args, strict=True)
+    return _type_of(fn(*(_wrap(context, builder, t, a) for t, a in pairs)))
+
+
+def unrolled(fn):
+    """Turn a Python function over scalars and fragments into straight-line device code."""
+    if SIM:
+        return fn
+
+    def build(*argtypes):
+        argtypes = [types.unliteral(t) for t in argtypes]
+
+        def codegen(context, builder, signature, args):
+            pairs = zip(signature.args, args, strict=True)
+            result = fn(*(_wrap(context, builder, t, a) for t, a in pairs))
+            if result is None:
+                return context.get_dummy_value()
+            if isinstance(result, Scalar):
+                return result.value
+            return cgutils.pack_array(builder, [r.value for r in result])
+
+        return _result_type(fn, argtypes)(*argtypes), codegen
+
+    return intrinsic_of_arity(len(inspect.signature(fn).parameters), build)
+
+
+def total(values):
+    """Sum left to right."""
+    values = list(values)
+    result = values[0]
+    for value in values[1:]:
+        result = operator.add(result, value)
+    return result
