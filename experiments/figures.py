@@ -87,7 +87,7 @@ def _draw_runtime(ax, rows, fit):
     ax.plot(s, s * dense, color=GREY, linewidth=1.2, label="ideal: s × own dense run")
     if fit is not None:
         bound = SLOPE_LIMIT * s * dense + fit["fixed_cost"]
-        label = f"{SLOPE_LIMIT} × ideal + {fit['fixed_cost']:.2g} ms"
+        label = f"{SLOPE_LIMIT} × ideal + {fit['fixed_cost']:.3g} ms"
         ax.plot(s, bound, color=GREY, linewidth=1.2, linestyle=":", label=label)
     ax.plot(1, dense, marker="*", color="black", markersize=12, linestyle="", label="own dense run")
     for row in rows:

@@ -293,7 +293,9 @@ def test_a_count_that_differs_from_its_closed_form_is_refused():
 def test_simt_tasks_are_checked_and_callable():
     backend = open_backend("cpu")
     host = make_qkv(1, 40, 40, 2, 2, 8, np.float32)
-    tasks, verdicts = bench_simt.nbflash_tasks(backend, host, check_rows=16, impl="reference")
+    tasks, verdicts, verify = bench_simt.nbflash_tasks(
+        backend, host, check_rows=16, impl="reference"
+    )
     assert {which for which, _ in tasks} == {"forward", *bench_simt.FORMS}
     assert set(verdicts) == set(tasks)
     out, lse = tasks["forward", bench_simt.NBFLASH]()
@@ -301,6 +303,12 @@ def test_simt_tasks_are_checked_and_callable():
     first, second = (tasks[form, bench_simt.NBFLASH]() for form in bench_simt.FORMS)
     for got, same in zip(first, second, strict=True):
         np.testing.assert_array_equal(got, same)
+    for key, task in tasks.items():
+        result = task()
+        verify(key, result)
+        result[0][0, :, 1] += 1
+        with pytest.raises(OutOfBudget, match=f"{key[0]}, as timed"):
+            verify(key, result)
 
 
 def test_simt_figure(tmp_path):
