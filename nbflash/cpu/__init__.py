@@ -8,7 +8,7 @@ import numpy as np
 
 from nbflash.constants import LOG2_E
 from nbflash.cpu import blas, kernels
-from nbflash.cpu.kernels import DK, DOUT, DQ, DV, OUT, K, Q, V
+from nbflash.cpu.walk import DK, DOUT, DQ, DV, OUT, K, Operands, Q, V, Walk
 
 CHUNK = 512
 
@@ -41,9 +41,8 @@ def forward(q, k, v, out, lse, schedule, scale):
     (q, k, v), target = _operands(real, q, k, v), _result(real, out)
     batch, nq, heads, _ = q.shape
     sums = np.empty((batch * heads, nq), real)
-    operands = _tensors(real, schedule, {Q: q, K: k, V: v, OUT: target})
-    work, chunk = schedule.work(batch, heads), _chunk(schedule.tile_n)
-    _run(kernels.forward, schedule, operands, work, chunk, real(scale * LOG2_E), sums)
+    operands = _tensors(schedule, scale, sums, sums, {Q: q, K: k, V: v, OUT: target})
+    _run(kernels.forward, schedule, operands, schedule.work(batch, heads), schedule.tile_n)
     lse[...] = sums.reshape(lse.shape)
     if target is not out:
         out[...] = target
@@ -73,21 +72,19 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, schedule, scale):
     lse = np.where(np.isneginf(lse), math.inf, lse).astype(real)
     tensors = {Q: q, K: k, V: v, DOUT: dout}
     tensors.update(zip((DQ, DK, DV), (target for _, target in results), strict=True))
-    operands = _tensors(real, schedule, tensors)
-    values = real(scale * LOG2_E), lse, delta, real(scale)
+    operands = _tensors(schedule, scale, lse, delta, tensors)
     rows, columns, group = schedule, schedule.T, heads // k.shape[2]
-    work, chunk = rows.work(batch, heads), _chunk(rows.tile_n)
-    _run(kernels.backward_dq, rows, operands, work, chunk, *values)
-    work, chunk = columns.work(batch, heads, group), _chunk(rows.tile_m)
-    _run(kernels.backward_dkdv, columns, operands, work, chunk, *values)
+    _run(kernels.backward_dq, rows, operands, rows.work(batch, heads), rows.tile_n)
+    _run(kernels.backward_dkdv, columns, operands, columns.work(batch, heads, group), rows.tile_m)
     for result, target in results:
         if target is not result:
             result[...] = target
 
 
-def _run(kernel, schedule, operands, work, *values):
+def _run(kernel, schedule, operands, work, tile):
     """Run ``kernel`` in every thread; they share the work list through a counter."""
-    shared = _walk(schedule), operands, work.astype(np.int64), np.zeros(1, np.int64), *values
+    chunk = tile * max(1, CHUNK // tile)
+    shared = _walk(schedule), operands, work.astype(np.int64), np.zeros(1, np.int64), chunk
     threads = min(numba.config.NUMBA_NUM_THREADS, len(work))
     with blas.one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
         for done in [pool.submit(kernel, *shared) for _ in range(threads)]:
@@ -96,10 +93,6 @@ def _run(kernel, schedule, operands, work, *values):
 
 def _working_dtype(x):
     return np.float64 if x.dtype == np.float64 else np.float32
-
-
-def _chunk(tile):
-    return tile * max(1, CHUNK // tile)
 
 
 def _operands(real, *arrays):
@@ -135,19 +128,25 @@ def _walk(schedule):
     s = schedule
     arrays = (s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits)
     sizes = (s.tile_m, s.tile_n, s.nq, s.nk, s.n_row, s.transposed)
-    return kernels.Walk(*sizes, *map(_frozen, arrays))
+    return Walk(*sizes, *map(_frozen, arrays))
 
 
-def _tensors(real, schedule, tensors):
-    q, k = tensors[Q], tensors[K]
+def _tensors(schedule, scale, lse, delta, tensors):
+    q, k, real = tensors[Q], tensors[K], lse.dtype.type
     table = np.zeros((8, 4), np.int64)
     for index, x in tensors.items():
-        table[index] = (
-            x.ctypes.data,
-            x.strides[0],
-            max(x.strides[1], x.shape[3] * x.itemsize),
-            x.strides[2],
-        )
+        batch, seq, head, _ = x.strides
+        table[index] = x.ctypes.data, batch, max(seq, x.shape[3] * x.itemsize), head
     batch, _, heads, head_dim = q.shape
-    plane_of = schedule.plane_of(batch, heads)
-    return kernels.Operands(table, heads, k.shape[2], head_dim, plane_of, blas.gemm_address(real))
+    return Operands(
+        table,
+        heads,
+        k.shape[2],
+        head_dim,
+        schedule.plane_of(batch, heads),
+        real(scale),
+        real(scale * LOG2_E),
+        lse,
+        delta,
+        blas.gemm_address(real),
+    )

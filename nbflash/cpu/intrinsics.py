@@ -1,8 +1,6 @@
 """LLVM instructions that Numba does not expose: powers of two, an atomic counter, BLAS by address.
 
-Every function here has one LLVM body. Numba's on-disk cache watches the file of the compiled
-kernel only, so a change here takes effect on machines with a warm cache once ``kernels.py``
-changes too.
+Every function here has one LLVM body.
 """
 
 from llvmlite import ir
@@ -77,3 +75,14 @@ def call_gemm(typingctx, blas, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb,
         return context.get_dummy_value()
 
     return sig, codegen
+
+
+@intrinsic
+def larger(typingctx, a, b):
+    """The larger of two floats, either one if one is NaN; LLVM vectorises a loop of it."""
+
+    def codegen(context, builder, signature, args):
+        flags = ("nnan", "nsz")
+        return builder.select(builder.fcmp_ordered(">", *args, flags=flags), *args, flags=flags)
+
+    return a(a, a), codegen
