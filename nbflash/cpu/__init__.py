@@ -8,14 +8,13 @@ import numpy as np
 
 from nbflash.constants import LOG2_E
 from nbflash.cpu import blas, kernels
+from nbflash.cpu.sizes import tile_sizes
 from nbflash.cpu.walk import DK, DOUT, DQ, DV, OUT, K, Operands, Q, V, Walk
 
+__all__ = ["CHUNK", "backward", "forward", "tile_sizes"]
+
+#: Scores of a row that are handled at once: with 128 rows of float32, a quarter of a megabyte.
 CHUNK = 512
-
-
-def tile_sizes(head_dim, mask):
-    """Tile sizes ``(tile_m, tile_n)`` for a mask."""
-    return 128, 128
 
 
 def forward(q, k, v, out, lse, schedule, scale):

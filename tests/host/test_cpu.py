@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import masks
+from masks.tiles import INTERVAL
 from nbflash import cpu, reference
-from nbflash.cpu import blas, softmax
+from nbflash.cpu import blas, sizes, softmax
 from nbflash.schedule import TileSchedule
 from nbflash.testing import (
     assert_blocks_within_reference,
@@ -318,12 +319,40 @@ def test_blas_threads_are_restored_after_an_error():
     assert get() == before
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 256])
 @pytest.mark.parametrize("name", NAMES)
-def test_default_tile_sizes_fit_every_mask(name, head_dim):
+def test_default_tile_sizes_fit_every_mask(name):
     mask = gallery(140)[name]
-    tile_m, tile_n = cpu.tile_sizes(head_dim, mask)
-    assert 0 < tile_m <= 512
-    assert 0 < tile_n <= 512
-    if head_dim == 16:
-        check(mask, *make_qkv(2, 140, 140, 2, 2, head_dim), tile=(tile_m, tile_n))
+    tile = cpu.tile_sizes(16, mask)
+    assert set(tile) <= {32, 64, 128}
+    check(mask, *make_qkv(2, 140, 140, 2, 2, 16), tile=tile)
+
+
+@pytest.mark.parametrize(
+    ("mask", "size"),
+    [
+        (masks.dense(512, 512), 128),
+        (masks.causal(1024, 1024), 128),
+        (masks.window(1024, 1024, left=16, right=0), 32),
+        (masks.butterfly(1024, block=128), 128),
+        (masks.butterfly(1024, block=64), 64),
+        (masks.butterfly(1024, block=32), 32),
+        (masks.per_head([masks.random(512, 32, 0.1, seed=s) for s in range(2)]), 32),
+        (masks.from_function(lambda q, kv: (q + kv) % 2 == 0, 256, 256), 128),
+    ],
+    ids=lambda x: str(x) if isinstance(x, int) else None,
+)
+def test_tiles_follow_the_pattern(mask, size):
+    assert cpu.tile_sizes(64, mask) == (size, size)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("name", NAMES)
+def test_live_tiles_are_counted_inside_larger_ones(name, size):
+    """Never fewer than there are; exact for patterns of blocks and bits."""
+    n = 3 * sizes.LARGEST
+    for plane in gallery(n)[name].planes:
+        tiles, exact = plane.tiles(sizes.LARGEST, sizes.LARGEST), plane.tiles(size, size).kinds.nnz
+        counted = sizes._live(tiles, size)
+        assert exact <= counted
+        if not (tiles.kinds.data == INTERVAL).any():
+            assert counted == exact
