@@ -11,13 +11,24 @@ from numba.cuda.core import config
 SIM = bool(config.ENABLE_CUDASIM)
 
 if SIM:
-    ir = intrinsic = cgutils = None
+    ir = intrinsic = cgutils = cuda_target = None
 else:
     from llvmlite import ir
     from numba.cuda import cgutils
+    from numba.cuda.descriptor import cuda_target
     from numba.cuda.extending import intrinsic
 
-__all__ = ["SIM", "cgutils", "cuda", "inline_ptx", "inlined", "intrinsic_of_arity", "ir", "types"]
+__all__ = [
+    "SIM",
+    "cgutils",
+    "cuda",
+    "cuda_target",
+    "inline_ptx",
+    "inlined",
+    "intrinsic_of_arity",
+    "ir",
+    "types",
+]
 
 # A device function that Numba inlines before typing: no call is left, and compiling one
 # needs no device.

@@ -17,7 +17,16 @@ import operator
 
 import numpy as np
 
-from nbflash.ptx._asm import SIM, cgutils, cuda, inline_ptx, intrinsic_of_arity, ir, types
+from nbflash.ptx._asm import (
+    SIM,
+    cgutils,
+    cuda,
+    cuda_target,
+    inline_ptx,
+    intrinsic_of_arity,
+    ir,
+    types,
+)
 
 FULL_WARP = 0xFFFFFFFF
 
@@ -142,9 +151,7 @@ def select(condition, a, b):
     if not isinstance(condition, Scalar):
         return a if condition else b
     model = a if isinstance(a, Scalar) else b
-    chosen = condition.builder.select(
-        condition.value, model.like(a).value, model.like(b).value
-    )
+    chosen = condition.builder.select(condition.value, model.like(a).value, model.like(b).value)
     return model.new(model.type, chosen)
 
 
@@ -175,9 +182,7 @@ def exp2(x):
     if not isinstance(x, Scalar):
         return np.exp2(x)
     if x.type.bitwidth == 32:
-        value = inline_ptx(
-            x.builder, "ex2.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value]
-        )
+        value = inline_ptx(x.builder, "ex2.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value])
     else:
         signature = ir.FunctionType(x.value.type, [x.value.type])
         function = cgutils.get_or_insert_function(x.builder.module, signature, "__nv_exp2")
@@ -285,8 +290,6 @@ def _type_of(result):
 
 def _result_type(fn, argtypes):
     """Trace ``fn`` into a function that is thrown away, to learn its result type."""
-    from numba.cuda.descriptor import cuda_target
-
     context = cuda_target.target_context
     signature = ir.FunctionType(ir.VoidType(), [context.get_value_type(t) for t in argtypes])
     function = ir.Function(ir.Module(), signature, "trace")
