@@ -14,7 +14,8 @@ from experiments.errors import OutOfBudget
 from nbflash import reference
 from nbflash.testing import assert_within_reference, low_precision, low_precision_backward
 
-FACTOR = 2.0
+#: Times the error of the plain computation: what flash-attention's own tests allow.
+FACTOR = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Oracle:
         self.exact = dict(zip(("out", "lse"), reference.attention(*inputs), strict=True))
         self.exact |= zip(grads, reference.attention_backward(dout, *inputs), strict=True)
         self.low = dict(zip(("out", "lse"), low_precision(*inputs), strict=True))
-        self.low |= zip(grads, low_precision_backward(*_as_float32(dout, *inputs)), strict=True)
+        dout = _from_public_lse(dout, self.exact["lse"])
+        self.low |= zip(grads, low_precision_backward(dout, *inputs), strict=True)
 
     def check(self, name, **got):
         """Hold results to their budgets.
@@ -79,10 +81,10 @@ class Oracle:
         for key, array in got.items():
             exact, low = self.exact[key], self.low[key]
             try:
-                error = assert_within_reference(array, exact, low, key, FACTOR)
+                error = assert_within_reference(array, exact, low, key, FACTOR[key])
             except AssertionError as failure:
                 raise OutOfBudget(f"{name}: no timing is reported, {failure}") from None
-            verdicts.append(Verdict(key, error, error_budget(exact, low)))
+            verdicts.append(Verdict(key, error, error_budget(exact, low, FACTOR[key])))
         return max(verdicts, key=lambda v: v.error / v.budget if v.budget else 0.0)
 
     def forget(self, *names):
@@ -91,10 +93,16 @@ class Oracle:
             del self.exact[name], self.low[name]
 
 
-def _as_float32(dout, q, k, v, keep):
-    """Gradients start from the public LSE, float32 for every input: so does their yardstick."""
-    wide = q.dtype == np.float64
-    return (*(x.astype(np.float32) if wide else x for x in (dout, q, k, v)), keep)
+def _from_public_lse(dout, lse):
+    """The dout whose exact gradients are those that start from the LSE in float32, as it is public.
+
+    Rounding the LSE scales row i of P = exp(S - LSE), and with it row i of dS and dO, by one
+    factor. The yardstick takes part in that rounding: it is 5e-7 where LSE is 8 to 16.
+    """
+    with np.errstate(invalid="ignore"):
+        slip = np.exp(lse - lse.astype(np.float32))
+    slip = np.where(np.isfinite(lse), slip, 1.0).transpose(0, 2, 1)[..., None]
+    return (dout * slip).astype(dout.dtype)
 
 
 def sampled(dout, rows):
@@ -104,11 +112,11 @@ def sampled(dout, rows):
     return only
 
 
-def error_budget(exact, low):
+def error_budget(exact, low, factor):
     """The budget that `nbflash.testing.assert_within_reference` allows."""
     finite = np.isfinite(exact)
     eps = float(np.spacing(np.ones((), low.dtype)))
     exact, low = exact[finite], low[finite].astype(np.float64)
     if not exact.size:
         return 0.0
-    return FACTOR * float(np.abs(low - exact).max() + eps * np.abs(exact).max())
+    return factor * float(np.abs(low - exact).max() + eps * np.abs(exact).max())

@@ -58,7 +58,7 @@ def cli(context):
 
     The main one is `sparsity`; `python -m experiments sparsity --quick` takes under a minute on
     two CPU cores. Every result is checked against the float64 reference before it is timed.
-    Every command writes a table to the terminal and a CSV and a figure to --out.
+    Every command prints a table and writes a CSV, most also a figure, to --out.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -179,15 +179,33 @@ def masks(seqlen, block, only, out):
     run(seqlen, block, only, out)
 
 
+quick_option = click.option("--quick", is_flag=True, help="Fewer rounds and one shape.")
+
+
 @cli.command()
 @out_option
 @seed_option
-@click.option("--quick", is_flag=True, help="Fewer rounds and one shape.")
-def simt(out, seed, quick):
-    """GPU: speed of the SIMT kernels in float32, host cost of a call, first use of a kernel.
+@quick_option
+def cpu(out, seed, quick):
+    """CPU: speed of the CPU kernels, and what the first call of a process costs.
 
-    Forward and both forms of the backward pass, beside torch's memory-efficient kernel where
-    torch is installed. Sizes: experiments/sweeps/simt.toml. Needs a CUDA device.
+    Forward and backward in float32, beside in-place NumPy, and beside torch's flash kernel where
+    torch is installed. Sizes: experiments/sweeps/cpu.toml.
+    """
+    from experiments.bench_cpu import run
+
+    run(out, seed, quick)
+
+
+@cli.command()
+@out_option
+@seed_option
+@quick_option
+def simt(out, seed, quick):
+    """GPU: speed of the SIMT kernels, host cost of a call, first use of a kernel.
+
+    Forward and both forms of the backward pass in float32, beside torch's memory-efficient kernel
+    where torch is installed. Sizes: experiments/sweeps/simt.toml. Needs a CUDA device.
     """
     from experiments.bench_simt import run
 

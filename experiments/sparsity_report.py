@@ -167,14 +167,14 @@ def _explain(result, coarse, fidelity):
     library = ARRAY_LIBRARY[result.settings.device]
     say(
         "density: live blocks of the mask; / dense: runtime relative to nbflash's own dense run; "
-        f"× base: times faster than dense masked softmax in {library}; err/bud: error of the worst "
-        f"array over its budget, {result.rows_checked} rows of each head checked."
+        f"× base: times faster than dense masked softmax in {library}, which keeps its N × N "
+        "probabilities for the backward pass; err/bud: error of the worst array over its budget, "
+        f"{result.rows_checked} rows of each head checked."
     )
     if coarse:
-        tile = f"{result.dense.plan.schedule.tile_m} × {result.dense.plan.schedule.tile_n}"
         say(
-            f"tiles: live tiles that were walked. Blocks of {result.block} are smaller than the "
-            f"tiles ({tile} in the dense run): a tile that is attended in part costs a whole one."
+            "tiles: live tiles that were walked; where they are larger than the blocks of "
+            f"{result.block}, a tile that is attended in part costs a whole one."
         )
     if fidelity:
         say(

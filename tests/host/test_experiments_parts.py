@@ -10,7 +10,7 @@ import pytest
 import masks
 from experiments import bench_simt, sweeps
 from experiments.backends import open_backend
-from experiments.check import Oracle, error_budget, sample_rows, sampled
+from experiments.check import FACTOR, Oracle, error_budget, sample_rows, sampled
 from experiments.dense import DenseBaseline, fits_in_memory
 from experiments.errors import BadInput, OutOfBudget
 from experiments.figures import draw_simt
@@ -218,14 +218,15 @@ def test_oracle_of_sampled_rows_agrees_with_the_whole_reference(dtype):
     assert verdict.error <= verdict.budget
     for name, array in got.items():
         wrong = array.copy()
-        wrong[0, -1, 0] += 2 * error_budget(oracle.exact[name], oracle.low[name])
+        wrong[0, -1, 0] += 2 * error_budget(oracle.exact[name], oracle.low[name], FACTOR[name])
         with pytest.raises(OutOfBudget, match=f"planted: no timing is reported, {name}: error"):
             oracle.check("planted", **{name: wrong})
 
 
 def test_budget_is_the_one_that_is_enforced():
     exact, low = np.array([1.0, -4.0, np.inf]), np.array([1.5, -4.0, np.inf], np.float32)
-    budget = error_budget(exact, low)
+    budget = error_budget(exact, low, 2)
+    assert error_budget(exact, low, 3) == 1.5 * budget
     assert budget == 2 * (0.5 + 4 * np.finfo(np.float32).eps)
     assert_within_reference(exact + np.array([0, budget * 0.999, 0]), exact, low)
     with pytest.raises(AssertionError, match="exceeds the budget"):
