@@ -32,7 +32,7 @@ class DenseBaseline:
         self.q, self.dout = (_planes(xp, x, work) for x in (q, dout))
         self.k, self.v = (_planes(xp, xp.repeat(x, group, axis=2), work) for x in (k, v))
         planes, nq, nk = *self.q.shape[:2], self.k.shape[1]
-        self.bias = xp.where(mask, 0.0, -np.inf).astype(work)
+        self.bias = xp.where(mask, work.type(0), work.type(-np.inf)).astype(work, copy=False)
         self.chunk = max(1, CHUNK_BYTES[backend.device] // (nq * nk * work.itemsize))
         self.p = xp.empty((planes, nq, nk), work)
         self.ds = xp.empty((min(self.chunk, planes), nq, nk), work)
