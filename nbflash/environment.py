@@ -32,6 +32,8 @@ def show_config(file=None) -> None:
 
 def describe() -> list[str]:
     """The lines of `show_config`."""
+    from nbflash.cpu import blas
+
     lines = [f"nbflash {nbflash.__version__}", "", "versions"]
     lines += [f"  {name:<14} {version}" for name, version in versions().items()]
     lines += ["", "devices", f"  cpu            {os.cpu_count()} cores, {platform.machine()}"]
@@ -41,6 +43,7 @@ def describe() -> list[str]:
         reasons = config.why_not_here(impl)
         answer = f"no: {'; '.join(reasons)}" if reasons else "yes"
         lines.append(f"  {impl:<14} {answer}")
+    lines += ["", "BLAS of the cpu implementation", *(f"  {line}" for line in blas.describe())]
     size, files = cache_size()
     lines += ["", "kernel cache", f"  {config.cache_dir()}: {files} files, {size / 1e6:.1f} MB"]
     return lines

@@ -10,11 +10,18 @@ from contextlib import contextmanager
 
 import numpy as np
 import scipy.linalg.cython_blas as cython_blas
+from llvmlite.binding import get_host_cpu_features
 from numba.extending import get_cython_function_address
 
 _GEMM = {np.dtype(np.float32): "sgemm", np.dtype(np.float64): "dgemm"}
-_PREFIXES = ("scipy_openblas_", "openblas_", "MKL_", "bli_thread_")
+_THREAD_FUNCTIONS = (
+    ("scipy_openblas_set_num_threads", "scipy_openblas_get_num_threads"),
+    ("openblas_set_num_threads", "openblas_get_num_threads"),
+    ("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),
+    ("bli_thread_set_num_threads", "bli_thread_get_num_threads"),
+)
 _lock = threading.RLock()
+_library = ctypes.CDLL(cython_blas.__file__)
 
 
 def gemm_address(dtype):
@@ -27,17 +34,34 @@ def _thread_functions():
 
     A look-up in a shared library also searches the libraries it is linked with.
     """
-    library = ctypes.CDLL(cython_blas.__file__)
-    for prefix in _PREFIXES:
-        names = [f"{prefix}set_num_threads", f"{prefix}get_num_threads"]
-        if prefix == "MKL_":
-            names = ["MKL_Set_Num_Threads", "MKL_Get_Max_Threads"]
-        if all(hasattr(library, name) for name in names):
-            return tuple(getattr(library, name) for name in names)
+    for names in _THREAD_FUNCTIONS:
+        if all(hasattr(_library, name) for name in names):
+            return tuple(getattr(_library, name) for name in names)
     return None
 
 
 thread_functions = _thread_functions()
+
+
+def describe():
+    """The BLAS behind SciPy, and what would make it faster: list of str.
+
+    OpenBLAS 0.3.30 does not know every CPU that has AVX-512 and then runs its AVX2 kernels there;
+    ``OPENBLAS_CORETYPE`` tells it better, in the environment of the process.
+    """
+    get_config = getattr(_library, "scipy_openblas_get_config", None)
+    if get_config is None:
+        return ["not SciPy's own OpenBLAS"]
+    get_config.restype = ctypes.c_char_p
+    name = get_config().decode()
+    advice = "set OPENBLAS_CORETYPE=SkylakeX before starting Python to use this CPU's AVX-512"
+    slow = any(core in name.split() for core in ("Haswell", "Zen"))
+    return [name, advice] if slow and _has_avx512() else [name]
+
+
+def _has_avx512():
+    features = get_host_cpu_features()
+    return all(features.get(f"avx512{part}") for part in ("f", "cd", "bw", "dq", "vl"))
 
 
 @contextmanager

@@ -39,6 +39,16 @@ from nbflash.cpu.walk import (
 )
 
 
+def compiled(kernel):
+    """``njit`` without the GIL, cached on disk where there is a directory to write to."""
+    try:
+        return njit(nogil=True, cache=True)(kernel)
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+        return njit(nogil=True)(kernel)
+
+
 @njit
 def _forward_rows(walk, operands, row, head, s, acc, m, l, careful):
     """One row of query tiles: acc <- Σ P V (unscaled), m <- row maxima, l <- Σ P, base 2."""
@@ -75,7 +85,7 @@ def _forward_rows(walk, operands, row, head, s, acc, m, l, careful):
         p = stop
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def forward(walk, operands, work, counter, chunk):
     """Take rows of query tiles from the work list; write their OUT and LSE.
 
@@ -173,7 +183,7 @@ def _gradient_columns(walk, operands, row, head, s, ds, dk, dv, careful):
         p = stop
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def backward_dq(walk, operands, work, counter, chunk):
     """Take rows of query tiles from the work list; write their DQ."""
     real = operands.lse.dtype
@@ -194,7 +204,7 @@ def backward_dq(walk, operands, work, counter, chunk):
         item = take(counter)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def backward_dkdv(walk, operands, work, counter, chunk):
     """Take rows of key tiles (transposed walk) from the work list; write their DK and DV."""
     real = operands.lse.dtype

@@ -14,7 +14,7 @@ import pytest
 import masks
 from masks.tiles import INTERVAL
 from nbflash import cpu, reference
-from nbflash.cpu import blas, sizes, softmax
+from nbflash.cpu import blas, kernels, sizes, softmax
 from nbflash.schedule import TileSchedule
 from nbflash.testing import (
     assert_blocks_within_reference,
@@ -300,6 +300,19 @@ def test_exp2_polynomial(real):
     corners = _exp2_of(np.array([0, -1, lowest - 1, -1e6, -np.inf, np.nan], real))
     assert corners[:5].tolist() == [1, 0.5, 0, 0, 0]
     assert np.isnan(corners[5])
+
+
+def test_kernels_compile_where_no_cache_can_be_written():
+    """A function without a source file has no cache directory either."""
+    namespace = {}
+    exec("def kernel(x):\n    return x + 1", namespace)
+    assert kernels.compiled(namespace["kernel"])(1) == 2
+
+
+def test_blas_is_described():
+    name, *advice = blas.describe()
+    assert "OpenBLAS" in name
+    assert all("OPENBLAS_CORETYPE" in line for line in advice)
 
 
 def test_blas_threads_are_restored():
