@@ -29,7 +29,7 @@ from masks import FULL
 from nbflash.constants import LN2
 from nbflash.kernels.spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
-from nbflash.tile.copy import STORAGE, TileCopy, all_finite
+from nbflash.tile.copy import STORAGE, TileCopy, make_finite
 from nbflash.tile.gemm import make_gemm_tn
 from nbflash.tile.mask import make_apply_mask
 from nbflash.tile.softmax import make_scale_rows, make_softmax
@@ -64,10 +64,12 @@ def make_fwd_simt(cfg):
     ROWS = [4 * TY * (i // 4) + i % 4 for i in range(RM)]
     COLUMNS = [4 * TX * (j // 4) + j % 4 for j in range(max(RN, RD))]
 
-    copy_q, copy_k = TileCopy(cfg, TILE_M, transposed=True), TileCopy(cfg, TILE_N, transposed=True)
-    copy_v, copy_o = TileCopy(cfg, TILE_N), TileCopy(cfg, TILE_M)
-    fetch_q, put_q, drain_o = copy_q.fetch, copy_q.put, copy_o.drain
+    copy_q = TileCopy(cfg, TILE_M, transposed=True, chunks=cfg.chunks)
+    copy_k = TileCopy(cfg, TILE_N, transposed=True, chunks=cfg.chunks)
+    copy_v, copy_o = TileCopy(cfg, TILE_N, chunks=cfg.chunks), TileCopy(cfg, TILE_M)
+    fill_q, fill_k, fill_v, drain_o = copy_q.fill, copy_k.fill, copy_v.fill, copy_o.drain
     fetch_k, put_k, fetch_v, put_v = copy_k.fetch, copy_k.put, copy_v.fetch, copy_v.put
+    finite = make_finite(cfg, TILE_N)
     gemm_qk = make_gemm_tn(
         RM, RN, LDM, 4 * TY, LDN, 4 * TX, HEAD_DIM, unroll=cfg.unroll
     )
@@ -133,7 +135,7 @@ def make_fwd_simt(cfg):
         k_base = b * k_stride[0] + (h // group) * k_stride[2]
         v_base = b * v_stride[0] + (h // group) * v_stride[2]
         q_base = b * q_stride[0] + h * q_stride[2] + q0 * q_stride[1]
-        put_q(smem, 0, fetch_q(q, q_base, q_stride[1], nq - q0, tid), scale_log2, tid)
+        fill_q(smem, 0, q, q_base, q_stride[1], nq - q0, scale_log2, tid)
 
         m, l, acc = M_START, L_START, O_START
         begin, end = row_ptr[plane * n_row + row], row_ptr[plane * n_row + row + 1]
@@ -142,11 +144,14 @@ def make_fwd_simt(cfg):
             next_k = fetch_k(k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, tid)
         for t in range(begin, end):
             n0 = col_idx[t] * TILE_N
-            if not PREFETCH_K:
-                next_k = fetch_k(k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, tid)
             cuda.syncthreads()  # every thread has read the last K, V and P
-            put_k(smem, K, next_k, ONE, tid)
-            cuda.syncthreads()  # K is in place, and Q at the first tile
+            if PREFETCH_K:
+                put_k(smem, K, next_k, ONE, tid)
+            else:
+                fill_k(smem, K, k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, ONE, tid)
+            if not PREFETCH_V:
+                fill_v(smem, V, v, v_base + n0 * v_stride[1], v_stride[1], nk - n0, ONE, tid)
+            cuda.syncthreads()  # K (and V) are in place, and Q at the first tile
             # S = Q Kᵀ
             s = gemm_qk(S_START, smem, 4 * ty, K + 4 * tx)
             if PREFETCH_V:
@@ -162,20 +167,17 @@ def make_fwd_simt(cfg):
             if P_OVER_K:
                 cuda.syncthreads()  # every thread has read K
             store_p(smem, P + 4 * tx * LDM + 4 * ty, p)
-            if not PREFETCH_V:
-                next_v = fetch_v(v, v_base + n0 * v_stride[1], v_stride[1], nk - n0, tid)
-            put_v(smem, V, next_v, ONE, tid)
-            careful = False
-            if kind[t] == FULL:
-                cuda.syncthreads()  # P and V are in place
+            if PREFETCH_V:
+                put_v(smem, V, next_v, ONE, tid)
+                cuda.syncthreads()  # V is in place
             else:
-                careful = cuda.syncthreads_or(1 if all_finite(next_v) != ZERO else 0) != 0
+                cuda.syncwarp()  # the lanes of a row have written their P
             if PREFETCH_K and t + 1 < end:
                 n0 = col_idx[t + 1] * TILE_N
                 next_k = fetch_k(k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, tid)
             acc = scale_rows(acc, alpha)
             # O += P V
-            if careful:
+            if kind[t] != FULL and not finite(smem, V, tid):
                 acc = gemm_pv_careful(acc, smem, P + 4 * ty, V + 4 * tx)
             else:
                 acc = gemm_pv(acc, smem, P + 4 * ty, V + 4 * tx)

@@ -44,6 +44,7 @@ class SimtConfig:
     p_over_k: bool = False
     unroll: int = 2
     prefetch: str = ""
+    chunks: int = 1
 
     @property
     def threads(self):
@@ -81,3 +82,29 @@ class SimtConfig:
     @property
     def itemsize(self):
         return self.accumulator.bitwidth // 8
+
+
+@dataclass(frozen=True)
+class SimtBackwardConfig(SimtConfig):
+    """Geometry of ``bwd_simt``: ``ty × tx`` threads are one half of a block.
+
+    Attributes
+    ----------
+    walk : {"columns", "rows"}
+    atomic_dq : bool
+        Add dQ to global memory while walking columns.
+    vector_red : bool
+        Add four neighbours at once (compute capability 9.0, head_dim a multiple of 4).
+    """
+
+    walk: str = "columns"
+    atomic_dq: bool = False
+    vector_red: bool = False
+
+    @property
+    def threads(self):
+        return 2 * self.tx * self.ty
+
+    @property
+    def width(self):
+        return _round_up(self.head_dim, 8 * self.tx)  # each half owns half of dQ's columns

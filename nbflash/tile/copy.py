@@ -6,8 +6,8 @@ dimension ``ld``; columns past ``head_dim`` and rows past the end of the sequenc
 
 import numpy as np
 
-from nbflash.ptx._asm import inlined, ir, types
-from nbflash.tile.unroll import Scalar, both, fma, load, load4, select, store, store4, unrolled
+from nbflash.ptx._asm import cuda, inlined, ir, types
+from nbflash.tile.unroll import Scalar, load, load4, select, store, store4, total, unrolled
 
 ACCUMULATOR = {
     "float16": types.float32,
@@ -69,65 +69,83 @@ def _to_storage(x, dtype):
 class TileCopy:
     """Copies of tiles of ``rows`` rows between a global tensor and shared memory.
 
-    A tile is ``rows × width`` accumulator elements with leading dimension ``ld``. Columns
-    from ``head_dim`` on and rows from ``valid`` on are zero. In between, the block's threads
-    hold the tile in registers, so that a load may be in flight while they compute:
+    A shared tile is ``rows × width`` accumulator elements with leading dimension ``ld``, or
+    its transpose ``width × rows`` with leading dimension ``rows + PAD``. Rows from ``valid``
+    on repeat the last valid row and columns from ``head_dim`` on repeat column 0: their
+    scores are masked and their outputs are not stored, so only NaNs would matter, and those
+    are then in the tensor itself.
 
-        fetch(source, base, stride, valid, tid) → fragment
-        put(smem, at, fragment, factor, tid)           tile at ``at`` = factor · fragment
-        drain(smem, at, target, base, stride, valid, factor, tid)    target = factor · tile
+        fetch(source, base, stride, valid, first) → fragment
+        put(smem, at, fragment, factor, first)
+            One chunk of the tile in registers, so that a load may be in flight while the
+            block computes; ``first`` is ``tid``, plus ``chunk`` for every chunk before.
+        fill(smem, at, source, base, stride, valid, factor, tid)
+            All chunks: shared tile at ``at`` = factor · global tile.
+        drain(smem, at, target, base, stride, valid, factor, tid)
+            The other way, row by row, for tiles that are not transposed.
 
-    With ``vectors`` four neighbouring elements move at once; rows must be aligned to that.
-    With ``transposed`` the shared tile is ``width × rows`` with leading dimension
-    ``rows + PAD``; a warp then takes 16 rows by two vectors, which uses whole sectors of
+    With ``cfg.vectors`` four neighbouring elements move at once; rows must be aligned to
+    that. A transposing warp then takes 16 rows by two vectors, which uses whole sectors of
     global memory and meets every bank once.
     """
 
-    def __init__(self, cfg, rows, *, transposed=False):
+    def __init__(self, cfg, rows, *, transposed=False, chunks=1):
         dtype, head_dim, width, ld = cfg.dtype, cfg.head_dim, cfg.width, cfg.ld
         threads, ld_rows = cfg.threads, rows + PAD
         lanes = 4 if cfg.vectors else 1
         per_row = width // lanes
-        count, rest = divmod(rows * per_row, threads)
+        count, rest = divmod(rows * per_row, threads * chunks)
         if rest:
             raise ValueError(f"{rows} × {width} elements do not divide among {threads} threads")
+        pieces, chunk = rows * per_row, threads * count
 
-        def places(tid):
+        def split(i, u, period):
+            """Quotient and remainder of ``i + u·threads`` by ``period``, cheap where it divides."""
+            if threads % period == 0:
+                return i // period + u * (threads // period), i % period
+            return (i + u * threads) // period, (i + u * threads) % period
+
+        def places(first):
             """(row, column) of each piece that a thread moves."""
             for u in range(count):
-                i = tid + u * threads
                 if not transposed:
-                    yield i // per_row, i % per_row * lanes
+                    row, column = split(first, u, per_row)
+                    yield row, column * lanes
                 elif lanes == 4:
-                    yield i // 2 % rows, i // (2 * rows) * 8 + i % 2 * 4
+                    pair, rest = split(first, u, 2 * rows)
+                    yield rest // 2, pair * 8 + rest % 2 * 4
                 else:
-                    yield i % rows, i // rows
+                    column, row = split(first, u, rows)
+                    yield row, column
 
         @unrolled
-        def fetch(source, base, stride, valid, tid):
+        def fetch(source, base, stride, valid, first):
             out = []
-            for row, column in places(tid):
-                inside = row < valid
+            for row, column in places(first):
+                row = select(row < valid, row, valid - 1)
                 if head_dim < width:
-                    inside = both(inside, column < head_dim)
-                at = select(inside, base + stride * row + column, base)
-                pieces = load4(source, at) if lanes == 4 else (load(source, at),)
-                out.extend(select(inside, _to_accumulator(x, dtype), 0.0) for x in pieces)
+                    column = select(column < head_dim, column, 0)
+                at = base + stride * row + column
+                loaded = load4(source, at) if lanes == 4 else (load(source, at),)
+                out.extend(_to_accumulator(x, dtype) for x in loaded)
             return tuple(out)
 
         @unrolled
-        def put(smem, at, fragment, factor, tid):
-            for u, (row, column) in enumerate(places(tid)):
-                pieces = [x * factor for x in fragment[lanes * u : lanes * (u + 1)]]
+        def put(smem, at, fragment, factor, first):
+            for u, (row, column) in enumerate(places(first)):
+                values = [x * factor for x in fragment[lanes * u : lanes * (u + 1)]]
                 if transposed:
-                    for lane, x in enumerate(pieces):
-                        store(smem, at + (column + lane) * ld_rows + row, x)
-                    continue
-                to = at + row * ld + column
-                if lanes == 4:
-                    store4(smem, to, pieces)
+                    for lane, x in enumerate(values):
+                        store(smem, at + row + (column + lane) * ld_rows, x)
+                elif lanes == 4:
+                    store4(smem, at + row * ld + column, values)
                 else:
-                    store(smem, to, pieces[0])
+                    store(smem, at + row * ld + column, values[0])
+
+        @inlined
+        def fill(smem, at, source, base, stride, valid, factor, tid):
+            for first in range(tid, pieces, chunk):
+                put(smem, at, fetch(source, base, stride, valid, first), factor, first)
 
         @unrolled
         def to_storage(x):
@@ -141,13 +159,27 @@ class TileCopy:
                     x = to_storage(smem[at + row * ld + column] * factor)
                     target[base + row * stride + column] = x
 
-        self.fetch, self.put, self.drain = fetch, put, drain
+        self.fetch, self.put, self.fill, self.drain = fetch, put, fill, drain
 
 
-@unrolled
-def all_finite(fragment):
-    """0 if every element is finite, else NaN."""
-    bad = fragment[0] * 0.0
-    for x in fragment[1:]:
-        bad = fma(x, 0.0, bad)
-    return bad
+def make_finite(cfg, rows):
+    """``finite(smem, at, tid)``: whether a row-major shared tile holds no NaN and no infinity.
+
+    A barrier for the whole block.
+    """
+    zero, ld, threads = cfg.accumulator(0), cfg.ld, cfg.threads
+    per_row = cfg.width // 4
+
+    @unrolled
+    def probe(smem, at):
+        """0 for four finite elements, else NaN."""
+        return total(x * 0.0 for x in load4(smem, at))
+
+    @inlined
+    def finite(smem, at, tid):
+        found = zero
+        for i in range(tid, rows * per_row, threads):
+            found += probe(smem, at + i // per_row * ld + i % per_row * 4)
+        return cuda.syncthreads_or(0 if found == zero else 1) == 0
+
+    return finite

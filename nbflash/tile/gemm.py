@@ -41,31 +41,8 @@ def _rank_one(acc, a, b, n, skip_zeros):
             acc[i * n + j] = select(equal(x, 0.0), acc[i * n + j], new) if skip_zeros else new
 
 
-def make_gemm_nt(m, n, a_step, b_step, depth, *, unroll):
-    """``acc += A Bᵀ``: A rows at ``a + i·a_step``, B rows at ``b + j·b_step``."""
-    unroll = _steps(depth, 4, unroll)
-
-    @unrolled
-    def step(acc, smem, a, b):
-        acc = list(acc)
-        for u in range(unroll):
-            rows_a = _vectors(smem, a + 4 * u, m, a_step)
-            rows_b = _vectors(smem, b + 4 * u, n, b_step)
-            for k in range(4):
-                _rank_one(acc, rows_a[k::4], rows_b[k::4], n, False)
-        return tuple(acc)
-
-    @inlined
-    def gemm_nt(acc, smem, a, b):
-        for k in range(0, depth, 4 * unroll):
-            acc = step(acc, smem, a + k, b + k)
-        return acc
-
-    return gemm_nt
-
-
-def make_gemm_nn(m, n, a_step, b_row, b_step, depth, *, unroll, skip_zeros=False):
-    """``acc += A B``: A rows at ``a + i·a_step``, B vectors at ``b + k·b_row + c·b_step``.
+def make_gemm_nn(m, n, rows, a_row, b_row, b_step, depth, *, unroll, skip_zeros=False):
+    """``acc += A B``: A rows at ``a + rows[i]·a_row``, B vectors at ``b + k·b_row + c·b_step``.
 
     ``skip_zeros`` leaves out products whose A element is zero, so that ``0 · NaN`` of a
     masked position adds nothing.
@@ -76,10 +53,10 @@ def make_gemm_nn(m, n, a_step, b_row, b_step, depth, *, unroll, skip_zeros=False
     def step(acc, smem, a, b):
         acc = list(acc)
         for u in range(unroll):
-            rows = _vectors(smem, a + 4 * u, m, a_step)
+            quads = [load4(smem, a + (rows[i] * a_row + 4 * u)) for i in range(m)]
             for k in range(4):
                 columns = _vectors(smem, b + (4 * u + k) * b_row, n // 4, b_step)
-                _rank_one(acc, rows[k::4], columns, n, skip_zeros)
+                _rank_one(acc, [quad[k] for quad in quads], columns, n, skip_zeros)
         return tuple(acc)
 
     @inlined
