@@ -1,0 +1,115 @@
+"""plan and the cache behind it."""
+
+import functools
+import threading
+
+import numpy as np
+from api_calls import LAYOUTS, by_impl, heads_first, run_all
+
+import masks
+import nbflash
+from nbflash import planning
+from nbflash.testing import make_qkv, poisoned
+
+
+@by_impl
+def test_plan_gives_the_results_of_the_functions(impl):
+    q, k, v, dout = make_qkv(2, 45, 37, 4, 2, 8)
+    mask = masks.from_dense(np.random.default_rng(3).random((45, 37)) < 0.4)
+    options = {"causal": True, "window": (9, None), "scale": 0.7}
+    expected = run_all(impl, q, k, v, dout, mask, **options)
+    plan = nbflash.plan(q, k, v, mask, impl=impl, **options)
+    target = poisoned(q.shape)
+    out, lse = plan(q, k, v, out=target)
+    assert out is target
+    out_by_vjp, pullback = plan.vjp(q, k, v)
+    np.testing.assert_array_equal(out_by_vjp, out)
+    for deterministic in (False, True):
+        for gradients in (
+            plan.backward(dout, q, k, v, out, lse, deterministic=deterministic),
+            pullback(dout, deterministic=deterministic),
+        ):
+            for x, y in zip((out, lse, *gradients), expected, strict=True):
+                np.testing.assert_array_equal(x, y)
+
+
+@by_impl
+def test_plan_serves_other_layouts(impl):
+    q, k, v, _ = make_qkv(2, 45, 37, 4, 2, 8)
+    plan = nbflash.plan(q, k, v, impl=impl)
+    expected, _ = plan(q, k, v)
+    for layout in LAYOUTS:
+        for _ in range(2):
+            np.testing.assert_array_equal(plan(*map(layout, (q, k, v)))[0], expected)
+
+
+def test_equal_calls_share_a_plan():
+    q, k, v, _ = make_qkv(2, 40, 40, 4, 2, 8)
+    make = functools.partial(nbflash.plan, impl="reference")
+    plan = make(q, k, v, causal=True)
+    assert make(q + 1, k, v, causal=True) is plan
+    assert make(q, k, v, masks.causal(40)) is plan
+    assert make(q, k, v, causal=np.True_) is plan
+    assert make(q, k, v, causal=True, scale=8**-0.5) is plan
+    others = (
+        make(q, k, v),
+        make(q, k, v, causal=True, scale=0.5),
+        make(q[:1], k[:1], v[:1], causal=True),
+        make(*(x.astype(np.float64) for x in (q, k, v)), causal=True),
+        make(heads_first(q), k, v, causal=True),
+        nbflash.plan(q, k, v, causal=True, impl="cpu"),
+    )
+    assert len({plan, *others}) == 7
+
+
+def test_plans_are_forgotten_when_there_are_too_many(monkeypatch):
+    """A plan is known by its call and by its problem, so four entries are two plans."""
+    monkeypatch.setattr(planning, "_plans", planning._Cache(4))
+    q, k, v, _ = make_qkv(1, 40, 40, 1, 1, 8)
+    make = functools.partial(nbflash.plan, q, k, v, impl="reference")
+    first, second = make(scale=1.0), make(scale=2.0)
+    assert make(scale=1.0) is first
+    assert make(scale=2.0) is second
+    make(scale=3.0)
+    make(scale=4.0)
+    assert make(scale=1.0) is not first
+
+
+def test_cache_forgets_what_was_used_longest_ago():
+    cache = planning._Cache(2)
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.get("a") == 1
+    cache.put("c", 3)
+    assert [cache.get(key) for key in "abc"] == [1, None, 3]
+
+
+def test_threads_share_plans():
+    q, k, v, _ = make_qkv(1, 70, 70, 2, 1, 8)
+    expected = [nbflash.attention(q, k, v, window=(w, 0), impl="reference") for w in range(8)]
+    wrong = []
+
+    def work():
+        for w in range(8):
+            got = nbflash.attention(q, k, v, window=(w, 0), impl="reference")
+            if not np.array_equal(got, expected[w]):
+                wrong.append(w)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_plan_tells_what_it_is():
+    q, k, v, _ = make_qkv(2, 40, 50, 4, 2, 8)
+    assert repr(nbflash.plan(q, k, v, causal=True, impl="cpu")) == (
+        "AttentionPlan(cpu: q (2, 40, 4, 8), k and v (2, 50, 2, 8), float32, scale 0.3536, cpu, "
+        f"{nbflash.plan(q, k, v, causal=True).schedule!r})"
+    )
+    dense = nbflash.plan(q, k, v, impl="reference")
+    assert dense.schedule is None
+    assert repr(dense).startswith("AttentionPlan(reference: q (2, 40, 4, 8)")
+    assert isinstance(nbflash.plan(q, k, v).schedule, nbflash.TileSchedule)
