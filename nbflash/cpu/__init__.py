@@ -83,7 +83,8 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, schedule, scale):
 def _run(kernel, schedule, operands, work, tile):
     """Run ``kernel`` in every thread; they share the work list through a counter."""
     chunk = tile * max(1, CHUNK // tile)
-    shared = _walk(schedule), operands, work.astype(np.int64), np.zeros(1, np.int64), chunk
+    counter = np.zeros(1, kernels.COUNTER)
+    shared = _walk(schedule), operands, work.astype(np.int64), counter, chunk
     threads = min(numba.config.NUMBA_NUM_THREADS, len(work))
     with blas.one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
         for done in [pool.submit(kernel, *shared) for _ in range(threads)]:
@@ -104,7 +105,7 @@ def _result(real, x):
 
 
 def _addressable(real, x):
-    """Whether a tile of ``x`` is a BLAS matrix: dtype, alignment, row stride."""
+    """Whether a tile of ``x`` is a BLAS matrix: dtype, alignment (of strides too), row stride."""
     _, seq, _, last = x.strides
     row = x.shape[-1] * x.itemsize
     return (
@@ -112,7 +113,6 @@ def _addressable(real, x):
         and x.flags.aligned
         and (last == x.itemsize or x.shape[-1] == 1)
         and (seq >= row or x.shape[1] == 1)
-        and seq % x.itemsize == 0
     )
 
 

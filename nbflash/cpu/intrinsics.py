@@ -28,12 +28,13 @@ def power_of_two(typingctx, t):
 
 @intrinsic
 def take(typingctx, counter):
-    """Atomically increment ``counter[0]`` (int64) and return its old value."""
+    """Atomically increment the int64 at the start of an array and return its old value."""
 
     def codegen(context, builder, signature, args):
         array = context.make_array(signature.args[0])(context, builder, args[0])
         one = context.get_constant(types.int64, 1)
-        return builder.atomic_rmw("add", array.data, one, "monotonic")
+        place = builder.bitcast(array.data, one.type.as_pointer())
+        return builder.atomic_rmw("add", place, one, "monotonic")
 
     return types.int64(counter), codegen
 

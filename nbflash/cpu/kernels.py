@@ -13,6 +13,9 @@ would still be NaN. The walk is optimistic: when a result is not finite, the ite
 the products of partial tiles done by loops that skip zero weights (``careful``).
 """
 
+import hashlib
+from pathlib import Path
+
 import numpy as np
 from numba import njit
 
@@ -37,6 +40,11 @@ from nbflash.cpu.walk import (
     row_of,
     store,
 )
+
+# Numba's disk cache watches the file of a kernel and keys on the types of its arguments: this type
+# makes it follow every file of the package.
+_sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+COUNTER = np.dtype([(f"taken_{hashlib.sha256(_sources).hexdigest()[:16]}", np.int64)])
 
 
 def compiled(kernel):
@@ -93,7 +101,7 @@ def forward(walk, operands, work, counter, chunk):
     ----------
     work : int64 (n_work, 2)
         ``TileSchedule.work(batch, heads)``.
-    counter : int64 (1,)
+    counter : COUNTER (1,)
         The next item of the work list, shared by the threads.
     chunk : int
         Columns of the score matrix, at least one tile.

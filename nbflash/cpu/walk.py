@@ -1,7 +1,5 @@
 """A row of the tile schedule as matrices: products through BLAS, and the mask."""
 
-import hashlib
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +27,6 @@ class Walk(NamedTuple):
     lo: np.ndarray
     hi: np.ndarray
     bits: np.ndarray
-
-
-# Numba's disk cache watches the file of a kernel only. It also keys on the names of argument types,
-# and this name follows every file of the package.
-_sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
-Walk.__name__ += hashlib.sha256(_sources).hexdigest()[:16]
 
 
 class Operands(NamedTuple):
