@@ -23,9 +23,9 @@ def prepare(impl: str, problem, mask):
         return CpuExecutor(problem, mask)
     if impl == "reference":
         return ReferenceExecutor(problem, mask)
-    from nbflash import launch
+    from nbflash import simt
 
-    return launch.prepare(problem, mask)
+    return simt.SimtExecutor(problem, mask)
 
 
 class EmptyExecutor:

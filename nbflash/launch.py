@@ -15,22 +15,13 @@ import tempfile
 import threading
 from pathlib import Path
 
-import numpy as np
-
-from nbflash.ptx._asm import SIM, cuda, types
+from nbflash.config import cache_dir
+from nbflash.ptx._asm import cuda, types
 
 _SOURCES = ("ptx", "tile", "kernels")
 
 
 # -- cubins ------------------------------------------------------------------------------
-
-
-def cache_dir():
-    """Folder of the cubins: ``NBFLASH_CACHE_DIR``, else the user's cache folder."""
-    if path := os.environ.get("NBFLASH_CACHE_DIR"):
-        return Path(path)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "nbflash"
 
 
 @functools.cache
@@ -115,8 +106,8 @@ def load(spec, device_id):
     kernel = code.get_kernel(spec.name)
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle = driver.CUkernel(int(kernel.handle))
-    (status,) = driver.cuKernelSetAttribute(attribute, spec.smem_bytes, handle, device_id)
-    _check(status, f"{spec.smem_bytes} bytes of shared memory for {spec.name}")
+    (status,) = driver.cuKernelSetAttribute(attribute, spec.config.smem_bytes, handle, device_id)
+    _check(status, f"{spec.config.smem_bytes} bytes of shared memory for {spec.name}")
     return kernel, driver.CUfunction(int(kernel.handle))
 
 
@@ -125,44 +116,40 @@ def _check(status, what):
         raise RuntimeError(f"CUDA driver error {status!r}: {what}")
 
 
-def _flatten(arguments):
-    for x in arguments:
-        yield from x if isinstance(x, tuple) else (x,)
-
-
 class Launch:
-    """A kernel with all its arguments bound, except leading ones that change per call.
+    """A kernel whose trailing arguments are bound; a call gives the leading ones.
 
     Parameters
     ----------
     spec : KernelSpec
     blocks : int
-    arguments : sequence
-        Values for ``spec.signature``: addresses, numbers and tuples of numbers; ``None`` for
-        those that a call gives.
+    trailing : sequence of numbers
+        The last values for ``spec.signature``: addresses are integers.
     device_id : int
     """
 
-    def __init__(self, spec, blocks, arguments, device_id):
+    def __init__(self, spec, blocks, trailing, device_id):
         from cuda.bindings import driver
 
         self._launch_kernel = driver.cuLaunchKernel
         self._spec, self._blocks = spec, blocks
         self._kernel, self._function = load(spec, device_id)
-        kinds = list(_flatten(t.types if isinstance(t, types.BaseTuple) else t for t in spec.signature))
+        kinds = []
+        for kind in spec.signature:
+            kinds.extend(kind.types if isinstance(kind, types.BaseTuple) else (kind,))
         self._slots = (ctypes.c_uint64 * len(kinds))()
         base, size = ctypes.addressof(self._slots), ctypes.sizeof(ctypes.c_uint64)
         self._table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in range(len(kinds))))
         self._pointers = ctypes.addressof(self._table)
         self._lock = threading.Lock()
-        for i, (kind, value) in enumerate(zip(kinds, _flatten(arguments), strict=True)):
-            if value is not None:
-                self._slots[i] = _bits(kind, value)
+        start = len(kinds) - len(trailing)
+        for i, value in enumerate(trailing, start):
+            self._slots[i] = _bits(kinds[i], value)
 
-    def __call__(self, stream, changing):
-        """Launch on ``stream`` (an address) with ``changing`` integers as first arguments."""
+    def __call__(self, stream, leading):
+        """Launch on ``stream`` (an address) with ``leading`` integers as first arguments."""
         with self._lock:
-            self._slots[: len(changing)] = changing
+            self._slots[: len(leading)] = leading
             (status,) = self._launch_kernel(
                 self._function,
                 self._blocks,
@@ -171,7 +158,7 @@ class Launch:
                 self._spec.config.threads,
                 1,
                 1,
-                self._spec.smem_bytes,
+                self._spec.config.smem_bytes,
                 stream,
                 self._pointers,
                 0,
@@ -188,7 +175,12 @@ def _bits(kind, value):
     return int.from_bytes(struct.pack(code, value).ljust(8, b"\0"), "little")
 
 
+@functools.cache
+def _simulated(spec):
+    return cuda.jit(spec.make(spec.config))
+
+
 def simulate(spec, blocks, arguments):
     """Run a kernel in the simulator on NumPy arrays."""
-    kernel = cuda.jit(spec.make(spec.config))
-    kernel[blocks, spec.config.threads, 0, spec.smem_bytes](*arguments)
+    config = spec.config
+    _simulated(spec)[blocks, config.threads, 0, config.smem_bytes](*arguments)

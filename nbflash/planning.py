@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-import numpy as np
-
 from nbflash import config
 from nbflash.arrays import allocator, are_native, native, signature
 from nbflash.executors import prepare
@@ -102,7 +100,7 @@ class AttentionPlan:
                 out = self._empty(problem.q_shape, q.dtype)
             else:
                 self._check_out(out, q, k, v)
-            lse = self._empty(problem.lse_shape, np.float32)
+            lse = self._empty(problem.lse_shape, problem.lse_dtype)
             self._executor.forward(q, k, v, out, lse)
         return out, lse
 

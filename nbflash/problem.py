@@ -87,6 +87,11 @@ class Problem:
         """Shape of lse."""
         return self.batch, self.heads, self.nq
 
+    @property
+    def lse_dtype(self) -> str:
+        """float64 for float64 inputs, whose gradients a float32 lse would spoil; else float32."""
+        return "float64" if self.dtype == "float64" else "float32"
+
     def __str__(self) -> str:
         return (
             f"q {self.q_shape}, k and v {self.kv_shape}, {self.dtype}, scale {self.scale:.4g}, "
@@ -214,14 +219,15 @@ def check_backward(dout, out, lse, problem: Problem, q) -> None:
     Raises
     ------
     TypeError
-        If a dtype differs from the inputs' (``dout``, ``out``) or from float32 (``lse``).
+        If a dtype differs from the inputs' (``dout``, ``out``) or from
+        ``problem.lse_dtype`` (``lse``).
     ValueError
         If a shape, the layout or the alignment does not fit.
     """
     device = device_of(q)
     _check_like("dout", dout, problem.q_shape, q.dtype, device)
     _check_like("out", out, problem.q_shape, q.dtype, device)
-    _check_like("lse", lse, problem.lse_shape, np.dtype(np.float32), device)
+    _check_like("lse", lse, problem.lse_shape, np.dtype(problem.lse_dtype), device)
 
 
 def _check_like(name, x, shape, dtype, device) -> None:

@@ -38,26 +38,12 @@ from nbflash.tile.unroll import (
     both,
     equal,
     exp2,
+    hide,
     load4,
     select,
     store4,
     unrolled,
 )
-
-
-def _layout(cfg):
-    """Offsets of K, Kᵀ, Vᵀ, Q, dO, P, dS and the statistics, and the total, in elements."""
-    sizes = [
-        cfg.tile_n * cfg.ld,
-        cfg.width * cfg.ld_n,
-        cfg.width * cfg.ld_n,
-        cfg.tile_m * cfg.ld,
-        cfg.tile_m * cfg.ld,
-        cfg.tile_m * cfg.ld_n,
-        cfg.tile_m * cfg.ld_n,
-        2 * cfg.tile_m,
-    ]
-    return [sum(sizes[:i]) for i in range(len(sizes) + 1)]
 
 
 def make_bwd_simt(cfg):
@@ -75,7 +61,7 @@ def make_bwd_simt(cfg):
     HALF = THREADS // 2
     RD, RK, RQ = cfg.width // TX, TILE_N // TY, cfg.width // 2 // TX
     DEPTH = -(-HEAD_DIM // 4) * 4
-    K, KT, VT, Q, DO, P, DS, STATS, _ = _layout(cfg)
+    K, KT, VT, Q, DO, P, DS, STATS, _ = cfg.offsets
     WIDTH = cfg.width
     ZERO, ONE = ACC(0), ACC(1)
     X_START, ACC_START, DQ_START = (ZERO,) * (RM * RN), (ZERO,) * (RK * RD), (ZERO,) * (RM * RQ)
@@ -94,9 +80,7 @@ def make_bwd_simt(cfg):
         for careful in (False, True)
     )
     gemm_dq, gemm_dq_careful = (
-        make_gemm_nn(
-            RM, RQ, ROWS, LDN, LD, 4 * TX, TILE_N, unroll=unroll, skip_zeros=careful
-        )
+        make_gemm_nn(RM, RQ, ROWS, LDN, LD, 4 * TX, TILE_N, unroll=unroll, skip_zeros=careful)
         for careful in (False, True)
     )
     apply_mask = make_apply_mask(ROWS[:RM], COLUMNS[:RN], TILE_M, TILE_N)
@@ -145,7 +129,7 @@ def make_bwd_simt(cfg):
             for j in range(0, RQ, width):
                 d = column + COLUMNS[j]
                 inside = m < valid
-                if HEAD_DIM < cfg.width:
+                if cfg.width > HEAD_DIM:
                     inside = both(inside, d < HEAD_DIM)
                 at = select(inside, base + stride * m + d, base)
                 values = [select(inside, x * scale, 0.0) for x in dq[i * RQ + j :][:width]]
@@ -212,6 +196,7 @@ def make_bwd_simt(cfg):
         m0, n0 = tile * TILE_M, tile * TILE_N
         q_column = half * (WIDTH // 2) + 4 * tx
         acc, dq_acc = ACC_START, DQ_START
+        in_place = False  # K and V of a column walk, which a dead head may not bring
         for h in range(first_head, first_head + n_heads):
             plane = plane_of[b * heads + h]
             q_base = b * q_stride[0] + h * q_stride[2]
@@ -219,6 +204,7 @@ def make_bwd_simt(cfg):
             row_base = (b * heads + h) * nq
             begin, end = row_ptr[plane * n_row + tile], row_ptr[plane * n_row + tile + 1]
             for t in range(begin, end):
+                tid = hide(cuda.threadIdx.x)
                 if COLUMNS_WALK:
                     m0 = col_idx[t] * TILE_M
                 else:
@@ -230,7 +216,8 @@ def make_bwd_simt(cfg):
                     at = do_base + m0 * do_stride[1]
                     fill_q(smem, DO, dout, at, do_stride[1], nq - m0, ONE, tid)
                     fill_stats(smem, lse, delta, row_base + m0, nq - m0, tid)
-                if not COLUMNS_WALK or (t == begin and h == first_head):
+                if not COLUMNS_WALK or not in_place:
+                    in_place = True
                     at = b * k_stride[0] + h_kv * k_stride[2] + n0 * k_stride[1]
                     fill_kt(smem, KT, k, at, k_stride[1], nk - n0, ONE, tid)
                     fill_k(smem, K, k, at, k_stride[1], nk - n0, ONE, tid)
@@ -244,9 +231,13 @@ def make_bwd_simt(cfg):
                 if kind[t] != FULL:
                     if half == 0:
                         first, last = plane * nq, plane * nq + nq - 1
-                        x = apply_mask(x, kind[t], lo, hi, first, last, m0, n0, bits, 4 * ty, 4 * tx)
+                        x = apply_mask(
+                            x, kind[t], lo, hi, first, last, m0, n0, bits, 4 * ty, 4 * tx
+                        )
                     careful = not (
-                        finite_m(smem, Q, tid) and finite_m(smem, DO, tid) and finite_n(smem, K, tid)
+                        finite_m(smem, Q, tid)
+                        and finite_m(smem, DO, tid)
+                        and finite_n(smem, K, tid)
                     )
                 own = 4 * ty * LDN + 4 * tx
                 if half == 0:
@@ -302,15 +293,13 @@ def make_bwd_simt(cfg):
 
 def bwd_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor, stats = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(types.float32)
-    dq = types.CPointer(cfg.accumulator) if cfg.atomic_dq else tensor
-    accumulator = types.CPointer(cfg.accumulator)
-    tensors = (*(tensor,) * 4, stats, accumulator, dq, tensor, tensor, *(STRIDES,) * 7)
+    tensor, wide = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(cfg.accumulator)
+    dq = wide if cfg.atomic_dq else tensor
+    tensors = (*(tensor,) * 4, wide, wide, dq, tensor, tensor, *(STRIDES,) * 7)
     sizes = (types.int32,) * 5
     return KernelSpec(
         f"nbflash_bwd_simt_{cfg.walk}",
         make_bwd_simt,
         cfg,
         (*tensors, *sizes, cfg.accumulator, cfg.accumulator, *SCHEDULE),
-        _layout(cfg)[-1] * cfg.itemsize,
     )

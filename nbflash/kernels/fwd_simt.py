@@ -28,20 +28,12 @@ import math
 from masks import FULL
 from nbflash.constants import LN2
 from nbflash.kernels.spec import SCHEDULE, STRIDES, KernelSpec
-from nbflash.ptx._asm import cuda, inlined, types
+from nbflash.ptx._asm import cuda, types
 from nbflash.tile.copy import STORAGE, TileCopy, make_finite
 from nbflash.tile.gemm import make_gemm_tn
 from nbflash.tile.mask import make_apply_mask
 from nbflash.tile.softmax import make_scale_rows, make_softmax
 from nbflash.tile.unroll import store, store4, unrolled
-
-
-def _layout(cfg):
-    """Offsets of K, V and P and the total, in accumulator elements; Q is at 0."""
-    k = max(cfg.width * cfg.ld_m, cfg.tile_m * cfg.ld)  # O leaves through the place of Q
-    v = k + max(cfg.width * cfg.ld_n, cfg.tile_n * cfg.ld_m if cfg.p_over_k else 0)
-    p = v + cfg.tile_n * cfg.ld
-    return (k, v, k, p) if cfg.p_over_k else (k, v, p, p + cfg.tile_n * cfg.ld_m)
 
 
 def make_fwd_simt(cfg):
@@ -55,9 +47,8 @@ def make_fwd_simt(cfg):
     TILE_M, TILE_N, LD, LDM, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_m, cfg.ld_n
     HEAD_DIM, THREADS, ACC = cfg.head_dim, cfg.threads, cfg.accumulator
     P_OVER_K = cfg.p_over_k
-    PREFETCH_K, PREFETCH_V = "k" in cfg.prefetch, "v" in cfg.prefetch
     RD = cfg.width // TX
-    K, V, P, _ = _layout(cfg)
+    K, V, P, _ = cfg.offsets
     ZERO, ONE, NEG_INF = ACC(0), ACC(1), ACC(-math.inf)
     M_START, L_START = (NEG_INF,) * RM, (ZERO,) * RM
     S_START, O_START = (ZERO,) * (RM * RN), (ZERO,) * (RM * RD)
@@ -68,11 +59,8 @@ def make_fwd_simt(cfg):
     copy_k = TileCopy(cfg, TILE_N, transposed=True, chunks=cfg.chunks)
     copy_v, copy_o = TileCopy(cfg, TILE_N, chunks=cfg.chunks), TileCopy(cfg, TILE_M)
     fill_q, fill_k, fill_v, drain_o = copy_q.fill, copy_k.fill, copy_v.fill, copy_o.drain
-    fetch_k, put_k, fetch_v, put_v = copy_k.fetch, copy_k.put, copy_v.fetch, copy_v.put
     finite = make_finite(cfg, TILE_N)
-    gemm_qk = make_gemm_tn(
-        RM, RN, LDM, 4 * TY, LDN, 4 * TX, HEAD_DIM, unroll=cfg.unroll
-    )
+    gemm_qk = make_gemm_tn(RM, RN, LDM, 4 * TY, LDN, 4 * TX, HEAD_DIM, unroll=cfg.unroll)
     gemm_pv, gemm_pv_careful = (
         make_gemm_tn(RM, RD, LDM, 4 * TY, LD, 4 * TX, TILE_N, unroll=cfg.unroll, skip_zeros=careful)
         for careful in (False, True)
@@ -139,23 +127,14 @@ def make_fwd_simt(cfg):
 
         m, l, acc = M_START, L_START, O_START
         begin, end = row_ptr[plane * n_row + row], row_ptr[plane * n_row + row + 1]
-        if PREFETCH_K:
-            n0 = col_idx[begin] * TILE_N if begin < end else 0
-            next_k = fetch_k(k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, tid)
         for t in range(begin, end):
             n0 = col_idx[t] * TILE_N
             cuda.syncthreads()  # every thread has read the last K, V and P
-            if PREFETCH_K:
-                put_k(smem, K, next_k, ONE, tid)
-            else:
-                fill_k(smem, K, k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, ONE, tid)
-            if not PREFETCH_V:
-                fill_v(smem, V, v, v_base + n0 * v_stride[1], v_stride[1], nk - n0, ONE, tid)
-            cuda.syncthreads()  # K (and V) are in place, and Q at the first tile
+            fill_k(smem, K, k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, ONE, tid)
+            fill_v(smem, V, v, v_base + n0 * v_stride[1], v_stride[1], nk - n0, ONE, tid)
+            cuda.syncthreads()  # K and V are in place, and Q at the first tile
             # S = Q Kᵀ
             s = gemm_qk(S_START, smem, 4 * ty, K + 4 * tx)
-            if PREFETCH_V:
-                next_v = fetch_v(v, v_base + n0 * v_stride[1], v_stride[1], nk - n0, tid)
             if kind[t] != FULL:
                 first, last = plane * nq, plane * nq + nq - 1
                 s = apply_mask(s, kind[t], lo, hi, first, last, q0, n0, bits, 4 * ty, 4 * tx)
@@ -167,14 +146,7 @@ def make_fwd_simt(cfg):
             if P_OVER_K:
                 cuda.syncthreads()  # every thread has read K
             store_p(smem, P + 4 * tx * LDM + 4 * ty, p)
-            if PREFETCH_V:
-                put_v(smem, V, next_v, ONE, tid)
-                cuda.syncthreads()  # V is in place
-            else:
-                cuda.syncwarp()  # the lanes of a row have written their P
-            if PREFETCH_K and t + 1 < end:
-                n0 = col_idx[t + 1] * TILE_N
-                next_k = fetch_k(k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, tid)
+            cuda.syncwarp()  # the lanes of a row have written their P
             acc = scale_rows(acc, alpha)
             # O += P V
             if kind[t] != FULL and not finite(smem, V, tid):
@@ -202,7 +174,7 @@ def make_fwd_simt(cfg):
 
 def fwd_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor, stats = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(types.float32)
+    tensor, stats = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(cfg.accumulator)
     tensors = (*(tensor,) * 4, stats, *(STRIDES,) * 4)
     sizes = (types.int32,) * 5
     return KernelSpec(
@@ -210,5 +182,4 @@ def fwd_simt_spec(cfg):
         make_fwd_simt,
         cfg,
         (*tensors, *sizes, cfg.accumulator, *SCHEDULE),
-        _layout(cfg)[-1] * cfg.itemsize,
     )

@@ -1,8 +1,10 @@
-"""Frozen configurations of the SIMT kernels: thread grid, tiles and shared-memory layout."""
+"""Frozen configurations of the SIMT kernels and the tables they are chosen from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbflash.tile.copy import ACCUMULATOR, PAD
+
+HALF_PRECISION = ("float16", "bfloat16")
 
 
 def _round_up(x, multiple):
@@ -11,7 +13,7 @@ def _round_up(x, multiple):
 
 @dataclass(frozen=True)
 class SimtConfig:
-    """Geometry of ``fwd_simt`` and ``bwd_simt``.
+    """Geometry of ``fwd_simt``.
 
     A block is ``ty × tx`` threads; a thread owns ``rm × rn`` scores and, of a tile row of
     ``width`` columns, ``width / tx`` of them.
@@ -24,13 +26,17 @@ class SimtConfig:
     tx, ty : int
         Thread grid. ``tx`` divides 32, so that a score row stays inside a warp.
     rm, rn : int
-        Score rows and columns of a thread; multiples of 4 in the backward pass.
+        Score rows and columns of a thread, multiples of 4.
     min_blocks : int
         Blocks a multiprocessor should hold: bounds the registers.
     vectors : bool
-        Global rows may be read 16 bytes at a time.
+        Global rows may be read four elements at a time.
     p_over_k : bool
-        The forward pass keeps P where K was: less shared memory, one barrier more.
+        P takes the place of K: less shared memory, one barrier more.
+    unroll : int
+        Steps of four along the contraction in one loop iteration.
+    chunks : int
+        Passes in which a tile is copied; more need fewer registers.
     """
 
     dtype: str
@@ -42,8 +48,7 @@ class SimtConfig:
     min_blocks: int = 1
     vectors: bool = False
     p_over_k: bool = False
-    unroll: int = 2
-    prefetch: str = ""
+    unroll: int = 4
     chunks: int = 1
 
     @property
@@ -83,6 +88,20 @@ class SimtConfig:
     def itemsize(self):
         return self.accumulator.bitwidth // 8
 
+    @property
+    def offsets(self):
+        """Shared memory in elements: where K, V and P start (Q is at 0), and the end."""
+        k = max(self.width * self.ld_m, self.tile_m * self.ld)  # O leaves through Q's place
+        p_size = self.tile_n * self.ld_m
+        v = k + max(self.width * self.ld_n, p_size if self.p_over_k else 0)
+        p = v + self.tile_n * self.ld
+        return (k, v, k, p) if self.p_over_k else (k, v, p, p + p_size)
+
+    @property
+    def smem_bytes(self):
+        """Dynamic shared memory of a block."""
+        return self.offsets[-1] * self.itemsize
+
 
 @dataclass(frozen=True)
 class SimtBackwardConfig(SimtConfig):
@@ -108,3 +127,99 @@ class SimtBackwardConfig(SimtConfig):
     @property
     def width(self):
         return _round_up(self.head_dim, 8 * self.tx)  # each half owns half of dQ's columns
+
+    @property
+    def offsets(self):
+        """Where K, Kᵀ, Vᵀ, Q, dO, P, dS and the statistics start, and the end."""
+        k, kt = self.tile_n * self.ld, self.width * self.ld_n
+        q, p = self.tile_m * self.ld, self.tile_m * self.ld_n
+        sizes = (k, kt, kt, q, q, p, p, 2 * self.tile_m)
+        return tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
+
+
+# Rows (head_dim up to, tx, ty, rm, rn, min_blocks, p_over_k, chunks), best first among those
+# that fit the shared memory of a block. The first row of each head_dim is the one measured on
+# an H100 (notes/simt.md); the others serve devices with 163, 99, 64 or 48 KB.
+_FORWARD = (
+    (64, 16, 16, 8, 8, 1, False, 1),
+    (64, 16, 8, 8, 4, 3, False, 1),
+    (64, 8, 8, 4, 4, 1, False, 1),
+    (128, 16, 16, 8, 8, 1, True, 1),
+    (128, 16, 8, 8, 4, 1, True, 1),
+    (128, 8, 8, 4, 4, 1, False, 1),
+    (128, 8, 4, 4, 4, 1, True, 2),
+    (192, 16, 8, 8, 4, 1, True, 2),
+    (192, 8, 8, 4, 4, 1, True, 2),
+    (192, 8, 4, 4, 4, 1, True, 4),
+    (256, 16, 16, 4, 4, 1, True, 2),
+    (256, 8, 8, 4, 4, 1, True, 2),
+    (256, 8, 4, 4, 4, 1, True, 4),
+    (256, 4, 4, 4, 4, 1, True, 8),
+)
+_BACKWARD = (
+    (64, 8, 16, 8, 8, 1, False, 1),
+    (64, 8, 8, 8, 4, 1, False, 1),
+    (64, 8, 4, 4, 4, 1, False, 1),
+    (128, 16, 8, 8, 4, 1, False, 1),
+    (128, 8, 8, 4, 4, 1, False, 1),
+    (128, 8, 4, 4, 4, 1, False, 2),
+    (128, 4, 4, 4, 4, 1, False, 2),
+    (256, 8, 8, 4, 4, 1, False, 2),
+    (256, 4, 4, 4, 4, 1, False, 8),
+)
+# float64 has half the shared memory and half the registers in elements.
+_FORWARD_64 = (
+    (64, 16, 8, 4, 4, 1, False, 1),
+    (64, 8, 4, 4, 4, 1, True, 2),
+    (128, 16, 8, 4, 4, 1, True, 2),
+    (128, 8, 4, 4, 4, 1, True, 4),
+    (256, 8, 8, 4, 4, 1, True, 4),
+    (256, 4, 4, 4, 4, 1, True, 8),
+)
+_BACKWARD_64 = (
+    (64, 8, 8, 4, 4, 1, False, 1),
+    (64, 4, 4, 4, 4, 1, False, 2),
+    (128, 8, 8, 4, 4, 1, False, 2),
+    (128, 4, 4, 4, 4, 1, False, 4),
+    (256, 4, 4, 4, 4, 1, False, 8),
+)
+
+
+def forward_config(dtype, head_dim, *, vectors, smem_limit):
+    """The first row of the table that fits, or None.
+
+    Parameters
+    ----------
+    dtype : str
+    head_dim : int
+    vectors : bool
+        Rows of q, k and v may be read four elements at a time.
+    smem_limit : int
+        Bytes of shared memory that a block may have.
+    """
+    table = _FORWARD_64 if dtype == "float64" else _FORWARD
+    rows = (row for row in table if head_dim <= row[0])
+    for _, tx, ty, rm, rn, min_blocks, p_over_k, chunks in rows:
+        config = SimtConfig(
+            dtype, head_dim, tx, ty, rm, rn, min_blocks, vectors, p_over_k, chunks=chunks
+        )
+        if config.smem_bytes <= smem_limit:
+            return config
+    return None
+
+
+def backward_configs(dtype, head_dim, *, vectors, smem_limit, deterministic, vector_red):
+    """The passes of a backward: one with atomics or two without; empty if none fits."""
+    table = _BACKWARD_64 if dtype == "float64" else _BACKWARD
+    rows = (row for row in table if head_dim <= row[0])
+    for _, tx, ty, rm, rn, min_blocks, p_over_k, chunks in rows:
+        base = SimtBackwardConfig(
+            dtype, head_dim, tx, ty, rm, rn, min_blocks, vectors, p_over_k, chunks=chunks
+        )
+        if base.smem_bytes > smem_limit:
+            continue
+        if deterministic:
+            return replace(base, walk="rows"), base
+        vector_red = vector_red and dtype != "float64" and head_dim % 4 == 0
+        return (replace(base, atomic_dq=True, vector_red=vector_red),)
+    return ()

@@ -21,17 +21,15 @@ class KernelSpec:
         Symbol of the kernel in the cubin.
     make : callable
         ``make(config)`` returns the kernel as a Python function.
-    config : SimtConfig
+    config : frozen dataclass
+        With ``threads``, ``min_blocks`` and ``smem_bytes``.
     signature : tuple of Numba types
-    smem_bytes : int
-        Dynamic shared memory of a block.
     """
 
     name: str
     make: Callable[[Any], Callable]
     config: Any
     signature: tuple
-    smem_bytes: int
 
     @property
     def launch_bounds(self):

@@ -30,7 +30,7 @@ def _to_accumulator(x, dtype):
     if isinstance(x, Scalar):
         b = x.builder
         if dtype == "float16":
-            return x.new(types.float32, b.fpext(x.value, ir.FloatType()))
+            return x.new(types.float32, b.fpext(b.bitcast(x.value, ir.HalfType()), ir.FloatType()))
         if dtype == "bfloat16":
             i32 = ir.IntType(32)
             bits = b.shl(b.zext(x.value, i32), ir.Constant(i32, 16))
@@ -48,7 +48,8 @@ def _to_storage(x, dtype):
     if isinstance(x, Scalar):
         b = x.builder
         if dtype == "float16":
-            return x.new(types.float16, b.fptrunc(x.value, ir.HalfType()))
+            half = b.fptrunc(x.value, ir.HalfType())
+            return x.new(types.float16, b.bitcast(half, ir.IntType(16)))
         if dtype == "bfloat16":
             i32, i16 = ir.IntType(32), ir.IntType(16)
             bits = b.bitcast(x.value, i32)
@@ -66,23 +67,35 @@ def _to_storage(x, dtype):
     return x
 
 
+def make_convert(dtype):
+    """``(to_accumulator, to_storage)`` for one element."""
+
+    @unrolled
+    def to_accumulator(x):
+        return _to_accumulator(x, dtype)
+
+    @unrolled
+    def to_storage(x):
+        return _to_storage(x, dtype)
+
+    return to_accumulator, to_storage
+
+
 class TileCopy:
     """Copies of tiles of ``rows`` rows between a global tensor and shared memory.
 
     A shared tile is ``rows × width`` accumulator elements with leading dimension ``ld``, or
     its transpose ``width × rows`` with leading dimension ``rows + PAD``. Rows from ``valid``
-    on repeat the last valid row and columns from ``head_dim`` on repeat column 0: their
-    scores are masked and their outputs are not stored, so only NaNs would matter, and those
-    are then in the tensor itself.
+    on repeat the last valid row: their scores are masked and their outputs are not stored,
+    so only NaNs would matter, and those are then in the tensor itself. Columns from
+    ``head_dim`` on are never stored; up to a multiple of four they are zero, since products
+    run over whole quads, and beyond that they repeat column 0.
 
-        fetch(source, base, stride, valid, first) → fragment
-        put(smem, at, fragment, factor, first)
-            One chunk of the tile in registers, so that a load may be in flight while the
-            block computes; ``first`` is ``tid``, plus ``chunk`` for every chunk before.
         fill(smem, at, source, base, stride, valid, factor, tid)
-            All chunks: shared tile at ``at`` = factor · global tile.
+            Shared tile at ``at`` = factor · global tile. Each of ``chunks`` passes has all
+            its loads in flight before its first store.
         drain(smem, at, target, base, stride, valid, factor, tid)
-            The other way, row by row, for tiles that are not transposed.
+            The other way, for tiles that are not transposed.
 
     With ``cfg.vectors`` four neighbouring elements move at once; rows must be aligned to
     that. A transposing warp then takes 16 rows by two vectors, which uses whole sectors of
@@ -123,11 +136,15 @@ class TileCopy:
             out = []
             for row, column in places(first):
                 row = select(row < valid, row, valid - 1)
+                inside = column < head_dim
                 if head_dim < width:
-                    column = select(column < head_dim, column, 0)
+                    column = select(inside, column, 0)
                 at = base + stride * row + column
                 loaded = load4(source, at) if lanes == 4 else (load(source, at),)
-                out.extend(_to_accumulator(x, dtype) for x in loaded)
+                values = [_to_accumulator(x, dtype) for x in loaded]
+                if head_dim % 4:  # products run over whole quads of columns
+                    values = [select(inside, x, 0.0) for x in values]
+                out.extend(values)
             return tuple(out)
 
         @unrolled
@@ -147,9 +164,7 @@ class TileCopy:
             for first in range(tid, pieces, chunk):
                 put(smem, at, fetch(source, base, stride, valid, first), factor, first)
 
-        @unrolled
-        def to_storage(x):
-            return _to_storage(x, dtype)
+        _, to_storage = make_convert(dtype)
 
         @inlined
         def drain(smem, at, target, base, stride, valid, factor, tid):
@@ -159,7 +174,7 @@ class TileCopy:
                     x = to_storage(smem[at + row * ld + column] * factor)
                     target[base + row * stride + column] = x
 
-        self.fetch, self.put, self.fill, self.drain = fetch, put, fill, drain
+        self.fill, self.drain = fill, drain
 
 
 def make_finite(cfg, rows):

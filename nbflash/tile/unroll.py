@@ -341,3 +341,17 @@ def total(values):
     for value in values[1:]:
         result = operator.add(result, value)
     return result
+
+
+@unrolled
+def hide(x):
+    """``x``, with its origin hidden from the compiler: what depends on it is not hoisted."""
+    if not isinstance(x, Scalar):
+        return x
+    kind = f"b{x.type.bitwidth}"
+    letter = "r" if x.type.bitwidth == 32 else "l"
+    text = f"mov.{kind} $0, $1;"
+    moved = inline_ptx(
+        x.builder, text, f"={letter},{letter}", x.value.type, [x.value], side_effect=True
+    )
+    return x.new(x.type, moved)

@@ -1,0 +1,72 @@
+"""δ = rowsum(dO ∘ O), the preprocessing of the backward pass (Algorithm 4, line 19).
+
+One warp per row of (batch, query, head); lanes stride over head_dim.
+"""
+
+from dataclasses import dataclass
+
+from nbflash.kernels.spec import STRIDES, KernelSpec
+from nbflash.ptx._asm import cuda, types
+from nbflash.tile.copy import ACCUMULATOR, STORAGE, make_convert
+from nbflash.tile.unroll import shuffle_xor, unrolled
+
+WARP = 32
+WARPS = 4
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """A kernel that gives one warp to every row of ``head_dim`` elements."""
+
+    dtype: str
+    head_dim: int
+    min_blocks: int = 1
+    threads: int = WARP * WARPS
+    smem_bytes: int = 0
+
+    @property
+    def accumulator(self):
+        return ACCUMULATOR[self.dtype]
+
+
+def blocks_for(rows):
+    """Blocks for one warp per row."""
+    return -(-rows // WARPS)
+
+
+def make_delta_simt(cfg):
+    """The kernel: dout, out, delta; their strides; nq, heads, rows = batch · nq · heads."""
+    HEAD_DIM, ZERO = cfg.head_dim, cfg.accumulator(0)
+    to_accumulator, _ = make_convert(cfg.dtype)
+
+    @unrolled
+    def warp_sum(x):
+        lane_mask = WARP // 2
+        while lane_mask:
+            x = x + shuffle_xor(x, lane_mask)
+            lane_mask //= 2
+        return x
+
+    def delta_simt(dout, out, delta, do_stride, o_stride, nq, heads, rows):
+        row = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP
+        lane = cuda.threadIdx.x % WARP
+        if row < rows:
+            h, i, b = row % heads, row // heads % nq, row // heads // nq
+            do_base = b * do_stride[0] + i * do_stride[1] + h * do_stride[2]
+            o_base = b * o_stride[0] + i * o_stride[1] + h * o_stride[2]
+            total = ZERO
+            for d in range(lane, HEAD_DIM, WARP):
+                total += to_accumulator(dout[do_base + d]) * to_accumulator(out[o_base + d])
+            total = warp_sum(total)
+            if lane == 0:
+                delta[(b * heads + h) * nq + i] = total
+
+    return delta_simt
+
+
+def delta_simt_spec(cfg):
+    """How to compile and launch the kernel of ``cfg``."""
+    tensor = types.CPointer(STORAGE[cfg.dtype])
+    pointers = (tensor, tensor, types.CPointer(cfg.accumulator))
+    signature = (*pointers, STRIDES, STRIDES, types.int32, types.int32, types.int64)
+    return KernelSpec("nbflash_delta_simt", make_delta_simt, cfg, signature)
