@@ -50,7 +50,8 @@ def attention(
     -------
     out : array like q
         CuPy for CUDA inputs, NumPy for host inputs. A row that attends nothing is 0.
-    lse : float32 (float64 for float64 inputs) array (batch, heads, seqlen_q), only with ``return_lse=True``
+    lse : array (batch, heads, seqlen_q), only with ``return_lse=True``
+        float32, or float64 for float64 inputs.
         Natural logarithm; -inf for a row that attends nothing.
 
     Raises
