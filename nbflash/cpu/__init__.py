@@ -16,6 +16,9 @@ __all__ = ["CHUNK", "backward", "forward", "tile_sizes"]
 #: Scores of a row that are handled at once: with 128 rows of float32, a quarter of a megabyte.
 CHUNK = 512
 
+#: Elements; BLAS takes 32-bit integers.
+MAX_ROW_STRIDE = 2**31 - 1
+
 
 def forward(q, k, v, out, lse, schedule, scale):
     """Attention over the live tiles of ``schedule``.
@@ -106,13 +109,12 @@ def _result(real, x):
 
 def _addressable(real, x):
     """Whether a tile of ``x`` is a BLAS matrix: dtype, alignment (of strides too), row stride."""
-    _, seq, _, last = x.strides
-    row = x.shape[-1] * x.itemsize
+    _, n, _, head_dim = x.shape
     return (
         x.dtype == real
         and x.flags.aligned
-        and (last == x.itemsize or x.shape[-1] == 1)
-        and (seq >= row or x.shape[1] == 1)
+        and (x.strides[3] == x.itemsize or head_dim == 1)
+        and (head_dim <= x.strides[1] // x.itemsize <= MAX_ROW_STRIDE or n == 1)
     )
 
 
@@ -135,7 +137,8 @@ def _tensors(schedule, scale, lse, delta, tensors):
     table = np.zeros((8, 4), np.int64)
     for index, x in tensors.items():
         batch, seq, head, _ = x.strides
-        table[index] = x.ctypes.data, batch, max(seq, x.shape[3] * x.itemsize), head
+        seq = seq if x.shape[1] > 1 else x.shape[3] * x.itemsize
+        table[index] = x.ctypes.data, batch, seq, head
     batch, _, heads, head_dim = q.shape
     return Operands(
         table,

@@ -169,6 +169,16 @@ def test_broadcast_and_read_only_inputs():
     assert same_bits(run(mask, *inputs), run(mask, *map(np.array, inputs)))
 
 
+@pytest.mark.parametrize("limit", [24, 2**31 - 1])
+def test_row_strides_beyond_32_bits_are_copied(limit, monkeypatch):
+    """The limit itself would take 8 GiB; 48 elements stand for it."""
+    mask, inputs = gallery(37)["causal"], make_qkv(2, 37, 37, 2, 2, 24)
+    plain = run(mask, *inputs)
+    monkeypatch.setattr(cpu, "MAX_ROW_STRIDE", limit)
+    assert cpu._addressable(np.float32, inputs[0]) == (limit > 48)
+    assert same_bits(run(mask, *inputs), plain)
+
+
 def test_repeated_tokens_of_stride_zero():
     mask = gallery(37)["causal"]
     inputs = [np.broadcast_to(x[:, :1], (1, 37, 2, 8)) for x in make_qkv(1, 37, 37, 2, 2, 8)]
