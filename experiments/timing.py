@@ -4,7 +4,9 @@ All tasks of a comparison run once in every round, in an order drawn anew each t
 clock change or a busy neighbour reaches all of them alike. On a GPU each call lies between two
 CUDA events; before it a buffer larger than the L2 cache is overwritten, which makes every call
 start cold and keeps the device busy while the host enqueues the call, so that host time is not
-measured. On a CPU it is the wall clock around the call.
+measured. On a CPU it is the wall clock around the call, after a pause in which the threads of the
+call before, OpenBLAS's above all, stop spinning for work: without it a short call that followed a
+matrix product took 1.8 times as long on two cores.
 """
 
 import gc
@@ -16,6 +18,7 @@ import numpy as np
 
 MIN_ROUNDS = 3
 FLUSH_BYTES = 256 * 2**20
+SETTLE_SECONDS = 0.04
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class WallClock:
     """Times a call on the host, in milliseconds."""
 
     def measure(self, task):
+        time.sleep(SETTLE_SECONDS)
         start = time.perf_counter()
         result = task()
         return (time.perf_counter() - start) * 1e3, result

@@ -16,6 +16,11 @@ TINY = (
 )
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
+
+
 def run(capsys, *args):
     """Exit status, standard output and standard error of one command."""
     status = 0
