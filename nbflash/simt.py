@@ -131,6 +131,7 @@ class SimtExecutor:
         vectors = vectors_allowed(p.dtype, p.head_dim, alignment)
         delta_kernel, round_kernel, passes = self._passes(deterministic, vectors)
         wide = np.dtype("float64" if p.dtype == "float64" else "float32")
+        lse = lse if lse.flags.c_contiguous else lse.copy()
         delta = self._device.empty(lse.shape, wide)
         delta_kernel((dout, out, delta), (_strides(dout), _strides(out)))
         for cfg, kernel in passes:
@@ -201,6 +202,8 @@ class _Simulator:
 
 def _flat(x):
     """All memory that ``x`` reaches, from its first element on, as one axis."""
+    if min(x.strides) < 0:
+        raise ValueError(f"the simulator takes no negative strides, got {x.strides}; copy it first")
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) // x.itemsize
     if x.dtype.name == "bfloat16":
         x = x.view(np.uint16)
