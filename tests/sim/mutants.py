@@ -49,6 +49,11 @@ class Mutant:
         return self.old.join(head) + self.new + self.old.join(tail)
 
 
+def without_barrier(comment):
+    """Drop the barrier whose comment says what it stands for."""
+    return Mutant(f"no barrier: {comment}", f"cuda.syncthreads()  # {comment}\n", "pass\n")
+
+
 def _execute(source, name, namespace):
     """Run source under a file name that tracebacks and reports can show."""
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name

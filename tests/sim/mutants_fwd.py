@@ -1,0 +1,106 @@
+"""Faults of ``fwd_simt``, as data."""
+
+from mutants import Mutant, without_barrier
+
+FORWARD = (
+    Mutant(
+        "batch and head swapped", "b, h = bh // heads, bh % heads", "h, b = bh // heads, bh % heads"
+    ),
+    Mutant("plane of the head only", "plane = plane_of[bh]", "plane = plane_of[h]"),
+    Mutant(
+        "key head of another group",
+        "k_base = b * k_stride[0] + (h // group)",
+        "k_base = b * k_stride[0] + (h % group)",
+    ),
+    Mutant(
+        "value head of another group",
+        "v_base = b * v_stride[0] + (h // group)",
+        "v_base = b * v_stride[0] + (h % group)",
+    ),
+    Mutant("K with V's batch stride", "k_base = b * k_stride[0]", "k_base = b * v_stride[0]"),
+    Mutant(
+        "V with K's row stride",
+        "v, v_base + n0 * v_stride[1], v_stride[1]",
+        "v, v_base + n0 * v_stride[1], k_stride[1]",
+    ),
+    Mutant("Q tile without its row offset", " + q0 * q_stride[1]", ""),
+    Mutant(
+        "Q rows past the end are read",
+        "q_stride[1], nq - q0, scale_log2",
+        "q_stride[1], nq, scale_log2",
+    ),
+    Mutant("K rows past the end are read", "k_stride[1], nk - n0, ONE", "k_stride[1], nk, ONE"),
+    Mutant("scale dropped", "nq - q0, scale_log2, tid", "nq - q0, ONE, tid"),
+    Mutant("query tile of the wrong height", "q0 = row * TILE_M", "q0 = row * TILE_N"),
+    Mutant("key tile of the wrong width", "n0 = col_idx[t] * TILE_N", "n0 = col_idx[t] * TILE_M"),
+    Mutant("walk of plane 0", "row_ptr[plane * n_row + row],", "row_ptr[row],"),
+    Mutant(
+        "walk ends a tile early",
+        "row_ptr[plane * n_row + row + 1]\n",
+        "row_ptr[plane * n_row + row + 1] - 1\n",
+    ),
+    Mutant(
+        "walk starts a tile late", "for t in range(begin, end)", "for t in range(begin + 1, end)"
+    ),
+    without_barrier("every thread has read the last K, V and P"),
+    without_barrier("K and V are in place, and Q at the first tile"),
+    without_barrier("every thread has read K"),
+    without_barrier("sQ is free: it takes O"),
+    without_barrier("O and the row statistics are in shared memory"),
+    Mutant("no barrier for P", "cuda.syncwarp()  # the lanes", "pass  # the lanes"),
+    Mutant(
+        "warp barrier where K is overwritten",
+        "cuda.syncthreads()  # every thread has read the last",
+        "cuda.syncwarp()  # every thread has read the last",
+    ),
+    Mutant("bit tiles unmasked", "if kind[t] != FULL:\n", "if kind[t] == 1:\n"),
+    Mutant("interval tiles unmasked", "if kind[t] != FULL:\n", "if kind[t] > FULL:\n"),
+    Mutant(
+        "bounds of plane 0",
+        "first, last = plane * nq, plane * nq + nq - 1",
+        "first, last = 0, nq - 1",
+    ),
+    Mutant("bounds past the last row", "plane * nq + nq - 1", "plane * nq + nq"),
+    Mutant("maximum not kept", "            m = m_new\n", ""),
+    Mutant("alpha upside down", "rescale(m, m_new)", "rescale(m_new, m)"),
+    Mutant("O not rescaled", "acc = scale_rows(acc, alpha)", "acc = scale_rows(acc, (ONE,) * RM)"),
+    Mutant(
+        "hidden NaN in V counts", "if kind[t] != FULL and not finite(smem, V, tid):", "if False:"
+    ),
+    Mutant(
+        "NaN only looked for in full tiles",
+        "if kind[t] != FULL and not finite",
+        "if kind[t] == FULL and not finite",
+    ),
+    Mutant("l of one lane only", "        l = row_total(l)\n", ""),
+    Mutant("O multiplied by l", "scale_rows(acc, inverse(l))", "scale_rows(acc, l)"),
+    Mutant(
+        "O rows past the end are stored", "o_stride[1], nq - q0, ONE", "o_stride[1], TILE_M, ONE"
+    ),
+    Mutant("O with Q's row stride", "out, o_base, o_stride[1]", "out, o_base, q_stride[1]"),
+    Mutant(
+        "lse past the end is stored",
+        "range(tid, min(TILE_M, nq - q0), THREADS)",
+        "range(tid, TILE_M, THREADS)",
+    ),
+    Mutant(
+        "first lse not stored",
+        "range(tid, min(TILE_M, nq - q0), THREADS)",
+        "range(tid + 1, min(TILE_M, nq - q0), THREADS)",
+    ),
+    Mutant("lse of an empty row is zero", "value = NEG_INF\n", "value = ZERO\n"),
+    Mutant("lse without the sum", " + ACC(math.log2(total))", ""),
+    Mutant("lse in base 2", "ACC(math.log2(total))) * ACC(LN2)", "ACC(math.log2(total)))"),
+    Mutant("lse of keys, not queries", "lse[bh * nq + q0 + i]", "lse[bh * nk + q0 + i]"),
+    Mutant("maximum and sum swapped", "smem[P + TILE_M + i] + ACC", "smem[P + i] + ACC"),
+    Mutant("P without its row order", "COLUMNS[j] * LDM + ROWS[i]", "COLUMNS[j] * LDM + i"),
+    Mutant("O without its row order", "(ROWS[i] * LD + COLUMNS[c])", "(i * LD + COLUMNS[c])"),
+    Mutant(
+        "scores miss the last columns",
+        "HEAD_DIM, unroll=cfg.unroll",
+        "HEAD_DIM - 1, unroll=cfg.unroll",
+    ),
+    Mutant(
+        "O misses the last keys", "LD, 4 * TX, TILE_N, unroll", "LD, 4 * TX, TILE_N - 4, unroll"
+    ),
+)

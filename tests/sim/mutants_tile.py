@@ -1,0 +1,186 @@
+"""Faults of the tile helpers that the kernels are made of, as data: (module, Mutant)."""
+
+from mutants import Mutant
+
+UNROLL, COPY, GEMM = "nbflash.tile.unroll", "nbflash.tile.copy", "nbflash.tile.gemm"
+MASK, SOFTMAX = "nbflash.tile.mask", "nbflash.tile.softmax"
+TILES = (
+    (MASK, Mutant("lo off by one", "kv + c >= lo[i]", "kv + c >= lo[i] + 1")),
+    (MASK, Mutant("hi off by one", "kv + c < hi[i]", "kv + c < hi[i] + 1")),
+    (MASK, Mutant("bounds past the end", "select(p < last, p, last)", "p")),
+    (
+        MASK,
+        Mutant(
+            "bounds of the first row",
+            "places = [at + r for r in rows]",
+            "places = [at + 0 * r for r in rows]",
+        ),
+    ),
+    (
+        MASK,
+        Mutant(
+            "lo without the tile's offset",
+            "row_bounds(lo, first + q0 + row",
+            "row_bounds(lo, first + row",
+        ),
+    ),
+    (
+        MASK,
+        Mutant(
+            "hi without the tile's offset",
+            "row_bounds(hi, first + q0 + row",
+            "row_bounds(hi, first + row",
+        ),
+    ),
+    (MASK, Mutant("keys without the tile's offset", "n0 + column)", "column)")),
+    (MASK, Mutant("wrong word", "(column + c) // 32", "(column + c) // 64")),
+    (MASK, Mutant("wrong bit", "(column + c) % 32)", "(column + c + 1) % 32)")),
+    (MASK, Mutant("rows of one word", "+ r * words", "+ r")),
+    (MASK, Mutant("bits inverted", "& 1, 0)", "& 1, 1)")),
+    (MASK, Mutant("next bit tile", "kind - BITS", "kind - BITS + 1")),
+    (
+        MASK,
+        Mutant(
+            "bit tile without the row", "(tile * tile_m + row) * words", "(tile * tile_m) * words"
+        ),
+    ),
+    (
+        MASK,
+        Mutant(
+            "bit tile without the words", "(tile * tile_m + row) * words", "tile * tile_m + row"
+        ),
+    ),
+    (MASK, Mutant("intervals read as bits", "kind == INTERVAL", "kind != INTERVAL")),
+    (SOFTMAX, Mutant("no guard against -inf", "select(equal(m, NEG_INF), 0.0, m)", "m")),
+    (SOFTMAX, Mutant("maximum of the last tile only", "best = m[i]", "best = row(s, i)[0]")),
+    (
+        SOFTMAX,
+        Mutant(
+            "maximum of one lane",
+            "new.append(_across_lanes(best, tx, maximum))",
+            "new.append(best)",
+        ),
+    ),
+    (SOFTMAX, Mutant("half the lanes", "lane_mask = tx // 2", "lane_mask = tx // 4")),
+    (SOFTMAX, Mutant("no maximum subtracted", "exp2(x - shift)", "exp2(x)")),
+    (
+        SOFTMAX,
+        Mutant(
+            "l not rescaled", "fma(l[i], alpha[i], total(row(p, i)))", "l[i] + total(row(p, i))"
+        ),
+    ),
+    (SOFTMAX, Mutant("l forgets", "fma(l[i], alpha[i], total(row(p, i)))", "total(row(p, i))")),
+    (
+        SOFTMAX,
+        Mutant(
+            "empty row divides by zero",
+            "select(equal(x, 0.0), 0.0, reciprocal(x))",
+            "reciprocal(x)",
+        ),
+    ),
+    (SOFTMAX, Mutant("rows scaled by another row", "* factor[i]", "* factor[0]")),
+    (
+        COPY,
+        Mutant(
+            "rows past the end not clamped",
+            "row = select(row < valid, row, valid - 1)",
+            "row = select(row < valid, row, valid)",
+        ),
+    ),
+    (
+        COPY,
+        Mutant(
+            "columns past the end read",
+            "column = select(inside, column, 0)",
+            "column = select(inside, column, head_dim)",
+        ),
+    ),
+    (COPY, Mutant("rows of stride one", "base + stride * row + column", "base + row + column")),
+    (COPY, Mutant("factor dropped", "x * factor for x in fragment", "x for x in fragment")),
+    (
+        COPY,
+        Mutant(
+            "factor dropped on the way out",
+            "at + row * ld + column] * factor",
+            "at + row * ld + column]",
+        ),
+    ),
+    (
+        COPY,
+        Mutant(
+            "stores rows that do not exist",
+            "if row < valid and column < head_dim:",
+            "if column < head_dim:",
+        ),
+    ),
+    (
+        COPY,
+        Mutant(
+            "stores columns that do not exist",
+            "if row < valid and column < head_dim:",
+            "if row < valid:",
+        ),
+    ),
+    (COPY, Mutant("transposed vectors overlap", "(column + lane) * ld_rows", "column * ld_rows")),
+    (
+        COPY,
+        Mutant(
+            "transposed rows collide",
+            "row + (column + lane) * ld_rows",
+            "row + (column + lane) * rows",
+        ),
+    ),
+    (
+        COPY,
+        Mutant("half of the chunks", "range(tid, pieces, chunk)", "range(tid, pieces // 2, chunk)"),
+    ),
+    (COPY, Mutant("bfloat16 shifted short", "<< np.uint32(16)", "<< np.uint32(15)")),
+    (
+        COPY,
+        Mutant(
+            "half the tile searched for NaN",
+            "range(tid, rows * per_row, threads)",
+            "range(tid, rows * per_row // 2, threads)",
+        ),
+    ),
+    (
+        GEMM,
+        Mutant(
+            "one column for all", "fma(x, b[j], acc[i * n + j])", "fma(x, b[0], acc[i * n + j])"
+        ),
+    ),
+    (
+        GEMM,
+        Mutant(
+            "accumulates into the next column",
+            "new = fma(x, b[j], acc[i * n + j])",
+            "new = fma(x, b[j], acc[i * n + (j + 1) % n])",
+        ),
+    ),
+    (GEMM, Mutant("zero times NaN", "if skip_zeros else new", "if False else new")),
+    (GEMM, Mutant("vectors all the same", "load4(smem, at + i * step)", "load4(smem, at)")),
+    (
+        GEMM,
+        Mutant(
+            "first steps of AᵀB skipped",
+            "for k in range(0, depth, unroll):",
+            "for k in range(unroll, depth, unroll):",
+        ),
+    ),
+    (
+        GEMM,
+        Mutant(
+            "last steps of AB skipped",
+            "for k in range(0, depth, 4 * unroll):",
+            "for k in range(0, depth - 4, 4 * unroll):",
+        ),
+    ),
+    (
+        UNROLL,
+        Mutant(
+            "plain add instead of atomic",
+            "cuda.atomic.add(memory, index, value)",
+            "memory[index] = memory[index] + value",
+        ),
+    ),
+)

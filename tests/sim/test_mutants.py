@@ -1,0 +1,249 @@
+"""Mutation tests: every fault planted in the SIMT kernels and their tiles is noticed.
+
+A mutant runs against the cases of its direction, cheapest first, until one fails: by wrong
+numbers, by a fault that the simulator reports, or by a Python error. The unmutated kernels
+pass every case, so a caught mutant was caught by its fault.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from mutants import mutated_modules
+from mutants_bwd import BACKWARD, BWD, DELTA, EQUIVALENT, EXECUTOR, ROUND, ROW_KERNELS
+from mutants_fwd import FORWARD
+from mutants_tile import COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
+
+import masks
+import nbflash.simt
+from nbflash import reference, sim, testing
+from nbflash.kernels.simt_config import SimtBackwardConfig, SimtConfig
+from nbflash.problem import check_forward as problem_of
+
+FWD = "nbflash.kernels.fwd_simt"
+# In the order of their imports.
+CHAIN = (UNROLL, COPY, SOFTMAX, MASK, GEMM, FWD, BWD, DELTA, ROUND, EXECUTOR)
+MUTANTS = [
+    *((FWD, mutant) for mutant in FORWARD),
+    *TILES,
+    *((BWD, mutant) for mutant in BACKWARD),
+    *ROW_KERNELS,
+]
+
+GEOMETRY = {"tx": 2, "ty": 2, "rm": 4, "rn": 8}
+ROWS_AND_COLUMNS = ({"walk": "rows"}, {"walk": "columns"})
+ONE_PASS = ({"walk": "columns", "atomic_dq": True},)
+# FlashAttention's own tests allow gradients three times the plain computation's error.
+GRADIENT_FACTOR = 3.0
+FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
+
+
+def gallery(name, nq, nk, batch, heads):
+    if name == "one-head-dead":
+        return masks.per_head([~masks.dense(nq, nk), masks.dense(nq, nk)])
+    return testing.mask_gallery(nq, nk, batch=batch, heads=heads)[name]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, as small as it can be and still tell. Tiles are 8 queries by 16 keys.
+
+    Of the tensors named in ``hide``, what nothing attends is NaN; ``variant`` changes the
+    configuration.
+    """
+
+    mask: str
+    nq: int
+    nk: int
+    heads: tuple = (2, 1)
+    batch: int = 1
+    head_dim: int = 8
+    dtype: str = "float32"
+    scale: float = 0.3
+    hide: str = ""
+    race: bool = False
+    variant: tuple = ()
+
+    def __str__(self):
+        parts = [self.mask, f"{self.nq}x{self.nk}", f"d{self.head_dim}", self.dtype]
+        parts += ["race"] * self.race + [f"{key}-{value}" for key, value in self.variant]
+        return "-".join(parts)
+
+    def config(self, kind, **more):
+        return kind(self.dtype, self.head_dim, **{**GEOMETRY, **dict(self.variant), **more})
+
+
+CASES = (
+    Case("causal", 5, 5),
+    Case("dense", 9, 21, batch=2),
+    Case("one-head-dead", 9, 20),
+    Case("dense", 12, 37, race=True),
+    Case("dead-scattered", 9, 21, heads=(4, 2), hide="q"),
+    Case("dead-last", 9, 20, hide="dout"),
+    Case("per-batch-per-head", 9, 17, heads=(4, 2), batch=2),
+    Case("padding", 12, 21, batch=2, hide="kv"),
+    Case("window-causal", 20, 20),
+    Case("dense", 9, 17, head_dim=5),
+    Case("causal", 9, 17, head_dim=20),
+    Case("causal", 9, 17, dtype="bfloat16"),
+    Case("causal", 9, 17, dtype="float16"),
+    Case("causal", 12, 20, variant=(("vectors", True), ("chunks", 2))),
+    Case("checkerboard", 9, 45, variant=(("rn", 20),)),
+    Case("causal", 20, 17, variant=(("rm", 8),)),
+)
+FORWARD_CASES = (
+    *CASES,
+    Case("causal", 20, 37, variant=(("p_over_k", True),)),
+    Case("dense", 12, 37, race=True, variant=(("p_over_k", True),)),
+    Case("causal", 40, 40, race=True, variant=(("tx", 8), ("ty", 8), ("rn", 4))),
+)
+BACKWARD_CASES = (*CASES, Case("causal", 12, 20, variant=(("vector_red", True),)))
+
+
+def relaid(x, axes):
+    """The same values with the axes of memory in another order."""
+    return np.ascontiguousarray(x.transpose(axes)).transpose(np.argsort(axes))
+
+
+@functools.cache
+def problem(case):
+    """``mask, (q, k, v, dout)``, each tensor with its own order of axes in memory."""
+    heads, heads_kv = case.heads
+    mask = gallery(case.mask, case.nq, case.nk, case.batch, heads)
+    q, k, v, dout = testing.make_qkv(
+        *(case.batch, case.nq, case.nk, heads, heads_kv, case.head_dim), case.dtype, seed=3
+    )
+    keep = np.broadcast_to(mask.dense(), (case.batch, heads, case.nq, case.nk))
+    attends = keep.any(3).transpose(0, 2, 1)
+    seen = keep.any(2).reshape(case.batch, heads_kv, -1, case.nk).any(2).transpose(0, 2, 1)
+    for name, x, used in (
+        ("q", q, attends),
+        ("dout", dout, attends),
+        ("k", k, seen),
+        ("v", v, seen),
+    ):
+        if name in case.hide:
+            x[~used] = np.nan
+    return mask, (
+        relaid(q, (0, 2, 1, 3)),
+        relaid(k, (1, 0, 2, 3)),
+        relaid(v, (2, 1, 0, 3)),
+        relaid(dout, (1, 2, 0, 3)),
+    )
+
+
+@functools.cache
+def expected(case):
+    """Reference and low-precision results: ``(out, lse)`` and ``(dq, dk, dv)`` of each."""
+    mask, (q, k, v, dout) = problem(case)
+    return (
+        reference.attention(q, k, v, mask, case.scale),
+        testing.low_precision(q, k, v, mask, case.scale),
+        reference.attention_backward(dout, q, k, v, mask, case.scale),
+        testing.low_precision_backward(dout, q, k, v, mask, case.scale),
+    )
+
+
+def run_forward(executors, config, q, k, v, mask, scale):
+    """``(out, lse)`` from the kernels of the module ``executors``."""
+    executor = executors.SimtExecutor(problem_of(q, k, v, scale), mask, config=config)
+    out = testing.poisoned(q.shape, q.dtype)
+    lse = testing.poisoned((q.shape[0], q.shape[2], q.shape[1]), np.float32)
+    executor.forward(q, k, v, out, lse)
+    return out, lse
+
+
+def check_forward(executors, case):
+    """Raise unless the forward kernel is right on ``case``."""
+    mask, (q, k, v, _) = problem(case)
+    exact, low, _, _ = expected(case)
+    with sim.options(race=case.race):
+        got = run_forward(executors, case.config(SimtConfig), q, k, v, mask, case.scale)
+    for name, *values in zip(("out", "lse"), got, exact, low, strict=True):
+        testing.assert_within_reference(*values, name=name)
+
+
+def check_exactly(executors, nq=9, nk=20):
+    """Raise unless a saturated softmax gathers rows of V bit for bit, scores being 8192."""
+    config = Case("dense", nq, nk).config(SimtConfig)
+    q, k, v, _, scale, out, lse, _ = testing.code_word_oracle(nq, 8, nk)
+    got, got_lse = run_forward(executors, config, q, k, v, masks.dense(nq, nk), scale)
+    np.testing.assert_array_equal(got, out)
+    np.testing.assert_array_equal(got_lse, lse.astype(np.float32))
+
+
+def check_backward(executors, case):
+    """Raise unless both forms of the backward kernel are right on ``case``."""
+    mask, (q, k, v, dout) = problem(case)
+    _, (out, lse), exact, low = expected(case)
+    for form in (ROWS_AND_COLUMNS, ONE_PASS):
+        configs = [case.config(SimtBackwardConfig, **fields) for fields in form]
+        executor = executors.SimtExecutor(
+            problem_of(q, k, v, case.scale),
+            mask,
+            config=configs[0],
+            backward=lambda deterministic, vectors, configs=configs: configs,
+        )
+        got = [testing.poisoned(x.shape, x.dtype) for x in (q, k, v)]
+        got[0], got[2] = relaid(got[0], (0, 2, 1, 3)), relaid(got[2], (2, 0, 1, 3))
+        with sim.options(race=case.race):
+            executor.backward(dout, q, k, v, out, lse, *got, form is ROWS_AND_COLUMNS)
+        for name, *values in zip(("dq", "dk", "dv"), got, exact, low, strict=True):
+            testing.assert_within_reference(*values, name=name, factor=GRADIENT_FACTOR)
+
+
+def check_all(executors, target):
+    """Every case of the directions that the module ``target`` serves, until one fails."""
+    if target not in (BWD, DELTA, ROUND):
+        for case in FORWARD_CASES:
+            check_forward(executors, case)
+        check_exactly(executors)
+    if target != FWD:
+        for case in BACKWARD_CASES:
+            check_backward(executors, case)
+
+
+@pytest.mark.parametrize("case", FORWARD_CASES, ids=str)
+def test_forward_kernel_passes(case):
+    check_forward(nbflash.simt, case)
+
+
+def test_forward_kernel_is_exact_where_the_softmax_saturates():
+    check_exactly(nbflash.simt)
+
+
+@pytest.mark.parametrize("case", BACKWARD_CASES, ids=str)
+def test_backward_kernel_passes(case):
+    check_backward(nbflash.simt, case)
+
+
+def rebuilt(target, mutant):
+    """The module of the executor around a faulty ``target``."""
+    dependents = CHAIN[CHAIN.index(target) + 1 :]
+    return mutated_modules(target, mutant, dependents)[EXECUTOR]
+
+
+def name_of(target, mutant, *_):
+    return f"{target.rpartition('.')[2]}-{mutant}"
+
+
+@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
+def test_mutant_is_caught(target, mutant):
+    executors = rebuilt(target, mutant)
+    with pytest.raises(FAULTS):
+        check_all(executors, target)
+
+
+@pytest.mark.parametrize(
+    ("target", "mutant", "reason"), EQUIVALENT, ids=[name_of(*m) for m in EQUIVALENT]
+)
+def test_equivalent_mutant_passes(target, mutant, reason):
+    """If this fails, the reason no longer holds: move the change to the mutants."""
+    assert reason
+    check_all(rebuilt(target, mutant), target)
+
+
+def test_mutants_are_distinct():
+    names = [name_of(*m) for m in [*MUTANTS, *EQUIVALENT]]
+    assert len(set(names)) == len(names)
