@@ -5,6 +5,7 @@ from experiments.passes import BASELINE, DENSE, PASSES, flops, live
 from experiments.provenance import provenance
 from experiments.report import say, show, write_csv, wrote
 
+NOISY = 1.5
 ARRAY_LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
 
 
@@ -138,6 +139,7 @@ def print_tables(result, rows, fits):
         specs = {heading: spec for heading, (spec, _) in columns.items()}
         show(f"\n{which}: runtime against density", specs, cells)
     _explain(result, coarse, fidelity)
+    _warn_of_noise(result)
     if fits:
         _print_fits(fits)
 
@@ -181,6 +183,16 @@ def _explain(result, coarse, fidelity):
             "out err: ‖sparse − dense‖ / ‖dense‖ of the output; kept: share of the weight of the "
             "dense softmax that lies inside the mask, mean over rows and heads."
         )
+
+
+def _warn_of_noise(result):
+    for which, timing in result.dense.timings.items():
+        spread = timing.p90 / timing.p10
+        if spread > NOISY:
+            say(
+                f"[bold]The machine was busy[/bold]: {which}, the 90th percentile of the dense run "
+                f"is {spread:.1f} times its 10th. Do not quote these times; run it again."
+            )
 
 
 def _order(row):

@@ -3,12 +3,13 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import masks
-from experiments import bench_simt, sweeps
+from experiments import bench_simt, sparsity_report, sweeps
 from experiments.backends import open_backend
 from experiments.check import FACTOR, Oracle, error_budget, sample_rows, sampled
 from experiments.dense import DenseBaseline, fits_in_memory
@@ -329,3 +330,11 @@ def test_provenance_names_commit_device_and_versions():
     assert found["device"].endswith("cores")
     assert found["numpy"] == np.__version__
     assert all(isinstance(value, str) for value in found.values())
+
+
+@pytest.mark.parametrize(("slow", "warned"), [(1.4, False), (1.6, True)])
+def test_a_noisy_machine_is_named(capsys, slow, warned):
+    timings = {"forward": Timing((1.0,) * 11), "backward": Timing((1.0,) * 9 + (slow,) * 2)}
+    sparsity_report._warn_of_noise(SimpleNamespace(dense=SimpleNamespace(timings=timings)))
+    out = capsys.readouterr().out
+    assert ("backward" in out, "busy" in out, "forward" in out) == (warned, warned, False)
