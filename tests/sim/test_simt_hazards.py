@@ -108,12 +108,13 @@ def test_shifted_logits(shift, n, name):
     """All scores of a row move together, far outside the range of exp; the tail is ragged.
 
     The last coordinate moves them, so that a score is rounded once at its full size, in whatever
-    order it is summed. Not in float64, where the reference rounds the same scores.
+    order it is summed; it is Q that is large, since dQ = dS K would magnify how O was rounded. Not
+    in float64, where the reference rounds the same scores.
     """
     mask, at = mask_gallery(n, n + 1)[name], n + int(abs(shift))
     dtype = tuple(DTYPES.values())[(n + at // 8) % 3]
     q, k, v, dout = make_qkv(1, n, n + 1, 2, 1, 16, dtype, seed=at)
-    q[..., -1], k[..., -1] = 1, 4 * shift
+    q[..., -1], k[..., -1] = 4 * shift, 1
     check(FORMS[("atomic", "deterministic", "vectors")[at % 3]], mask, q, k, v, dout)
 
 
