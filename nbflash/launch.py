@@ -132,7 +132,8 @@ class Launch:
         from cuda.bindings import driver
 
         self._launch_kernel = driver.cuLaunchKernel
-        self._spec, self._blocks = spec, blocks
+        self._name, self._blocks = spec.name, blocks
+        self._threads, self._smem_bytes = spec.config.threads, spec.config.smem_bytes
         self._kernel, self._function = load(spec, device_id)
         kinds = []
         for kind in spec.signature:
@@ -155,16 +156,16 @@ class Launch:
                 self._blocks,
                 1,
                 1,
-                self._spec.config.threads,
+                self._threads,
                 1,
                 1,
-                self._spec.config.smem_bytes,
+                self._smem_bytes,
                 stream,
                 self._pointers,
                 0,
             )
         if status != 0:
-            _check(status, f"launch of {self._spec.name}")
+            _check(status, f"launch of {self._name}")
 
 
 def _bits(kind, value):

@@ -21,7 +21,9 @@ from nbflash.schedule import TileSchedule
 
 def _strides(x):
     """Batch, sequence and head strides in elements."""
-    return tuple(s // x.itemsize for s in x.strides[:3])
+    batch, sequence, head, _ = x.strides
+    size = x.itemsize
+    return batch // size, sequence // size, head // size
 
 
 def vectors_allowed(dtype, head_dim, alignment):
@@ -55,6 +57,7 @@ class SimtExecutor:
         )
         self._backward_configs = backward or self._table_backward
         self.schedule = TileSchedule.from_mask(mask, self._config.tile_m, self._config.tile_n)
+        self._qkv_strides = tuple(three[:3] for three in problem.strides)
         self._backward_passes = {}
 
     def _table_backward(self, deterministic, vectors):
@@ -97,8 +100,7 @@ class SimtExecutor:
 
     def forward(self, q, k, v, out, lse):
         """Write ``out`` and ``lse``."""
-        strides = (_strides(q), _strides(k), _strides(v), _strides(out))
-        self._forward((q, k, v, out, lse), strides)
+        self._forward((q, k, v, out, lse), (*self._qkv_strides, _strides(out)))
 
     def _passes(self, deterministic, vectors):
         """The bound backward kernels, with their configurations, made once."""
@@ -140,8 +142,8 @@ class SimtExecutor:
                 target = dq if dq.dtype == wide else self._device.empty(dq.shape, wide)
                 target.fill(0)
             tensors = (q, k, v, dout, lse, delta, target, dk, dv)
-            strides = tuple(_strides(x) for x in (q, k, v, dout, target, dk, dv))
-            kernel(tensors, strides)
+            changing = (_strides(x) for x in (dout, target, dk, dv))
+            kernel(tensors, (*self._qkv_strides, *changing))
             if target is not dq:
                 round_kernel((target, dq), (_strides(target), _strides(dq)))
 
@@ -152,10 +154,10 @@ class _Gpu:
     def __init__(self, device_id):
         import cupy
 
-        attributes = cupy.cuda.Device(device_id).attributes
+        device = cupy.cuda.Device(device_id)
         self._cupy, self._id = cupy, device_id
-        self.smem_limit = attributes["MaxSharedMemoryPerBlockOptin"]
-        self.vector_red = attributes["ComputeCapabilityMajor"] >= 9
+        self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
+        self.vector_red = int(device.compute_capability) >= 90
 
     def empty(self, shape, dtype):
         return self._cupy.empty(shape, dtype)
