@@ -53,9 +53,13 @@ class Geometry:
     def fitted(self, dtype, head_dim):
         """Without what this dtype and head_dim do not allow."""
         whole = head_dim % 4 == 0
+        blocks = (
+            min(self.tile) * -(-head_dim // (8 * self.tx)) // (4 * self.ty)
+        )  # 4 × 4, per thread
         return replace(
             self,
             vectors=self.vectors and whole,
+            chunks=min(self.chunks, blocks) if self.vectors else self.chunks,
             vector_red=self.vector_red and whole and dtype != "float64",
         )
 
