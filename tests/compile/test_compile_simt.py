@@ -1,0 +1,128 @@
+"""The SIMT kernels for three architectures: no spills, no stack, no float64 by accident.
+
+The configurations are those that the tables choose for the shared memory of each
+architecture. Where 255 registers are not quite enough, ``SPILLS`` bounds the bytes that a
+thread stores instead; the measured head dims of an H100 are not among them.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+from assembly import CAPABILITIES, assemble
+
+from nbflash.kernels.bwd_simt import bwd_simt_spec
+from nbflash.kernels.delta_simt import RowConfig, delta_simt_spec
+from nbflash.kernels.fwd_simt import fwd_simt_spec
+from nbflash.kernels.round_simt import round_simt_spec
+from nbflash.kernels.simt_config import backward_configs, forward_config
+from nbflash.launch import compile_ptx
+
+SHARED_MEMORY = {"sm_80": 163 * 1024, "sm_90a": 227 * 1024, "sm_100a": 227 * 1024}
+REGISTER_FILE = 65536
+KERNELS = ("fwd", "rows", "columns", "atomic")
+
+# (architecture, dtype, head_dim, vectors). Every architecture at the head dims of the tables'
+# measured rows; other dtypes, odd head dims and scalar loads where they differ most.
+PROBLEMS = (
+    *((arch, "float32", head_dim, True) for arch in CAPABILITIES for head_dim in (64, 128)),
+    ("sm_90a", "float32", 5, False),
+    ("sm_90a", "float32", 256, True),
+    ("sm_90a", "bfloat16", 64, True),
+    ("sm_80", "float16", 100, False),
+    ("sm_90a", "float64", 64, True),
+)
+SPILLS = {
+    ("sm_100a", "float32", 128): 96,
+    ("sm_80", "float16", 100): 96,
+    ("sm_90a", "float32", 256): 256,
+    ("sm_90a", "float64", 64): 96,
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kernel of one problem on one architecture."""
+
+    arch: str
+    dtype: str
+    head_dim: int
+    vectors: bool
+    kernel: str
+
+    def __str__(self):
+        loads = "" if self.vectors else "-scalar"
+        return f"{self.arch}-{self.dtype}-d{self.head_dim}{loads}-{self.kernel}"
+
+    @property
+    def spec(self):
+        limits = {"vectors": self.vectors, "smem_limit": SHARED_MEMORY[self.arch]}
+        if self.kernel == "fwd":
+            return fwd_simt_spec(forward_config(self.dtype, self.head_dim, **limits))
+        configs = backward_configs(
+            self.dtype,
+            self.head_dim,
+            deterministic=self.kernel != "atomic",
+            vector_red=CAPABILITIES[self.arch] >= (9, 0),
+            **limits,
+        )
+        return bwd_simt_spec(next(c for c in configs if self.kernel in (c.walk, "atomic")))
+
+
+TARGETS = [Target(*problem, kernel) for problem in PROBLEMS for kernel in KERNELS]
+
+
+def compiled(spec, arch):
+    return assemble(compile_ptx(spec, CAPABILITIES[arch]), arch)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_attention_kernel(target):
+    spec = target.spec
+    report = compiled(spec, target.arch)
+    allowed = SPILLS.get((target.arch, target.dtype, target.head_dim), 0)
+    assert report.spill_stores <= allowed
+    if not allowed:
+        assert (report.spill_loads, report.stack) == (0, 0)
+    assert ".local" not in report.ptx
+    if target.dtype != "float64":
+        assert ".f64" not in report.ptx
+    threads, min_blocks = spec.launch_bounds
+    assert report.registers * threads * min_blocks <= REGISTER_FILE
+    assert report.static_smem <= 1024
+    assert f".entry {spec.name}" in report.ptx
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("make", [delta_simt_spec, round_simt_spec], ids=["delta", "round"])
+@pytest.mark.parametrize("arch", CAPABILITIES)
+def test_row_kernel(arch, make, dtype):
+    report = compiled(make(RowConfig(dtype, 72)), arch)
+    assert (report.spill_stores, report.spill_loads, report.stack) == (0, 0, 0)
+    assert report.registers <= 64
+    assert ".f64" not in report.ptx or dtype == "float64"
+
+
+INSTRUCTIONS = {
+    "fwd": (
+        "ex2.approx.ftz.f32",
+        "shfl.sync.bfly.b32",
+        "ld.shared.v4.f32",
+        "fma.rn.f32",
+        "bar.warp",
+    ),
+    "atomic": ("ex2.approx.ftz.f32", "red.relaxed.gpu", "ld.shared.v4.f32", "fma.rn.f32"),
+}
+
+
+@pytest.mark.parametrize(("kernel", "expected"), INSTRUCTIONS.items(), ids=INSTRUCTIONS)
+def test_instructions_that_the_speed_rests_on(kernel, expected):
+    ptx = compile_ptx(Target("sm_90a", "float32", 64, True, kernel).spec, (9, 0))
+    assert [text for text in expected if text not in ptx] == []
+
+
+def test_tables_fit_every_head_dim():
+    """Every head dim fits the 99 KB that a block has on consumer GPUs."""
+    for dtype in ("float16", "bfloat16", "float32"):
+        for head_dim in range(1, 257):
+            limits = {"vectors": False, "smem_limit": 99 * 1024}
+            assert forward_config(dtype, head_dim, **limits), (dtype, head_dim)
