@@ -142,7 +142,7 @@ class SimtBackwardConfig(SimtConfig):
 # an H100 (notes/simt.md); the others serve devices with 163, 99, 64 or 48 KB.
 _FORWARD = (
     (64, 16, 16, 8, 8, 1, False, 1),
-    (64, 16, 8, 8, 4, 3, False, 1),
+    (64, 16, 8, 8, 4, 2, False, 1),
     (64, 8, 8, 4, 4, 1, False, 1),
     (128, 16, 16, 8, 8, 1, True, 1),
     (128, 16, 8, 8, 4, 1, True, 1),
