@@ -58,7 +58,9 @@ def make_fwd_simt(cfg):
     copy_q = TileCopy(cfg, TILE_M, transposed=True, chunks=cfg.chunks)
     copy_k = TileCopy(cfg, TILE_N, transposed=True, chunks=cfg.chunks)
     copy_v, copy_o = TileCopy(cfg, TILE_N, chunks=cfg.chunks), TileCopy(cfg, TILE_M)
-    fill_q, fill_k, fill_v, drain_o = copy_q.fill, copy_k.fill, copy_v.fill, copy_o.drain
+    PASSES, K_PASS, V_PASS = copy_k.passes, copy_k.pass_stride, copy_v.pass_stride
+    fetch_k, put_k, fetch_v, put_v = copy_k.fetch, copy_k.put, copy_v.fetch, copy_v.put
+    fill_q, drain_o = copy_q.fill, copy_o.drain
     finite = make_finite(cfg, TILE_N)
     gemm_qk = make_gemm_tn(RM, RN, LDM, 4 * TY, LDN, 4 * TX, HEAD_DIM, unroll=cfg.unroll)
     gemm_pv, gemm_pv_careful = (
@@ -130,8 +132,13 @@ def make_fwd_simt(cfg):
         for t in range(begin, end):
             n0 = col_idx[t] * TILE_N
             cuda.syncthreads()  # every thread has read the last K, V and P
-            fill_k(smem, K, k, k_base + n0 * k_stride[1], k_stride[1], nk - n0, ONE, tid)
-            fill_v(smem, V, v, v_base + n0 * v_stride[1], v_stride[1], nk - n0, ONE, tid)
+            k_at, v_at = k_base + n0 * k_stride[1], v_base + n0 * v_stride[1]
+            for i in range(PASSES):
+                at_k, at_v = tid + i * K_PASS, tid + i * V_PASS
+                next_k = fetch_k(k, k_at, k_stride[1], nk - n0, at_k)
+                next_v = fetch_v(v, v_at, v_stride[1], nk - n0, at_v)
+                put_k(smem, K, next_k, ONE, at_k)
+                put_v(smem, V, next_v, ONE, at_v)
             cuda.syncthreads()  # K and V are in place, and Q at the first tile
             # S = Q Kᵀ
             s = gemm_qk(S_START, smem, 4 * ty, K + 4 * tx)

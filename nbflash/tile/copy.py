@@ -91,26 +91,38 @@ class TileCopy:
     ``head_dim`` on are never stored; up to a multiple of four they are zero, since products
     run over whole quads, and beyond that they repeat column 0.
 
+        fetch(source, base, stride, valid, first) → fragment
+        put(smem, at, fragment, factor, first)
+            One pass of ``passes``: ``first`` is ``tid + pass · pass_stride``. All loads of
+            a pass are in flight before its first store.
         fill(smem, at, source, base, stride, valid, factor, tid)
-            Shared tile at ``at`` = factor · global tile. Each of ``chunks`` passes has all
-            its loads in flight before its first store.
+            All passes: shared tile at ``at`` = factor · global tile.
         drain(smem, at, target, base, stride, valid, factor, tid)
             The other way, for tiles that are not transposed.
 
-    With ``cfg.vectors`` four neighbouring elements move at once; rows must be aligned to
-    that. A transposing warp then takes 16 rows by two vectors, which uses whole sectors of
-    global memory and meets every bank once.
+    A thread moves pieces: single elements, or with ``cfg.vectors`` (rows aligned to four
+    elements) vectors of four, and 4 × 4 blocks where a tile is transposed. Lanes are dealt
+    so that a warp reads whole lines and eight lanes meet every bank once:
+
+        row major         lanes along the row
+        transposed        lane = 4 c + r  owns block row r (of 4), block column c (of 8)
     """
 
     def __init__(self, cfg, rows, *, transposed=False, chunks=1):
         dtype, head_dim, width, ld = cfg.dtype, cfg.head_dim, cfg.width, cfg.ld
         threads, ld_rows = cfg.threads, rows + PAD
         lanes = 4 if cfg.vectors else 1
+        deep = lanes if transposed else 1
         per_row = width // lanes
-        count, rest = divmod(rows * per_row, threads * chunks)
+        pieces = rows // deep * per_row
+        total_count, rest = divmod(pieces, threads)
         if rest:
             raise ValueError(f"{rows} × {width} elements do not divide among {threads} threads")
-        pieces, chunk = rows * per_row, threads * count
+        passes = min(chunks, total_count)
+        passes = next(n for n in range(passes, total_count + 1) if total_count % n == 0)
+        count = total_count // passes
+        chunk = threads * count
+        group = min(4, rows // deep) if deep == 4 else rows  # block rows of neighbouring lanes
 
         def split(i, u, period):
             """Quotient and remainder of ``i + u·threads`` by ``period``, cheap where it divides."""
@@ -119,45 +131,53 @@ class TileCopy:
             return (i + u * threads) // period, (i + u * threads) % period
 
         def places(first):
-            """(row, column) of each piece that a thread moves."""
+            """(row, column) of the first element of each piece that a thread moves."""
             for u in range(count):
                 if not transposed:
                     row, column = split(first, u, per_row)
                     yield row, column * lanes
-                elif lanes == 4:
-                    pair, rest = split(first, u, 2 * rows)
-                    yield rest // 2, pair * 8 + rest % 2 * 4
                 else:
-                    column, row = split(first, u, rows)
-                    yield row, column
+                    outer, rest = split(first, u, group * per_row)
+                    row, column = outer * group + rest % group, rest // group
+                    yield row * deep, column * lanes
+
+        def read(source, base, stride, valid, row, column):
+            row = select(row < valid, row, valid - 1)
+            inside = column < head_dim
+            if head_dim < width:
+                column = select(inside, column, 0)
+            at = base + stride * row + column
+            loaded = load4(source, at) if lanes == 4 else (load(source, at),)
+            values = [_to_accumulator(x, dtype) for x in loaded]
+            if head_dim % 4:  # products run over whole quads of columns
+                values = [select(inside, x, 0.0) for x in values]
+            return values
 
         @unrolled
         def fetch(source, base, stride, valid, first):
-            out = []
-            for row, column in places(first):
-                row = select(row < valid, row, valid - 1)
-                inside = column < head_dim
-                if head_dim < width:
-                    column = select(inside, column, 0)
-                at = base + stride * row + column
-                loaded = load4(source, at) if lanes == 4 else (load(source, at),)
-                values = [_to_accumulator(x, dtype) for x in loaded]
-                if head_dim % 4:  # products run over whole quads of columns
-                    values = [select(inside, x, 0.0) for x in values]
-                out.extend(values)
-            return tuple(out)
+            return tuple(
+                x
+                for row, column in places(first)
+                for r in range(deep)
+                for x in read(source, base, stride, valid, row + r, column)
+            )
 
         @unrolled
         def put(smem, at, fragment, factor, first):
-            for u, (row, column) in enumerate(places(first)):
-                values = [x * factor for x in fragment[lanes * u : lanes * (u + 1)]]
+            values = [x * factor for x in fragment]
+            for row, column in places(first):
+                piece, values = values[: deep * lanes], values[deep * lanes :]
                 if transposed:
-                    for lane, x in enumerate(values):
-                        store(smem, at + row + (column + lane) * ld_rows, x)
+                    for c in range(lanes):
+                        to = at + row + (column + c) * ld_rows
+                        if lanes == 4:
+                            store4(smem, to, piece[c::4])
+                        else:
+                            store(smem, to, piece[0])
                 elif lanes == 4:
-                    store4(smem, at + row * ld + column, values)
+                    store4(smem, at + row * ld + column, piece)
                 else:
-                    store(smem, at + row * ld + column, values[0])
+                    store(smem, at + row * ld + column, piece[0])
 
         @inlined
         def fill(smem, at, source, base, stride, valid, factor, tid):
@@ -174,7 +194,8 @@ class TileCopy:
                     x = to_storage(smem[at + row * ld + column] * factor)
                     target[base + row * stride + column] = x
 
-        self.fill, self.drain = fill, drain
+        self.passes, self.pass_stride = passes, chunk
+        self.fetch, self.put, self.fill, self.drain = fetch, put, fill, drain
 
 
 def make_finite(cfg, rows):

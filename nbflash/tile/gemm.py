@@ -69,22 +69,44 @@ def make_gemm_nn(m, n, rows, a_row, b_row, b_step, depth, *, unroll, skip_zeros=
 
 
 def make_gemm_tn(m, n, a_row, a_step, b_row, b_step, depth, *, unroll, skip_zeros=False):
-    """``acc += Aᵀ B``: vectors of A at ``a + k·a_row + i·a_step``, of B at ``b + k·b_row + …``."""
+    """``acc += Aᵀ B``: vectors of A at ``a + k·a_row + i·a_step``, of B at ``b + k·b_row + …``.
+
+    The operands of step k + 1 are loaded before the products of step k, across iterations
+    too: a warp never waits for shared memory at the top of the loop.
+    """
     unroll = 1 if skip_zeros else _steps(depth, 1, 4 * unroll)
 
+    def operands(smem, a, b, u):
+        rows = _vectors(smem, a + u * a_row, m // 4, a_step)
+        return rows + _vectors(smem, b + u * b_row, n // 4, b_step)
+
     @unrolled
-    def step(acc, smem, a, b):
-        acc = list(acc)
+    def start(acc, smem, a, b):
+        return (*acc, *operands(smem, a, b, 0))
+
+    @unrolled
+    def advance(state, smem, a, b):
+        acc, held = list(state[: m * n]), state[m * n :]
         for u in range(unroll):
-            rows = _vectors(smem, a + u * a_row, m // 4, a_step)
-            columns = _vectors(smem, b + u * b_row, n // 4, b_step)
-            _rank_one(acc, rows, columns, n, skip_zeros)
+            ahead = operands(smem, a, b, u + 1)
+            _rank_one(acc, held[:m], held[m:], n, skip_zeros)
+            held = ahead
+        return (*acc, *held)
+
+    @unrolled
+    def finish(state, smem, a, b):
+        acc, held = list(state[: m * n]), state[m * n :]
+        for u in range(unroll):
+            ahead = operands(smem, a, b, u + 1) if u + 1 < unroll else None
+            _rank_one(acc, held[:m], held[m:], n, skip_zeros)
+            held = ahead
         return tuple(acc)
 
     @inlined
     def gemm_tn(acc, smem, a, b):
-        for k in range(0, depth, unroll):
-            acc = step(acc, smem, a + k * a_row, b + k * b_row)
-        return acc
+        state = start(acc, smem, a, b)
+        for k in range(0, depth - unroll, unroll):
+            state = advance(state, smem, a + k * a_row, b + k * b_row)
+        return finish(state, smem, a + (depth - unroll) * a_row, b + (depth - unroll) * b_row)
 
     return gemm_tn
