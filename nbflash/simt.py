@@ -55,6 +55,8 @@ class SimtExecutor:
             vectors=vectors,
             smem_limit=self._device.smem_limit,
         )
+        if self._config is None:
+            raise self._does_not_fit("forward")
         self._backward_configs = backward or self._table_backward
         self.schedule = TileSchedule.from_mask(mask, self._config.tile_m, self._config.tile_n)
         self._qkv_strides = tuple(three[:3] for three in problem.strides)
@@ -68,6 +70,13 @@ class SimtExecutor:
             smem_limit=self._device.smem_limit,
             deterministic=deterministic,
             vector_red=self._device.vector_red,
+        )
+
+    def _does_not_fit(self, direction):
+        return ValueError(
+            f"impl='simt' has no {direction} kernel for {self._problem.dtype} and head_dim "
+            f"{self._problem.head_dim} within the {self._device.smem_limit} bytes of shared "
+            f"memory of this device"
         )
 
     @property
@@ -107,7 +116,10 @@ class SimtExecutor:
         key = deterministic, vectors
         if key not in self._backward_passes:
             p, schedules, bound = self._problem, {}, []
-            for cfg in self._backward_configs(deterministic, vectors):
+            configs = self._backward_configs(deterministic, vectors)
+            if not configs:
+                raise self._does_not_fit("backward")
+            for cfg in configs:
                 tiles = cfg.tile_m, cfg.tile_n
                 if tiles not in schedules:
                     schedules[tiles] = TileSchedule.from_mask(self._mask, *tiles)
