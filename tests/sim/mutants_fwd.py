@@ -20,8 +20,8 @@ FORWARD = (
     Mutant("K with V's batch stride", "k_base = b * k_stride[0]", "k_base = b * v_stride[0]"),
     Mutant(
         "V with K's row stride",
-        "v, v_base + n0 * v_stride[1], v_stride[1]",
-        "v, v_base + n0 * v_stride[1], k_stride[1]",
+        "fetch_v(v, v_at, v_stride[1]",
+        "fetch_v(v, v_at, k_stride[1]",
     ),
     Mutant("Q tile without its row offset", " + q0 * q_stride[1]", ""),
     Mutant(
@@ -29,7 +29,7 @@ FORWARD = (
         "q_stride[1], nq - q0, scale_log2",
         "q_stride[1], nq, scale_log2",
     ),
-    Mutant("K rows past the end are read", "k_stride[1], nk - n0, ONE", "k_stride[1], nk, ONE"),
+    Mutant("K rows past the end are read", "k_at, k_stride[1], nk - n0", "k_at, k_stride[1], nk"),
     Mutant("scale dropped", "nq - q0, scale_log2, tid", "nq - q0, ONE, tid"),
     Mutant("query tile of the wrong height", "q0 = row * TILE_M", "q0 = row * TILE_N"),
     Mutant("key tile of the wrong width", "n0 = col_idx[t] * TILE_N", "n0 = col_idx[t] * TILE_M"),
@@ -42,6 +42,8 @@ FORWARD = (
     Mutant(
         "walk starts a tile late", "for t in range(begin, end)", "for t in range(begin + 1, end)"
     ),
+    Mutant("a pass of the copies is missing", "range(PASSES)", "range(1, PASSES)"),
+    Mutant("V at K's place in its head", "v_base + n0 * v_stride[1]", "k_base + n0 * v_stride[1]"),
     without_barrier("every thread has read the last K, V and P"),
     without_barrier("K and V are in place, and Q at the first tile"),
     without_barrier("every thread has read K"),

@@ -121,13 +121,13 @@ TILES = (
             "if row < valid:",
         ),
     ),
-    (COPY, Mutant("transposed vectors overlap", "(column + lane) * ld_rows", "column * ld_rows")),
+    (COPY, Mutant("transposed vectors overlap", "(column + c) * ld_rows", "column * ld_rows")),
     (
         COPY,
         Mutant(
             "transposed rows collide",
-            "row + (column + lane) * ld_rows",
-            "row + (column + lane) * rows",
+            "row + (column + c) * ld_rows",
+            "row + (column + c) * rows",
         ),
     ),
     (
@@ -157,14 +157,26 @@ TILES = (
             "new = fma(x, b[j], acc[i * n + (j + 1) % n])",
         ),
     ),
+    (GEMM, Mutant("operands of the step before", "            held = ahead\n", "", 0, 2)),
+    (GEMM, Mutant("last operands of the step before", "            held = ahead\n", "", 1, 2)),
+    (
+        GEMM,
+        Mutant(
+            "last steps of AᵀB elsewhere",
+            "finish(state, smem, a + (depth - unroll) * a_row",
+            "finish(state, smem, a",
+        ),
+    ),
+    (COPY, Mutant("blocks not transposed", "piece[c::4]", "piece[4 * c : 4 * c + 4]")),
+    (COPY, Mutant("one row for a whole block", "valid, row + r, column)", "valid, row, column)")),
     (GEMM, Mutant("zero times NaN", "if skip_zeros else new", "if False else new")),
     (GEMM, Mutant("vectors all the same", "load4(smem, at + i * step)", "load4(smem, at)")),
     (
         GEMM,
         Mutant(
             "first steps of AᵀB skipped",
-            "for k in range(0, depth, unroll):",
-            "for k in range(unroll, depth, unroll):",
+            "range(0, depth - unroll, unroll)",
+            "range(unroll, depth - unroll, unroll)",
         ),
     ),
     (
