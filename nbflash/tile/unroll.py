@@ -226,12 +226,19 @@ def load(memory, index):
     return Scalar(memory.context, memory.builder, memory.type, value)
 
 
+def _check_quad(index):
+    """A GPU traps on a vector access whose address is no multiple of its size."""
+    if index % 4:
+        raise IndexError(f"element {index} is not aligned to a vector of four")
+
+
 def load4(memory, index):
     """Four consecutive elements as one vector load (16 bytes for float32).
 
     ``index`` must be a multiple of four and the base 16-byte aligned.
     """
     if not isinstance(memory, Memory):
+        _check_quad(index)
         return tuple(memory[index : index + 4])
     b = memory.builder
     vector = b.load(memory.address(index, 4), align=min(16, 4 * memory.itemsize))
@@ -250,6 +257,7 @@ def store(memory, index, value):
 def store4(memory, index, values):
     """Four consecutive elements as one vector store; alignment as :func:`load4`."""
     if not isinstance(memory, Memory):
+        _check_quad(index)
         memory[index : index + 4] = values
         return
     b, at = memory.builder, memory.address(index, 4)
@@ -273,6 +281,7 @@ def atomic_add(memory, index, value):
 def atomic_add4(memory, index, values):
     """Four neighbours at once: ``red.relaxed.gpu.add.v4.f32``, from compute capability 9.0."""
     if not isinstance(memory, Memory):
+        _check_quad(index)
         for lane, value in enumerate(values):
             cuda.atomic.add(memory, index + lane, value)
         return
