@@ -81,18 +81,25 @@ def cached_cubin(spec, compute_capability):
     digest = _toolchain().copy()
     digest.update(repr((spec.name, spec.config, compute_capability)).encode())
     path = cache_dir() / f"{spec.name}-{digest.hexdigest()[:32]}.cubin"
-    if path.exists():
-        return path.read_bytes()
+    cubin = _unsealed(path.read_bytes()) if path.exists() else None
+    if cubin is not None:
+        return cubin
     cubin = compile_cubin(spec, compute_capability)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
-        file.write(cubin)
+        file.write(cubin + hashlib.sha256(cubin).digest())
     os.replace(temporary, path)
     return cubin
 
 
 # -- kernels on a device -----------------------------------------------------------------
+
+
+def _unsealed(data):
+    """The cubin of a cache file, or None if the file is not as it was written."""
+    cubin, seal = data[:-32], data[-32:]
+    return cubin if hashlib.sha256(cubin).digest() == seal else None
 
 
 @functools.cache
