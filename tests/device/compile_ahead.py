@@ -1,0 +1,75 @@
+"""Compile kernels in several processes: a cubin needs no GPU, and the disk cache is shared."""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+
+def problem_of(dtype, head_dim, vectors):
+    """A problem whose kernels are those of every problem with this dtype and head_dim."""
+    from nbflash.problem import Problem
+
+    return Problem(
+        batch=1,
+        nq=1,
+        nk=1,
+        heads=1,
+        heads_kv=1,
+        head_dim=head_dim,
+        dtype=dtype,
+        scale=1.0,
+        strides=((0, 0, 0, 1),) * 3,
+        device="cuda",
+        device_id=0,
+        alignment=16 if vectors else 2,
+    )
+
+
+def specs_of(problem, device):
+    """The kernels that a device with these attributes would be asked to run."""
+    import masks
+    from nbflash import simt
+
+    specs = []
+
+    class Recorder:
+        def __init__(self, device_id):
+            vars(self).update(device)
+
+        def bind(self, spec, *_):
+            specs.append(spec)
+
+    simt._Gpu, original = Recorder, simt._Gpu
+    try:
+        executor = simt.SimtExecutor(problem, masks.dense(1, 1))
+        executor._forward  # noqa: B018
+        vectors = simt.vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
+        for deterministic in (False, True):
+            executor._passes(deterministic, vectors)
+    finally:
+        simt._Gpu = original
+    return specs
+
+
+def _compile(combination, device, capability):
+    from nbflash.launch import cached_cubin
+
+    for spec in specs_of(problem_of(*combination), device):
+        cached_cubin(spec, capability)
+
+
+def compile_ahead(combinations):
+    """Fill the disk cache for all ``(dtype, head_dim, vectors)``."""
+    import cupy
+
+    from nbflash import simt
+
+    simple = (bool, int, float, str, tuple)
+    device = {name: x for name, x in vars(simt._Gpu(0)).items() if isinstance(x, simple)}
+    digits = cupy.cuda.Device(0).compute_capability
+    capability = int(digits[:-1]), int(digits[-1])
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
+        jobs = [pool.submit(_compile, c, device, capability) for c in combinations]
+        for job in jobs:
+            job.result()

@@ -1,0 +1,192 @@
+"""Runs through the public API on CuPy arrays, with yardsticks, framed and guarded memory."""
+
+import functools
+import importlib.util
+import os
+
+import cupy
+import numpy as np
+from reference import attention_and_gradients
+
+import nbflash
+from nbflash import testing
+
+IMPL = "simt"
+RESULTS = ("out", "lse", "dq", "dk", "dv")
+# The budgets of FlashAttention-2's own tests, in units of the plain computation's error: a
+# gradient goes through one more product and one more rounded operand than the output.
+FACTORS = (2, 2, 3, 3, 3)
+MARGIN = 512
+
+DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
+if importlib.util.find_spec("ml_dtypes"):
+    import ml_dtypes
+
+    DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+
+# (dtype, head_dim, rows read four elements at a time): what is compiled before the tests start.
+GRID = tuple(
+    (dtype, head_dim)
+    for dtype, head_dims in {
+        "float32": (1, 5, 32, 64, 100, 111, 128, 192, 256),
+        "float16": (8, 59, 64, 128, 200),
+        "bfloat16": (17, 64, 96, 128, 256),
+        "float64": (3, 64, 128, 256),
+    }.items()
+    for head_dim in head_dims
+    if dtype in DTYPES
+)
+UNALIGNED = tuple(
+    (d, n) for d, n in (("float32", 64), ("float16", 64), ("bfloat16", 96)) if d in DTYPES
+)
+COMBINATIONS = tuple((d, n, n % 4 == 0) for d, n in GRID) + tuple((*c, False) for c in UNALIGNED)
+
+
+def count_from(variable, default):
+    """How many cases to run: an environment variable, or its default."""
+    return int(os.environ.get(variable, default))
+
+
+@functools.cache
+def gallery(nq, nk, batch=2, heads=2):
+    return testing.mask_gallery(nq, nk, batch=batch, heads=heads)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept(mask):
+    return cupy.asarray(mask.dense())
+
+
+def make_qkv(batch, nq, nk, heads, heads_kv, head_dim, dtype, seed=0):
+    """q, k, v and dout on the device."""
+    shapes = batch, nq, nk, heads, heads_kv, head_dim
+    return tuple(map(cupy.asarray, testing.make_qkv(*shapes, DTYPES[dtype], seed)))
+
+
+def run(inputs, mask=None, *, scale=None, deterministic=False, out=None, impl=None):
+    """``(out, lse, dq, dk, dv)`` through the public API."""
+    (q, k, v, dout), impl = inputs, impl or IMPL
+    out, lse = nbflash.attention(q, k, v, mask, scale=scale, out=out, return_lse=True, impl=impl)
+    gradients = nbflash.attention_backward(
+        dout, q, k, v, out, lse, mask, scale=scale, deterministic=deterministic, impl=impl
+    )
+    return out, lse, *gradients
+
+
+def expected(inputs, mask, scale=None):
+    """The float64 reference and the plain computation in q's dtype, both on the host."""
+    q, k, v, dout = inputs
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keep = _kept(mask)
+    ref = attention_and_gradients(dout, q, k, v, keep, scale)
+    low = attention_and_gradients(dout, q, k, v, keep, scale, low=True)
+    types = [q.dtype, "float64" if q.dtype == np.float64 else "float32", *(q.dtype,) * 3]
+    low = [host(x).astype(dtype) for x, dtype in zip(low, types, strict=True)]
+    return [host(x) for x in ref], low
+
+
+def host(x):
+    """``x`` as a NumPy array."""
+    return x.get() if hasattr(x, "get") else np.asarray(x)
+
+
+def assert_close(got, ref, low, only=RESULTS):
+    """Hold the results to their budgets."""
+    for name, factor, x, *values in zip(RESULTS, FACTORS, got, ref, low, strict=True):
+        if name in only:
+            testing.assert_within_reference(host(x), *values, name=name, factor=factor)
+
+
+def check(inputs, mask, **options):
+    """Run and compare; returns the five results."""
+    got = run(inputs, mask, **options)
+    assert_close(got, *expected(inputs, mask, options.get("scale")))
+    return got
+
+
+def bits(results):
+    """The results as bytes on the host, to compare bit for bit."""
+    return [host(x).tobytes() for x in results]
+
+
+def differing(a, b):
+    """Number of bytes in which two lists of contiguous device arrays differ, on the device."""
+    return sum((raw(x) != raw(y)).sum() for x, y in zip(a, b, strict=True))
+
+
+def raw(x):
+    """A contiguous array as bytes."""
+    return x.reshape(-1).view(np.uint8)
+
+
+# -- memory ------------------------------------------------------------------------------
+
+
+def poisoned_block(size):
+    """An allocation of the default pool, full of NaN of every type."""
+    block = cupy.get_default_memory_pool().malloc(size)
+    if size:
+        block.memset_async(0xFF, size, cupy.cuda.get_current_stream())
+    return block
+
+
+class Guarded:
+    """An allocator whose blocks lie between margins that nobody may touch."""
+
+    def __init__(self):
+        self._blocks = []
+
+    def __call__(self, size):
+        whole = poisoned_block(size + 2 * MARGIN)
+        self._blocks.append((whole, size))
+        return whole + MARGIN
+
+    def assert_margins_untouched(self):
+        for whole, size in self._blocks:
+            data = cupy.ndarray((size + 2 * MARGIN,), np.uint8, whole)
+            edges = cupy.concatenate([data[:MARGIN], data[MARGIN + size :]])
+            assert bool((edges == 0xFF).all()), f"written outside a block of {size} bytes"
+        assert self._blocks
+
+
+class Framed:
+    """A copy of ``x`` with its own axis order, gaps, direction and offset, in a buffer of NaN.
+
+    Parameters
+    ----------
+    x : device array (batch, n, heads, head_dim)
+    rng : numpy.random.Generator
+        Chooses the layout.
+    quantum : int
+        Elements of which every stride and the offset are multiples.
+    """
+
+    def __init__(self, x, rng, quantum=1):
+        order, strides, step = rng.permutation(3), [0, 0, 0, 1], x.shape[3]
+        for axis in order:
+            step += int(rng.integers(0, 3)) * quantum
+            step = -(-step // quantum) * quantum
+            strides[axis] = step
+            step *= x.shape[axis]
+        first = MARGIN + int(rng.integers(0, 4)) * quantum
+        size = first + step + MARGIN
+        for axis in order:
+            if rng.random() < 0.2:
+                first += (x.shape[axis] - 1) * strides[axis]
+                strides[axis] = -strides[axis]
+        self._bits = np.dtype(f"uint{8 * x.itemsize}")
+        self._poison = np.iinfo(self._bits).max  # all ones are NaN in every type
+        self._place = first, x.shape, tuple(s * x.itemsize for s in strides)
+        self._buffer = cupy.full(size, self._poison, self._bits)
+        self._view(self._buffer)[...] = cupy.ascontiguousarray(x).view(self._bits)
+        self.x = self._view(self._buffer.view(x.dtype))
+
+    def _view(self, buffer):
+        first, shape, strides = self._place
+        return cupy.lib.stride_tricks.as_strided(buffer[first:], shape, strides)
+
+    def assert_gaps_untouched(self):
+        """What is not part of the view is still NaN."""
+        outside = self._buffer.copy()
+        self._view(outside)[...] = self._poison
+        assert bool((outside == self._poison).all()), "written between the rows"
