@@ -177,7 +177,9 @@ class _Gpu:
     def bind(self, spec, blocks, constants, tables):
         """A callable ``bound(tensors, strides)``."""
         stream_of = self._cupy.cuda.get_current_stream
-        held = [self._cupy.asarray(np.ascontiguousarray(t)) for t in tables]
+        # Outside the memory pool: freeing waits for the kernels of every stream.
+        with self._cupy.cuda.using_allocator(None):
+            held = [self._cupy.asarray(np.ascontiguousarray(t)) for t in tables]
         stream_of().synchronize()  # later calls may come on another stream
         addresses = (t.data.ptr for t in held)
         bound = launch.Launch(spec, blocks, (*constants, *addresses), self._id)
