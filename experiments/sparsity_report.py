@@ -1,11 +1,13 @@
 """What `sparsity` leaves behind: the rows of the CSV, the tables and the fit."""
 
+from statistics import median
+
 from experiments.fit import DENSITY_FROM, SLOPE_LIMIT, fit_line, fixed_cost
 from experiments.passes import BASELINE, DENSE, PASSES, flops, live
 from experiments.provenance import provenance
 from experiments.report import say, show, write_csv, wrote
 
-NOISY = 1.5
+NOISY = 1.75
 ARRAY_LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
 
 
@@ -139,7 +141,7 @@ def print_tables(result, rows, fits):
         specs = {heading: spec for heading, (spec, _) in columns.items()}
         show(f"\n{which}: runtime against density", specs, cells)
     _explain(result, coarse, fidelity)
-    _warn_of_noise(result)
+    _warn_of_noise(rows)
     if fits:
         _print_fits(fits)
 
@@ -185,13 +187,13 @@ def _explain(result, coarse, fidelity):
         )
 
 
-def _warn_of_noise(result):
-    for which, timing in result.dense.timings.items():
-        spread = timing.p90 / timing.p10
+def _warn_of_noise(rows):
+    for which in PASSES:
+        spread = median(row["p90_ms"] / row["p10_ms"] for row in rows if row["pass"] == which)
         if spread > NOISY:
             say(
-                f"[bold]The machine was busy[/bold]: {which}, the 90th percentile of the dense run "
-                f"is {spread:.1f} times its 10th. Do not quote these times; run it again."
+                f"[bold]The machine was busy[/bold]: {which}, the 90th percentile is {spread:.1f} "
+                "times the 10th for half of the masks. Do not quote these times; run it again."
             )
 
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -332,9 +331,11 @@ def test_provenance_names_commit_device_and_versions():
     assert all(isinstance(value, str) for value in found.values())
 
 
-@pytest.mark.parametrize(("slow", "warned"), [(1.4, False), (1.6, True)])
+@pytest.mark.parametrize(("slow", "warned"), [(1.7, False), (1.8, True)])
 def test_a_noisy_machine_is_named(capsys, slow, warned):
-    timings = {"forward": Timing((1.0,) * 11), "backward": Timing((1.0,) * 9 + (slow,) * 2)}
-    sparsity_report._warn_of_noise(SimpleNamespace(dense=SimpleNamespace(timings=timings)))
+    rows = [{"pass": "forward", "p10_ms": 1.0, "p90_ms": 1.0}] * 2
+    rows += [{"pass": "forward", "p10_ms": 1.0, "p90_ms": 5.0}]
+    rows += [{"pass": "backward", "p10_ms": 2.0, "p90_ms": 2 * x} for x in (1.0, slow, slow)]
+    sparsity_report._warn_of_noise(rows)
     out = capsys.readouterr().out
     assert ("backward" in out, "busy" in out, "forward" in out) == (warned, warned, False)
