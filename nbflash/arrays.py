@@ -90,7 +90,7 @@ def allocator(device: str, device_id: int):
     if device == CPU:
         return np.empty, contextlib.nullcontext()
     cupy = _cupy()
-    return cupy.empty, cupy.cuda.Device(device_id)
+    return cupy.ndarray, cupy.cuda.Device(device_id)  # cupy.empty takes twice as long
 
 
 def overlaps(a, b) -> bool:

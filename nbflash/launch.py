@@ -16,8 +16,9 @@ import threading
 from pathlib import Path
 
 from nbflash.config import cache_dir
-from nbflash.ptx._asm import cuda, types
+from nbflash.ptx._asm import compiling_for, cuda, types
 
+_compiling = threading.Lock()
 _SOURCES = ("ptx", "tile", "kernels")
 
 
@@ -57,12 +58,14 @@ def arch_of(compute_capability):
 def compile_ptx(spec, compute_capability):
     """The kernel of ``spec`` as PTX text whose entry is called ``spec.name``."""
     major, minor = compute_capability
-    ptx, _ = cuda.compile_ptx(
-        spec.make(spec.config),
-        types.void(*spec.signature),
-        cc=(major, minor, "a") if major >= 9 else (major, minor),
-        launch_bounds=spec.launch_bounds,
-    )
+    target = (major, minor, "a") if major >= 9 else (major, minor)
+    with _compiling, compiling_for(target):
+        ptx, _ = cuda.compile_ptx(
+            spec.make(spec.config),
+            types.void(*spec.signature),
+            cc=target,
+            launch_bounds=spec.launch_bounds,
+        )
     entry = re.search(r"\.entry\s+(\w+)", ptx)[1]
     return ptx.replace(entry, spec.name)
 
@@ -93,13 +96,13 @@ def cached_cubin(spec, compute_capability):
     return cubin
 
 
-# -- kernels on a device -----------------------------------------------------------------
-
-
 def _unsealed(data):
     """The cubin of a cache file, or None if the file is not as it was written."""
     cubin, seal = data[:-32], data[-32:]
     return cubin if hashlib.sha256(cubin).digest() == seal else None
+
+
+# -- kernels on a device -----------------------------------------------------------------
 
 
 @functools.cache

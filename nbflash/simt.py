@@ -54,6 +54,7 @@ class SimtExecutor:
             problem.head_dim,
             vectors=vectors,
             smem_limit=self._device.smem_limit,
+            cp_async=self._device.cp_async,
         )
         if self._config is None:
             raise self._does_not_fit("forward")
@@ -170,6 +171,7 @@ class _Gpu:
         self._cupy, self._id = cupy, device_id
         self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
         self.vector_red = int(device.compute_capability) >= 90
+        self.cp_async = int(device.compute_capability) >= 80
 
     def empty(self, shape, dtype):
         return self._cupy.empty(shape, dtype)
@@ -198,7 +200,7 @@ class _Simulator:
     """Runs kernels on NumPy arrays; every tensor is flat, as a pointer would be."""
 
     smem_limit = 227 * 1024
-    vector_red = True
+    vector_red = cp_async = True
 
     def empty(self, shape, dtype):
         return np.full(shape, np.nan, dtype)

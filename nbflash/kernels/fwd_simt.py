@@ -29,6 +29,7 @@ from masks import FULL
 from nbflash.constants import LN2
 from nbflash.kernels.spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
+from nbflash.tile.async_copy import make_wait
 from nbflash.tile.copy import STORAGE, TileCopy, make_finite
 from nbflash.tile.gemm import make_gemm_tn
 from nbflash.tile.mask import make_apply_mask
@@ -58,9 +59,8 @@ def make_fwd_simt(cfg):
     copy_q = TileCopy(cfg, TILE_M, transposed=True, chunks=cfg.chunks)
     copy_k = TileCopy(cfg, TILE_N, transposed=True, chunks=cfg.chunks)
     copy_v, copy_o = TileCopy(cfg, TILE_N, chunks=cfg.chunks), TileCopy(cfg, TILE_M)
-    PASSES, K_PASS, V_PASS = copy_k.passes, copy_k.pass_stride, copy_v.pass_stride
-    fetch_k, put_k, fetch_v, put_v = copy_k.fetch, copy_k.put, copy_v.fetch, copy_v.put
-    fill_q, drain_o = copy_q.fill, copy_o.drain
+    SEND_V, send_v, wait = cfg.send_v, copy_v.send, make_wait()
+    fill_q, fill_k, fill_v, drain_o = copy_q.fill, copy_k.fill, copy_v.fill, copy_o.drain
     finite = make_finite(cfg, TILE_N)
     gemm_qk = make_gemm_tn(RM, RN, LDM, 4 * TY, LDN, 4 * TX, HEAD_DIM, unroll=cfg.unroll)
     gemm_pv, gemm_pv_careful = (
@@ -133,13 +133,12 @@ def make_fwd_simt(cfg):
             n0 = col_idx[t] * TILE_N
             cuda.syncthreads()  # every thread has read the last K, V and P
             k_at, v_at = k_base + n0 * k_stride[1], v_base + n0 * v_stride[1]
-            for i in range(PASSES):
-                at_k, at_v = tid + i * K_PASS, tid + i * V_PASS
-                next_k = fetch_k(k, k_at, k_stride[1], nk - n0, at_k)
-                next_v = fetch_v(v, v_at, v_stride[1], nk - n0, at_v)
-                put_k(smem, K, next_k, ONE, at_k)
-                put_v(smem, V, next_v, ONE, at_v)
-            cuda.syncthreads()  # K and V are in place, and Q at the first tile
+            if SEND_V:
+                send_v(smem, V, v, v_at, v_stride[1], nk - n0, tid)
+            else:
+                fill_v(smem, V, v, v_at, v_stride[1], nk - n0, ONE, tid)
+            fill_k(smem, K, k, k_at, k_stride[1], nk - n0, ONE, tid)
+            cuda.syncthreads()  # K is in place (and V), and Q at the first tile
             # S = Q Kᵀ
             s = gemm_qk(S_START, smem, 4 * ty, K + 4 * tx)
             if kind[t] != FULL:
@@ -153,7 +152,11 @@ def make_fwd_simt(cfg):
             if P_OVER_K:
                 cuda.syncthreads()  # every thread has read K
             store_p(smem, P + 4 * tx * LDM + 4 * ty, p)
-            cuda.syncwarp()  # the lanes of a row have written their P
+            if SEND_V:
+                wait(smem)
+                cuda.syncthreads()  # V is in place, and P
+            else:
+                cuda.syncwarp()  # the lanes of a row have written their P
             acc = scale_rows(acc, alpha)
             # O += P V
             if kind[t] != FULL and not finite(smem, V, tid):

@@ -37,6 +37,9 @@ class SimtConfig:
         Steps of four along the contraction in one loop iteration.
     chunks : int
         Passes in which a tile is copied; more need fewer registers.
+    send_v : bool
+        V travels by ``cp.async`` while S is computed (float32 vectors, sm_80 on, head_dim a
+        multiple of ``4 tx``).
     """
 
     dtype: str
@@ -50,6 +53,7 @@ class SimtConfig:
     p_over_k: bool = False
     unroll: int = 4
     chunks: int = 1
+    send_v: bool = False
 
     @property
     def threads(self):
@@ -144,7 +148,7 @@ _FORWARD = (
     (64, 16, 16, 8, 8, 1, False, 1),
     (64, 16, 8, 8, 4, 2, False, 1),
     (64, 8, 8, 4, 4, 1, False, 1),
-    (128, 16, 16, 8, 8, 1, True, 1),
+    (128, 16, 16, 8, 8, 1, True, 2),
     (128, 16, 8, 8, 4, 1, True, 1),
     (128, 8, 8, 4, 4, 1, False, 1),
     (128, 8, 4, 4, 4, 1, True, 2),
@@ -186,7 +190,7 @@ _BACKWARD_64 = (
 )
 
 
-def forward_config(dtype, head_dim, *, vectors, smem_limit):
+def forward_config(dtype, head_dim, *, vectors, smem_limit, cp_async=False):
     """The first row of the table that fits, or None.
 
     Parameters
@@ -197,6 +201,8 @@ def forward_config(dtype, head_dim, *, vectors, smem_limit):
         Rows of q, k and v may be read four elements at a time.
     smem_limit : int
         Bytes of shared memory that a block may have.
+    cp_async : bool
+        The device has ``cp.async`` (compute capability 8.0).
     """
     table = _FORWARD_64 if dtype == "float64" else _FORWARD
     rows = (row for row in table if head_dim <= row[0])
@@ -204,6 +210,8 @@ def forward_config(dtype, head_dim, *, vectors, smem_limit):
         config = SimtConfig(
             dtype, head_dim, tx, ty, rm, rn, min_blocks, vectors, p_over_k, chunks=chunks
         )
+        if cp_async and vectors and dtype == "float32" and head_dim == config.width:
+            config = replace(config, send_v=True)
         if config.smem_bytes <= smem_limit:
             return config
     return None

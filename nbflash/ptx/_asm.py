@@ -4,6 +4,9 @@ Instructions are data (PTX text, constraints, types), so that a move to another 
 back end touches this file and ``launch.py`` only.
 """
 
+import contextlib
+from types import SimpleNamespace
+
 from numba import cuda
 from numba.cuda import types
 from numba.cuda.core import config
@@ -20,7 +23,9 @@ else:
 
 __all__ = [
     "SIM",
+    "asynchrony",
     "cgutils",
+    "compiling_for",
     "cuda",
     "cuda_target",
     "inline_ptx",
@@ -30,9 +35,32 @@ __all__ = [
     "types",
 ]
 
-# A device function that Numba inlines before typing: no call is left, and compiling one
-# needs no device.
-inlined = cuda.jit(device=True, inline="always")
+# A device function that LLVM inlines.
+inlined = cuda.jit(device=True, forceinline=True)
+
+
+def asynchrony():
+    """The simulator's asynchronous copies."""
+    from nbflash.sim import asynchrony
+
+    return asynchrony
+
+
+@contextlib.contextmanager
+def compiling_for(compute_capability):
+    """Compile for a device that need not be there.
+
+    Numba asks the current device when it types a call of a device function.
+    """
+    from numba.cuda import dispatcher
+
+    asked = dispatcher.get_current_device
+    device = SimpleNamespace(compute_capability=compute_capability)
+    dispatcher.get_current_device = lambda: device
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = asked
 
 
 def inline_ptx(builder, text, constraints, result, args, *, side_effect=False):

@@ -120,3 +120,38 @@ def bulk_copy_g2s(destination, source, bar, i):
         barrier.step()
 
     thread.block.in_flight.append(complete)
+
+
+def _group(thread):
+    return thread.block.state.setdefault(("cp.async", thread.tid), [])
+
+
+def cp_async(destination, to, source, at, count):
+    """``cp.async.shared.global``: ``count`` elements, there for this thread after its wait.
+
+    Parameters
+    ----------
+    destination, source : device arrays
+        Of one dtype; ``to`` and ``at`` are the first elements.
+    """
+    thread = current()
+    values = np.array(source[at : at + count])
+    destination[to : to + count] = np.full(values.nbytes, POISON, np.uint8).view(values.dtype)
+    data = destination.data[to : to + count]
+    done = []
+
+    def complete():
+        if not done:
+            data[...] = values
+            done.append(True)
+
+    _group(thread).append(complete)
+    thread.block.in_flight.append(complete)
+
+
+def cp_async_wait_all():
+    """``cp.async.wait_all``: every copy that this thread issued has landed."""
+    group = _group(current())
+    for complete in group:
+        complete()
+    group.clear()

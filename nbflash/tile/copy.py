@@ -7,6 +7,7 @@ dimension ``ld``; columns past ``head_dim`` and rows past the end of the sequenc
 import numpy as np
 
 from nbflash.ptx._asm import cuda, inlined, ir, types
+from nbflash.tile.async_copy import cp_async4
 from nbflash.tile.unroll import Scalar, load, load4, select, store, store4, total, unrolled
 
 ACCUMULATOR = {
@@ -91,12 +92,11 @@ class TileCopy:
     ``head_dim`` on are never stored; up to a multiple of four they are zero, since products
     run over whole quads, and beyond that they repeat column 0.
 
-        fetch(source, base, stride, valid, first) → fragment
-        put(smem, at, fragment, factor, first)
-            One pass of ``passes``: ``first`` is ``tid + pass · pass_stride``. All loads of
-            a pass are in flight before its first store.
         fill(smem, at, source, base, stride, valid, factor, tid)
-            All passes: shared tile at ``at`` = factor · global tile.
+            Shared tile at ``at`` = factor · global tile. Each of ``chunks`` passes has all
+            its loads in flight before its first store.
+        send(smem, at, source, base, stride, valid, tid)
+            The same for float32 without registers and without waiting: ``cp.async``.
         drain(smem, at, target, base, stride, valid, factor, tid)
             The other way, for tiles that are not transposed.
 
@@ -181,8 +181,17 @@ class TileCopy:
 
         @inlined
         def fill(smem, at, source, base, stride, valid, factor, tid):
-            for first in range(tid, pieces, chunk):
+            for i in range(passes):
+                first = tid + i * chunk
                 put(smem, at, fetch(source, base, stride, valid, first), factor, first)
+
+        @unrolled
+        def send(smem, at, source, base, stride, valid, tid):
+            for i in range(passes):
+                for row, column in places(tid + i * chunk):
+                    from_row = select(row < valid, row, valid - 1)
+                    begin = base + stride * from_row + column
+                    cp_async4(smem, at + row * ld + column, source, begin)
 
         _, to_storage = make_convert(dtype)
 
@@ -194,8 +203,7 @@ class TileCopy:
                     x = to_storage(smem[at + row * ld + column] * factor)
                     target[base + row * stride + column] = x
 
-        self.passes, self.pass_stride = passes, chunk
-        self.fetch, self.put, self.fill, self.drain = fetch, put, fill, drain
+        self.fill, self.send, self.drain = fill, send, drain
 
 
 def make_finite(cfg, rows):

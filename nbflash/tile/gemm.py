@@ -17,7 +17,7 @@ first keeps the lanes of a warp on neighbouring rows, which with a leading dimen
 """
 
 from nbflash.ptx._asm import inlined
-from nbflash.tile.unroll import equal, fma, load4, select, unrolled
+from nbflash.tile.unroll import equal, fma, load4, opaque, select, unrolled
 
 
 def _steps(depth, quad, most):
@@ -82,7 +82,9 @@ def make_gemm_tn(m, n, a_row, a_step, b_row, b_step, depth, *, unroll, skip_zero
 
     @unrolled
     def start(acc, smem, a, b):
-        return (*acc, *operands(smem, a, b, 0))
+        # Opaque: libNVVM 13.4 merges these loads with those of the loop, and gets the
+        # address wrong from the third iteration on.
+        return (*acc, *(opaque(x) for x in operands(smem, a, b, 0)))
 
     @unrolled
     def advance(state, smem, a, b):

@@ -122,7 +122,8 @@ class Memory:
         """Pointer to ``lanes`` elements at ``index`` (a Scalar)."""
         b, element = self.builder, self.context.get_data_type(self.type)
         base = b.bitcast(self.pointer, ir.PointerType(element))
-        at = b.gep(base, [index.value], inbounds=True)
+        # Not inbounds: dynamic shared memory is declared with size zero.
+        at = b.gep(base, [index.value])
         vector = element if lanes == 1 else ir.VectorType(element, lanes)
         return b.bitcast(at, ir.PointerType(vector))
 
@@ -216,6 +217,22 @@ def shuffle_xor(x, lane_mask):
     high = b.zext(move(b.trunc(b.lshr(bits, ir.Constant(i64, 32)), i32)), i64)
     joined = b.or_(low, b.shl(high, ir.Constant(i64, 32)))
     return x.new(x.type, b.bitcast(joined, x.value.type))
+
+
+def opaque(x):
+    """``x``, with its origin hidden from the compiler: it is neither hoisted nor merged."""
+    if not isinstance(x, Scalar):
+        return x
+    wide = x.type.bitwidth == 64
+    if isinstance(x.type, types.Float):
+        kind, letter = ("f64", "d") if wide else ("f32", "f")
+    else:
+        kind, letter = ("b64", "l") if wide else ("b32", "r")
+    constraints, type_ = f"={letter},{letter}", x.value.type
+    text = f"mov.{kind} $0, $1;"
+    return x.new(
+        x.type, inline_ptx(x.builder, text, constraints, type_, [x.value], side_effect=True)
+    )
 
 
 def load(memory, index):
@@ -354,13 +371,5 @@ def total(values):
 
 @unrolled
 def hide(x):
-    """``x``, with its origin hidden from the compiler: what depends on it is not hoisted."""
-    if not isinstance(x, Scalar):
-        return x
-    kind = f"b{x.type.bitwidth}"
-    letter = "r" if x.type.bitwidth == 32 else "l"
-    text = f"mov.{kind} $0, $1;"
-    moved = inline_ptx(
-        x.builder, text, f"={letter},{letter}", x.value.type, [x.value], side_effect=True
-    )
-    return x.new(x.type, moved)
+    """:func:`opaque` as device code."""
+    return opaque(x)
