@@ -69,7 +69,7 @@ def attention(
     return_lse = check_flag("return_lse", return_lse)
     q, k, v, target = forward_inputs(q, k, v, out)
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl)
-    result, lse = plan_.run_forward(q, k, v, target)
+    result, lse = plan_.run_forward(q, k, v, target, with_lse=return_lse)
     result = result if out is None else out
     return (result, lse) if return_lse else result
 

@@ -19,7 +19,7 @@ every operand is loaded four wide and lands in registers whose banks alternate:
     Qᵀ  width  × ld_m                 rows     4 ty + 4 TY c + {0 … 3}   of the tile
     Kᵀ  width  × ld_n                 columns  4 tx + 4 TX c + {0 … 3}   of S and of O
     V   tile_n × ld
-    Pᵀ  tile_n × ld_m                 A row's scores and outputs belong to lanes of one warp,
+    Pᵀ  tile_n × ld_m, skewed         A row's scores and outputs belong to lanes of one warp,
                                       so P is passed on behind a warp barrier.
 """
 
@@ -27,6 +27,7 @@ import math
 
 from masks import FULL
 from nbflash.constants import LN2
+from nbflash.kernels.simt_config import SKEW
 from nbflash.kernels.spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
 from nbflash.tile.async_copy import make_wait
@@ -64,7 +65,18 @@ def make_fwd_simt(cfg):
     finite = make_finite(cfg, TILE_N)
     gemm_qk = make_gemm_tn(RM, RN, LDM, 4 * TY, LDN, 4 * TX, HEAD_DIM, unroll=cfg.unroll)
     gemm_pv, gemm_pv_careful = (
-        make_gemm_tn(RM, RD, LDM, 4 * TY, LD, 4 * TX, TILE_N, unroll=cfg.unroll, skip_zeros=careful)
+        make_gemm_tn(
+            RM,
+            RD,
+            LDM,
+            4 * TY,
+            LD,
+            4 * TX,
+            TILE_N,
+            unroll=cfg.unroll,
+            skew=SKEW,
+            skip_zeros=careful,
+        )
         for careful in (False, True)
     )
     apply_mask = make_apply_mask(ROWS, COLUMNS[:RN], TILE_M, TILE_N)
@@ -76,7 +88,7 @@ def make_fwd_simt(cfg):
         for j in range(RN):
             for i in range(0, RM, 4):
                 quad = [p[(i + r) * RN + j] for r in range(4)]
-                store4(smem, at + (COLUMNS[j] * LDM + ROWS[i]), quad)
+                store4(smem, at + (COLUMNS[j] * LDM + COLUMNS[j] // 4 * SKEW + ROWS[i]), quad)
 
     @unrolled
     def store_o(smem, at, o):
@@ -151,7 +163,7 @@ def make_fwd_simt(cfg):
             m = m_new
             if P_OVER_K:
                 cuda.syncthreads()  # every thread has read K
-            store_p(smem, P + 4 * tx * LDM + 4 * ty, p)
+            store_p(smem, P + tx * (4 * LDM + SKEW) + 4 * ty, p)
             if SEND_V:
                 wait(smem)
                 cuda.syncthreads()  # V is in place, and P

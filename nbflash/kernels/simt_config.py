@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from nbflash.tile.copy import ACCUMULATOR, PAD
 
-HALF_PRECISION = ("float16", "bfloat16")
+SKEW = 4  # words by which every fourth row of Pᵀ starts later: its columns meet no bank twice
 
 
 def _round_up(x, multiple):
@@ -96,7 +96,7 @@ class SimtConfig:
     def offsets(self):
         """Shared memory in elements: where K, V and P start (Q is at 0), and the end."""
         k = max(self.width * self.ld_m, self.tile_m * self.ld)  # O leaves through Q's place
-        p_size = self.tile_n * self.ld_m
+        p_size = self.tile_n * self.ld_m + self.tile_n // 4 * SKEW
         v = k + max(self.width * self.ld_n, p_size if self.p_over_k else 0)
         p = v + self.tile_n * self.ld
         return (k, v, k, p) if self.p_over_k else (k, v, p, p + p_size)

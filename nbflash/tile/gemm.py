@@ -68,16 +68,21 @@ def make_gemm_nn(m, n, rows, a_row, b_row, b_step, depth, *, unroll, skip_zeros=
     return gemm_nn
 
 
-def make_gemm_tn(m, n, a_row, a_step, b_row, b_step, depth, *, unroll, skip_zeros=False):
+def make_gemm_tn(m, n, a_row, a_step, b_row, b_step, depth, *, unroll, skew=0, skip_zeros=False):
     """``acc += Aᵀ B``: vectors of A at ``a + k·a_row + i·a_step``, of B at ``b + k·b_row + …``.
+
+    With ``skew`` (4) every fourth row of A starts that much later than ``a_row`` says.
 
     The operands of step k + 1 are loaded before the products of step k, across iterations
     too: a warp never waits for shared memory at the top of the loop.
     """
-    unroll = 1 if skip_zeros else _steps(depth, 1, 4 * unroll)
+    unroll = _steps(depth, 1, 4 if skip_zeros else 4 * unroll)
+    if skew and unroll % 4:
+        raise ValueError(f"a skewed operand needs steps of four, got {depth=}")
+    a_mean = a_row + skew // 4
 
     def operands(smem, a, b, u):
-        rows = _vectors(smem, a + u * a_row, m // 4, a_step)
+        rows = _vectors(smem, a + (u * a_row + u // 4 * skew), m // 4, a_step)
         return rows + _vectors(smem, b + u * b_row, n // 4, b_step)
 
     @unrolled
@@ -108,7 +113,7 @@ def make_gemm_tn(m, n, a_row, a_step, b_row, b_step, depth, *, unroll, skip_zero
     def gemm_tn(acc, smem, a, b):
         state = start(acc, smem, a, b)
         for k in range(0, depth - unroll, unroll):
-            state = advance(state, smem, a + k * a_row, b + k * b_row)
-        return finish(state, smem, a + (depth - unroll) * a_row, b + (depth - unroll) * b_row)
+            state = advance(state, smem, a + k * a_mean, b + k * b_row)
+        return finish(state, smem, a + (depth - unroll) * a_mean, b + (depth - unroll) * b_row)
 
     return gemm_tn
