@@ -94,15 +94,18 @@ class Oracle:
 
 
 def _from_public_lse(dout, lse):
-    """The dout whose exact gradients are those that start from the LSE in float32, as it is public.
+    """The dout whose exact gradients are those that start from an LSE half an ulp off.
 
-    Rounding the LSE scales row i of P = exp(S - LSE), and with it row i of dS and dO, by one
-    factor. The yardstick takes part in that rounding: it is 5e-7 where LSE is 8 to 16.
+    The public LSE is rounded to float32, or float64 for float64 inputs. That scales row i of
+    P = exp(S - LSE), and with it row i of dS and dO, by one factor, which is 1 ± 5e-7 for a float32
+    LSE of 8 to 16. The yardstick takes part in that rounding, up and down in turn.
     """
-    with np.errstate(invalid="ignore"):
-        slip = np.exp(lse - lse.astype(np.float32))
-    slip = np.where(np.isfinite(lse), slip, 1.0).transpose(0, 2, 1)[..., None]
-    return (dout * slip).astype(dout.dtype)
+    public = np.float64 if dout.dtype == np.float64 else np.float32
+    finite = np.isfinite(lse)
+    half_ulp = np.spacing(np.abs(np.where(finite, lse, 0)).astype(public)).astype(np.float64) / 2
+    sign = 1 - 2 * (np.arange(lse.shape[-1]) % 2)
+    slip = np.exp(np.where(finite, half_ulp * sign, 0))
+    return (dout * slip.transpose(0, 2, 1)[..., None]).astype(dout.dtype)
 
 
 def sampled(dout, rows):

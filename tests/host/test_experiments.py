@@ -118,7 +118,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("array", WRONG)
-@pytest.mark.parametrize("fault", [lambda x: x + 1e-4 * (1 + abs(x)), lambda x: np.nan])
+@pytest.mark.parametrize("fault", [lambda x: x + 1e-6 * (1 + abs(x)), lambda x: np.nan])
 def test_a_wrong_result_is_refused(tmp_path, capsys, monkeypatch, array, fault):
     method, argument, index = WRONG[array]
     right = getattr(executors.ReferenceExecutor, method)
