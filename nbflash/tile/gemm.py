@@ -76,9 +76,8 @@ def make_gemm_tn(m, n, a_row, a_step, b_row, b_step, depth, *, unroll, skew=0, s
     The operands of step k + 1 are loaded before the products of step k, across iterations
     too: a warp never waits for shared memory at the top of the loop.
     """
-    unroll = _steps(depth, 1, 4 if skip_zeros else 4 * unroll)
-    if skew and unroll % 4:
-        raise ValueError(f"a skewed operand needs steps of four, got {depth=}")
+    unroll = 1 if skip_zeros else unroll
+    unroll = 4 * _steps(depth, 4, unroll) if skew else _steps(depth, 1, 4 * unroll)
     a_mean = a_row + skew // 4
 
     def operands(smem, a, b, u):
