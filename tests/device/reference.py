@@ -47,8 +47,8 @@ def _group_sum(x, heads_kv):
     return x.reshape(batch, heads_kv, heads // heads_kv, n, head_dim).sum(axis=2)
 
 
-def attention_and_gradients(dout, q, k, v, keep, scale, *, low=False):
-    """``(out, lse, dq, dk, dv)`` by the dense equations.
+def attention_and_gradients(dout, q, k, v, keep, scale):
+    """``(out, lse, dq, dk, dv)`` in float64 by the dense equations.
 
     Parameters
     ----------
@@ -56,45 +56,78 @@ def attention_and_gradients(dout, q, k, v, keep, scale, *, low=False):
         NaN and infinities count as 0: they may stand only where nothing attends.
     keep : bool array that broadcasts to (batch, heads, nq, nk)
     scale : float
-    low : bool
-        In float32 (float64 for float64) with S, P, dP and dS rounded to q's dtype, and sums over
-        keys and over head_dim from the last to the first, instead of in float64 throughout.
 
     Returns
     -------
     out, dq, dk, dv : in the public layout
     lse : (batch, heads, nq)
     """
+    xp, heads_kv = library(q), k.shape[2]
+    dout, q, k, v = _heads_first(xp, q.shape[2], xp.float64, dout, q, k, v)
+    s = xp.where(keep, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
+    p, lse = _softmax(xp, s, xp.exp, xp.log)
+    dp = dout @ v.swapaxes(-1, -2)
+    ds = scale * p * (dp - xp.sum(p * dp, axis=-1, keepdims=True))
+    dk, dv = (_group_sum(x.swapaxes(-1, -2) @ y, heads_kv) for x, y in ((ds, q), (p, dout)))
+    out, dq, dk, dv = (x.transpose(0, 2, 1, 3) for x in (p @ v, ds @ k, dk, dv))
+    return out, lse, dq, dk, dv
+
+
+def plain_computation(dout, q, k, v, keep, scale, order):
+    """The same five results as a dense program in q's dtype has them: the yardstick.
+
+    float16 and bfloat16: products in float32, S, P, dP and dS rounded to the type. float32 and
+    float64: their own precision and, like the kernels, base 2 with the scale in Q; each score is
+    moved up or down by one unit in its last place, which is what its sums may cost. Gradients start
+    from the LSE, moved by one unit too: its rounding scales a whole row of P. ``order`` seeds the
+    order of the sums over keys and over head_dim.
+    """
     xp, storage, heads_kv = library(q), q.dtype, k.shape[2]
-    work = xp.float32 if low and storage.itemsize < 8 else xp.float64
-
-    def keeping(x):
-        return rounded(x, storage) if low else x
-
+    work = xp.float64 if storage.itemsize == 8 else xp.float32
+    narrow = storage.itemsize == 2
+    rng = np.random.default_rng(order)
+    keys, columns = (xp.asarray(rng.permutation(n)) for n in k.shape[1::2])
     dout, q, k, v = _heads_first(xp, q.shape[2], work, dout, q, k, v)
-    keep = xp.broadcast_to(keep, (*q.shape[:3], k.shape[2]))
-    if low:
-        q, dout, keep = q[..., ::-1], dout[..., ::-1], keep[..., ::-1]
-        k, v = k[:, :, ::-1, ::-1], v[:, :, ::-1, ::-1]
-    s = keeping(keeping(q @ k.swapaxes(-1, -2)) * work(scale))
+    dout, q, k, v = (x[..., columns] for x in (dout, q, k, v))
+    k, v, keep = k[:, :, keys], v[:, :, keys], keep[..., keys]
+
+    def stored(x):
+        return rounded(x, storage)
+
+    if narrow:
+        exp, log, unit = xp.exp, xp.log, work(1)
+        s = stored(stored(q @ k.swapaxes(-1, -2)) * work(scale))
+    else:
+        exp, log, unit = xp.exp2, xp.log2, work(np.log2(np.e))
+        s = (q * work(scale * np.log2(np.e))) @ k.swapaxes(-1, -2)
+        up = (xp.arange(s.shape[-2])[:, None] + xp.arange(s.shape[-1])) % 2 == 0
+        s = xp.nextafter(s, xp.where(up, work(np.inf), work(-np.inf)))
     s = xp.where(keep, s, work(-np.inf))
+    p, lse = _softmax(xp, s, exp, log)
+    lse = lse / unit
+    out = stored(p) @ v
+    finite = xp.where(xp.isneginf(lse), work(0), lse)[..., None]
+    p = stored(exp(s - xp.nextafter(finite, work(np.inf)) * unit))
+    dp = stored(dout @ v.swapaxes(-1, -2))
+    delta = xp.sum(p * dp, axis=-1, keepdims=True)
+    # However it is summed, delta differs from dP by about a rounding.
+    delta += work(np.finfo(work).eps) * xp.sum(xp.abs(dout * out), axis=-1, keepdims=True)
+    ds = stored(stored(p * (dp - delta)) * work(scale))
+    dk, dv = (_group_sum(x.swapaxes(-1, -2) @ y, heads_kv) for x, y in ((ds, q), (p, dout)))
+    back, keys = xp.argsort(columns), xp.argsort(keys)
+    out, dq = (stored(x[..., back]).transpose(0, 2, 1, 3) for x in (out, ds @ k))
+    dk, dv = (stored(x[:, :, keys][..., back]).transpose(0, 2, 1, 3) for x in (dk, dv))
+    return out, lse, dq, dk, dv
+
+
+def _softmax(xp, s, exp, log):
+    """Probabilities and log-sum-exp of masked scores; a row that attends nothing has 0 and -inf."""
+    one = s.dtype.type(1)
     m = xp.max(s, axis=-1, keepdims=True)
-    m = xp.where(xp.isneginf(m), work(0), m)
-    p = xp.exp(s - m)
+    m = xp.where(xp.isneginf(m), s.dtype.type(0), m)
+    p = exp(s - m)
     total = xp.sum(p, axis=-1, keepdims=True)
     alive = total > 0
-    lse = xp.where(alive, m + xp.log(xp.where(alive, total, work(1))), work(-np.inf))[..., 0]
-    p = keeping(p / xp.where(alive, total, work(1)))
-    out = p @ v
-    dp = keeping(dout @ v.swapaxes(-1, -2))
-    delta = xp.sum(p * dp, axis=-1, keepdims=True)
-    if low:  # however it is summed, delta differs from dP by about a rounding
-        delta += work(np.finfo(work).eps) * xp.sum(xp.abs(dout * out), axis=-1, keepdims=True)
-    ds = keeping(keeping(p * (dp - delta)) * work(scale))
-    dq = ds @ k
-    dk, dv = (_group_sum(x.swapaxes(-1, -2) @ y, heads_kv) for x, y in ((ds, q), (p, dout)))
-    if low:
-        out, dq = out[..., ::-1], dq[..., ::-1]
-        dk, dv = dk[:, :, ::-1, ::-1], dv[:, :, ::-1, ::-1]
-    out, dq, dk, dv = (keeping(x).transpose(0, 2, 1, 3) for x in (out, dq, dk, dv))
-    return out, lse, dq, dk, dv
+    total = xp.where(alive, total, one)
+    lse = xp.where(alive, m + log(total), s.dtype.type(-np.inf))
+    return p / total, lse[..., 0]

