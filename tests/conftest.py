@@ -1,16 +1,20 @@
 """Tiers are directories; each tier is a process of its own (see the Makefile)."""
 
+import importlib.util
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 TESTS = Path(__file__).parent
 
-# The first example of a property often pays for a compilation: no deadline.
-settings.register_profile("nbflash", deadline=None, print_blob=True, derandomize="CI" in os.environ)
-settings.load_profile("nbflash")
+if importlib.util.find_spec("hypothesis"):  # tests/device does without
+    from hypothesis import settings
+
+    # The first example of a property often pays for a compilation: no deadline.
+    derandomize = "CI" in os.environ
+    settings.register_profile("nbflash", deadline=None, print_blob=True, derandomize=derandomize)
+    settings.load_profile("nbflash")
 
 
 def tier_of(path: Path) -> str:

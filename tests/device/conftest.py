@@ -42,9 +42,9 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", rf"default:::{package}(\..*)?")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Compile what the tests will need on all cores, before the first of them waits for it."""
-    if items and not SANITIZING:
+    if items and not SANITIZING and not config.option.collectonly:
         from compile_ahead import compile_ahead
         from device_runs import COMBINATIONS
 
