@@ -106,9 +106,12 @@ def low_precision(q, k, v, mask=None, scale=None):
     """Dense masked softmax as an eager framework does it in the inputs' own dtype: the yardstick.
 
     float16 and bfloat16 products accumulate in float32 and S, P and O are rounded to the dtype;
-    float32 and float64 work in their own precision throughout. Sums run from the last key to the
-    first, so that float64 too is rounded independently of the reference. NaN and Inf count as 0:
-    they may stand only where nothing attends.
+    float32 and float64 work in their own precision throughout. Sums over a sequence take one term
+    after the other, from the last key to the first: their error grows with the length as that of
+    every online softmax does, on any BLAS, and float64 too is rounded independently of the
+    reference. Every score is moved by one unit in its last place, up and down in turn: that much
+    the order of its own sum may cost. NaN and Inf count as 0: they may stand only where nothing
+    attends.
 
     Returns
     -------
@@ -118,7 +121,7 @@ def low_precision(q, k, v, mask=None, scale=None):
     work, rounded = _precision(q)
     q, k, v, keep = _yardstick_inputs(q, k, v, mask, work)
     p, lse = _low_softmax(q, k, keep, scale, rounded)
-    return rounded(p @ v, keep_dtype=True).transpose(0, 2, 1, 3), lse.astype(np.float32)
+    return rounded(_in_order(p, v), keep_dtype=True).transpose(0, 2, 1, 3), lse.astype(np.float32)
 
 
 def low_precision_backward(dout, q, k, v, mask=None, scale=None):
@@ -143,9 +146,9 @@ def low_precision_backward(dout, q, k, v, mask=None, scale=None):
     delta = np.sum(p * dp, axis=-1, keepdims=True)
     delta += np.finfo(work).eps * np.sum(terms, axis=-1, keepdims=True)
     ds = rounded(rounded(p * (dp - delta)) * work(scale_))
-    dq = ds @ k
-    dk = reference._group_sum(ds.swapaxes(-1, -2) @ q, heads_kv)[:, :, ::-1]
-    dv = reference._group_sum(p.swapaxes(-1, -2) @ dout, heads_kv)[:, :, ::-1]
+    dq = _in_order(ds, k)
+    dk = reference._group_sum(_in_order(ds.swapaxes(-1, -2), q), heads_kv)[:, :, ::-1]
+    dv = reference._group_sum(_in_order(p.swapaxes(-1, -2), dout), heads_kv)[:, :, ::-1]
     return tuple(rounded(x, keep_dtype=True).transpose(0, 2, 1, 3) for x in (dq, dk, dv))
 
 
@@ -161,6 +164,14 @@ def _precision(q):
     return work, rounded
 
 
+def _in_order(a, b):
+    """``a @ b``, one term of every sum after the other."""
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
+    for i in range(a.shape[-1]):
+        total += a[..., i, None] * b[..., None, i, :]
+    return total
+
+
 def _yardstick_inputs(q, k, v, mask, work):
     """Working copies (batch, heads, n, head_dim) with the keys reversed, and the attended pairs."""
     heads = np.shape(q)[2]
@@ -174,6 +185,8 @@ def _yardstick_inputs(q, k, v, mask, work):
 def _low_softmax(q, k, keep, scale, rounded):
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     s = rounded(rounded(q @ k.swapaxes(-1, -2)) * q.dtype.type(scale))
+    up = (np.arange(s.shape[-2])[:, None] + np.arange(s.shape[-1])) % 2 == 0
+    s = np.nextafter(s, np.where(up, np.inf, -np.inf).astype(s.dtype))
     s = np.where(keep, s, -np.inf)
     m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     m = np.where(np.isneginf(m), 0, m)
