@@ -1,4 +1,4 @@
-"""mbarriers and bulk copies, with Hopper's timing: everything late, in any order.
+"""mbarriers and asynchronous copies, with a GPU's timing: everything late, in any order.
 
 The destination of a copy is poisoned when the copy is *issued* and filled when it
 *completes*, at a moment that the schedule chooses. A consumer that does not wait, or a
@@ -122,7 +122,7 @@ def bulk_copy_g2s(destination, source, bar, i):
     thread.block.in_flight.append(complete)
 
 
-def _group(thread):
+def _issued(thread):
     return thread.block.state.setdefault(("cp.async", thread.tid), [])
 
 
@@ -132,26 +132,32 @@ def cp_async(destination, to, source, at, count):
     Parameters
     ----------
     destination, source : device arrays
-        Of one dtype; ``to`` and ``at`` are the first elements.
+        1-D and of one dtype; ``to`` and ``at`` are the first elements, aligned to the copy.
     """
     thread = current()
-    values = np.array(source[at : at + count])
-    destination[to : to + count] = np.full(values.nbytes, POISON, np.uint8).view(values.dtype)
-    data = destination.data[to : to + count]
-    done = []
+    if destination.dtype != source.dtype:
+        raise SimError(f"cp.async of {source.dtype} into {destination.dtype}")
+    values = np.array(source.load(at, count))
+    destination.store(to, np.full(values.nbytes, POISON, np.uint8).view(values.dtype))
+    data, landed = destination.data[to : to + count], []
 
     def complete():
-        if not done:
+        if not landed:
             data[...] = values
-            done.append(True)
+            landed.append(True)
 
-    _group(thread).append(complete)
+    _issued(thread).append((complete, data, destination.home))
     thread.block.in_flight.append(complete)
 
 
 def cp_async_wait_all():
-    """``cp.async.wait_all``: every copy that this thread issued has landed."""
-    group = _group(current())
-    for complete in group:
+    """``cp.async.wait_all``: every copy that this thread issued has landed.
+
+    Its writes count as this thread's and as made now: an earlier barrier does not order them.
+    """
+    issued = _issued(current())
+    for complete, data, home in issued:
         complete()
-    group.clear()
+        if home.shadow is not None:
+            home.shadow.note_view(data, home.base, WRITE)
+    issued.clear()

@@ -2,7 +2,42 @@
 
 from mutants import Mutant, without_barrier
 
+WAIT, LANDED = "wait(smem)\n", "cuda.syncthreads()  # V is in place, and P\n"
+SENDING = (
+    Mutant(
+        "V sent with K's row stride", "send_v(smem, V, v, v_at, v_", "send_v(smem, V, v, v_at, k_"
+    ),
+    Mutant("V sent to K's place", "send_v(smem, V, v,", "send_v(smem, K, v,"),
+    Mutant("K sent for V", "send_v(smem, V, v, v_at", "send_v(smem, V, k, v_at"),
+    Mutant(
+        "V sent from the next tile",
+        "v, v_at, v_stride[1], nk",
+        "v, v_at + TILE_N * v_stride[1], v_stride[1], nk",
+        0,
+        2,
+    ),
+    Mutant(
+        "V sent from past the end",
+        "v_at, v_stride[1], nk - n0, tid",
+        "v_at, v_stride[1], TILE_N, tid",
+    ),
+    Mutant(
+        "V sent as if no row were valid",
+        "v_at, v_stride[1], nk - n0, tid",
+        "v_at, v_stride[1], 1, tid",
+    ),
+    Mutant("no wait for V", WAIT, "pass\n"),
+    Mutant("wait only for the first V", WAIT, "t == begin and wait(smem)\n"),
+    Mutant(
+        "wait for V after the barrier",
+        WAIT + " " * 16 + LANDED,
+        "cuda.syncthreads()\n" + " " * 16 + WAIT,
+    ),
+    without_barrier("V is in place, and P"),
+    Mutant("warp barrier for V of all threads", LANDED, "cuda.syncwarp()\n"),
+)
 FORWARD = (
+    *SENDING,
     Mutant(
         "batch and head swapped", "b, h = bh // heads, bh % heads", "h, b = bh // heads, bh % heads"
     ),
@@ -20,8 +55,8 @@ FORWARD = (
     Mutant("K with V's batch stride", "k_base = b * k_stride[0]", "k_base = b * v_stride[0]"),
     Mutant(
         "V with K's row stride",
-        "fetch_v(v, v_at, v_stride[1]",
-        "fetch_v(v, v_at, k_stride[1]",
+        "fill_v(smem, V, v, v_at, v_stride[1]",
+        "fill_v(smem, V, v, v_at, k_stride[1]",
     ),
     Mutant("Q tile without its row offset", " + q0 * q_stride[1]", ""),
     Mutant(
@@ -42,10 +77,9 @@ FORWARD = (
     Mutant(
         "walk starts a tile late", "for t in range(begin, end)", "for t in range(begin + 1, end)"
     ),
-    Mutant("a pass of the copies is missing", "range(PASSES)", "range(1, PASSES)"),
     Mutant("V at K's place in its head", "v_base + n0 * v_stride[1]", "k_base + n0 * v_stride[1]"),
     without_barrier("every thread has read the last K, V and P"),
-    without_barrier("K and V are in place, and Q at the first tile"),
+    without_barrier("K is in place (and V), and Q at the first tile"),
     without_barrier("every thread has read K"),
     without_barrier("sQ is free: it takes O"),
     without_barrier("O and the row statistics are in shared memory"),
@@ -95,14 +129,15 @@ FORWARD = (
     Mutant("lse in base 2", "ACC(math.log2(total))) * ACC(LN2)", "ACC(math.log2(total)))"),
     Mutant("lse of keys, not queries", "lse[bh * nq + q0 + i]", "lse[bh * nk + q0 + i]"),
     Mutant("maximum and sum swapped", "smem[P + TILE_M + i] + ACC", "smem[P + i] + ACC"),
-    Mutant("P without its row order", "COLUMNS[j] * LDM + ROWS[i]", "COLUMNS[j] * LDM + i"),
+    Mutant("P without its row order", "// 4 * SKEW + ROWS[i]", "// 4 * SKEW + i"),
+    Mutant("P stored without its skew", " + COLUMNS[j] // 4 * SKEW", ""),
+    Mutant("P of a thread without its skew", "tx * (4 * LDM + SKEW)", "tx * (4 * LDM)"),
+    Mutant("P read without its skew", "skew=SKEW", "skew=0"),
     Mutant("O without its row order", "(ROWS[i] * LD + COLUMNS[c])", "(i * LD + COLUMNS[c])"),
     Mutant(
         "scores miss the last columns",
         "HEAD_DIM, unroll=cfg.unroll",
         "HEAD_DIM - 1, unroll=cfg.unroll",
     ),
-    Mutant(
-        "O misses the last keys", "LD, 4 * TX, TILE_N, unroll", "LD, 4 * TX, TILE_N - 4, unroll"
-    ),
+    Mutant("O misses the last keys", "            TILE_N,\n", "            TILE_N - 4,\n"),
 )

@@ -3,7 +3,8 @@
 from mutants import Mutant
 
 UNROLL, COPY, GEMM = "nbflash.tile.unroll", "nbflash.tile.copy", "nbflash.tile.gemm"
-MASK, SOFTMAX = "nbflash.tile.mask", "nbflash.tile.softmax"
+MASK, SOFTMAX, ASYNC = "nbflash.tile.mask", "nbflash.tile.softmax", "nbflash.tile.async_copy"
+CLAMP, PASSES = "row = select(row < valid, row, valid - 1)", "for i in range(passes):"
 TILES = (
     (MASK, Mutant("lo off by one", "kv + c >= lo[i]", "kv + c >= lo[i] + 1")),
     (MASK, Mutant("hi off by one", "kv + c < hi[i]", "kv + c < hi[i] + 1")),
@@ -82,9 +83,52 @@ TILES = (
     (
         COPY,
         Mutant(
-            "rows past the end not clamped",
-            "row = select(row < valid, row, valid - 1)",
-            "row = select(row < valid, row, valid)",
+            "rows past the end not clamped", CLAMP, "row = select(row < valid, row, valid)", 0, 2
+        ),
+    ),
+    (COPY, Mutant("sent rows not clamped", CLAMP, "row = row", 1, 2)),
+    (
+        COPY,
+        Mutant(
+            "sent rows clamped past the end", CLAMP, "row = select(row < valid, row, valid)", 1, 2
+        ),
+    ),
+    (COPY, Mutant("last row sent for all", CLAMP, "row = valid - 1", 1, 2)),
+    (COPY, Mutant("sent rows of stride one", "base + stride * from_row", "base + from_row")),
+    (COPY, Mutant("first columns sent only", "stride * from_row + column", "stride * from_row")),
+    (
+        COPY,
+        Mutant(
+            "sent rows collide",
+            "cp_async4(smem, at + row * ld",
+            "cp_async4(smem, at + from_row * ld",
+        ),
+    ),
+    (
+        COPY,
+        Mutant(
+            "sent rows without padding",
+            "cp_async4(smem, at + row * ld",
+            "cp_async4(smem, at + row * width",
+        ),
+    ),
+    (COPY, Mutant("first pass sent again", "places(tid + i * chunk)", "places(tid)")),
+    (COPY, Mutant("first pass of the fill again", "first = tid + i * chunk", "first = tid")),
+    (COPY, Mutant("first pass of the fill missing", PASSES, "for i in range(1, passes):", 0, 2)),
+    (COPY, Mutant("last pass not sent", PASSES, "for i in range(passes - 1):", 1, 2)),
+    (ASYNC, Mutant("wait for nothing", "asynchrony().cp_async_wait_all()", "pass")),
+    (
+        ASYNC,
+        Mutant(
+            "one element in two sent", "memory, to, source, at, 4)", "memory, to, source, at, 2)"
+        ),
+    ),
+    (
+        ASYNC,
+        Mutant(
+            "sent four elements early",
+            "memory, to, source, at, 4)",
+            "memory, to, source, at - 4, 4)",
         ),
     ),
     (
@@ -130,10 +174,6 @@ TILES = (
             "row + (column + c) * rows",
         ),
     ),
-    (
-        COPY,
-        Mutant("half of the chunks", "range(tid, pieces, chunk)", "range(tid, pieces // 2, chunk)"),
-    ),
     (COPY, Mutant("bfloat16 shifted short", "<< np.uint32(16)", "<< np.uint32(15)")),
     (
         COPY,
@@ -163,8 +203,19 @@ TILES = (
         GEMM,
         Mutant(
             "last steps of AᵀB elsewhere",
-            "finish(state, smem, a + (depth - unroll) * a_row",
+            "finish(state, smem, a + (depth - unroll) * a_mean",
             "finish(state, smem, a",
+        ),
+    ),
+    (GEMM, Mutant("skew of one iteration only", "a_row + skew // 4", "a_row")),
+    (GEMM, Mutant("skew between iterations only", "u * a_row + u // 4 * skew", "u * a_row")),
+    (GEMM, Mutant("skew every second step", "u // 4 * skew", "u // 2 * skew")),
+    (
+        GEMM,
+        Mutant(
+            "iterations break fours of the skew",
+            "4 * _steps(depth, 4, unroll) if skew",
+            "_steps(depth, 1, 4 * unroll) if skew",
         ),
     ),
     (COPY, Mutant("blocks not transposed", "piece[c::4]", "piece[4 * c : 4 * c + 4]")),

@@ -13,7 +13,7 @@ import pytest
 from mutants import mutated_modules
 from mutants_bwd import BACKWARD, BWD, DELTA, EQUIVALENT, EXECUTOR, ROUND, ROW_KERNELS
 from mutants_fwd import FORWARD
-from mutants_tile import COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
+from mutants_tile import ASYNC, COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
 
 import masks
 import nbflash.simt
@@ -23,7 +23,7 @@ from nbflash.problem import check_forward as problem_of
 
 FWD = "nbflash.kernels.fwd_simt"
 # In the order of their imports.
-CHAIN = (UNROLL, COPY, SOFTMAX, MASK, GEMM, FWD, BWD, DELTA, ROUND, EXECUTOR)
+CHAIN = (UNROLL, ASYNC, COPY, SOFTMAX, MASK, GEMM, FWD, BWD, DELTA, ROUND, EXECUTOR)
 MUTANTS = [
     *((FWD, mutant) for mutant in FORWARD),
     *TILES,
@@ -98,6 +98,17 @@ FORWARD_CASES = (
     Case("dense", 12, 37, race=True, variant=(("p_over_k", True),)),
     Case("causal", 40, 40, race=True, variant=(("tx", 8), ("ty", 8), ("rn", 4))),
 )
+# V is sent asynchronously: with tiles whose V is searched for NaN, and with full ones.
+SEND = (("vectors", True), ("send_v", True))
+SENDING_CASES = (
+    Case("causal", 9, 37, heads=(2, 2), variant=SEND),
+    Case("padding", 12, 21, batch=2, hide="kv", variant=SEND),
+    Case("dense", 12, 37, race=True, variant=SEND),
+    Case("dense", 9, 32, head_dim=16, race=True, variant=(*SEND, ("tx", 4), ("rn", 4))),
+    Case("window-causal", 20, 37, variant=(*SEND, ("chunks", 2), ("p_over_k", True))),
+    Case("dense", 40, 64, head_dim=32, race=True, variant=(*SEND, ("tx", 8), ("ty", 8), ("rn", 4))),
+)
+FORWARD_CASES += SENDING_CASES
 BACKWARD_CASES = (*CASES, Case("causal", 12, 20, variant=(("vector_red", True),)))
 
 
