@@ -127,9 +127,9 @@ def low_precision(q, k, v, mask=None, scale=None):
 def low_precision_backward(dout, q, k, v, mask=None, scale=None):
     """Gradients by the dense equations in the inputs' own dtype; see `low_precision`.
 
-    delta = rowsum(P ∘ dP) is moved by one rounding of rowsum |dO ∘ O|: however the two are
-    summed, dP and delta differ by about as much. Where a row attends a single key their
-    difference, exactly 0, is nothing but that rounding.
+    delta = rowsum(dO ∘ O), over O as it is stored, is moved by one rounding of rowsum |dO ∘ O|:
+    however the two are summed, dP and delta differ by about as much. Where a row attends a single
+    key their difference, exactly 0, is nothing but that rounding.
 
     Returns
     -------
@@ -142,9 +142,9 @@ def low_precision_backward(dout, q, k, v, mask=None, scale=None):
     q, k, v, keep = _yardstick_inputs(q, k, v, mask, work)
     p, _ = _low_softmax(q, k, keep, scale, rounded)
     dp = rounded(dout @ v.swapaxes(-1, -2))
-    terms = np.abs(dout * (p @ v))
-    delta = np.sum(p * dp, axis=-1, keepdims=True)
-    delta += np.finfo(work).eps * np.sum(terms, axis=-1, keepdims=True)
+    terms = dout * rounded(p @ v)
+    delta = np.sum(terms, axis=-1, keepdims=True)
+    delta += np.finfo(work).eps * np.sum(np.abs(terms), axis=-1, keepdims=True)
     ds = rounded(rounded(p * (dp - delta)) * work(scale_))
     dq = _in_order(ds, k)
     dk = reference._group_sum(_in_order(ds.swapaxes(-1, -2), q), heads_kv)[:, :, ::-1]
