@@ -109,9 +109,10 @@ def plain_computation(dout, q, k, v, keep, scale, order):
     finite = xp.where(xp.isneginf(lse), work(0), lse)[..., None]
     p = stored(exp(s - xp.nextafter(finite, work(np.inf)) * unit))
     dp = stored(dout @ v.swapaxes(-1, -2))
-    delta = xp.sum(p * dp, axis=-1, keepdims=True)
-    # However it is summed, delta differs from dP by about a rounding.
-    delta += work(np.finfo(work).eps) * xp.sum(xp.abs(dout * out), axis=-1, keepdims=True)
+    # Over O as it is stored; however it is summed, delta differs from dP by about a rounding.
+    terms = dout * stored(out)
+    delta = xp.sum(terms, axis=-1, keepdims=True)
+    delta += work(np.finfo(work).eps) * xp.sum(xp.abs(terms), axis=-1, keepdims=True)
     ds = stored(stored(p * (dp - delta)) * work(scale))
     dk, dv = (_group_sum(x.swapaxes(-1, -2) @ y, heads_kv) for x, y in ((ds, q), (p, dout)))
     back, keys = xp.argsort(columns), xp.argsort(keys)

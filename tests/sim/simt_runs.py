@@ -36,12 +36,13 @@ class Geometry:
     unroll: int = 4
     deterministic: bool = False
     vector_red: bool = False
+    send_v: bool = False
 
     def __str__(self):
         words = [f"{self.tx}x{self.ty}x{self.rm}x{self.rn}"]
         words += [
             name
-            for name in ("vectors", "p_over_k", "deterministic", "vector_red")
+            for name in ("vectors", "p_over_k", "deterministic", "vector_red", "send_v")
             if getattr(self, name)
         ]
         return "-".join(words)
@@ -61,6 +62,10 @@ class Geometry:
             vectors=self.vectors and whole,
             chunks=min(self.chunks, blocks) if self.vectors else self.chunks,
             vector_red=self.vector_red and whole and dtype != "float64",
+            send_v=self.send_v
+            and self.vectors
+            and dtype == "float32"
+            and head_dim % (4 * self.tx) == 0,
         )
 
     def executor(self, q, k, v, mask, scale=None):
@@ -69,13 +74,15 @@ class Geometry:
         more = {name: getattr(self, name) for name in ("vectors", "p_over_k", "chunks", "unroll")}
         base = {"dtype": problem.dtype, "head_dim": problem.head_dim, **shape, **more}
 
+        forward = SimtConfig(**base, send_v=self.send_v)
+
         def backward(deterministic, vectors):
             columns = SimtBackwardConfig(**base)
             if deterministic:
                 return replace(columns, walk="rows"), columns
             return (replace(columns, atomic_dq=True, vector_red=self.vector_red),)
 
-        return SimtExecutor(problem, mask, config=SimtConfig(**base), backward=backward)
+        return SimtExecutor(problem, mask, config=forward, backward=backward)
 
 
 def run(geometry, mask, q, k, v, dout, *, scale=None, outputs=None):

@@ -12,7 +12,7 @@ from nbflash.testing import code_word_oracle, mask_gallery, small_integers
 FORMS = {
     "atomic": Geometry(p_over_k=True),
     "deterministic": Geometry(tx=4, deterministic=True),
-    "vectors": Geometry(rm=8, vectors=True, vector_red=True, chunks=2),
+    "vectors": Geometry(rm=8, vectors=True, vector_red=True, chunks=2, send_v=True),
 }
 forms = pytest.mark.parametrize("form", FORMS)
 

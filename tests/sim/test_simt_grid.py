@@ -42,9 +42,10 @@ FACTORS = {
     "unroll": (1, 4),
     "deterministic": (False, True),
     "vector_red": (False, True),
+    "send_v": (False, True),
     "negative_scale": (False, False, True),
 }
-OPTIONS = ("vectors", "p_over_k", "chunks", "unroll", "deterministic", "vector_red")
+OPTIONS = ("vectors", "p_over_k", "chunks", "unroll", "deterministic", "vector_red", "send_v")
 
 
 @functools.cache

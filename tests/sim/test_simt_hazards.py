@@ -10,7 +10,7 @@ from nbflash.testing import assert_within_reference, make_qkv, mask_gallery
 FORMS = {
     "atomic": Geometry(),
     "deterministic": Geometry(deterministic=True),
-    "vectors": Geometry(tx=4, vectors=True, vector_red=True, p_over_k=True),
+    "vectors": Geometry(vectors=True, vector_red=True, p_over_k=True, send_v=True),
 }
 forms = pytest.mark.parametrize("form", FORMS)
 T = 8

@@ -51,6 +51,7 @@ RACES = {
     "deterministic": Geometry(deterministic=True),
     "p_over_k": Geometry(rm=8, p_over_k=True, chunks=2),
     "vectors": Geometry(tx=4, vectors=True, vector_red=True),
+    "send_v": Geometry(vectors=True, send_v=True),
     "vectors-deterministic": Geometry(tx=4, vectors=True, p_over_k=True, deterministic=True),
 }
 
@@ -77,6 +78,7 @@ def test_no_races(name, nq, nk, form):
         Geometry(tx=8, ty=8, vectors=True),
         Geometry(tx=8, ty=8, p_over_k=True, deterministic=True),
         Geometry(tx=16, ty=4, vectors=True, vector_red=True),
+        Geometry(tx=8, ty=8, vectors=True, p_over_k=True, send_v=True),
     ],
     ids=str,
 )
@@ -84,9 +86,9 @@ def test_no_races(name, nq, nk, form):
 def test_several_warps_do_not_race(name, geometry):
     """Two warps in the forward kernel and four in the backward; one tile whole, one ragged."""
     tile_m, tile_n = geometry.tile
-    shape = tile_m + 1, tile_n + 1
+    shape, head_dim = (tile_m + 1, tile_n + 1), 32 if geometry.send_v else 4
     with sim.options(race=True):
-        check(geometry, mask_gallery(*shape)[name], *make_qkv(1, *shape, 1, 1, 4))
+        check(geometry, mask_gallery(*shape)[name], *make_qkv(1, *shape, 1, 1, head_dim))
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
