@@ -5,9 +5,10 @@ import importlib.util
 import cupy
 import numpy as np
 import pytest
-from device_runs import DTYPES, assert_close, bits, expected, gallery, make_qkv, run
+from device_runs import DTYPES, assert_close, bits, expected, gallery, host, make_qkv, run
 
 import nbflash
+from nbflash import testing
 
 NATIVE = [d for d in DTYPES if d != "bfloat16"]
 
@@ -80,26 +81,24 @@ def test_torch_tensors(dtype, mask):
 
 
 @needs_torch
-@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["dense", "causal", "butterfly", "sinks"])
-def test_parity_with_torch(name, dtype):
-    """torch's own attention obeys the same budget: the yardstick is not a private one."""
+def test_at_most_twice_the_error_of_torch(name, dtype):
     import torch
 
     shape = gallery(257, 257)[name]
     inputs = make_qkv(2, 257, 257, 4, 2, 64, dtype)
-    ref, low = expected(inputs, shape)
-    assert_close(run(inputs, shape), ref, low)
     q, k, v = (
         torch.from_dlpack(x.view(np.uint8)).view(getattr(torch, dtype)).transpose(1, 2)
         for x in inputs[:3]
     )
     keep = torch.from_numpy(shape.dense()).to(q.device)
-    out = torch.nn.functional.scaled_dot_product_attention(
+    theirs = torch.nn.functional.scaled_dot_product_attention(
         q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), attn_mask=keep
     )
-    out = cupy.from_dlpack(out.transpose(1, 2).float().contiguous())
-    assert_close([out, *ref[1:]], ref, low, only=("out",))
+    theirs = theirs.transpose(1, 2).float().cpu().numpy().astype(DTYPES[dtype])
+    (ref, *_), _ = expected(inputs, shape)
+    testing.assert_within_reference(host(run(inputs, shape)[0]), ref, theirs)
 
 
 def test_strided_lse(mask):

@@ -97,11 +97,11 @@ def test_threads_share_a_plan(inputs, mask, whole):
     """One bound kernel, many threads: arguments of one call never reach another's launch."""
     others = [x[::-1].copy() for x in inputs]
     expected = {0: whole, 1: bits(run(others, mask, deterministic=True))}
-    wrong, device = [], cupy.cuda.Device()
+    wrong, device = [], cupy.cuda.Device().id
 
     def work(i):
         mine = (inputs, others)[i % 2]
-        with device, cupy.cuda.Stream(non_blocking=True) as stream:
+        with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True) as stream:
             stream.synchronize()
             for _ in range(25):
                 results = run(mine, mask, deterministic=True)
@@ -109,7 +109,7 @@ def test_threads_share_a_plan(inputs, mask, whole):
                 if bits(results) != expected[i % 2]:
                     wrong.append(i)
 
-    device.synchronize()
+    cupy.cuda.Device().synchronize()
     threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
     for thread in threads:
         thread.start()
