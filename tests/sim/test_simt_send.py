@@ -1,20 +1,17 @@
-"""The forward kernel where V travels by ``cp.async``, and shared memory that is too small.
-
-NumPy arrays promise no alignment, so the public API never takes this path in the simulator.
-"""
+"""When the forward sends V by ``cp.async``, that it changes no bit, and what fits no device."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from simt_runs import bits, expected
+from simt_runs import bits
 
 import nbflash
-from nbflash import sim, simt
+from nbflash import simt
 from nbflash.kernels.fwd_simt import make_fwd_simt
 from nbflash.kernels.simt_config import SimtConfig, forward_config
 from nbflash.problem import check_forward
-from nbflash.testing import assert_within_reference, make_qkv, mask_gallery, poisoned
+from nbflash.testing import make_qkv, mask_gallery, poisoned
 
 KB = 1024
 # Tiles exactly as wide as head_dim, of 8 keys, or 16 in the second.
@@ -26,57 +23,11 @@ CONFIGS = [
 configs = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"d{c.head_dim}")
 
 
-def forward(config, mask, q, k, v, *, seed=0, race=False):
+def forward(config, mask, q, k, v):
     executor = simt.SimtExecutor(check_forward(q, k, v, None), mask, config=config)
     out, lse = poisoned(q.shape, q.dtype), poisoned((q.shape[0], q.shape[2], q.shape[1]), "f4")
-    with sim.options(seed=seed, race=race):
-        executor.forward(q, k, v, out, lse)
+    executor.forward(q, k, v, out, lse)
     return out, lse
-
-
-def check(config, mask, q, k, v, dout, **options):
-    got = forward(config, mask, q, k, v, **options)
-    ref, low = expected(mask, q, k, v, dout)
-    for name, *values in zip(("out", "lse"), got, ref, low, strict=False):
-        assert_within_reference(*values, name=name)
-    return got
-
-
-@configs
-@pytest.mark.parametrize("name", mask_gallery(9, 21))
-def test_masks(name, config):
-    mask = mask_gallery(9, 21)[name]
-    heads = mask.heads or 2
-    check(config, mask, *make_qkv(mask.batch or 1, 9, 21, heads, 1, config.head_dim, seed=5))
-
-
-@configs
-@pytest.mark.parametrize("nk", [1, 3, 7, 8, 9, 16, 17, 33])
-def test_lengths_around_the_tiles(nk, config):
-    """Nothing beyond the last key is read: it would lie outside the array."""
-    check(config, mask_gallery(5, nk)["dense"], *make_qkv(1, 5, nk, 1, 1, config.head_dim))
-
-
-@configs
-@pytest.mark.parametrize("seed", range(4))
-def test_no_race_under_any_schedule(seed, config):
-    mask, inputs = mask_gallery(9, 33)["dense"], make_qkv(1, 9, 33, 1, 1, config.head_dim)
-    first = check(config, mask, *inputs)
-    assert bits(check(config, mask, *inputs, seed=seed, race=True)) == bits(first)
-
-
-@configs
-def test_hidden_values_that_are_not_finite(config):
-    mask, (q, k, v, dout) = mask_gallery(12, 21)["padding"], make_qkv(2, 12, 21, 1, 1, 32)
-    q, k, v, dout = (np.ascontiguousarray(x[..., : config.head_dim]) for x in (q, k, v, dout))
-    unseen = ~np.broadcast_to(mask.dense(), (2, 1, 12, 21)).any(axis=(1, 2))
-    assert unseen.any()
-    zero = [np.where(unseen[..., None, None], np.float32(0), x) for x in (k, v)]
-    nan = [
-        np.where(unseen[..., None, None], np.float32(x), y) for x, y in ((np.nan, k), (np.inf, v))
-    ]
-    assert bits(forward(config, mask, q, *nan)) == bits(forward(config, mask, q, *zero))
-    check(config, mask, q, *zero, dout)
 
 
 @configs
