@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from nbflash.tile.copy import ACCUMULATOR, PAD
 
+SCALAR_CHUNKS = 4  # single elements need an address each: fewer at a time
 SKEW = 4  # words by which every fourth row of Pᵀ starts later: its columns meet no bank twice
 
 
@@ -208,7 +209,16 @@ def forward_config(dtype, head_dim, *, vectors, smem_limit, cp_async=False):
     rows = (row for row in table if head_dim <= row[0])
     for _, tx, ty, rm, rn, min_blocks, p_over_k, chunks in rows:
         config = SimtConfig(
-            dtype, head_dim, tx, ty, rm, rn, min_blocks, vectors, p_over_k, chunks=chunks
+            dtype,
+            head_dim,
+            tx,
+            ty,
+            rm,
+            rn,
+            min_blocks,
+            vectors,
+            p_over_k,
+            chunks=chunks if vectors else SCALAR_CHUNKS * chunks,
         )
         if cp_async and vectors and dtype == "float32" and head_dim == config.width:
             config = replace(config, send_v=True)
@@ -223,7 +233,16 @@ def backward_configs(dtype, head_dim, *, vectors, smem_limit, deterministic, vec
     rows = (row for row in table if head_dim <= row[0])
     for _, tx, ty, rm, rn, min_blocks, p_over_k, chunks in rows:
         base = SimtBackwardConfig(
-            dtype, head_dim, tx, ty, rm, rn, min_blocks, vectors, p_over_k, chunks=chunks
+            dtype,
+            head_dim,
+            tx,
+            ty,
+            rm,
+            rn,
+            min_blocks,
+            vectors,
+            p_over_k,
+            chunks=chunks if vectors else SCALAR_CHUNKS * chunks,
         )
         if base.smem_bytes > smem_limit:
             continue
