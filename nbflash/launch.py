@@ -13,6 +13,7 @@ import re
 import struct
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 
 from nbflash.config import cache_dir
@@ -20,9 +21,6 @@ from nbflash.ptx._asm import compiling_for, cuda, types
 
 _compiling = threading.Lock()
 _SOURCES = ("ptx", "tile", "kernels")
-
-
-# -- cubins ------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -84,25 +82,39 @@ def cached_cubin(spec, compute_capability):
     digest = _toolchain().copy()
     digest.update(repr((spec.name, spec.config, compute_capability)).encode())
     path = cache_dir() / f"{spec.name}-{digest.hexdigest()[:32]}.cubin"
-    cubin = _unsealed(path.read_bytes()) if path.exists() else None
-    if cubin is not None:
-        return cubin
-    cubin = compile_cubin(spec, compute_capability)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(cubin + hashlib.sha256(cubin).digest())
-    os.replace(temporary, path)
+    cubin = _read(path)
+    if cubin is None:
+        cubin = compile_cubin(spec, compute_capability)
+        try:
+            _write(path, cubin)
+        except OSError as error:
+            warnings.warn(
+                f"compiled kernels are not cached, set NBFLASH_CACHE_DIR: {error}", stacklevel=2
+            )
     return cubin
 
 
-def _unsealed(data):
-    """The cubin of a cache file, or None if the file is not as it was written."""
+def _read(path):
+    """The cubin of a cache file; None if it cannot be read or is not as it was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
     cubin, seal = data[:-32], data[-32:]
     return cubin if hashlib.sha256(cubin).digest() == seal else None
 
 
-# -- kernels on a device -----------------------------------------------------------------
+def _write(path, cubin):
+    """Put a cubin and its digest in place in one step, for several processes at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(cubin + hashlib.sha256(cubin).digest())
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 @functools.cache

@@ -109,19 +109,19 @@ def low_precision(q, k, v, mask=None, scale=None):
     float32 and float64 work in their own precision throughout. Sums over a sequence take one term
     after the other, from the last key to the first: their error grows with the length as that of
     every online softmax does, on any BLAS, and float64 too is rounded independently of the
-    reference. Every score is moved by one unit in its last place, up and down in turn: that much
-    the order of its own sum may cost. NaN and Inf count as 0: they may stand only where nothing
-    attends.
+    reference. Every score is moved by 0.2 √head_dim units in its last place, up and down in turn:
+    what a random walk of roundings makes of its own sum, in whatever order. NaN and Inf count as 0:
+    they may stand only where nothing attends.
 
     Returns
     -------
     out : (batch, nq, heads, head_dim), dtype of q
-    lse : float32 (batch, heads, nq), natural logarithm
+    lse : (batch, heads, nq), natural logarithm, float64 for float64 and else float32
     """
     work, rounded = _precision(q)
     q, k, v, keep = _yardstick_inputs(q, k, v, mask, work)
     p, lse = _low_softmax(q, k, keep, scale, rounded)
-    return rounded(_in_order(p, v), keep_dtype=True).transpose(0, 2, 1, 3), lse.astype(np.float32)
+    return rounded(_in_order(p, v), keep_dtype=True).transpose(0, 2, 1, 3), lse.astype(work)
 
 
 def low_precision_backward(dout, q, k, v, mask=None, scale=None):
@@ -185,8 +185,8 @@ def _yardstick_inputs(q, k, v, mask, work):
 def _low_softmax(q, k, keep, scale, rounded):
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     s = rounded(rounded(q @ k.swapaxes(-1, -2)) * q.dtype.type(scale))
-    up = (np.arange(s.shape[-2])[:, None] + np.arange(s.shape[-1])) % 2 == 0
-    s = np.nextafter(s, np.where(up, np.inf, -np.inf).astype(s.dtype))
+    sign = 1 - 2 * ((np.arange(s.shape[-2])[:, None] + np.arange(s.shape[-1])) % 2)
+    s = s + (sign * max(1, round(0.2 * q.shape[-1] ** 0.5))).astype(s.dtype) * np.spacing(abs(s))
     s = np.where(keep, s, -np.inf)
     m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     m = np.where(np.isneginf(m), 0, m)

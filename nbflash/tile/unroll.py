@@ -132,9 +132,6 @@ class Memory:
         return self.type.bitwidth // 8
 
 
-# -- operations with a GPU body and a Python body ----------------------------------------
-
-
 def equal(a, b):
     """``a == b`` as a condition for :func:`select`."""
     return a.equals(b) if isinstance(a, Scalar) else a == b
@@ -305,9 +302,6 @@ def atomic_add4(memory, index, values):
     operands = [memory.address(index, 1), *(v.value for v in values)]
     text = "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};"
     inline_ptx(memory.builder, text, "l,f,f,f,f", ir.VoidType(), operands, side_effect=True)
-
-
-# -- the tracer --------------------------------------------------------------------------
 
 
 def _wrap(context, builder, type_, value):

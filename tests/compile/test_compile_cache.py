@@ -91,3 +91,11 @@ def test_processes_that_write_at_once_agree(folder):
     assert len(got) == 1
     assert [file.suffix for file in folder.iterdir()] == [".cubin"]
     assert cubin() in got
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("NBFLASH_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    spec = delta_simt_spec(RowConfig("float32", 64))
+    with pytest.warns(UserWarning, match="compiled kernels are not cached, set NBFLASH_CACHE_DIR"):
+        assert launch.cached_cubin(spec, (9, 0)).startswith(b"\x7fELF")

@@ -78,9 +78,10 @@ def plain_computation(dout, q, k, v, keep, scale, order):
 
     float16 and bfloat16: products in float32, S, P, dP and dS rounded to the type. float32 and
     float64: their own precision and, like the kernels, base 2 with the scale in Q; each score is
-    moved up or down by one unit in its last place, which is what its sums may cost. Gradients start
-    from the LSE, moved by one unit too: its rounding scales a whole row of P. ``order`` seeds the
-    order of the sums over keys and over head_dim.
+    moved up or down by 0.2 √head_dim units in its last place, a random walk of its own roundings.
+    Gradients start from the LSE, moved by two units: it is rounded as a sum, as a natural logarithm
+    and in base 2 again, and each scales a whole row of P. ``order`` seeds the order of the sums
+    over keys and over head_dim.
     """
     xp, storage, heads_kv = library(q), q.dtype, k.shape[2]
     work = xp.float64 if storage.itemsize == 8 else xp.float32
@@ -100,14 +101,17 @@ def plain_computation(dout, q, k, v, keep, scale, order):
     else:
         exp, log, unit = xp.exp2, xp.log2, work(np.log2(np.e))
         s = (q * work(scale * np.log2(np.e))) @ k.swapaxes(-1, -2)
-        up = (xp.arange(s.shape[-2])[:, None] + xp.arange(s.shape[-1])) % 2 == 0
-        s = xp.nextafter(s, xp.where(up, work(np.inf), work(-np.inf)))
+        sign = 1 - 2 * ((xp.arange(s.shape[-2])[:, None] + xp.arange(s.shape[-1])) % 2)
+        units = max(1, round(0.2 * q.shape[-1] ** 0.5))
+        size = xp.abs(s)
+        s = s + (sign * units).astype(work) * (xp.nextafter(size, work(np.inf)) - size)
     s = xp.where(keep, s, work(-np.inf))
     p, lse = _softmax(xp, s, exp, log)
     lse = lse / unit
     out = stored(p) @ v
     finite = xp.where(xp.isneginf(lse), work(0), lse)[..., None]
-    p = stored(exp(s - xp.nextafter(finite, work(np.inf)) * unit))
+    moved = xp.nextafter(xp.nextafter(finite, work(np.inf)), work(np.inf))
+    p = stored(exp(s - moved * unit))
     dp = stored(dout @ v.swapaxes(-1, -2))
     # Over O as it is stored; however it is summed, delta differs from dP by about a rounding.
     terms = dout * stored(out)

@@ -203,13 +203,14 @@ class TestLowPrecision:
         keep = masks.window(nq, nk, left=nk // 2, right=1) if masked else None
         out64, lse64 = reference.attention(q, k, v, keep)
         out, lse = low_precision(q, k, v, keep)
-        assert (out.dtype, lse.dtype) == (np.dtype(dtype), np.dtype(np.float32))
+        wide = np.float64 if dtype == np.float64 else np.float32
+        assert (out.dtype, lse.dtype) == (np.dtype(dtype), np.dtype(wide))
         error = np.abs(out.astype(np.float64) - out64).max()
         assert error <= 4 * _eps(dtype) * np.abs(v.astype(np.float64)).max()
         # S is rounded three times: the product, the scaled product, the sum
         alive = np.isfinite(lse64)
         assert np.array_equal(np.isfinite(lse), alive)
-        bound = max(_eps(dtype), _eps(np.float32)) * (np.abs(lse64[alive]).max() + np.log(nk) + 1)
+        bound = max(_eps(dtype), _eps(wide)) * (np.abs(lse64[alive]).max() + np.log(nk) + 1)
         assert np.abs(lse[alive] - lse64[alive]).max() <= 4 * bound
         grads = reference.attention_backward(dout, q, k, v, keep)
         lows = low_precision_backward(dout, q, k, v, keep)
@@ -249,7 +250,7 @@ class TestLowPrecision:
         out64, lse64 = reference.attention(q, k, v, keep)
         assert not out[:, 0].any()
         assert_within_reference(out64.astype(dtype), out64, out, "out")
-        assert_within_reference(lse64.astype(np.float32), lse64, lse, "lse")
+        assert_within_reference(lse64.astype(lse.dtype), lse64, lse, "lse")
         grads64 = reference.attention_backward(dout, q, k, v, keep)
         lows = low_precision_backward(dout, q, k, v, keep)
         for grad, low in zip(grads64, lows, strict=True):
