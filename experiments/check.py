@@ -2,8 +2,8 @@
 
 Row ``i`` of out, LSE and dQ depends on query ``i`` alone, so the reference of a sample of rows
 costs O(rows · N). dK and dV sum over all rows; with a dout that is zero outside the sample they sum
-over the sample alone and are compared in full. The sample takes one random row from each of
-``limit`` equal stretches, so every row of tiles, and with it every live tile, takes part.
+over the sample alone and are compared in full. The sample takes at least one random row from every
+row of tiles; where the blocks of the mask are whole tiles, every live tile takes part with it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,12 @@ import numpy as np
 
 from experiments.errors import OutOfBudget
 from nbflash import reference
-from nbflash.testing import assert_within_reference, low_precision, low_precision_backward
+from nbflash.testing import (
+    assert_within_reference,
+    error_budget,
+    low_precision,
+    low_precision_backward,
+)
 
 #: Times the error of the plain computation: what flash-attention's own tests allow.
 FACTOR = {"out": 2.0, "lse": 2.0, "dq": 3.0, "dk": 3.0, "dv": 3.0}
@@ -27,11 +32,21 @@ class Verdict:
     budget: float
 
 
-def sample_rows(nq, limit, seed=0):
-    """Sorted query rows to check: all of them, or one from each of ``limit`` equal stretches."""
+def sample_rows(nq, limit, seed=0, tile_m=None):
+    """Sorted query rows to check: all of them, or a random one from each of many stretches.
+
+    Parameters
+    ----------
+    limit : int
+        Equal stretches to begin with, and the number of rows unless ``tile_m`` adds to it.
+    tile_m : int, optional
+        Stretches also end where rows of tiles of this height do: none of them is left out.
+    """
     if nq <= limit:
         return np.arange(nq)
     edges = np.linspace(0, nq, limit + 1).astype(np.int64)
+    if tile_m is not None:
+        edges = np.union1d(edges, np.arange(0, nq, tile_m))
     return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
 
 
@@ -113,13 +128,3 @@ def sampled(dout, rows):
     only = np.zeros_like(dout)
     only[:, rows] = dout[:, rows]
     return only
-
-
-def error_budget(exact, low, factor):
-    """The budget that `nbflash.testing.assert_within_reference` allows."""
-    finite = np.isfinite(exact)
-    eps = float(np.spacing(np.ones((), low.dtype)))
-    exact, low = exact[finite], low[finite].astype(np.float64)
-    if not exact.size:
-        return 0.0
-    return factor * float(np.abs(low - exact).max() + eps * np.abs(exact).max())

@@ -110,7 +110,11 @@ def cli(context):
     type=click.FloatRange(0),
     help="Begin no further round after this time, in each pass; three rounds are always run.",
 )
-@click.option("--check-rows", type=SIZE, help="Query rows of each head to check.")
+@click.option(
+    "--check-rows",
+    type=SIZE,
+    help="Query rows of each head to check; more where it takes more to reach every row of tiles.",
+)
 @seed_option
 @out_option
 def sparsity(section, device, out, **overrides):

@@ -23,6 +23,7 @@ from experiments.report import progress
 from experiments.timing import Timing, interleave
 
 BLOCKS_AT_LEAST = 16
+WIDE_HEAD = 64
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,6 @@ class Result:
     shape: tuple[int, ...]
     heads_kv: int
     block: int
-    rows_checked: int
     runs: list[Run]
     dense: Run
     baseline: dict[str, Timing]
@@ -128,22 +128,20 @@ def measure(settings):
     backend = open_backend(settings.device)
     host = _inputs(settings)
     nq = host[0].shape[1]
-    rows, block = sample_rows(nq, settings.check_rows, settings.seed), block_size(settings, nq)
+    block = block_size(settings, nq)
     arrays = [backend.array(x) for x in host]
     cases = sweeps.cases(settings.families, nq, block)
     every = [sweeps.Case(DENSE, "", DENSE, None), *cases]
     with progress("Checking against the reference", len(every)) as advance:
         runs = []
         for case in every:
-            runs.append(_checked_run(case, settings, backend, host, arrays, rows, block))
+            runs.append(_checked_run(case, settings, backend, host, arrays, block))
             advance()
     if settings.input is not None:
         _measure_fidelity(backend, host, runs)
     middle = sorted(runs, key=lambda run: run.density)[len(runs) // 2]
-    baseline = _time(settings, backend, arrays, runs, rows, middle)
-    return Result(
-        settings, host[0].shape, host[1].shape[2], block, len(rows), runs[1:], runs[0], baseline
-    )
+    baseline = _time(settings, backend, arrays, runs, middle)
+    return Result(settings, host[0].shape, host[1].shape[2], block, runs[1:], runs[0], baseline)
 
 
 def _inputs(settings):
@@ -154,7 +152,7 @@ def _inputs(settings):
     return random_qkv(problem, dtype, settings.seed)
 
 
-def _checked_run(case, settings, backend, host, arrays, rows, block):
+def _checked_run(case, settings, backend, host, arrays, block):
     """Plan one mask and hold both passes to their budgets."""
     q, k, v, _ = arrays
     try:
@@ -162,6 +160,7 @@ def _checked_run(case, settings, backend, host, arrays, rows, block):
     except (ValueError, TypeError) as error:
         raise BadInput(" ".join(str(error).split())) from None
     density = 1.0 if case.mask is None else block_density(case.mask, block)
+    rows = sample_rows(q.shape[1], settings.check_rows, settings.seed, tile_height(plan))
     oracle = Oracle(*host, case.mask, rows)
     run = Run(case.family, case.label, case.expression, density, plan, oracle)
     run.out, run.lse = plan(q, k, v, out=backend.poisoned(q))
@@ -176,6 +175,17 @@ def _checked_run(case, settings, backend, host, arrays, rows, block):
         if not np.isfinite(array).all():
             raise OutOfBudget(f"{run.name}: no timing is reported, {name} is not finite")
     return run
+
+
+def tile_height(plan):
+    """Rows of the lowest tile that either pass walks; None where no tiles are walked.
+
+    On a GPU the backward pass of a wide head walks tiles half as high as the forward pass.
+    """
+    if plan.schedule is None:
+        return None
+    halved = plan.problem.device == "cuda" and plan.problem.head_dim > WIDE_HEAD
+    return plan.schedule.tile_m // (2 if halved else 1)
 
 
 def block_density(mask, block):
@@ -197,7 +207,7 @@ def _measure_fidelity(backend, host, runs):
             advance()
 
 
-def _time(settings, backend, arrays, runs, rows, middle):
+def _time(settings, backend, arrays, runs, middle):
     """Time both passes; fills in ``run.timings`` and returns those of the baseline.
 
     The baseline computes all scores whatever the mask, so one mask stands for all of them.
@@ -211,8 +221,9 @@ def _time(settings, backend, arrays, runs, rows, middle):
         tasks = _tasks(which, arrays, runs, baseline)
 
         def verify(name, result, array=array):
-            got = {array: backend.take(result[0], rows)}
-            by_name[name].oracle.check(f"{name}, as timed", **got)
+            oracle = by_name[name].oracle
+            got = {array: backend.take(result[0], oracle.rows)}
+            oracle.check(f"{name}, as timed", **got)
 
         with progress(f"Timing, {which}", len(tasks) * (settings.rounds + 1)) as advance:
             timings[which] = interleave(

@@ -57,7 +57,7 @@ def _row(result, run, which):
         "error": verdict.error,
         "budget": verdict.budget,
         "error_of": verdict.array,
-        "rows_checked": result.rows_checked,
+        "rows_checked": len(run.oracle.rows),
         "output_error": run.output_error,
         "attention_kept": run.coverage,
     }
@@ -173,7 +173,7 @@ def _explain(result, coarse, fidelity):
         "density: live blocks of the mask; / dense: runtime relative to nbflash's own dense run; "
         f"× base: times faster than dense masked softmax in {library}, which keeps its N × N "
         "probabilities for the backward pass; err/bud: error of the worst array over its budget, "
-        f"{result.rows_checked} rows of each head checked."
+        f"{len(result.dense.oracle.rows)} rows of each head or more checked."
     )
     if coarse:
         say(

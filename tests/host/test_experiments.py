@@ -108,6 +108,21 @@ def test_full_sweep_is_the_default(tmp_path, capsys):
     assert len(read_csv(tmp_path / "sparsity.csv")) > 2 * 16
 
 
+def test_one_wrong_tile_is_refused_however_few_rows_are_asked_for(tmp_path, capsys, monkeypatch):
+    right = executors.CpuExecutor.forward
+
+    def wrong(self, q, k, v, out, lse):
+        right(self, q, k, v, out, lse)
+        height = self.schedule.tile_m
+        out[:, 3 * height : 4 * height] += 1e-6
+
+    monkeypatch.setattr(executors.CpuExecutor, "forward", wrong)
+    options = "--impl cpu --seqlen 1024 --block 64 --check-rows 2"
+    status, _, err = run(capsys, TINY, options, "--out", tmp_path)
+    assert status == 1
+    assert "no timing is reported, out" in err
+
+
 WRONG = {
     "out": ("forward", 2, (0, 3, 0, 1)),
     "lse": ("forward", 3, (0, 1, 5)),

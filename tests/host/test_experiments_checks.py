@@ -1,19 +1,23 @@
 """What the experiments say about numbers: checks, budgets, the baseline, fits and noise."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import masks
 from experiments import sparsity_report
 from experiments.backends import open_backend
-from experiments.check import FACTOR, Oracle, error_budget, sample_rows, sampled
+from experiments.check import FACTOR, Oracle, sample_rows, sampled
 from experiments.dense import DenseBaseline, fits_in_memory
 from experiments.errors import OutOfBudget
 from experiments.fit import fit_line, fixed_cost
 from experiments.passes import flops
+from experiments.sparsity import tile_height
 from nbflash import reference
 from nbflash.testing import (
     assert_within_reference,
+    error_budget,
     low_precision,
     low_precision_backward,
     make_qkv,
@@ -49,6 +53,16 @@ def test_sampled_rows_reach_every_stretch():
     np.testing.assert_array_equal(sample_rows(10, 10), np.arange(10))
 
 
+@pytest.mark.parametrize(("nq", "limit", "tile_m"), [(16384, 64, 128), (1000, 7, 64), (130, 2, 64)])
+def test_sampled_rows_reach_every_row_of_tiles(nq, limit, tile_m):
+    tiles = -(-nq // tile_m)
+    for seed in range(20):
+        rows = sample_rows(nq, limit, seed, tile_m)
+        assert set(rows // tile_m) == set(range(tiles))
+        assert tiles <= len(rows) <= tiles + limit
+        assert (np.diff(rows) > 0).all()
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_oracle_of_sampled_rows_agrees_with_the_whole_reference(dtype):
     q, k, v, dout = make_qkv(2, 37, 37, 4, 2, 8, dtype, seed=2)
@@ -66,6 +80,16 @@ def test_oracle_of_sampled_rows_agrees_with_the_whole_reference(dtype):
         wrong[0, -1, 0] += 2 * error_budget(oracle.exact[name], oracle.low[name], FACTOR[name])
         with pytest.raises(OutOfBudget, match=f"planted: no timing is reported, {name}: error"):
             oracle.check("planted", **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("device", "head_dim", "height"), [("cpu", 128, 128), ("cuda", 64, 128), ("cuda", 128, 64)]
+)
+def test_tile_height_is_that_of_the_lower_pass(device, head_dim, height):
+    problem = SimpleNamespace(device=device, head_dim=head_dim)
+    plan = SimpleNamespace(problem=problem, schedule=SimpleNamespace(tile_m=128))
+    assert tile_height(plan) == height
+    assert tile_height(SimpleNamespace(problem=problem, schedule=None)) is None
 
 
 def test_budget_is_the_one_that_is_enforced():
