@@ -1,5 +1,6 @@
 """Argument checks shared by every generator: each error names the argument and its value."""
 
+import numbers
 import operator
 
 import numpy as np
@@ -33,12 +34,16 @@ def flag(name, value):
 def integers(name, values, minimum=0, maximum=INT32_MAX):
     """Return `values` as a 1-D int64 array whose entries lie in ``[minimum, maximum]``."""
     array = np.asarray(values)
+    if array.ndim == 0:
+        raise TypeError(f"{name} is {type(values).__name__}: must be a sequence of integers")
     if array.ndim != 1:
         raise ValueError(f"{name} has {array.ndim} dimensions: must be one-dimensional")
     if array.size == 0:
         return np.zeros(0, np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}: must be integers")
+    if maximum < minimum:
+        raise ValueError(f"{name} has {array.size} entries: must be empty")
     bad = (array < minimum) | (array > maximum)
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
@@ -46,12 +51,16 @@ def integers(name, values, minimum=0, maximum=INT32_MAX):
     return array.astype(np.int64)
 
 
+def real(name, value):
+    """Return `value` as a float; a bool or a string is a TypeError."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}")
+    return float(value)
+
+
 def fraction(name, value):
     """Return `value` as a float inside ``[0, 1]``."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}") from None
+    number = real(name, value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name}={number}: must lie in [0, 1]")
     return number

@@ -159,7 +159,11 @@ def from_scipy(matrix, block=None, *, shape=None):
     coo = coo_array(matrix)
     kept = coo.data != 0
     n_row, n_col = matrix.shape
-    nq, nk = (n_row * block[0], n_col * block[1]) if shape is None else shape
+    if shape is None:
+        shape = n_row * block[0], n_col * block[1]
+    if not isinstance(shape, (tuple, list)) or len(shape) != 2:
+        raise TypeError(f"shape={shape!r}: must be a pair (nq, nk)")
+    nq, nk = shape
     nq, nk = _check.integer("shape[0]", nq), _check.integer("shape[1]", nk)
     if (-(-nq // block[0]), -(-nk // block[1])) != (n_row, n_col):
         raise ValueError(f"shape=({nq}, {nk}): does not match {n_row} x {n_col} blocks of {block}")

@@ -43,7 +43,7 @@ def coverage(q, k, mask, *, scale=None, within=None):
     _check_inputs(q, k, mask, within)
     batch, nq, heads, head_dim = q.shape
     nk, heads_kv = k.shape[1:3]
-    scale = head_dim**-0.5 if scale is None else float(scale)
+    scale = head_dim**-0.5 if scale is None else _check.real("scale", scale)
     if not np.isfinite(scale):
         raise ValueError(f"scale={scale}: must be finite")
     dtype = np.float64 if q.dtype == np.float64 else np.float32

@@ -239,6 +239,8 @@ def padding(lengths, nq, nk=None):
 
     nq, nk = _sizes(nq, nk)
     lengths = _check.integers("lengths", lengths, 0, nk)
+    if not lengths.size:
+        raise ValueError("lengths is empty: must have one entry per batch entry")
     zeros = np.zeros(nq, np.int32)
     return per_batch([Interval(nk, zeros, np.full(nq, length)) for length in lengths])
 

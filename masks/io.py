@@ -1,5 +1,6 @@
 """Save and load masks as ``.npz`` files: arrays and a JSON description, never pickle."""
 
+import contextlib
 import json
 import zipfile
 
@@ -38,7 +39,7 @@ def save(path, mask):
     Parameters
     ----------
     path : str, path or binary file
-        As for `numpy.savez_compressed`.
+        Written exactly there: no suffix is added.
     mask : Mask
         Any mask without a Python function in it; ``from_dense(mask.dense())`` freezes one.
     """
@@ -46,13 +47,16 @@ def save(path, mask):
         raise TypeError(f"mask is {type(mask).__name__}: must be a Mask")
     arrays = {}
     tree = json.dumps({"format": FORMAT, "mask": _encode(mask, arrays)})
-    np.savez_compressed(path, tree=np.frombuffer(tree.encode(), np.uint8), **arrays)
+    arrays["tree"] = np.frombuffer(tree.encode(), np.uint8)
+    with contextlib.nullcontext(path) if hasattr(path, "write") else open(path, "wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def _encode(value, arrays):
     if isinstance(value, Predicate):
+        name = getattr(value.fn, "__qualname__", type(value.fn).__name__)
         raise ValueError(
-            f"mask holds the function {value.fn!r}, which cannot be saved: "
+            f"mask holds the function {name}, which cannot be saved: "
             "freeze it with masks.from_dense(mask.dense())"
         )
     if isinstance(value, Mask):

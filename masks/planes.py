@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from masks import _check
 from masks.base import Mask
 
 
@@ -57,9 +58,8 @@ class Planes(Mask):
             ("batch", batch, self._index.shape[0]),
             ("head", head, self._index.shape[1]),
         ):
-            if not 0 <= value < extent and extent > 1:
-                raise ValueError(f"{name}={value}: must lie in [0, {extent})")
-            at.append(value if extent > 1 else 0)
+            last = extent - 1 if extent > 1 else _check.INT32_MAX
+            at.append(min(_check.integer(name, value, 0, last), extent - 1))
         return self._planes[self._index[tuple(at)]]
 
     def dense(self):
@@ -121,6 +121,8 @@ def per_batch(masks):
 
 
 def _stack(name, extent, masks, axis):
+    if isinstance(masks, Mask) or not hasattr(masks, "__iter__"):
+        raise TypeError(f"masks is {type(masks).__name__}: must be a sequence of Mask")
     masks = list(masks)
     if not masks:
         raise ValueError(f"{name}([]): needs at least one mask")

@@ -326,6 +326,14 @@ def test_every_case_survives_a_file(name, tmp_path):
     assert (loaded.dense() == mask.dense()).all()
 
 
+@pytest.mark.parametrize("name", ["noext", "mask.npz", "mask.mask"])
+def test_a_file_is_written_exactly_where_it_was_asked_for(name, tmp_path):
+    for path in (tmp_path / name, str(tmp_path / name)):
+        masks.save(path, masks.causal(5))
+        assert [p.name for p in tmp_path.iterdir()] == [name]
+        assert masks.load(path) == masks.causal(5)
+
+
 def test_planes_survive_a_file(tmp_path):
     mask = masks.padding([3, 8, 0], 8) & masks.per_head([masks.causal(8), masks.butterfly(8, 2)])
     mask.save(tmp_path / "mask.npz")

@@ -50,7 +50,7 @@ VALUE = {
         r"cu_seqlens_k\[1\]=-1: must lie in",
     ),
     "padding length": (lambda: masks.padding([3, 9], 8), r"lengths\[1\]=9: must lie in \[0, 8\]"),
-    "padding empty": (lambda: masks.padding([], 8), "needs at least one mask"),
+    "padding empty": (lambda: masks.padding([], 8), "lengths is empty"),
     "chunk": (lambda: masks.chunked(4, 0), "chunk=0: must be at least 1"),
     "block diagonal": (lambda: masks.block_diagonal(4, 0), "block=0: must be at least 1"),
     "butterfly n": (lambda: masks.butterfly(-4, 2), "n=-4: must be at least 0"),
@@ -78,6 +78,10 @@ VALUE = {
     "verticals twice": (
         lambda: masks.vertical_slash(4, [2, 2], []),
         "verticals holds 2 more than once",
+    ),
+    "verticals of nothing": (
+        lambda: masks.vertical_slash(0, [0], [0]),
+        "verticals has 1 entries: must be empty",
     ),
     "slashes": (lambda: masks.vertical_slash(4, [], [0, -1]), r"slashes\[1\]=-1: must lie in"),
     "axial": (lambda: masks.axial(0, 4), "height=0: must be at least 1"),
@@ -176,7 +180,11 @@ VALUE = {
     "planes stats": (lambda: masks.padding([1, 2], 4).stats(), "on each mask of .planes"),
     "planes to_scipy": (lambda: masks.padding([1, 2], 4).to_scipy(), "to_scipy of a mask with"),
     "planes plot": (lambda: masks.padding([1, 2], 4).plot(), "plot of a mask with"),
-    "planes batch": (lambda: masks.padding([1, 2], 4)(0, 0, batch=2), "batch=2: must lie in"),
+    "planes batch": (lambda: masks.padding([1, 2], 4)(0, 0, batch=2), "batch=2: must be at most 1"),
+    "planes head": (
+        lambda: masks.per_head([masks.dense(4), masks.causal(4)])(0, 0, head=-1),
+        "head=-1: must be at least 0",
+    ),
     "tile_m": (lambda: masks.dense(4).tiles(0), "tile_m=0: must be at least 1"),
     "tile_n": (lambda: masks.dense(4).tiles(4, -4), "tile_n=-4: must be at least 1"),
     "query index": (lambda: masks.dense(4)(4, 0), r"q_idx holds 4: must lie in \[0, 4\)"),
@@ -193,7 +201,7 @@ VALUE = {
     "reorder tile": (lambda: masks.reorder(masks.dense(4), 0), "tile=0: must be at least 1"),
     "save function": (
         lambda: masks.save(io.BytesIO(), masks.dense(4) & masks.from_function(np.equal, 4)),
-        "which cannot be saved",
+        "mask holds the function [a-z_]+, which cannot be saved",
     ),
 }
 
@@ -205,14 +213,34 @@ TYPE = {
     "causal int": (lambda: masks.butterfly(8, 2, causal=1), "causal=1: must be True or False"),
     "causal chunked": (lambda: masks.chunked(8, 2, causal=None), "causal=None: must be True"),
     "causal documents": (lambda: masks.documents([8], causal=0), "causal=0: must be True or False"),
+    "lengths generator": (
+        lambda: masks.documents(n for n in (1, 2)),
+        "lengths is generator: must be a sequence of integers",
+    ),
     "lengths float": (lambda: masks.documents([1.5]), "lengths has dtype float64"),
     "density str": (lambda: masks.random(8, 2, "all"), "density='all': must be a number"),
+    "density bool": (lambda: masks.random(8, 1, True), "density=True: must be a number, not bool"),
+    "density digits": (lambda: masks.random(8, 1, "0.5"), "density='0.5': must be a number"),
     "parents float": (lambda: masks.tree([-1.0]), "parents has dtype float64"),
     "dense ints": (lambda: masks.from_dense(np.ones((2, 2))), "array has dtype float64: must be"),
     "function": (lambda: masks.from_function(3, 4), "fn is int: must be callable"),
     "function dtype": (lambda: masks.from_function(lambda q, kv: q + kv, 4), "fn returned dtype"),
     "scipy": (lambda: masks.from_scipy(np.eye(3)), "matrix is ndarray: must be a scipy.sparse"),
     "scipy dtype": (lambda: masks.from_scipy(csr(dtype=complex)), "matrix has dtype complex128"),
+    "scipy shape": (lambda: masks.from_scipy(csr(), 4, shape=5), "shape=5: must be a pair"),
+    "scipy shape single": (
+        lambda: masks.from_scipy(csr(), 4, shape=(12,)),
+        r"shape=\(12,\): must be a pair",
+    ),
+    "planes of a mask": (
+        lambda: masks.per_head(masks.causal(3)),
+        "masks is Interval: must be a sequence of Mask",
+    ),
+    "planes of a number": (lambda: masks.per_batch(3), "masks is int: must be a sequence of Mask"),
+    "planes head": (
+        lambda: masks.per_head([masks.dense(4), masks.causal(4)])(0, 2, head="a"),
+        "head='a': must be an integer, not str",
+    ),
     "planes": (lambda: masks.per_head([np.eye(2)]), r"per_head\[0\] is ndarray: must be a Mask"),
     "or": (lambda: masks.dense(4) | np.ones((4, 4), bool), "unsupported operand"),
     "and": (lambda: masks.dense(4) & 1, "unsupported operand"),
@@ -271,6 +299,8 @@ COVERAGE = {
         "mask.batch=3: must be 2",
     ),
     "scale": (ValueError, lambda: masks.coverage(Q, K, M, scale=np.nan), "scale=nan: must be"),
+    "scale str": (TypeError, lambda: masks.coverage(Q, K, M, scale="a"), "scale='a': must be a"),
+    "scale bool": (TypeError, lambda: masks.coverage(Q, K, M, scale=True), "scale=True: must be a"),
 }
 
 
