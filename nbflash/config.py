@@ -113,9 +113,18 @@ def _why_not_arrays(impl: str, problem) -> list[str]:
 
 
 def _why_not_simulator() -> list[str]:
-    if _installed("numba_cuda"):
+    if not _installed("numba_cuda"):
+        return ["numba-cuda is not installed: pip install numba-cuda"]
+    if not _installed("greenlet"):
+        return ["greenlet, of the simulator, is not installed: pip install 'nbflash[test]'"]
+    from nbflash import sim
+
+    if sim.installed():
         return []
-    return ["numba-cuda is not installed: pip install numba-cuda"]
+    return [
+        "the simulator's engine is not installed: call nbflash.sim.install() before nbflash's "
+        "kernels are imported"
+    ]
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 def show_config(file=None) -> None:
     """Print versions, devices, what runs here and why the rest does not, and the kernel cache.
 
-    Also ``python -m nbflash``. Needs neither a GPU nor CuPy nor numba-cuda.
+    Also ``python -m nbflash``. Needs neither a GPU nor CuPy nor Numba.
 
     Parameters
     ----------
@@ -32,8 +32,6 @@ def show_config(file=None) -> None:
 
 def describe() -> list[str]:
     """The lines of `show_config`."""
-    from nbflash.cpu import blas
-
     lines = [f"nbflash {nbflash.__version__}", "", "versions"]
     lines += [f"  {name:<14} {version}" for name, version in versions().items()]
     lines += ["", "devices", f"  cpu            {os.cpu_count()} cores, {platform.machine()}"]
@@ -43,7 +41,11 @@ def describe() -> list[str]:
         reasons = config.why_not_here(impl)
         answer = f"no: {'; '.join(reasons)}" if reasons else "yes"
         lines.append(f"  {impl:<14} {answer}")
-    lines += ["", "BLAS of the cpu implementation", *(f"  {line}" for line in blas.describe())]
+    if not config.why_not_here("cpu"):
+        from nbflash.cpu import blas
+
+        lines += ["", "BLAS of the cpu implementation"]
+        lines += [f"  {line}" for line in blas.describe()]
     size, files = cache_size()
     lines += ["", "kernel cache", f"  {config.cache_dir()}: {files} files, {size / 1e6:.1f} MB"]
     return lines

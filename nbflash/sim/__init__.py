@@ -7,7 +7,7 @@ detection and deadlock reports. Needs the package ``greenlet``.
 """
 
 from nbflash.sim.errors import BarrierDivergence, Deadlock, OutOfBounds, Race, SimError
-from nbflash.sim.patch import install, options
+from nbflash.sim.patch import install, installed, options
 
 __all__ = [
     "BarrierDivergence",
@@ -16,5 +16,6 @@ __all__ = [
     "Race",
     "SimError",
     "install",
+    "installed",
     "options",
 ]

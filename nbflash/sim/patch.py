@@ -46,6 +46,12 @@ def install(**changes):
     launch.set_settings(dataclasses.replace(launch.settings(), **changes))
 
 
+def installed():
+    """Whether :func:`install` is in force, found out without importing Numba."""
+    cuda, launch = (sys.modules.get(name) for name in ("numba.cuda", "nbflash.sim.launch"))
+    return cuda is not None and launch is not None and cuda.jit is launch.jit
+
+
 @contextlib.contextmanager
 def options(**changes):
     """Run the launches inside a ``with`` block under other options."""

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import nbflash
-from nbflash import config, environment
+from nbflash import config, environment, sim
 from nbflash.problem import check_forward
 from nbflash.testing import make_qkv
 
@@ -57,6 +57,14 @@ def test_module_prints_the_configuration(blocked, tmp_path):
     if blocked:
         (simt,) = (line for line in lines if line.split()[0:1] == ["simt"])
         assert "numba-cuda, CuPy, cuda-core not installed: pip install 'nbflash[cuda12]'" in simt
+
+
+def test_module_prints_the_configuration_without_numba():
+    code = f"import sys; sys.modules['numba'] = None\n{RUN_MODULE}"
+    lines = python(code).splitlines()
+    assert any(line.split()[:3] == ["cpu", "no:", "numba"] for line in lines)
+    assert "kernel cache" in lines
+    assert "BLAS of the cpu implementation" not in lines
 
 
 def test_show_config_writes_to_a_file(tmp_path, monkeypatch):
@@ -112,13 +120,42 @@ def test_missing_numba_is_a_reason(monkeypatch, problem):
 
 def test_simulator_takes_host_arrays(monkeypatch, problem):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    monkeypatch.setattr(config, "_installed", lambda module: module == "numba_cuda")
+    monkeypatch.setattr(config, "_installed", lambda module: True)
+    monkeypatch.setattr(sim, "installed", lambda: True)
     assert config.why_not("simt", problem) == []
     assert config.choose("simt", problem) == "simt"
-    monkeypatch.setattr(config, "_installed", lambda module: False)
-    assert config.why_not("simt", problem) == [
-        "numba-cuda is not installed: pip install numba-cuda"
-    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [
+        ((), "numba-cuda is not installed: pip install numba-cuda"),
+        (("numba_cuda",), "greenlet, of the simulator, is not installed: pip install 'nbflash["),
+        (("numba_cuda", "greenlet"), "the simulator's engine is not installed: call nbflash.sim."),
+    ],
+    ids=["numba-cuda", "greenlet", "engine"],
+)
+def test_simulator_needs_its_packages_and_its_engine(monkeypatch, problem, there, reason):
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    monkeypatch.setattr(config, "_installed", lambda module: module in there)
+    monkeypatch.setattr(sim, "installed", lambda: False)
+    (why,) = config.why_not("simt", problem)
+    assert why.startswith(reason)
+
+
+def test_engine_of_the_simulator_is_found_without_importing_numba():
+    code = """
+import sys
+from nbflash import config, sim
+(why,) = config.why_not_here("simt")
+assert why.startswith("the simulator's engine is not installed"), why
+assert "numba" not in sys.modules
+import numba.cuda
+assert config.why_not_here("simt") == [why]
+sim.install()
+print(config.why_not_here("simt"))
+"""
+    assert python(code, NUMBA_ENABLE_CUDASIM="1") == "[]\n"
 
 
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False)])
