@@ -38,7 +38,8 @@ def attention(
     window : (int or None, int or None), optional
         Keys to the left and right of the diagonal, inclusive; None is unbounded.
     scale : float, optional
-        Default ``head_dim**-0.5``.
+        Default ``head_dim**-0.5``. The scores must stay finite in the working precision (float64
+        for float64 inputs, else float32): a scale that makes them overflow gives NaN.
     return_lse : bool
         Also return the log-sum-exp that `attention_backward` needs.
     out : array like q, optional

@@ -165,6 +165,9 @@ def check_mask(mask, problem: Problem, causal=False, window=None):
         parts.append(masks.causal(nq, nk))
     if window is not None:
         left, right = check_window(window)
+        left, right = (  # beyond the sequence is all of it
+            side if side is None else min(side, n) for side, n in ((left, nk), (right, nq))
+        )
         parts.append(masks.window(nq, nk, left=left, right=right))
     whole = parts[0] if parts else masks.dense(nq, nk)
     for part in parts[1:]:

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from scipy.sparse import csr_array
 
+from masks import Mask
 from masks.tiles import BITS, FULL, INTERVAL
 
 _INT32_MAX = 2**31 - 1
@@ -76,9 +77,13 @@ class TileSchedule:
 
         Raises
         ------
+        TypeError
+            If ``mask`` is not a `masks.Mask`.
         ValueError
             If the tiles or the row bounds of all planes together do not fit 32-bit indices.
         """
+        if not isinstance(mask, Mask):
+            raise TypeError(f"mask must be a masks.Mask, got {type(mask).__name__}")
         tiles = [plane.tiles(tile_m, tile_n) for plane in mask.planes]
         nq, nk = mask.shape
         counts = [np.diff(t.kinds.indptr) for t in tiles]

@@ -89,6 +89,8 @@ JOINS = {
     "causal": ({"causal": True}, masks.causal(NQ, NK)),
     "window": ({"window": (2, 1)}, masks.window(NQ, NK, left=2, right=1)),
     "unbounded-window": ({"window": (None, None)}, masks.dense(NQ, NK)),
+    "window-beyond-int32": ({"window": (2**31, 0)}, masks.causal(NQ, NK)),
+    "window-beyond-int64": ({"window": (0, 2**64)}, masks.window(NQ, NK, left=0)),
     "causal-window": (
         {"causal": True, "window": (2, 1)},
         masks.causal(NQ, NK) & masks.window(NQ, NK, left=2, right=1),

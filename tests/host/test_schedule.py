@@ -226,6 +226,11 @@ def test_too_many_tiles_for_32_bits_is_an_error(monkeypatch, limit, what):
         TileSchedule.from_mask(mask, 16, 16)
 
 
+def test_a_schedule_is_made_of_a_mask():
+    with pytest.raises(TypeError, match=r"mask must be a masks\.Mask, got ndarray"):
+        TileSchedule.from_mask(np.eye(16, dtype=bool), 16, 16)
+
+
 def test_density_and_repr():
     schedule = TileSchedule.from_mask(masks.butterfly(64, block=8), 8, 8)
     assert schedule.density == (64 / 8) * 4 / 64
