@@ -134,9 +134,6 @@ def raw(x):
     return x.reshape(-1).view(np.uint8)
 
 
-# -- memory ------------------------------------------------------------------------------
-
-
 def poisoned_block(size):
     """An allocation of the default pool, full of NaN of every type."""
     block = cupy.get_default_memory_pool().malloc(size)

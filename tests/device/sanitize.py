@@ -5,7 +5,8 @@
 
 Each tool first has to find a fault that is planted for it in a kernel of this file; a tool that
 misses its fault has checked nothing. The exit status is 0 if every tool found its fault and
-nothing else. $COMPUTE_SANITIZER names the program where it is not on the path.
+nothing else. $COMPUTE_SANITIZER names the program where it is neither on the path nor
+in $CUDA_HOME/bin.
 """
 
 import os
@@ -57,15 +58,16 @@ def control(tool):
 
 def sanitizer():
     """Path of compute-sanitizer."""
-    candidates = (
-        os.environ.get("COMPUTE_SANITIZER"),
-        shutil.which("compute-sanitizer"),
-        "/usr/local/cuda/bin/compute-sanitizer",
-    )
+    candidates = [os.environ.get("COMPUTE_SANITIZER"), shutil.which("compute-sanitizer")]
+    if home := os.environ.get("CUDA_HOME"):
+        candidates.append(f"{home}/bin/compute-sanitizer")
     for candidate in candidates:
         if candidate and Path(candidate).exists():
             return candidate
-    sys.exit("compute-sanitizer is not on the path; name it in $COMPUTE_SANITIZER")
+    sys.exit(
+        "compute-sanitizer is neither on the path nor in $CUDA_HOME/bin: name it in "
+        "$COMPUTE_SANITIZER"
+    )
 
 
 def options_of(program, tool):
