@@ -20,7 +20,7 @@ def tile_sizes(head_dim, mask):
     Parameters
     ----------
     head_dim : int
-        Without influence so far: scores and operands of a tile fit the L2 cache up to 256.
+        Not used: scores and operands of a tile fit the L2 cache for every head_dim up to 256.
     mask : masks.Mask
         Plain, per head or per batch.
     """

@@ -1,7 +1,7 @@
 """The seam to Numba: every ``numba.cuda`` import and every inline PTX string passes here.
 
 Instructions are data (PTX text, constraints, types), so that a move to another Numba
-back end touches this file and ``launch.py`` only.
+back end touches this file and ``nbflash.sim`` only.
 """
 
 import contextlib

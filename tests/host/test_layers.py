@@ -31,10 +31,7 @@ ARROWS = {
         "ml_dtypes",
     ),
     "nbflash": ("masks numpy nbflash", "cupy ml_dtypes nbflash.reference"),
-    "nbflash.launch": (
-        "numpy numba.cuda nbflash",
-        "cupy cuda.core cuda.bindings",
-    ),
+    "nbflash.launch": ("numpy nbflash", "cupy cuda.core cuda.bindings"),
     "experiments": (
         "experiments masks nbflash nbflash.reference numpy scipy click rich matplotlib",
         "cupy numba ml_dtypes safetensors torch",
@@ -135,6 +132,7 @@ PLANTED = {
     "cpu-api": ("nbflash.cpu", "from nbflash.api import attention"),
     "cpu-reference": ("nbflash.cpu", "from nbflash.reference import attention"),
     "cpu-numba-cuda": ("nbflash.cpu", "import numba\nnumba.cuda.jit"),
+    "launch-numba-cuda": ("nbflash.launch", "from numba import cuda"),
     "launch-reference-lazily": ("nbflash.launch", "def f():\n    from nbflash import reference"),
     "api-reference-at-the-top": ("nbflash.api", "from nbflash import reference"),
     "api-numba-cuda": ("nbflash.api", "from numba.cuda import jit"),
@@ -159,7 +157,6 @@ ALLOWED = {
         "from nbflash.ptx._asm import cuda",
     ),
     "api-reference-lazily": ("nbflash.api", "def f():\n    from nbflash import reference"),
-    "launch-numba-cuda": ("nbflash.launch", "from numba import cuda"),
 }
 
 
