@@ -127,9 +127,9 @@ def low_precision(q, k, v, mask=None, scale=None):
 def low_precision_backward(dout, q, k, v, mask=None, scale=None):
     """Gradients by the dense equations in the inputs' own dtype; see `low_precision`.
 
-    delta = rowsum(dO ∘ O), over O as it is stored, is moved by one rounding of rowsum |dO ∘ O|:
-    however the two are summed, dP and delta differ by about as much. Where a row attends a single
-    key their difference, exactly 0, is nothing but that rounding.
+    delta = rowsum(dO ∘ O), over O as it is stored, is moved away from rowsum(P ∘ dP) by one rounding
+    of rowsum |dO ∘ O|: however the two are summed, they differ by about as much. Where a row attends
+    a single key, dP - delta is nothing but that rounding.
 
     Returns
     -------
@@ -144,7 +144,8 @@ def low_precision_backward(dout, q, k, v, mask=None, scale=None):
     dp = rounded(dout @ v.swapaxes(-1, -2))
     terms = dout * rounded(p @ v)
     delta = np.sum(terms, axis=-1, keepdims=True)
-    delta += np.finfo(work).eps * np.sum(np.abs(terms), axis=-1, keepdims=True)
+    rounding = np.finfo(work).eps * np.sum(np.abs(terms), axis=-1, keepdims=True)
+    delta += np.copysign(rounding, delta - np.sum(p * dp, axis=-1, keepdims=True))
     ds = rounded(rounded(p * (dp - delta)) * work(scale_))
     dq = _in_order(ds, k)
     dk = reference._group_sum(_in_order(ds.swapaxes(-1, -2), q), heads_kv)[:, :, ::-1]
