@@ -127,9 +127,9 @@ def low_precision(q, k, v, mask=None, scale=None):
 def low_precision_backward(dout, q, k, v, mask=None, scale=None):
     """Gradients by the dense equations in the inputs' own dtype; see `low_precision`.
 
-    delta = rowsum(dO ∘ O), over O as it is stored, is moved away from rowsum(P ∘ dP) by one rounding
-    of rowsum |dO ∘ O|: however the two are summed, they differ by about as much. Where a row attends
-    a single key, dP - delta is nothing but that rounding.
+    delta = rowsum(dO ∘ O), over O as it is stored, is moved away from rowsum(P ∘ dP) by one
+    rounding of rowsum |dO ∘ O|: however the two are summed, they differ by about as much. Where a
+    row attends a single key, dP - delta is nothing but that rounding.
 
     Returns
     -------
