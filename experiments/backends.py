@@ -8,8 +8,6 @@ import numpy as np
 from experiments.errors import BadInput
 from experiments.timing import CudaEvents, WallClock
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
-
 
 @dataclass(frozen=True)
 class Backend:
@@ -60,7 +58,7 @@ def _no_cuda():
 
 
 def parse_dtype(name):
-    """NumPy dtype of one of ``DTYPES``."""
+    """NumPy dtype of one of ``nbflash.problem.DTYPES``."""
     if name != "bfloat16":
         return np.dtype(name)
     try:

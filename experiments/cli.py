@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from experiments.errors import BadInput
+from nbflash.config import IMPLEMENTATIONS
+from nbflash.problem import DTYPES
 
-IMPLEMENTATIONS = ("auto", "sm90", "sm80", "simt", "cpu", "reference")
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 SIZE = click.IntRange(min=1)
 
 
@@ -65,14 +65,8 @@ def cli(context):
 
 
 @cli.command()
-@click.option("--quick", "section", flag_value="quick", help="Small sizes, under a minute.")
-@click.option(
-    "--full",
-    "section",
-    flag_value="full",
-    default="full",
-    help="The default: all masks, sizes that fill the machine.",
-)
+@click.option("--quick", is_flag=True, help="Small sizes, under a minute.")
+@click.option("--full", is_flag=True, help="The default: all masks, sizes that fill the machine.")
 @click.option(
     "--input",
     type=click.Path(path_type=Path),
@@ -83,7 +77,7 @@ def cli(context):
 @device_option
 @click.option(
     "--impl",
-    type=click.Choice(IMPLEMENTATIONS),
+    type=click.Choice(["auto", *IMPLEMENTATIONS]),
     default="auto",
     show_default=True,
     help="Implementation of nbflash; see python -m nbflash.",
@@ -117,7 +111,7 @@ def cli(context):
 )
 @seed_option
 @out_option
-def sparsity(section, device, out, **overrides):
+def sparsity(quick, full, device, out, **overrides):
     """Runtime and accuracy against the density of the mask.
 
     Butterfly masks, local masks and their union with random masks, from about 1 % to 100 % live
@@ -131,10 +125,15 @@ def sparsity(section, device, out, **overrides):
     from experiments.sparsity import measure, read_settings
     from experiments.sparsity_report import report
 
+    if quick and full:
+        raise BadInput("--quick and --full exclude each other")
+    if device == "cuda" and overrides["impl"] == "cpu":
+        raise BadInput("--device cuda and --impl cpu exclude each other")
     if overrides["input"]:
         for name in ("seqlen", "head_dim", "heads", "batch"):
             if overrides[name] is not None:
                 raise BadInput(f"--{name.replace('_', '-')} and --input exclude each other")
+    section = "quick" if quick else "full"
     settings = read_settings(section, open_backend(device).device, overrides)
     report(measure(settings), out)
 

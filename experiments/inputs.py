@@ -1,6 +1,7 @@
 """Q, K and V to run on: standard normal, or a user's own from a file."""
 
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def load_qkv(path, dtype, seed):
         raise BadInput(f"--input {path}: no such file")
     try:
         arrays = readers[path.suffix](path)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise BadInput(f"--input {path}: cannot be read as {path.suffix}: {error}") from None
     qkv = {name: _checked(path, name, arrays[name], dtype) for name in "qkv"}
     _check_shapes(path, **qkv)
@@ -51,12 +52,18 @@ def load_qkv(path, dtype, seed):
 
 
 def _read_npz(path):
-    with np.load(path, allow_pickle=False) as file:
+    file = np.load(path, allow_pickle=False)
+    if isinstance(file, np.ndarray):
+        raise BadInput(f"--input {path}: holds a single array, as .npy does")
+    with file:
         return _by_name(path, file)
 
 
 def _read_npy(path):
     array = np.load(path, allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise BadInput(f"--input {path}: holds named arrays, as .npz does")
     if array.ndim not in (4, 5) or len(array) != 3:
         raise BadInput(
             f"--input {path}: shape {array.shape}, expected (3, seqlen, heads, "
@@ -88,11 +95,14 @@ def _by_name(path, arrays):
 
 
 def _checked(path, name, array, dtype):
+    if not isinstance(array, np.ndarray):
+        raise BadInput(f"--input {path}: {name} is not an array")
     if array.ndim == 3:
         array = array[None]
     if array.ndim != 4 or 0 in array.shape:
         raise BadInput(f"--input {path}: {name} has shape {array.shape}, expected {LAYOUT}")
-    if array.dtype.kind not in "fV" or not np.isfinite(array.astype(np.float64)).all():
+    floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    if not floating or not np.isfinite(array.astype(np.float64)).all():
         raise BadInput(f"--input {path}: {name} must hold finite floating-point numbers")
     with np.errstate(over="ignore"):
         cast = np.ascontiguousarray(array.astype(dtype))

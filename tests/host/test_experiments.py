@@ -1,6 +1,11 @@
 """The command line of the experiments, end to end at tiny sizes."""
 
 import csv
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,6 +194,8 @@ def test_an_unwritten_row_outside_the_sample_is_refused(tmp_path, capsys, monkey
 
 BAD = {
     "sparsity --device cuda": "no CUDA device",
+    "sparsity --quick --full": "--quick and --full exclude each other",
+    "sparsity --device cuda --impl cpu": "--device cuda and --impl cpu exclude each other",
     "sparsity --impl cuda": "'cuda' is not one of",
     "sparsity --device cpu --quick --impl simt": "simt runs on CUDA arrays",
     "sparsity --dtype int8": "'int8' is not one of",
@@ -201,6 +208,14 @@ BAD = {
     "sparsity --input {tmp}/some.txt": "expected one of .npz",
     "sparsity --input {tmp}/text.npz": "cannot be read as .npz",
     "sparsity --input {tmp}/text.npy": "cannot be read as .npy",
+    "sparsity --input {tmp}/nothing.npz": "cannot be read as .npz",
+    "sparsity --input {tmp}/nothing.npy": "cannot be read as .npy",
+    "sparsity --input {tmp}/single.npz": "holds a single array, as .npy does",
+    "sparsity --input {tmp}/named.npy": "holds named arrays, as .npz does",
+    "sparsity --input {tmp}/bytes.npz": "q is not an array",
+    "sparsity --input {tmp}/fields.npz": "q must hold finite floating-point numbers",
+    "sparsity --input {tmp}/void.npz": "q must hold finite floating-point numbers",
+    "sparsity --input {tmp}/fields.npy": "q must hold finite floating-point numbers",
     "sparsity --input {tmp}/empty.npz": "no array 'q'",
     "sparsity --input {tmp}/flat.npz": "q has shape (4, 4)",
     "sparsity --input {tmp}/nan.npz": "v must hold finite floating-point numbers",
@@ -229,6 +244,8 @@ def bad_files(tmp_path):
         "flat": dict.fromkeys("qkv", np.ones((4, 4))),
         "nan": good | {"v": np.full_like(x, np.nan)},
         "int": dict.fromkeys("qkv", x.astype(int)),
+        "fields": dict.fromkeys("qkv", np.zeros(x.shape, [("re", "f4"), ("im", "f4")])),
+        "void": dict.fromkeys("qkv", np.zeros(x.shape, "V2")),
         "huge": good | {"k": x * 1e6},
         "ratio": good | {"q": np.ones((1, 16, 3, 4), np.float32)},
         "shapes": good | {"v": x[..., :2]},
@@ -237,6 +254,16 @@ def bad_files(tmp_path):
     for name, arrays in files.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)
     np.save(tmp_path / "two.npy", np.ones((2, 16, 2, 4)))
+    np.save(tmp_path / "fields.npy", np.zeros((3, 16, 2, 4), [("re", "f4")]))
+    np.save(tmp_path / "single.npy", np.ones((3, 16, 2, 4)))
+    (tmp_path / "single.npy").rename(tmp_path / "single.npz")
+    np.savez(tmp_path / "named.npz", **good)
+    (tmp_path / "named.npz").rename(tmp_path / "named.npy")
+    with zipfile.ZipFile(tmp_path / "bytes.npz", "w") as file:
+        for name in "qkv":
+            file.writestr(name, b"nothing to read")
+    for name in ("nothing.npz", "nothing.npy"):
+        (tmp_path / name).touch()
     for name in ("some.txt", "text.npz", "text.npy"):
         (tmp_path / name).write_text("nothing to read")
     return tmp_path
@@ -251,6 +278,31 @@ def test_bad_options_and_files_end_in_one_line(bad_files, capsys, monkeypatch, c
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("package", "command"), [("click", "--help"), ("rich", "masks"), ("matplotlib", "masks")]
+)
+def test_a_missing_package_is_named_in_one_line(tmp_path, package, command):
+    code = f"import runpy, sys; sys.modules[{package!r}] = None; sys.argv[1:] = [{command!r}]; "
+    code += "runpy.run_module('experiments', run_name='__main__')"
+    path = os.pathsep.join([str(Path(cli.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"error: needs {package}: pip install '.[plot]'\n"
+
+
+def test_help_needs_no_numba():
+    code = "import sys, experiments.cli; print({'numba', 'cupy', 'matplotlib'} & set(sys.modules))"
+    root = Path(cli.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
 
 
 def test_masks_gallery(tmp_path, capsys):
