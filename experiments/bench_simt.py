@@ -2,7 +2,8 @@
 
 Speed: forward, and the backward pass in both forms (two passes without atomics, and one with), in
 shuffled rounds together with torch's memory-efficient kernel where torch is installed. Every output
-is poisoned, computed and checked against the float64 reference before it is timed.
+is poisoned, computed and checked against the float64 reference before it is timed. The float32
+matrix product of the same device, timed in the same run, says how fast it can be.
 """
 
 import json
@@ -20,15 +21,18 @@ import nbflash
 from experiments import sweeps
 from experiments.backends import open_backend
 from experiments.check import Oracle, sample_rows, sampled
+from experiments.errors import OutOfBudget
 from experiments.inputs import random_qkv
 from experiments.passes import flops
 from experiments.provenance import provenance
 from experiments.report import progress, say, show, write_csv, wrote
 from experiments.timing import Timing, interleave
+from nbflash.testing import assert_within_reference, error_budget
 
 FORWARD, ONE_PASS, TWO_PASS = "forward", "backward, one pass", "backward, two passes"
 FORMS = {ONE_PASS: False, TWO_PASS: True}
 NBFLASH, TORCH = "nbflash simt", "torch memory-efficient"
+PRODUCT = "matrix product"
 
 FIRST_CALL = """
 import importlib, json, time
@@ -163,6 +167,37 @@ def _row(kind, what, name, timing):
     }
 
 
+def product(backend, n, rounds, seconds, seed):
+    """The row of the float32 matrix product of n × n matrices, checked on a part of it.
+
+    The yardstick adds the n products of an element one after the other in float32, which TF32
+    would miss by far.
+    """
+    rng = np.random.default_rng(seed)
+    host = [rng.standard_normal((n, n), np.float32) for _ in range(2)]
+    a, b = map(backend.array, host)
+    part = host[0][:2], host[1][:, -256:]
+    exact = np.matmul(*(x.astype(np.float64) for x in part))
+    low = np.stack([np.cumsum(row[:, None] * part[1], axis=0)[-1] for row in part[0]])
+    errors = []
+
+    def verify(_, result):
+        got = backend.numpy(result[:2, -256:])
+        try:
+            errors.append(assert_within_reference(got, exact, low, PRODUCT))
+        except AssertionError as failure:
+            raise OutOfBudget(f"no timing is reported, {failure}") from None
+
+    task = partial(backend.xp.matmul, a, b)
+    verify(PRODUCT, task())
+    tasks = {PRODUCT: task}
+    timing = interleave(tasks, backend.clock, rounds=rounds, seconds=seconds, keep=verify)[PRODUCT]
+    shape = dict.fromkeys(("batch", "seqlen", "heads", "head_dim"))
+    row = _row(PRODUCT, f"{n} x {n} x {n}", f"{backend.xp.__name__} matmul", timing)
+    speed = {"tflops": 2 * n**3 / timing.median / 1e9}
+    return shape | row | speed | {"error": max(errors), "budget": error_budget(exact, low)}
+
+
 def host_cost(backend, sweep, seed):
     """Rows of the host time of one call: cached plan, warm, without waiting for the device."""
     shape = sweep["host"]
@@ -226,6 +261,7 @@ def run(out, seed=0, quick=False):
     origin = provenance("cuda")
     say(f"[bold]{origin['device']}[/bold], float32, commit {origin['commit']}")
     fast = speed(backend, sweep, quick, seed)
+    peak = product(backend, sweep["product"], sweep["rounds"], sweep["seconds"], seed)
     other = host_cost(backend, sweep, seed) + first_use(sweep)
     columns = {"pass": "", "": "", "d": "d", "ms": ".3f", "p10": ".3f", "p90": ".3f"}
     columns |= {"TFLOP/s": ".1f", "err/bud": ".2f"}
@@ -237,11 +273,12 @@ def run(out, seed=0, quick=False):
     first = fast[0]
     title = f"speed: N={first['seqlen']}, heads={first['heads']}, batch={first['batch']}"
     show(title, columns, cells)
+    say(f"float32 matrix product, {peak['what']}: {peak['tflops']:.1f} TFLOP/s")
     columns = {"": "", "what": "", "ms": ".4f", "p10": ".4f", "p90": ".4f"}
     keys = ("kind", "what", "median_ms", "p10_ms", "p90_ms")
     show("latency", columns, [[row[key] for key in keys] for row in other])
     say("backward FLOPs count 2.5 times the forward's in both forms; imports are not in a latency.")
-    rows = [row | origin for row in fast + other]
+    rows = [row | origin for row in [*fast, peak, *other]]
     write_csv(out / "simt.csv", rows)
     draw_simt(rows[: len(fast)], out / "simt.png")
     wrote(out / "simt.csv", out / "simt.png")

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,6 +207,24 @@ def test_simt_tasks_are_checked_and_callable():
         result[0][0, :, 1] += 1
         with pytest.raises(OutOfBudget, match=f"{key[0]}, as timed"):
             verify(key, result)
+
+
+def test_the_matrix_product_is_checked_and_counted(monkeypatch):
+    backend = open_backend("cpu")
+    monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
+    row = bench_simt.product(backend, 300, rounds=3, seconds=1, seed=0)
+    assert row["tflops"] == pytest.approx(2 * 300**3 / (row["median_ms"] * 1e-3) / 1e12)
+    assert 0 < row["error"] <= row["budget"] < 1e-3
+    assert set(row) == set(sweeps.load("simt")["host"]) | set(
+        bench_simt._row("", "", "", Timing((1.0,)))
+    )
+
+    def tf32(a, b):
+        return (a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) @ b
+
+    truncating = SimpleNamespace(matmul=tf32, array=np.array, __name__="truncating")
+    with pytest.raises(OutOfBudget, match="no timing is reported, matrix product: error"):
+        bench_simt.product(replace(backend, xp=truncating), 300, rounds=3, seconds=1, seed=0)
 
 
 def test_simt_figure(tmp_path):
