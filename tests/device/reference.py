@@ -47,6 +47,18 @@ def _group_sum(x, heads_kv):
     return x.reshape(batch, heads_kv, heads // heads_kv, n, head_dim).sum(axis=2)
 
 
+def _sum_over_rows(x, y, heads_kv):
+    """Xᵀ Y summed over the heads of a group, one row of one head after the other."""
+    xp = library(x)
+    batch, heads, nq, nk = x.shape
+    rows = heads // heads_kv * nq
+    x, y = x.reshape(batch, heads_kv, rows, nk), y.reshape(batch, heads_kv, rows, y.shape[-1])
+    total = xp.zeros((batch, heads_kv, nk, y.shape[-1]), x.dtype)
+    for row in range(rows):
+        total += x[:, :, row, :, None] * y[:, :, row, None, :]
+    return total
+
+
 def attention_and_gradients(dout, q, k, v, keep, scale):
     """``(out, lse, dq, dk, dv)`` in float64 by the dense equations.
 
@@ -79,9 +91,9 @@ def plain_computation(dout, q, k, v, keep, scale, order):
     float16 and bfloat16: products in float32, S, P, dP and dS rounded to the type. float32 and
     float64: their own precision and, like the kernels, base 2 with the scale in Q; each score is
     moved up or down by 0.2 √head_dim units in its last place, a random walk of its own roundings.
-    Gradients start from the LSE, moved by two units: it is rounded as a sum, as a natural logarithm
-    and in base 2 again, and each scales a whole row of P. ``order`` seeds the order of the sums
-    over keys and over head_dim.
+    Gradients start from the LSE, moved by one unit too: its rounding scales a whole row of P.
+    dK and dV sum over rows one after the other, whose error grows with the rows as the kernels'
+    does. ``order`` seeds the order of the sums over keys and over head_dim.
     """
     xp, storage, heads_kv = library(q), q.dtype, k.shape[2]
     work = xp.float64 if storage.itemsize == 8 else xp.float32
@@ -110,15 +122,14 @@ def plain_computation(dout, q, k, v, keep, scale, order):
     lse = lse / unit
     out = stored(p) @ v
     finite = xp.where(xp.isneginf(lse), work(0), lse)[..., None]
-    moved = xp.nextafter(xp.nextafter(finite, work(np.inf)), work(np.inf))
-    p = stored(exp(s - moved * unit))
+    p = stored(exp(s - xp.nextafter(finite, work(np.inf)) * unit))
     dp = stored(dout @ v.swapaxes(-1, -2))
     # Over O as it is stored; however it is summed, delta differs from dP by about a rounding.
     terms = dout * stored(out)
     delta = xp.sum(terms, axis=-1, keepdims=True)
     delta += work(np.finfo(work).eps) * xp.sum(xp.abs(terms), axis=-1, keepdims=True)
     ds = stored(stored(p * (dp - delta)) * work(scale))
-    dk, dv = (_group_sum(x.swapaxes(-1, -2) @ y, heads_kv) for x, y in ((ds, q), (p, dout)))
+    dk, dv = (_sum_over_rows(x, y, heads_kv) for x, y in ((ds, q), (p, dout)))
     back, keys = xp.argsort(columns), xp.argsort(keys)
     out, dq = (stored(x[..., back]).transpose(0, 2, 1, 3) for x in (out, ds @ k))
     dk, dv = (stored(x[:, :, keys][..., back]).transpose(0, 2, 1, 3) for x in (dk, dv))
