@@ -191,6 +191,24 @@ _BACKWARD_64 = (
 )
 
 
+def _candidates(cls, table, dtype, head_dim, vectors):
+    """The configurations of a table's rows that reach ``head_dim``, best first."""
+    for reach, tx, ty, rm, rn, min_blocks, p_over_k, chunks in table:
+        if head_dim <= reach:
+            yield cls(
+                dtype,
+                head_dim,
+                tx,
+                ty,
+                rm,
+                rn,
+                min_blocks,
+                vectors,
+                p_over_k,
+                chunks=chunks if vectors else SCALAR_CHUNKS * chunks,
+            )
+
+
 def forward_config(dtype, head_dim, *, vectors, smem_limit, cp_async=False):
     """The first row of the table that fits, or None.
 
@@ -206,20 +224,7 @@ def forward_config(dtype, head_dim, *, vectors, smem_limit, cp_async=False):
         The device has ``cp.async`` (compute capability 8.0).
     """
     table = _FORWARD_64 if dtype == "float64" else _FORWARD
-    rows = (row for row in table if head_dim <= row[0])
-    for _, tx, ty, rm, rn, min_blocks, p_over_k, chunks in rows:
-        config = SimtConfig(
-            dtype,
-            head_dim,
-            tx,
-            ty,
-            rm,
-            rn,
-            min_blocks,
-            vectors,
-            p_over_k,
-            chunks=chunks if vectors else SCALAR_CHUNKS * chunks,
-        )
+    for config in _candidates(SimtConfig, table, dtype, head_dim, vectors):
         if cp_async and vectors and dtype == "float32" and head_dim == config.width:
             config = replace(config, send_v=True)
         if config.smem_bytes <= smem_limit:
@@ -230,20 +235,7 @@ def forward_config(dtype, head_dim, *, vectors, smem_limit, cp_async=False):
 def backward_configs(dtype, head_dim, *, vectors, smem_limit, deterministic, vector_red):
     """The passes of a backward: one with atomics or two without; empty if none fits."""
     table = _BACKWARD_64 if dtype == "float64" else _BACKWARD
-    rows = (row for row in table if head_dim <= row[0])
-    for _, tx, ty, rm, rn, min_blocks, p_over_k, chunks in rows:
-        base = SimtBackwardConfig(
-            dtype,
-            head_dim,
-            tx,
-            ty,
-            rm,
-            rn,
-            min_blocks,
-            vectors,
-            p_over_k,
-            chunks=chunks if vectors else SCALAR_CHUNKS * chunks,
-        )
+    for base in _candidates(SimtBackwardConfig, table, dtype, head_dim, vectors):
         if base.smem_bytes > smem_limit:
             continue
         if deterministic:
