@@ -39,6 +39,16 @@ class Timing:
     def p90(self):
         return float(np.percentile(self.samples, 90))
 
+    @property
+    def columns(self):
+        """What a table says of the times."""
+        return {
+            "median_ms": self.median,
+            "p10_ms": self.p10,
+            "p90_ms": self.p90,
+            "rounds": len(self.samples),
+        }
+
 
 class WallClock:
     """Times a call on the host, in milliseconds."""
