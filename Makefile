@@ -65,7 +65,7 @@ test-compile: $(installed)-test
 	$(pytest) tests/compile
 
 test-device: $(installed)-test
-	$(run) pytest -q --durations=5 tests/device
+	$(run) pytest -q --durations=5 -o faulthandler_timeout=120 tests/device
 
 lint: $(installed)-test
 	$(run) ruff check .

@@ -224,6 +224,8 @@ def make_finite(cfg, rows):
         found = zero
         for i in range(tid, rows * per_row, threads):
             found += probe(smem, at + i // per_row * ld + i % per_row * 4)
-        return cuda.syncthreads_or(0 if found == zero else 1) == 0
+        # No conditional expression: CPython 3.12 copies a call that follows one into both of
+        # its branches, and the threads of a warp would wait at two barriers.
+        return cuda.syncthreads_or(int(found != zero)) == 0
 
     return finite
