@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from experiments.errors import BadInput
+from experiments.passes import PASSES
 from nbflash.config import IMPLEMENTATIONS
 from nbflash.problem import DTYPES
 
@@ -22,6 +23,15 @@ def _writable(context, parameter, path):
     except OSError as error:
         raise BadInput(f"--out {path}: {error.strerror}") from None
     return path
+
+
+def _passes(context, parameter, text):
+    """The passes of a list with commas, each once."""
+    passes = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in passes:
+        if name not in PASSES:
+            raise BadInput(f"--passes {text}: expected forward, backward or both")
+    return passes
 
 
 out_option = click.option(
@@ -213,6 +223,47 @@ def simt(out, seed, quick):
     from experiments.bench_simt import run
 
     run(out, seed, quick)
+
+
+@cli.command()
+@click.option("--quick", is_flag=True, help="The cases of the figure alone, in fewer rounds.")
+@click.option(
+    "--passes",
+    default="forward",
+    show_default=True,
+    metavar="PASS[,PASS]",
+    callback=_passes,
+    help="forward, backward or both with a comma between; backward where nbflash has it.",
+)
+@click.option(
+    "--impl",
+    type=click.Choice(["auto", "sm90", "simt"]),
+    default="auto",
+    show_default=True,
+    help="Implementation of nbflash; see python -m nbflash.",
+)
+@click.option(
+    "--head-dim", multiple=True, type=click.IntRange(1, 256), help="Only this; may be repeated."
+)
+@click.option("--seqlen", multiple=True, type=SIZE, help="Only this; may be repeated.")
+@click.option(
+    "--mask", multiple=True, metavar="NAME", help="Only this mask of the sweep; may be repeated."
+)
+@click.option(
+    "--library", multiple=True, metavar="NAME", help="Only this library; may be repeated."
+)
+@seed_option
+@out_option
+def peers(out, seed, quick, passes, impl, library, mask, head_dim, seqlen):
+    """GPU: nbflash beside torch's SDPA, FlexAttention and flash-attn-4, in shuffled rounds.
+
+    bfloat16, on dense, causal and block-sparse masks; every library that is installed takes part
+    in the masks that it can express. Sizes: experiments/sweeps/peers.toml. Needs a CUDA device.
+    """
+    from experiments.bench_peers import run
+
+    chosen = {"names": mask, "head_dims": head_dim, "seqlens": seqlen}
+    run(out, seed, quick, passes, impl, library, **chosen)
 
 
 def main(args=None):

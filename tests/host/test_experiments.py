@@ -60,7 +60,7 @@ def test_help_lists_every_command(capsys):
         assert status == 0
         assert all(option.help for option in cli.cli.commands[command].params)
         assert "--out" in text
-    assert set(cli.cli.commands) == {"sparsity", "io", "masks", "cpu", "simt"}
+    assert set(cli.cli.commands) == {"sparsity", "io", "masks", "cpu", "simt", "peers"}
 
 
 def test_sparsity_on_random_input(tmp_path, capsys):
