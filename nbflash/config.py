@@ -19,7 +19,6 @@ IMPLEMENTATIONS = ("sm90", "sm80", "simt", "cpu", "reference")
 # What "auto" tries, in this order. "reference" is the specification and is never chosen.
 _AUTO = {CUDA: ("sm90", "sm80", "simt"), CPU: ("cpu",)}
 _NOT_BUILT = {
-    "sm90": "the Hopper kernels (wgmma, TMA) are not built yet",
     "sm80": "the tensor-core kernels (mma.sync) are not built yet",
 }
 
@@ -45,7 +44,8 @@ def why_not(impl: str, problem, mask=None) -> list[str]:
         if not all(reasons.values()):
             return []
         return [f"{name}: {reason}" for name, why in reasons.items() for reason in why]
-    return why_not_here(impl) + _why_not_arrays(impl, problem)
+    reasons = why_not_here(impl) + _why_not_arrays(impl, problem)
+    return reasons + (_why_not_tensor_maps(problem) if impl == "sm90" else [])
 
 
 def choose(impl: str, problem, mask=None) -> str:
@@ -80,6 +80,8 @@ def why_not_here(impl: str) -> list[str]:
         return ["numba is not installed: pip install numba"]
     if impl == "simt":
         return _why_not_simulator() if simulator() else _why_not_cuda()
+    if impl == "sm90":
+        return _why_not_hopper()
     return []
 
 
@@ -105,8 +107,8 @@ def _why_not_arrays(impl: str, problem) -> list[str]:
     on_host = problem.device == CPU
     if impl in ("cpu", "reference") and not on_host:
         return [f"{impl} runs on NumPy arrays, got CUDA arrays: use cupy.asnumpy, or impl='auto'"]
-    if impl == "simt" and on_host and not simulator():
-        return ["simt runs on CUDA arrays, got NumPy arrays: use cupy.asarray, or impl='auto'"]
+    if impl in ("sm90", "simt") and on_host and not simulator():
+        return [f"{impl} runs on CUDA arrays, got NumPy arrays: use cupy.asarray, or impl='auto'"]
     if impl == "simt" and not on_host and simulator():
         return ["the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"]
     return []
@@ -143,6 +145,40 @@ def _why_not_cuda() -> list[str]:
     except runtime.CUDARuntimeError as error:
         return [f"no usable NVIDIA driver or GPU: {error}"]
     return [] if count else ["no CUDA device is visible"]
+
+
+def _why_not_hopper() -> list[str]:
+    if simulator():
+        return ["the Hopper kernels are not bound to the CUDA simulator (NUMBA_ENABLE_CUDASIM=1)"]
+    if reasons := _why_not_cuda():
+        return reasons
+    import cupy
+
+    capability = cupy.cuda.Device(0).compute_capability
+    if capability != "90":
+        return [f"needs compute capability 9.0 (Hopper), this device has {capability}"]
+    from nbflash import assembler
+
+    if assembler.find_ptxas() is None:
+        return ["ptxas is not installed: pip install nvidia-cuda-nvcc"]
+    return []
+
+
+def _why_not_tensor_maps(problem) -> list[str]:
+    """What wgmma and the copy engine ask of dtype, head_dim and memory layout."""
+    reasons = []
+    if problem.dtype not in ("float16", "bfloat16"):
+        reasons.append(f"needs float16 or bfloat16, got {problem.dtype}")
+    if problem.head_dim % 8 or problem.head_dim > 256:
+        reasons.append(f"needs a head_dim of 8, 16, ... 256, got {problem.head_dim}")
+    if problem.alignment < 16:
+        reasons.append(
+            f"needs addresses and strides of q, k and v that are multiples of 16 bytes, got "
+            f"{problem.alignment}"
+        )
+    if any(stride < 0 for three in problem.strides for stride in three):
+        reasons.append("needs strides that are not negative: copy the array first")
+    return reasons
 
 
 @lru_cache

@@ -23,6 +23,10 @@ def prepare(impl: str, problem, mask):
         return CpuExecutor(problem, mask)
     if impl == "reference":
         return ReferenceExecutor(problem, mask)
+    if impl == "sm90":
+        from nbflash import sm90
+
+        return sm90.Sm90Executor(problem, mask)
     from nbflash import simt
 
     return simt.SimtExecutor(problem, mask)

@@ -8,6 +8,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import re
 import struct
@@ -16,9 +17,11 @@ import threading
 import warnings
 from pathlib import Path
 
+from nbflash import assembler
 from nbflash.config import cache_dir
 from nbflash.ptx._asm import compiling_for, cuda, types
 
+MAP_WORDS = 16  # eight bytes each: a tensor map
 _compiling = threading.Lock()
 _SOURCES = ("ptx", "tile", "kernels")
 
@@ -28,7 +31,7 @@ def _toolchain():
     """A digest of all that decides a cubin except the configuration."""
     digest = hashlib.sha256()
     package = Path(__file__).parent
-    files = [package / "constants.py", package / "launch.py"]
+    files = [package / "constants.py", package / "launch.py", package / "assembler.py"]
     for folder in _SOURCES:
         files += sorted((package / folder).glob("*.py"))
     for file in files:
@@ -65,22 +68,40 @@ def compile_ptx(spec, compute_capability):
             launch_bounds=spec.launch_bounds,
         )
     entry = re.search(r"\.entry\s+(\w+)", ptx)[1]
-    return ptx.replace(entry, spec.name)
+    ptx = ptx.replace(entry, spec.name)
+    for i in range(spec.maps):
+        ptx = _by_value(ptx, f"{spec.name}_param_{i}")
+    return ptx
+
+
+def _by_value(ptx, name):
+    """Turn a parameter that holds the address of a tensor map into the map itself.
+
+    Numba knows no such parameter. What the kernel reads is the address in either case.
+    """
+    declared = f".param .align 64 .b8 {name}[{8 * MAP_WORDS}]"
+    ptx = re.sub(rf"\.param \.u64 {name}\b", declared, ptx)
+    load = rf"ld\.param\.u64\s+(%rd\d+), \[{name}\];"
+    return re.sub(load, rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
 
 
 def compile_cubin(spec, compute_capability):
     """The kernel of ``spec`` as a cubin (bytes). Needs no driver and no device."""
+    ptx, arch = compile_ptx(spec, compute_capability), arch_of(compute_capability)
+    if spec.whole_program:
+        return assembler.assemble(ptx, arch)
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    ptx = ObjectCode.from_ptx(compile_ptx(spec, compute_capability).encode())
-    options = LinkerOptions(arch=arch_of(compute_capability))
-    return bytes(Linker(ptx, options=options).link("cubin").code)
+    code = ObjectCode.from_ptx(ptx.encode())
+    return bytes(Linker(code, options=LinkerOptions(arch=arch)).link("cubin").code)
 
 
 def cached_cubin(spec, compute_capability):
     """:func:`compile_cubin` behind a disk cache that several processes may share."""
     digest = _toolchain().copy()
     digest.update(repr((spec.name, spec.config, compute_capability)).encode())
+    if spec.whole_program:
+        digest.update(repr(assembler.ptxas_version()).encode())
     path = cache_dir() / f"{spec.name}-{digest.hexdigest()[:32]}.cubin"
     cubin = _read(path)
     if cubin is None:
@@ -159,17 +180,19 @@ class Launch:
         kinds = []
         for kind in spec.signature:
             kinds.extend(kind.types if isinstance(kind, types.BaseTuple) else (kind,))
-        self._slots = (ctypes.c_uint64 * len(kinds))()
+        words = [MAP_WORDS] * spec.maps + [1] * (len(kinds) - spec.maps)
+        at = list(itertools.accumulate(words, initial=0))
+        self._slots = (ctypes.c_uint64 * at[-1])()
         base, size = ctypes.addressof(self._slots), ctypes.sizeof(ctypes.c_uint64)
-        self._table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in range(len(kinds))))
+        self._table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in at[:-1]))
         self._pointers = ctypes.addressof(self._table)
         self._lock = threading.Lock()
         start = len(kinds) - len(trailing)
         for i, value in enumerate(trailing, start):
-            self._slots[i] = _bits(kinds[i], value)
+            self._slots[at[i]] = _bits(kinds[i], value)
 
     def __call__(self, stream, leading):
-        """Launch on ``stream`` (an address) with ``leading`` integers as first arguments."""
+        """Launch on ``stream`` (an address); ``leading``: the words of the first arguments."""
         with self._lock:
             self._slots[: len(leading)] = leading
             self._launch_kernel(

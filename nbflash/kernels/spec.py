@@ -24,12 +24,18 @@ class KernelSpec:
     config : frozen dataclass
         With ``threads``, ``min_blocks`` and ``smem_bytes``.
     signature : tuple of Numba types
+    maps : int
+        The first arguments that are tensor maps, passed by value.
+    whole_program : bool
+        Assemble with ptxas: nvJitLink ignores ``setmaxnreg``.
     """
 
     name: str
     make: Callable[[Any], Callable]
     config: Any
     signature: tuple
+    maps: int = 0
+    whole_program: bool = False
 
     @property
     def launch_bounds(self):

@@ -28,8 +28,10 @@ __all__ = [
     "compiling_for",
     "cuda",
     "cuda_target",
+    "hopper",
     "inline_ptx",
     "inlined",
+    "instruction",
     "intrinsic_of_arity",
     "ir",
     "types",
@@ -44,6 +46,13 @@ def asynchrony():
     from nbflash.sim import asynchrony
 
     return asynchrony
+
+
+def hopper():
+    """The simulator's doubles of Hopper's instructions."""
+    from nbflash.sim import hopper
+
+    return hopper
 
 
 @contextlib.contextmanager
@@ -81,6 +90,39 @@ def inline_ptx(builder, text, constraints, result, args, *, side_effect=False):
     signature = ir.FunctionType(result, [a.type for a in args])
     asm = ir.InlineAsm(signature, text, constraints, side_effect=side_effect)
     return builder.call(asm, args)
+
+
+_LETTERS = {types.float32: "f", types.float64: "d", types.int64: "l", types.uint64: "l"}
+
+
+def instruction(name, text, operands, result=None):
+    """One PTX instruction as device code, with its double for the simulator.
+
+    Parameters
+    ----------
+    name : str
+        Name of the function in :mod:`nbflash.sim.hopper` that says what it does.
+    text : str
+        PTX with ``$0`` for the result, if there is one, and the operands after it.
+    operands : tuple of Numba types
+        Arguments of other integer types are converted.
+    result : Numba type, optional
+    """
+    if SIM:
+        return getattr(hopper(), name)
+    letters = [_LETTERS.get(kind, "r") for kind in operands]
+    outputs = [] if result is None else ["=" + _LETTERS.get(result, "r")]
+    constraints = ",".join([*outputs, *letters, "~{memory}"])
+
+    def build(*_):
+        def codegen(context, builder, signature, args):
+            kind = ir.VoidType() if result is None else context.get_value_type(result)
+            value = inline_ptx(builder, text, constraints, kind, args, side_effect=True)
+            return context.get_dummy_value() if result is None else value
+
+        return (result or types.void)(*operands), codegen
+
+    return intrinsic_of_arity(len(operands), build)
 
 
 def intrinsic_of_arity(arity, build):

@@ -11,7 +11,7 @@ import numpy as np
 from nbflash.sim import race
 from nbflash.sim.engine import current
 from nbflash.sim.errors import SimError
-from nbflash.sim.race import WRITE
+from nbflash.sim.race import ATOMIC, WRITE
 from nbflash.sim.sites import capture, show
 from nbflash.sim.storage import POISON
 
@@ -20,11 +20,12 @@ class Mbarrier:
     """The state of one mbarrier (PTX ISA, section on mbarrier): a phase completes when all
     arrivals are in and all announced bytes have landed."""
 
-    def __init__(self, name, count):
-        self.name, self.count = name, count
+    def __init__(self, name, home, offset, count):
+        self.name, self.home, self.offset, self.count = name, home, offset, count
         self.pending, self.bytes, self.phase = count, 0, 0
         self.waiters = []
         self.arriving = self.completed = None
+        self.fenced, self.engine = False, None  # of the copy engine: see nbflash.sim.hopper
 
     def step(self):
         """Complete the phase if nothing is outstanding, and wake those who waited for it."""
@@ -40,58 +41,88 @@ class Mbarrier:
         for thread, _ in woken:
             thread.block.wake(thread)
 
+    def arrive(self, nbytes=0):
+        """One arrival, and ``nbytes`` that copies will bring. What follows may run much later."""
+        thread = current()
+        self._note(ATOMIC)
+        if thread.block.options.race:
+            self.arriving = race.merge(self.arriving, race.release(thread))
+        self.bytes += int(nbytes)
+        self.pending -= 1
+        self.step()
+        thread.block.pause(thread)
 
-def _key(bar, i):
-    data = bar.data
-    address = data.__array_interface__["data"][0] + int(i) * data.strides[0]
-    return "mbarrier", bar.home, address - bar.home.base
+    def wait(self, parity):
+        """Wait until the phase of ``parity`` has completed."""
+        thread, parity = current(), int(parity)
+        self._note(ATOMIC)
+        if self.phase == parity:
+            self.waiters.append((thread, parity))
+            thread.block.park(thread, f"{self.name}, parity {parity}")
+        if thread.block.options.race and self.completed is not None:
+            race.acquire(thread, self.completed)
+
+    def land(self, nbytes, past):
+        """``nbytes`` have arrived; ``past`` is the clock of the copy (None: not recorded)."""
+        if past is not None:
+            self.arriving = race.merge(self.arriving, past)
+        self.bytes -= nbytes
+        self.step()
+
+    def _note(self, kind):
+        """An mbarrier is eight bytes of shared memory; its operations are atomic."""
+        if self.home.shadow is not None:
+            self.home.shadow.note(self.offset, 8, 8, kind)
 
 
-def _mbarrier(thread, bar, i):
-    found = thread.block.state.get(_key(bar, i))
+def make_mbarrier(home, offset, name, count):
+    """``mbarrier.init`` of the eight bytes at ``offset`` of an allocation."""
+    key, barriers = ("mbarrier", home, offset), current().block.state
+    if key in barriers:
+        raise SimError(f"{name} exists already, {barriers[key].name}")
+    made = barriers[key] = Mbarrier(
+        f"{name} (made at {show(capture(2))})", home, offset, int(count)
+    )
+    made._note(WRITE)
+    return made
+
+
+def find_mbarrier(home, offset, name):
+    """The mbarrier at ``offset`` of an allocation."""
+    found = current().block.state.get(("mbarrier", home, offset))
     if found is None:
-        raise SimError(f"mbarrier {int(i)} is used before mbar_init")
+        raise SimError(f"{name} is used before mbar_init")
     return found
+
+
+def _offset(bar, i):
+    return bar.data.__array_interface__["data"][0] + int(i) * bar.data.strides[0] - bar.home.base
+
+
+def _mbarrier(bar, i):
+    return find_mbarrier(bar.home, _offset(bar, i), f"mbarrier {int(i)}")
 
 
 def mbar_init(bar, i, count):
     """``mbarrier.init``: element ``i`` of a shared int64 array expects ``count`` arrivals."""
     if not 0 <= i < len(bar):
         raise SimError(f"mbarrier {int(i)} of an array of {len(bar)}")
-    name = f"mbarrier {int(i)} (made at {show(capture())})"
-    current().block.state[_key(bar, i)] = Mbarrier(name, int(count))
-
-
-def _arrive(bar, i, nbytes):
-    thread = current()
-    barrier = _mbarrier(thread, bar, i)
-    if thread.block.options.race:
-        barrier.arriving = race.merge(barrier.arriving, race.release(thread))
-    barrier.bytes += int(nbytes)
-    barrier.pending -= 1
-    barrier.step()
-    thread.block.pause(thread)
+    make_mbarrier(bar.home, _offset(bar, i), f"mbarrier {int(i)}", count)
 
 
 def mbar_arrive(bar, i):
     """``mbarrier.arrive``: one arrival. What follows may run much later."""
-    _arrive(bar, i, 0)
+    _mbarrier(bar, i).arrive()
 
 
 def mbar_arrive_expect_tx(bar, i, nbytes):
     """``mbarrier.arrive.expect_tx``: one arrival, and ``nbytes`` that copies will bring."""
-    _arrive(bar, i, nbytes)
+    _mbarrier(bar, i).arrive(nbytes)
 
 
 def mbar_wait(bar, i, parity):
     """Wait until the phase of ``parity`` has completed (``mbarrier.try_wait.parity`` loop)."""
-    thread = current()
-    barrier = _mbarrier(thread, bar, i)
-    if barrier.phase == int(parity):
-        barrier.waiters.append((thread, int(parity)))
-        thread.block.park(thread, f"{barrier.name}, parity {int(parity)}")
-    if thread.block.options.race and barrier.completed is not None:
-        race.acquire(thread, barrier.completed)
+    _mbarrier(bar, i).wait(parity)
 
 
 def bulk_copy_g2s(destination, source, bar, i):
@@ -102,8 +133,7 @@ def bulk_copy_g2s(destination, source, bar, i):
     destination, source : device arrays
         The same number of bytes in both; the source is read at the moment of issue.
     """
-    thread = current()
-    barrier = _mbarrier(thread, bar, i)
+    thread, barrier, issued = current(), _mbarrier(bar, i), None
     data, values = destination.data, np.array(source)
     if data.nbytes != values.nbytes:
         raise SimError(f"bulk copy of {values.nbytes} bytes into {data.nbytes}")
@@ -114,10 +144,7 @@ def bulk_copy_g2s(destination, source, bar, i):
 
     def complete():
         data[...] = values.reshape(-1).view(data.dtype).reshape(data.shape)
-        if destination.home.shadow is not None:
-            barrier.arriving = race.merge(barrier.arriving, issued)
-        barrier.bytes -= data.nbytes
-        barrier.step()
+        barrier.land(data.nbytes, issued)
 
     thread.block.in_flight.append(complete)
 

@@ -2,7 +2,8 @@
 
 A thread has a ``clock`` (its own time) and ``seen`` (for every thread of the block, the
 latest time that is ordered before now). Synchronisation joins the clocks; an access by
-thread ``t`` at time ``c`` happens before thread ``u``'s present if ``u.seen[t] >= c``.
+thread ``t`` at time ``c`` happens before thread ``u``'s present if ``u.seen[t] >= c``. What
+works asynchronously, a copy engine or wgmma, has a place in ``seen`` like a thread.
 
 Flanagan and Freund, FastTrack, PLDI 2009, section 2. A barrier of the whole block makes
 all earlier accesses unreachable at once, so ``block.generation`` counts those and a cell of
@@ -14,10 +15,29 @@ access of another block, unless both are reads or both are atomic.
 
 from greenlet import getcurrent
 
-from nbflash.sim.errors import Race
+from nbflash.sim.errors import Race, SimError
 from nbflash.sim.sites import capture, show
 
 READ, WRITE, ATOMIC = "read", "write", "atomic"
+ENGINES = 64  # in one block
+
+
+class Engine(int):
+    """Something that works beside the threads: its place in their clocks, and its name."""
+
+    def __new__(cls, number, name):
+        engine = super().__new__(cls, number)
+        engine.name = name
+        return engine
+
+
+def make_engine(block, name):
+    """Another engine of a block."""
+    number = block.state.get("engines", 0)
+    if number == ENGINES:
+        raise SimError(f"more than {ENGINES} mbarriers and warpgroups in one block")
+    block.state["engines"] = number + 1
+    return Engine(len(block.threads) + number, name)
 
 
 class Cell:
@@ -64,11 +84,45 @@ class Shadow:
         if itemsize < self.granule:
             self._refine(itemsize)
         thread = getcurrent()
-        tid, seen, block = thread.tid, thread.seen, thread.block
-        index, generation = block.index, block.generation
-        access = (tid, thread.clock, kind, capture(3, 4), index)
-        cells, first = self.cells, offset // self.granule
-        for address in range(first, first + nbytes // self.granule):
+        access = (thread.tid, thread.clock, kind, capture(3, 4), thread.block.index)
+        first = offset // self.granule
+        self._record(range(first, first + nbytes // self.granule), access, thread, thread.tid)
+
+    def note_engine(self, offsets, kind, engine, clock, fences):
+        """Record accesses that the running thread has ordered from an asynchronous engine.
+
+        They come after what the thread has seen, and before what acquires ``clock`` of the engine.
+        What ordinary stores wrote must have been fenced by the thread that wrote it.
+
+        Parameters
+        ----------
+        offsets : iterable of int
+            Of one element each.
+        kind : {READ, WRITE}
+        engine : Engine
+        clock : int
+        fences : dict of int to int
+            Threads and their clocks at their last ``fence.proxy.async``.
+        """
+        thread = getcurrent()
+        access = (engine, clock, kind, capture(2, 4), thread.block.index)
+        addresses = [offset // self.granule for offset in offsets]
+        for address in addresses:
+            cell = self.cells.get(address)
+            for other in cell.writes.values() if cell else ():
+                if type(other[0]) is int and fences.get(other[0], 0) < other[1]:
+                    raise Race(
+                        f"{_who(other)} at {show(other[3])} and {_who(access)} at "
+                        f"{show(access[3])} with no fence_proxy_async between"
+                    )
+        self._record(addresses, access, thread, None)
+
+    def _record(self, addresses, access, thread, own):
+        """Accesses to the cells ``addresses``, in order after earlier ones of thread ``own``."""
+        tid, kind = access[0], access[2]
+        seen, index, generation = thread.seen, thread.block.index, thread.block.generation
+        cells = self.cells
+        for address in addresses:
             cell = cells.get(address)
             if cell is None:
                 cell = cells[address] = Cell()
@@ -76,13 +130,13 @@ class Shadow:
                 cell.block, cell.generation = index, generation
                 cell.reads, cell.writes = {}, {}
             for other in cell.writes.values():
-                if seen[other[0]] < other[1] and other[0] != tid and not kind is other[2] is ATOMIC:
+                if seen[other[0]] < other[1] and other[0] != own and not kind is other[2] is ATOMIC:
                     _report(other, access)
             if kind is READ:
                 cell.reads[tid] = access
             else:
                 for other in cell.reads.values():
-                    if seen[other[0]] < other[1] and other[0] != tid:
+                    if seen[other[0]] < other[1] and other[0] != own:
                         _report(other, access)
                 cell.writes[tid] = access
             if self.across_blocks:
@@ -121,10 +175,12 @@ def _check_blocks(cell, access):
 
 def _report(a, b):
     where = "in different blocks" if a[4] != b[4] else "with no barrier between"
-    raise Race(
-        f"{a[2]} by thread {a[0]} of block {a[4]} at {show(a[3])} and "
-        f"{b[2]} by thread {b[0]} of block {b[4]} at {show(b[3])} {where}"
-    )
+    raise Race(f"{_who(a)} at {show(a[3])} and {_who(b)} at {show(b[3])} {where}")
+
+
+def _who(access):
+    who = access[0].name if isinstance(access[0], Engine) else f"thread {access[0]}"
+    return f"{access[2]} by {who} of block {access[4]}"
 
 
 def join(threads):

@@ -76,6 +76,12 @@ class Scalar:
     def __and__(self, other):
         return self.new(self.type, self.builder.and_(self.value, self.like(other).value))
 
+    def __or__(self, other):
+        return self.new(self.type, self.builder.or_(self.value, self.like(other).value))
+
+    def __lshift__(self, other):
+        return self.new(self.type, self.builder.shl(self.value, self.like(other).value))
+
     def __rshift__(self, other):
         shift = self.builder.ashr if self.type.signed else self.builder.lshr
         return self.new(self.type, shift(self.value, self.like(other).value))
@@ -102,6 +108,9 @@ class Scalar:
 
     def __ge__(self, other):
         return self._compare(">=", other)
+
+    def __gt__(self, other):
+        return self._compare(">", other)
 
     def equals(self, other):
         return self._compare("==", other)
@@ -142,6 +151,13 @@ def both(a, b):
     if isinstance(a, Scalar):
         return a.new(types.boolean, a.builder.and_(a.value, b.value))
     return a and b
+
+
+def either(a, b):
+    """Logical or of two conditions."""
+    if isinstance(a, Scalar):
+        return a.new(types.boolean, a.builder.or_(a.value, b.value))
+    return a or b
 
 
 def select(condition, a, b):

@@ -4,6 +4,10 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 
+# (dtype, head_dim) of the Hopper kernels.
+SM90 = [("float16", d) for d in (8, 64, 72, 128, 256)]
+SM90 += [("bfloat16", d) for d in (64, 96, 128, 192)]
+
 
 def problem_of(dtype, head_dim, vectors):
     """A problem whose kernels are those of every problem with this dtype and head_dim."""
@@ -58,11 +62,22 @@ def _compile(combination, device, capability):
         cached_cubin(spec, capability)
 
 
+def _compile_sm90(dtype, head_dim):
+    from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+    from nbflash.kernels.sm90_config import forward_configs
+    from nbflash.launch import cached_cubin
+
+    for negate in (False, True):
+        for cfg in forward_configs(dtype, head_dim, negate):
+            cached_cubin(fwd_sm90_spec(cfg), (9, 0))
+
+
 def compile_ahead(combinations):
     """Fill the disk cache for all ``(dtype, head_dim, vectors)``."""
     import cupy
 
     from nbflash import simt
+    from nbflash.config import why_not_here
 
     simple = (bool, int, float, str, tuple)
     device = {name: x for name, x in vars(simt._Gpu(0)).items() if isinstance(x, simple)}
@@ -71,5 +86,7 @@ def compile_ahead(combinations):
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
         jobs = [pool.submit(_compile, c, device, capability) for c in combinations]
+        if not why_not_here("sm90"):
+            jobs += [pool.submit(_compile_sm90, *c) for c in SM90]
         for job in jobs:
             job.result()

@@ -289,7 +289,11 @@ IMPLS = {
         ValueError,
         r"impl='simt' cannot run (.|\n)*simt runs on CUDA arrays, got NumPy arrays",
     ),
-    "impl-sm90": ({"impl": "sm90"}, ValueError, "impl='sm90' cannot run (.|\n)*are not built yet"),
+    "impl-sm90": (
+        {"impl": "sm90"},
+        ValueError,
+        "impl='sm90' cannot run (.|\n)*(not installed|no usable|9.0|CUDA arrays)",
+    ),
     "impl-sm80": ({"impl": "sm80"}, ValueError, "impl='sm80' cannot run (.|\n)*are not built yet"),
 }
 OUTS = {

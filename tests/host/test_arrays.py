@@ -37,6 +37,12 @@ class DeviceArray:
         self.filled = value
 
 
+class Ampere(contextlib.nullcontext):
+    """A device of compute capability 8.0."""
+
+    compute_capability = "80"
+
+
 class Foreign:
     """Another library's CUDA array: the array interface and nothing else."""
 
@@ -76,7 +82,7 @@ def cupy(monkeypatch):
     module.ndarray = module.empty = DeviceArray
     module.asarray = lambda x: x.array
     module.from_dlpack = lambda x: x.__dlpack__()
-    module.cuda = types.SimpleNamespace(Device=lambda device_id: contextlib.nullcontext())
+    module.cuda = types.SimpleNamespace(Device=Ampere)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(arrays, "_native_types", {np.ndarray})
     monkeypatch.setattr(planning, "_plans", planning._Cache(16))

@@ -1,0 +1,133 @@
+"""Forward pass on Hopper: wgmma, the copy engine and mbarriers; Algorithms 1 and 5.
+
+A block is one warpgroup that loads and two or three that compute, 64 query rows each. Blocks are
+persistent: each takes row tiles off the work list, longest first, there and back, so that all end
+together. The loader walks the schedule; what computes sees only a stream of tiles, row after row,
+each with a record (kind, first key, row or −1, head):
+
+    for each tile t of the stream
+        issue S = Q Kᵀ of tile t                      (asynchronous)
+        issue O += P V of tile t − 1                  (asynchronous)
+        wait for S:  m, α, P, l of tile t             (while O += P V runs)
+        wait for O:  O = α O, or, if t begins a row, O / l → out and O = 0
+
+A row's last product therefore runs under the next row's first softmax: a short row costs no
+pipeline of its own. With ``ping_pong`` the warpgroups issue in turn, so that one's products
+run under another's exponentials.
+
+    barrier        arrives                          waits
+    full_q[i]      loader, bytes of Q               consumers, at the first tile of a row
+    empty_q[i]     each consumer, past its last S   loader
+    full_k[s]      loader, bytes of K; the record   consumers, before S
+    empty_k[s]     each consumer, S is there        loader
+    full_v[s]      loader, bytes of V               consumers, before P V
+    empty_v[s]     each consumer, O is there        loader
+    raw_v[s]       loader, bytes of a masked V      three warps that look for NaN, then full_v
+    turn 1 + w     warpgroup w − 1 has issued       warpgroup w, before it issues
+"""
+
+from nbflash.kernels.sm90_compute import make_compute_stream
+from nbflash.kernels.sm90_load import (
+    make_clean_stream,
+    make_load_stream,
+    make_write_empty_rows,
+)
+from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
+from nbflash.ptx._asm import cuda, types
+from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
+from nbflash.tile.shared import shared_address
+from nbflash.tile.wgmma_gemm import ALIGNMENT
+
+
+def make_fwd_sm90(cfg):
+    """The kernel for a :class:`~nbflash.kernels.sm90_config.Sm90Config`.
+
+    Arguments of the kernel: tensor maps of q, k, v; out, lse; strides (batch, sequence, head) of
+    out, in elements; nq, heads, group = heads // heads_kv; tiles per plane, items of the work
+    list and how many of them have tiles; |scale| · log2 e; then the schedule.
+    """
+    CONSUMERS, STAGES, Q_STAGES = cfg.consumers, cfg.stages, cfg.q_stages
+    FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
+    REGISTERS = bool(cfg.registers)
+    fewer, more = (
+        setmaxnreg(action, count)
+        for action, count in zip(("dec", "inc"), cfg.registers or (24, 240), strict=True)
+    )
+    load_stream, clean_stream = make_load_stream(cfg), make_clean_stream(cfg)
+    write_empty_rows, compute_stream = make_write_empty_rows(cfg), make_compute_stream(cfg)
+
+    def fwd_sm90(
+        q_map,
+        k_map,
+        v_map,
+        out,
+        lse,
+        o_stride,
+        nq,
+        heads,
+        group,
+        n_row,
+        items,
+        live,
+        scale,
+        work,
+        plane_of,
+        row_ptr,
+        col_idx,
+        kind,
+        lo,
+        hi,
+        bits,
+    ):
+        smem = cuda.shared.array(0, types.int32)
+        start = types.int64(shared_address(smem))
+        base = (start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)
+        place = base, (base - start) // 4
+        tid = cuda.threadIdx.x
+        if tid == 0:
+            for i in range(Q_STAGES):
+                mbarrier_init(base + FULL_Q + 8 * i, 1)
+                mbarrier_init(base + EMPTY_Q + 8 * i, CONSUMERS)
+            for i in range(STAGES):
+                mbarrier_init(base + FULL_K + 8 * i, 1)
+                mbarrier_init(base + EMPTY_K + 8 * i, CONSUMERS)
+                mbarrier_init(base + FULL_V + 8 * i, 1)
+                mbarrier_init(base + EMPTY_V + 8 * i, CONSUMERS)
+                mbarrier_init(base + RAW_V + 8 * i, 1)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        schedule = work, plane_of, row_ptr, col_idx, kind
+        sizes = heads, group, n_row, live
+        result = out, lse, o_stride, nq, heads, scale
+        if tid < 128:
+            if REGISTERS:
+                fewer()
+            if tid == 0:
+                load_stream(smem, place, (q_map, k_map, v_map), sizes, schedule)
+            elif tid >= 32:
+                write_empty_rows(result, work, items, live, tid - 32)
+                clean_stream(smem, place, sizes, schedule, tid - 32)
+        else:
+            if REGISTERS:
+                more()
+            compute_stream(smem, place, result, (plane_of, lo, hi, bits, nq), tid - 128)
+
+    return fwd_sm90
+
+
+def fwd_sm90_spec(cfg):
+    """How to compile and launch the kernel of ``cfg``; the first three arguments are maps."""
+    maps, pointers = (
+        (types.uint64,) * 3,
+        (types.CPointer(types.uint32), types.CPointer(types.float32)),
+    )
+    sizes = (types.int32,) * 6
+    schedule = (*(INDEX,) * 7, types.CPointer(types.uint32))
+    return KernelSpec(
+        "nbflash_fwd_sm90",
+        make_fwd_sm90,
+        cfg,
+        (*maps, *pointers, STRIDES, *sizes, types.float32, *schedule),
+        maps=len(maps),
+        whole_program=True,
+    )

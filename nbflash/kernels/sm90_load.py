@@ -1,0 +1,205 @@
+"""What the loading warpgroup of the Hopper kernel does: see :mod:`nbflash.kernels.fwd_sm90`.
+
+Warp 0, one thread, walks the schedule and feeds the rings. Warps 1 to 3 write the rows that attend
+nothing, and then look at V of every masked tile before the consumers do: P is 0 where a score is
+hidden, but 0 · NaN would reach O.
+"""
+
+import math
+
+from masks import FULL
+from nbflash.kernels.sm90_config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.ptx._asm import cuda, inlined, types
+from nbflash.ptx.mbarrier import (
+    bar_sync,
+    fence_proxy_async,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_wait,
+)
+from nbflash.ptx.tma import tma_load_4d
+from nbflash.tile.pipeline import item_of, make_advance
+from nbflash.tile.unroll import hide, load4, store4, unrolled
+from nbflash.tile.warp_math import ballot
+from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
+
+SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
+CLEANERS = 8  # named barrier of warps 1 to 3
+THREADS = 96
+
+
+def make_load_stream(cfg):
+    """``load_stream(smem, place, maps, sizes, schedule)``, for one thread."""
+    TILE_M, TILE_N, PANELS, Q_BYTES, KV_BYTES = (
+        cfg.tile_m,
+        cfg.tile_n,
+        cfg.panels,
+        cfg.q_bytes,
+        cfg.kv_bytes,
+    )
+    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
+    K, V, RECORDS, *_ = cfg.offsets
+    FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
+    advance, advance_q = make_advance(cfg.stages), make_advance(cfg.q_stages)
+
+    @inlined
+    def write_record(smem, at, kind, n0, row, bh):
+        smem[at] = kind
+        smem[at + 1] = n0
+        smem[at + 2] = row
+        smem[at + 3] = bh
+
+    @inlined
+    def send(to, panel_bytes, tensor_map, row, head, batch, bar, nbytes):
+        mbarrier_arrive_expect_tx(bar, nbytes)
+        for panel in range(PANELS):
+            tma_load_4d(to + panel * panel_bytes, tensor_map, panel * PANEL, row, head, batch, bar)
+
+    @inlined
+    def load_stream(smem, place, maps, sizes, schedule):
+        """V follows K one tile behind, as it is needed."""
+        base, words = place
+        q_map, k_map, v_map = maps
+        heads, group, n_row, live = sizes
+        work, plane_of, row_ptr, col_idx, kind = schedule
+        zero, one = types.int32(0), types.int32(1)
+        stage, phase, q_stage, q_phase = zero, one, zero, one
+        v_stage, v_phase, v_n0, v_head, v_batch, v_bar = zero, one, -one, zero, zero, zero
+        blocks, block = cuda.gridDim.x, cuda.blockIdx.x
+        for round_ in range((live + blocks - 1) // blocks):
+            item = item_of(round_, blocks, block)
+            if item < live:
+                row, bh = work[2 * item], work[2 * item + 1]
+                b, h = types.int32(bh // heads), types.int32(bh % heads)
+                h_kv = types.int32(h // group)
+                at = plane_of[bh] * n_row + row
+                begin, end = row_ptr[at], row_ptr[at + 1]
+                for t in range(begin, end):
+                    n0 = types.int32(col_idx[t] * TILE_N)
+                    mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
+                    first = row if t == begin else -1
+                    record = words + RECORDS // 4 + RECORD_WORDS * stage
+                    write_record(smem, record, kind[t], n0, first, bh)
+                    bar = base + FULL_K + 8 * stage
+                    send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)
+                    if t == begin:
+                        mbarrier_wait(base + EMPTY_Q + 8 * q_stage, q_phase)
+                        to, bar = base + q_stage * Q_BYTES, base + FULL_Q + 8 * q_stage
+                        send(to, Q_PANEL, q_map, row * TILE_M, h, b, bar, Q_BYTES)
+                        q_stage, q_phase = advance_q(q_stage, q_phase)
+                    if v_n0 >= 0:
+                        mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)
+                        to = base + V + v_stage * KV_BYTES
+                        send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, v_bar, KV_BYTES)
+                    v_stage, v_phase, v_n0, v_head, v_batch = stage, phase, n0, h_kv, b
+                    v_bar = types.int32(base + 8 * stage + (FULL_V if kind[t] == FULL else RAW_V))
+                    stage, phase = advance(stage, phase)
+        if v_n0 >= 0:
+            mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)
+            to = base + V + v_stage * KV_BYTES
+            send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, v_bar, KV_BYTES)
+        mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
+        write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, -1, 0)
+        mbarrier_arrive(base + FULL_K + 8 * stage)
+
+    return load_stream
+
+
+def make_clean_stream(cfg):
+    """``clean_stream(smem, place, sizes, schedule, thread)``, for warps 1 to 3.
+
+    A key whose V is not finite becomes one of zeros, and a bit that the consumers look at.
+    """
+    TILE_N, KV_BYTES, STAGES, CHUNKS = cfg.tile_n, cfg.kv_bytes, cfg.stages, 8 * cfg.panels
+    KV_PANEL = TILE_N * ROW_BYTES
+    _, V, _, BAD, _ = cfg.offsets
+    *_, FULL_V, _, RAW_V = cfg.barriers
+    EXPONENTS, LOWEST_EXPONENTS = {
+        "float16": (0x7C007C00, 0x04000400),
+        "bfloat16": (0x7F807F80, 0x00800080),
+    }[cfg.dtype]
+
+    @unrolled
+    def not_finite(smem, at):
+        """Not 0 if 16 bytes hold an infinity or a NaN: an exponent of ones, in either half."""
+        found = None
+        for x in load4(smem, at):
+            carried = (x & EXPONENTS) + LOWEST_EXPONENTS
+            found = carried if found is None else found | carried
+        return found & (SIGNS - 2**32)
+
+    @unrolled
+    def clear(smem, at, zero):
+        store4(smem, at, (zero,) * 4)
+
+    @unrolled
+    def lanes_of(condition):
+        return ballot(condition)
+
+    @inlined
+    def clean_key(smem, at, key):
+        """Whether a row of V holds anything but numbers; it becomes a row of zeros then."""
+        found, chunks = types.int32(0), hide(types.int32(CHUNKS))  # a loop: registers are few
+        for i in range(chunks):
+            found |= not_finite(smem, at + i // 8 * (KV_PANEL // 4) + key * 32 + i % 8 * 4)
+        if found != 0:
+            for i in range(chunks):
+                place = at + i // 8 * (KV_PANEL // 4) + key * 32 + i % 8 * 4
+                clear(smem, place, types.int32(0))
+        return found != 0
+
+    @inlined
+    def clean_stream(smem, place, sizes, schedule, thread):
+        base, words = place
+        _, _, n_row, live = sizes
+        work, plane_of, row_ptr, _, kind = schedule
+        warp, lane = thread // 32, thread % 32
+        stage, phases = 0, 0
+        blocks, block = cuda.gridDim.x, cuda.blockIdx.x
+        for round_ in range((live + blocks - 1) // blocks):
+            item = item_of(round_, blocks, block)
+            if item < live:
+                at = plane_of[work[2 * item + 1]] * n_row + work[2 * item]
+                for t in range(row_ptr[at], row_ptr[at + 1]):
+                    if kind[t] != FULL:
+                        mbarrier_wait(base + RAW_V + 8 * stage, phases >> stage & 1)
+                        phases ^= 1 << stage
+                        for word in range(warp, TILE_N // 32, THREADS // 32):
+                            v = words + (V + stage * KV_BYTES) // 4
+                            bad = clean_key(smem, v, 32 * word + lane)
+                            found = lanes_of(bad)
+                            if lane == 0:
+                                smem[words + BAD // 4 + BAD_WORDS * stage + word] = found
+                        fence_proxy_async()
+                        bar_sync(CLEANERS, THREADS)
+                        if thread == 0:
+                            mbarrier_arrive(base + FULL_V + 8 * stage)
+                    stage += 1
+                    if stage == STAGES:
+                        stage = 0
+
+    return clean_stream
+
+
+def make_write_empty_rows(cfg):
+    """``write_empty_rows(result, work, items, live, thread)``, for warps 1 to 3.
+
+    O = 0 and LSE = −∞ for the row tiles that attend nothing: the end of the work list.
+    """
+    TILE_M, PAIRS = cfg.tile_m, cfg.head_dim // 2
+
+    @inlined
+    def write_empty_rows(result, work, items, live, thread):
+        out, lse, o_stride, nq, heads, _ = result
+        zero = types.uint32(0)
+        for item in range(live + cuda.blockIdx.x, items, cuda.gridDim.x):
+            row, bh = work[2 * item], work[2 * item + 1]
+            rows = min(TILE_M, nq - row * TILE_M)
+            start = (bh // heads) * o_stride[0] + (bh % heads) * o_stride[2]
+            for i in range(thread, rows * PAIRS, THREADS):
+                r, pair = row * TILE_M + i // PAIRS, i % PAIRS
+                out[(start + r * o_stride[1]) // 2 + pair] = zero
+            for i in range(thread, rows, THREADS):
+                lse[bh * nq + row * TILE_M + i] = types.float32(-math.inf)
+
+    return write_empty_rows

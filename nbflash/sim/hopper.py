@@ -1,0 +1,221 @@
+"""Hopper's instructions in the simulator, by the names that ``nbflash.ptx`` asks for.
+
+Addresses are those of :mod:`nbflash.sim.window`; the products are in :mod:`nbflash.sim.wgmma`.
+With race detection the copy engine, through each of its mbarriers, and the wgmma of each
+warpgroup are parties of their own: only who has waited for them comes after them. Conflicts are
+looked for in one element of every 16 bytes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nbflash.sim import race
+from nbflash.sim.asynchrony import find_mbarrier, make_mbarrier
+from nbflash.sim.engine import WARP, current
+from nbflash.sim.errors import SimError
+from nbflash.sim.race import WRITE
+from nbflash.sim.sites import capture, show
+from nbflash.sim.storage import POISON
+from nbflash.sim.warp import warp_collective
+from nbflash.sim.wgmma import settle, wgmma, wgmma_commit, wgmma_fence, wgmma_hold, wgmma_wait
+from nbflash.sim.window import ATOM, CHUNK, START, engine_access, later, place, proxy_fences
+
+__all__ = [
+    "SimTensorMap",
+    "bar_arrive",
+    "bar_sync",
+    "fence_mbarrier_init",
+    "fence_proxy_async",
+    "mbarrier_arrive",
+    "mbarrier_arrive_expect_tx",
+    "mbarrier_init",
+    "mbarrier_wait",
+    "setmaxnreg",
+    "settle",
+    "shared_address",
+    "tma_load_4d",
+    "wgmma",
+    "wgmma_commit",
+    "wgmma_fence",
+    "wgmma_hold",
+    "wgmma_wait",
+]
+
+PANEL = 64  # columns of a box
+NAMED_BARRIERS = 16
+
+
+def shared_address(smem):
+    """Address of an array in dynamic shared memory."""
+    _, home = current().block.shared.dynamic
+    if getattr(smem, "home", None) is not home:
+        raise SimError("shared_address: only dynamic shared memory has addresses")
+    return START + smem.data.__array_interface__["data"][0] - home.base
+
+
+def _mbarrier(address, use):
+    name = f"mbarrier at {int(address)}"
+    if address % 8:
+        raise SimError(f"{name}: not a multiple of 8")
+    return use(current().block.shared.dynamic[1], place(address, 8, name), name)
+
+
+def mbarrier_init(address, count):
+    """``mbarrier.init``: expects ``count`` arrivals."""
+    made = _mbarrier(address, lambda *at: make_mbarrier(*at, count))
+    thread = current()
+    thread.block.state.setdefault(("mbarrier.init", thread.tid), []).append(made)
+
+
+def fence_mbarrier_init():
+    """``fence.mbarrier_init``: the copy engine sees what this thread has initialised."""
+    thread = current()
+    for barrier in thread.block.state.get(("mbarrier.init", thread.tid), ()):
+        barrier.fenced = True
+
+
+def mbarrier_arrive(address):
+    """``mbarrier.arrive``: one arrival. What follows may run much later."""
+    _mbarrier(address, find_mbarrier).arrive()
+
+
+def mbarrier_arrive_expect_tx(address, nbytes):
+    """``mbarrier.arrive.expect_tx``: one arrival, and ``nbytes`` that copies will bring."""
+    _mbarrier(address, find_mbarrier).arrive(nbytes)
+
+
+def mbarrier_wait(address, parity):
+    """Wait until the phase of ``parity`` has completed."""
+    _mbarrier(address, find_mbarrier).wait(parity)
+
+
+def fence_proxy_async():
+    """``fence.proxy.async``: the engines see what this thread has stored."""
+    thread = current()
+    proxy_fences(thread.block)[thread.tid] = thread.clock
+    thread.clock += 1
+
+
+class _NamedBarrier:
+    """One generation of a named barrier."""
+
+    def __init__(self, threads, site):
+        self.threads, self.site = threads, site
+        self.arrived, self.waiting, self.past = set(), [], None
+
+
+def _arrive(number, threads, waits):
+    thread, number, threads = current(), int(number), int(threads)
+    block, key, name = thread.block, ("bar", int(number)), f"named barrier {number}"
+    if not 0 <= number < NAMED_BARRIERS or threads % WARP or threads < WARP:
+        raise SimError(f"{name} of {threads} threads: numbers end at 15, warps have {WARP} threads")
+    barrier = block.state.get(key)
+    if barrier is None:
+        barrier = block.state[key] = _NamedBarrier(threads, capture(2))
+    if barrier.threads != threads:
+        raise SimError(
+            f"{name} of {threads} threads, but of {barrier.threads} at {show(barrier.site)}"
+        )
+    if thread.tid in barrier.arrived:
+        raise SimError(f"{name}: this thread has arrived already, others have not")
+    barrier.arrived.add(thread.tid)
+    if block.options.race:
+        barrier.past = race.merge(barrier.past, race.release(thread))
+    if waits:
+        barrier.waiting.append(thread)
+    if len(barrier.arrived) == threads:
+        del block.state[key]
+        for waiting in barrier.waiting:
+            block.wake(waiting)
+    if not waits:
+        block.pause(thread)
+        return
+    block.park(thread, f"{name} of {threads} threads")
+    if block.options.race:
+        race.acquire(thread, barrier.past)
+
+
+def bar_sync(number, threads):
+    """``bar.sync``: wait until ``threads`` threads have arrived, with or without waiting."""
+    _arrive(number, threads, True)
+
+
+def bar_arrive(number, threads):
+    """``bar.arrive``: arrive and go on."""
+    _arrive(number, threads, False)
+
+
+def _setmaxnreg(values, mask):
+    if len(values) < 128:
+        raise SimError("setmaxnreg: threads of the warpgroup have left the kernel")
+    return dict.fromkeys(values)
+
+
+def setmaxnreg():
+    """``setmaxnreg``: all threads of a warpgroup must call it."""
+    warp_collective(_setmaxnreg, None, None, 128)
+
+
+@dataclass(frozen=True, eq=False)
+class SimTensorMap:
+    """What a tensor map says: boxes of ``rows`` × 64 columns of one head, swizzled.
+
+    Attributes
+    ----------
+    array : uint16 (batch, n, heads, head_dim)
+        The bits of the elements.
+    rows : int
+        Tokens of a box, at most 256.
+    """
+
+    array: np.ndarray
+    rows: int
+
+    def box(self, column, row, head, batch):
+        """The bits of one box, zero outside of the tensor."""
+        box = np.zeros((self.rows, PANEL), np.uint16)
+        batches, n, heads, head_dim = self.array.shape
+        if 0 <= head < heads and 0 <= batch < batches:
+            rows = slice(max(row, 0), max(0, min(row + self.rows, n)))
+            columns = slice(max(column, 0), max(0, min(column + PANEL, head_dim)))
+            part = self.array[batch, rows, head, columns]
+            r, c = max(-row, 0), max(-column, 0)
+            box[r : r + part.shape[0], c : c + part.shape[1]] = part
+        return box
+
+
+def tma_load_4d(to, tensor_map, column, row, head, batch, bar):
+    """``cp.async.bulk.tensor``: a box of a :class:`SimTensorMap`, its bytes told to an mbarrier.
+
+    The destination is poisoned now and filled at a moment that the schedule chooses.
+    """
+    thread, past = current(), None
+    block, nbytes = thread.block, tensor_map.rows * 2 * PANEL
+    barrier = _mbarrier(bar, find_mbarrier)
+    if not barrier.fenced:
+        raise SimError(f"{barrier.name}: a copy uses it with no fence_mbarrier_init")
+    if to % ATOM or not 1 <= tensor_map.rows <= 256:
+        raise SimError(f"box of {tensor_map.rows} rows at {int(to)}: not a multiple of {ATOM}")
+    first = place(to, nbytes, "tensor copy")
+    raw, _ = block.shared.dynamic
+    data = raw[first : first + nbytes]
+    values = tensor_map.box(*(int(x) for x in (column, row, head, batch)))
+    if block.options.race:
+        if barrier.engine is None:
+            barrier.engine = race.make_engine(block, f"the copies of {barrier.name}")
+        barrier.copies = getattr(barrier, "copies", 0) + 1
+        engine_access(
+            np.arange(int(to), int(to) + nbytes, CHUNK), WRITE, barrier.engine, barrier.copies
+        )
+        past = race.release(thread)
+        past[barrier.engine] = barrier.copies
+    data[:] = POISON
+
+    def complete():
+        chunks = values.reshape(-1, 8, CHUNK // 2)
+        row, chunk = np.ogrid[: len(chunks), :8]
+        data.view(np.uint16).reshape(chunks.shape)[row, chunk ^ row % 8] = chunks
+        barrier.land(nbytes, past)
+
+    later(block, complete)

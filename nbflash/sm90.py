@@ -1,0 +1,105 @@
+"""The Hopper implementation: the forward kernel with its arguments bound.
+
+The backward pass is that of `simt` until it has a kernel of its own.
+"""
+
+from functools import cached_property
+
+import numpy as np
+
+from nbflash import launch, tensor_map
+from nbflash.constants import LOG2_E
+from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+from nbflash.kernels.sm90_config import choose, forward_configs
+from nbflash.schedule import TileSchedule
+
+# exp2(S · scale) is 1 at scale 0, and −∞ · scale must stay −∞.
+_LEAST_SCALE = 1e-30
+
+
+def _strides(x):
+    return tuple(s // x.itemsize for s in x.strides[:3])
+
+
+class Sm90Executor:
+    """Forward and backward of one problem and mask on one Hopper GPU.
+
+    Parameters
+    ----------
+    problem : nbflash.problem.Problem
+    mask : masks.Mask
+    config : Sm90Config, optional
+        Instead of the table's row.
+    """
+
+    def __init__(self, problem, mask, *, config=None):
+        import cupy
+
+        self._problem, self._mask, self._cupy = problem, mask, cupy
+        configs = [config] if config else self._table()
+        self._config, self.schedule = choose(configs, self._tiled)
+
+    def _table(self):
+        p = self._problem
+        return forward_configs(p.dtype, p.head_dim, negate=p.scale < 0)
+
+    def _tiled(self, config):
+        return TileSchedule.from_mask(self._mask, config.tile_m, config.tile_n)
+
+    @cached_property
+    def _forward(self):
+        """The bound launch and, per tensor, the words of its map without the address."""
+        p, cfg, s = self._problem, self._config, self.schedule
+        work = s.work(p.batch, p.heads)
+        lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[s.plane_of(p.batch, p.heads)]
+        live = int(np.count_nonzero(lengths))
+        scale = max(abs(p.scale) * LOG2_E, _LEAST_SCALE)
+        sizes = (p.nq, p.heads, p.group, s.n_row, len(work), live, scale)
+        tables = (work, s.plane_of(p.batch, p.heads), s.row_ptr, s.col_idx, s.kind, s.lo, s.hi)
+        stream = self._cupy.cuda.get_current_stream()
+        with self._cupy.cuda.using_allocator(None):
+            held = [self._cupy.asarray(np.ascontiguousarray(t)) for t in (*tables, s.bits)]
+        stream.synchronize()  # later calls may come on another stream
+        device = self._cupy.cuda.Device(p.device_id)
+        most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
+        blocks = max(1, min(most, len(work)))
+        trailing = (*sizes, *(t.data.ptr for t in held))
+        bound = launch.Launch(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
+        return bound, held
+
+    @cached_property
+    def _layouts(self):
+        p, cfg = self._problem, self._config
+        heads_kv = p.heads // p.group
+        shapes = ((p.batch, p.nq, p.heads), *((p.batch, p.nk, heads_kv),) * 2)
+        rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n)
+        return [
+            tensor_map.encode(1 << 20, (*shape, p.head_dim), three[:3], n, p.dtype)[1:]
+            for shape, three, n in zip(shapes, p.strides, rows, strict=True)
+        ]
+
+    def forward(self, q, k, v, out, lse):
+        """Write ``out`` and ``lse``."""
+        strides, address = _strides(out), out.data.ptr
+        if address % 4 or any(s % 2 for s in strides):
+            target = self._cupy.empty(out.shape, out.dtype)
+            self.forward(q, k, v, target, lse)
+            out[...] = target
+            return
+        words = []
+        for x, layout in zip((q, k, v), self._layouts, strict=True):
+            words.append(x.data.ptr)
+            words += layout
+        bound, _ = self._forward
+        stream = self._cupy.cuda.get_current_stream().ptr
+        bound(stream, [*words, address, lse.data.ptr, *strides])
+
+    @cached_property
+    def _simt(self):
+        from nbflash.simt import SimtExecutor
+
+        return SimtExecutor(self._problem, self._mask)
+
+    def backward(self, *arguments):
+        """Write ``dq``, ``dk`` and ``dv``."""
+        self._simt.backward(*arguments)

@@ -1,0 +1,28 @@
+"""Rings of shared stages, and the persistent walk over a work list.
+
+    stage     0   1   0   1   0 …          the n-th tile lies in stage n % stages
+    phase     0   0   1   1   0 …          which completion of its barriers it waits for
+
+A consumer waits for phase p of "full", a producer for phase p ^ 1 of "empty": the first round finds
+every stage empty.
+"""
+
+from nbflash.ptx._asm import inlined
+from nbflash.tile.unroll import equal, select, unrolled
+
+
+def make_advance(stages):
+    """``advance(stage, phase)`` of a ring."""
+
+    @unrolled
+    def advance(stage, phase):
+        last = equal(stage, stages - 1)
+        return select(last, stage * 0, stage + 1), select(last, phase * -1 + 1, phase)
+
+    return advance
+
+
+@inlined
+def item_of(round_, blocks, block):
+    """There and back over a list that is longest first: every block gets its share."""
+    return round_ * blocks + (block if round_ % 2 == 0 else blocks - 1 - block)

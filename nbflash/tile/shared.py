@@ -1,0 +1,16 @@
+"""Addresses of the shared window, as mbarriers, the copy engine and wgmma take them."""
+
+from nbflash.ptx._asm import SIM, hopper, inline_ptx, ir, types
+from nbflash.tile.unroll import Scalar, unrolled
+
+
+@unrolled
+def shared_address(smem):
+    """32-bit address of a shared array: ``cvta.to.shared``."""
+    if SIM:
+        return hopper().shared_address(smem)
+    b = smem.builder
+    address = b.ptrtoint(smem.pointer, ir.IntType(64))
+    text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }"
+    word = inline_ptx(b, text, "=r,l", ir.IntType(32), [address])
+    return Scalar(smem.context, b, types.uint32, word)

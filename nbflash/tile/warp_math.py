@@ -1,0 +1,59 @@
+"""For ``@unrolled`` functions of tensor-core kernels: packed halves, a fast log2, votes."""
+
+import numpy as np
+
+from nbflash.ptx._asm import cuda, inline_ptx, ir, types
+from nbflash.tile.unroll import FULL_WARP, Scalar
+
+
+def log2(x):
+    """``log2(x)``: ``lg2.approx.ftz.f32``."""
+    if not isinstance(x, Scalar):
+        with np.errstate(divide="ignore"):
+            return np.log2(x)
+    value = inline_ptx(x.builder, "lg2.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value])
+    return x.new(x.type, value)
+
+
+def pack_half(dtype, low, high):
+    """Two float32 rounded to ``dtype`` and packed: ``cvt.rn.f16x2.f32`` or ``bf16x2``."""
+    if not isinstance(low, Scalar):
+        pair = np.array([low, high], np.float32)
+        return np.uint32(storage_bits(pair, dtype).view(np.uint32)[0])
+    kind = {"float16": "f16x2", "bfloat16": "bf16x2"}[dtype]
+    text, word = f"cvt.rn.{kind}.f32 $0, $1, $2;", ir.IntType(32)
+    value = inline_ptx(low.builder, text, "=r,f,f", word, [high.value, low.value])
+    return low.new(types.uint32, value)
+
+
+def storage_bits(x, dtype):
+    """float32 values as the uint16 bits of float16 or bfloat16, rounded to nearest even."""
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).view(np.uint16)
+    bits = x.view(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
+
+
+def _vote(condition, text):
+    b, i32 = condition.builder, ir.IntType(32)
+    return inline_ptx(b, text, "=r,r", i32, [b.zext(condition.value, i32)], side_effect=True)
+
+
+def any_lane(condition):
+    """Whether the condition holds in any lane of the warp: ``vote.sync.any``."""
+    if not isinstance(condition, Scalar):
+        return bool(cuda.any_sync(FULL_WARP, condition))
+    text = """{ .reg .pred p, q; setp.ne.b32 p, $1, 0; vote.sync.any.pred q, p, -1;
+    selp.b32 $0, 1, 0, q; }"""
+    b, zero = condition.builder, ir.Constant(ir.IntType(32), 0)
+    return condition.new(types.boolean, b.icmp_signed("!=", _vote(condition, text), zero))
+
+
+def ballot(condition):
+    """The lanes in which the condition holds, as the bits of an int32: ``vote.sync.ballot``."""
+    if not isinstance(condition, Scalar):
+        return np.uint32(cuda.ballot_sync(FULL_WARP, condition)).astype(np.int32)
+    text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, -1; }"
+    return condition.new(types.int32, _vote(condition, text))

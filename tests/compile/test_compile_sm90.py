@@ -1,0 +1,54 @@
+"""The Hopper kernel: no spills, no stack, no serialised wgmma, the instructions it is made of."""
+
+import re
+
+import pytest
+
+from nbflash import assembler
+from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+from nbflash.kernels.sm90_config import forward_configs
+from nbflash.launch import compile_ptx
+
+CAPABILITY = (9, 0)
+PROBLEMS = (
+    ("bfloat16", 64, False),
+    ("bfloat16", 128, False),
+    ("bfloat16", 192, False),
+    ("bfloat16", 256, False),
+    ("float16", 72, True),
+)
+CONFIGS = [config for problem in PROBLEMS for config in forward_configs(*problem)]
+# Bytes that a thread stores for want of a register, by head_dim: what ptxas 13.5 gives.
+SPILLS = {256: 4}
+
+
+def label(config):
+    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_kernel(config):
+    ptx = compile_ptx(fwd_sm90_spec(config), CAPABILITY)
+    report = assembler.report(ptx, "sm_90a")
+    (stores,) = re.findall(r"(\d+) bytes spill stores", report)
+    assert int(stores) <= SPILLS.get(config.head_dim, 0)
+    if config.head_dim not in SPILLS:
+        assert " 0 bytes stack frame" in report
+    # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
+    assert re.findall(r"C75\d\d", report) == []
+    assert ptx.count("setmaxnreg.") == 2
+    assert ".f64" not in ptx
+    kind = {"float16": "f16", "bfloat16": "bf16"}[config.dtype]
+    qk = rf"wgmma\.mma_async\.sync\.aligned\.m64n{config.tile_n}k16\.f32\.{kind}"
+    # The stream's first tile, a row's first, FULL tiles, masked tiles.
+    assert len(re.findall(qk, ptx)) >= 4 * -(-config.head_dim // 16)
+    for i in range(3):
+        parameter = f"nbflash_fwd_sm90_param_{i}"
+        assert f".param .align 64 .b8 {parameter}[128]" in ptx
+        assert not re.search(rf"ld\.param\S*\s+\S+ \[{parameter}\]", ptx)
+    assert config.smem_bytes * config.min_blocks <= 227 * 1024
+
+
+def test_the_assembler_names_what_it_rejects():
+    with pytest.raises(RuntimeError, match="ptxas failed"):
+        assembler.assemble(".version 8.0\n.target sm_90a\nnonsense", "sm_90a")

@@ -1,0 +1,190 @@
+"""The Hopper forward kernel: parity, exact results, garbage, reruns, streams and graphs."""
+
+import cupy
+import numpy as np
+import pytest
+from device_runs import (
+    DTYPES,
+    assert_close,
+    bits,
+    count_from,
+    differing,
+    expected,
+    gallery,
+    host,
+    make_qkv,
+)
+
+import masks
+import nbflash
+from nbflash import config
+from nbflash.testing import assert_within_reference, code_word_oracle
+
+pytestmark = pytest.mark.skipif(
+    bool(config.why_not_here("sm90")), reason="; ".join(config.why_not_here("sm90"))
+)
+
+NAMES = tuple(gallery(8, 8))
+LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
+HEADS = ((2, 2), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1))
+HEAD_DIMS = tuple(
+    (dtype, head_dim)
+    for dtype, head_dims in {
+        "float16": (8, 64, 72, 128, 256),
+        "bfloat16": (64, 96, 128, 192),
+    }.items()
+    for head_dim in head_dims
+    if dtype in DTYPES
+)
+RERUNS = count_from("NBFLASH_RERUNS", 100)
+
+
+def forward(inputs, mask=None, **options):
+    return nbflash.attention(*inputs[:3], mask, return_lse=True, impl="sm90", **options)
+
+
+def check(inputs, mask, **options):
+    got = forward(inputs, mask, **options)
+    ref, low = expected(inputs, mask, options.get("scale"))
+    assert_close(got, ref[:2], low[:2], strict=False)
+    return got
+
+
+def cases():
+    for i, name in enumerate(NAMES):
+        for j, (dtype, head_dim) in enumerate(HEAD_DIMS):
+            nq = LENGTHS[(i + 2 * j) % len(LENGTHS)]
+            nk = LENGTHS[(3 * i + j) % len(LENGTHS)]
+            heads = HEADS[(i + j) % len(HEADS)]
+            scale = -0.5 * head_dim**-0.5 if (i + j) % 7 == 0 else None
+            yield name, dtype, head_dim, nq, nk, heads, scale
+
+
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "nq", "nk", "heads", "scale"), cases())
+def test_forward(name, dtype, head_dim, nq, nk, heads, scale):
+    mask = gallery(nq, nk, heads=heads[0] if name.startswith("per-") else 2)[name]
+    inputs = make_qkv(mask.batch or 1, nq, nk, *heads, head_dim, dtype, seed=nq + nk)
+    check(inputs, mask, scale=scale)
+
+
+@pytest.mark.parametrize("name", ["dense", "causal", "butterfly", "local", "bigbird", "random"])
+@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 64), ("bfloat16", 128)])
+def test_longer_sequences(name, dtype, head_dim):
+    """Several rows for every block: the persistent loop and its row boundaries."""
+    check(make_qkv(3, 1031, 1500, 16, 4, head_dim, dtype), gallery(1031, 1500)[name])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_blocks_of_64(head_dim):
+    mask = masks.random(1024, 64, 0.1)
+    inputs = make_qkv(2, 1024, 1024, 8, 8, head_dim, "float16")
+    plan = nbflash.plan(*inputs[:3], mask, impl="sm90")
+    assert (plan.schedule.tile_m, plan.schedule.tile_n) == (64, 64)
+    check(inputs, mask)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["dense", "causal", "checkerboard", "dead-scattered", "random"])
+def test_saturated_softmax_gathers(name, dtype):
+    nq, nk = 257, 300
+    mask = gallery(nq, nk)[name]
+    words = code_word_oracle(nq, 64, nk, mask, DTYPES[dtype])
+    inputs = [cupy.asarray(x) for x in (words.q, words.k, words.v)]
+    out, lse = map(host, forward(inputs, mask, scale=words.scale))
+    np.testing.assert_array_equal(out, words.out)
+    np.testing.assert_array_equal(lse, words.lse.astype(np.float32))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["padding", "dead-keys", "dead-scattered", "documents"])
+def test_garbage_where_nothing_attends(name, dtype, poison):
+    mask, clean = gallery(190, 330)[name], make_qkv(2, 190, 330, 2, 1, 64, dtype)
+    keep = np.broadcast_to(mask.dense(), (2, 2, 190, 330))
+    rows = cupy.asarray(~keep.any(axis=3).transpose(0, 2, 1))
+    keys = cupy.asarray(~keep.any(axis=(1, 2))[..., None])
+    dirty = [x.copy() for x in clean]
+    for x, where in zip(dirty, (rows, keys, keys), strict=False):
+        x[where] = poison
+    ref, low = expected(clean, mask)
+    assert_close(forward(dirty, mask), ref[:2], low[:2], strict=False)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["window", "butterfly", "dead-scattered", "checkerboard"])
+def test_one_poisoned_key(name, poison):
+    """Rows that do not attend it keep their results; others may not hide it."""
+    n, bad = 300, 170
+    mask, (q, k, v, dout) = gallery(n, n)[name], make_qkv(1, n, n, 2, 2, 64, "float16")
+    hit = mask.dense()[:, bad]
+    ref, low = expected((q, k, v, dout), mask)
+    v[:, bad] = poison
+    out, _ = forward((q, k, v), mask)
+    out = host(out)
+    alone, exact, plain = (x[:, ~hit] for x in (out, ref[0], low[0]))
+    assert_within_reference(alone, exact, plain, factor=3)
+    assert not np.isfinite(out[:, hit]).any()
+
+
+@pytest.mark.parametrize("shift", [120.0, -120.0, 1000.0])
+@pytest.mark.parametrize("name", ["dense", "dead-scattered", "causal"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_growing_maximum(shift, name, dtype):
+    """Scores that grow by far more than P can hold from one tile to the next."""
+    n = 520
+    q, k, v, dout = make_qkv(1, n, n, 2, 1, 64, dtype, seed=3)
+    q[..., -1] = 8
+    k[..., -1] = cupy.linspace(0, shift / 8, n).reshape(1, n, 1)
+    check((q, k, v, dout), gallery(n, n)[name])
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
+def test_scales(scale):
+    check(make_qkv(1, 190, 190, 2, 2, 64, "float16"), gallery(190, 190)["causal"], scale=scale)
+
+
+def test_strided_inputs_and_output():
+    whole = make_qkv(2, 300, 300, 6, 6, 64, "float16")
+    mask = gallery(300, 300)["causal"]
+    views = [x[:, :, ::3] for x in whole]
+    buffer = cupy.full((2, 300, 4, 66), np.nan, np.float16)
+    out = buffer[:, :, 1:3, 1:65]
+    got = forward(views, mask, out=out)
+    ref, low = expected([cupy.ascontiguousarray(x) for x in views], mask)
+    assert_close(got, ref[:2], low[:2], strict=False)
+    buffer[:, :, 1:3, 1:65] = np.nan
+    assert bool(cupy.isnan(buffer).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "head_dim", "heads", "n"),
+    [
+        ("dense", "bfloat16", 128, (16, 16), 2048),
+        ("causal", "float16", 64, (16, 4), 1500),
+        ("bigbird", "bfloat16", 128, (8, 2), 1031),
+        ("dead-scattered", "float16", 256, (4, 4), 700),
+    ],
+)
+def test_reruns_give_the_same_bits(name, dtype, head_dim, heads, n):
+    mask = gallery(n, n, heads=heads[0])[name]
+    inputs = make_qkv(2, n, n, *heads, head_dim, dtype)
+    first = forward(inputs, mask)
+    wrong = sum(differing(forward(inputs, mask), first) for _ in range(RERUNS))
+    assert int(wrong) == 0
+
+
+def test_streams_and_graphs():
+    inputs = make_qkv(1, 700, 700, 4, 4, 128, "float16")
+    mask = gallery(700, 700)["causal"]
+    first = bits(forward(inputs, mask))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    out, lse = cupy.empty_like(inputs[0]), None
+    with stream:
+        forward(inputs, mask, out=out)
+        stream.begin_capture()
+        _, lse = forward(inputs, mask, out=out)
+        graph = stream.end_capture()
+        out.fill(np.nan)
+        graph.launch()
+    stream.synchronize()
+    assert bits((out, lse)) == first

@@ -1,0 +1,64 @@
+"""Runs of the Hopper kernels in the simulator with few warpgroups, and their yardsticks."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+
+from nbflash import launch, reference, testing
+from nbflash.constants import LOG2_E
+from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+from nbflash.kernels.sm90_config import Sm90Config
+from nbflash.problem import check_forward
+from nbflash.schedule import TileSchedule
+from nbflash.sim.hopper import SimTensorMap
+
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+# One warpgroup, as cheap as can be; two that take turns; two that do not.
+ALONE = Sm90Config("float16", 16, 1, 64, ping_pong=False, registers=())
+TURNS = Sm90Config("float16", 16, 2, 64)
+BESIDE = Sm90Config("float16", 16, 2, 64, ping_pong=False)
+LEAST_SCALE = 1e-30  # as nbflash.sm90 passes it: −∞ · scale must stay −∞
+
+
+def arguments(cfg, mask, q, k, v, out, lse, scale=None):
+    """The kernel's, as :class:`nbflash.sm90.Sm90Executor` binds them."""
+    p = check_forward(q, k, v, scale)
+    schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
+    work, plane_of = schedule.work(p.batch, p.heads), schedule.plane_of(p.batch, p.heads)
+    lengths = np.diff(schedule.row_ptr).reshape(schedule.planes, schedule.n_row)[plane_of]
+    rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n)
+    maps = [SimTensorMap(x.view(np.uint16), n) for x, n in zip((q, k, v), rows, strict=True)]
+    strides = tuple(s // out.itemsize for s in out.strides[:3])
+    sizes = (p.nq, p.heads, p.group, schedule.n_row, len(work), int(np.count_nonzero(lengths)))
+    tables = (work, plane_of, schedule.row_ptr, schedule.col_idx, schedule.kind)
+    tables += (schedule.lo, schedule.hi, schedule.bits)
+    scale_log2 = np.float32(max(abs(p.scale) * LOG2_E, LEAST_SCALE))
+    words = _storage(out).view(np.uint32)
+    return (*maps, words, lse.reshape(-1), strides, *sizes, scale_log2, *map(np.ravel, tables))
+
+
+def _storage(x):
+    """All of an array's elements in the order of memory."""
+    order = np.argsort([-s for s in x.strides], kind="stable")
+    return x.transpose(order).reshape(-1)
+
+
+def run(cfg, mask, q, k, v, *, scale=None, blocks=1, out=None, spec_of=fwd_sm90_spec):
+    """``(out, lse)`` on poisoned outputs; dtype, head_dim and sign of ``cfg`` are the problem's."""
+    p = check_forward(q, k, v, scale)
+    cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim, negate=p.scale < 0)
+    out = testing.poisoned(q.shape, q.dtype) if out is None else out
+    lse = testing.poisoned((p.batch, p.heads, p.nq), np.float32)
+    launch.simulate(spec_of(cfg), blocks, arguments(cfg, mask, q, k, v, out, lse, scale))
+    return out, lse
+
+
+def check(cfg, mask, q, k, v, *, scale=None, **more):
+    """Run and hold the results to their budgets; returns them."""
+    got = run(cfg, mask, q, k, v, scale=scale, **more)
+    exact = reference.attention(q, k, v, mask, scale)
+    low = testing.low_precision(q, k, v, mask, scale)
+    for name, *values in zip(("out", "lse"), got, exact, low, strict=True):
+        testing.assert_within_reference(*values, name=name)
+    return got

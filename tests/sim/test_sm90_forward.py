@@ -1,0 +1,181 @@
+"""The Hopper forward kernel in the simulator: lengths, masks, heads, scales, layouts, schedules."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sm90_runs import ALONE, BESIDE, DTYPES, TURNS, check, run
+
+import masks
+from nbflash import sim
+from nbflash.testing import code_word_oracle, make_qkv, mask_gallery
+
+T = 64
+EDGES = (1, 2, T - 1, T, T + 1, 2 * T + 1)
+CONFIGS = {
+    "alone": ALONE,
+    "turns": TURNS,
+    "beside": BESIDE,
+    "wide": replace(ALONE, tile_n=128),
+    "deep": replace(ALONE, stages=3, q_stages=1),
+}
+configs = pytest.mark.parametrize("config", CONFIGS)
+
+
+def inputs(nq, nk=None, *, batch=1, heads=(1, 1), head_dim=16, dtype="float16", seed=0):
+    """q, k and v."""
+    nk = nq if nk is None else nk
+    return make_qkv(batch, nq, nk, *heads, head_dim, DTYPES[dtype], seed=seed)[:3]
+
+
+@pytest.mark.parametrize("nk", EDGES)
+@pytest.mark.parametrize("nq", EDGES)
+def test_lengths(nq, nk):
+    """Every pair, with masks, dtypes, schedules and numbers of blocks that change from one to the
+    next, half of them with race detection."""
+    at = EDGES.index(nq) + 2 * EDGES.index(nk)
+    name = ("dense", "causal", "checkerboard", "window")[at % 4]
+    dtype = tuple(DTYPES)[nq % 2]
+    with sim.options(seed=at, race=nk % 2 == 1):
+        check(ALONE, mask_gallery(nq, nk)[name], *inputs(nq, nk, dtype=dtype), blocks=1 + at % 3)
+
+
+@pytest.mark.parametrize("name", mask_gallery(2, 2))
+def test_gallery(name):
+    """Row tiles that are whole and ragged, with and without tiles, in one block and in three."""
+    mask, seed = mask_gallery(T + 9, 2 * T - 3)[name], len(name)
+    q, k, v = inputs(T + 9, 2 * T - 3, batch=2, heads=(2, 1), dtype=tuple(DTYPES)[seed % 2])
+    with sim.options(seed=seed):
+        check(ALONE, mask, q, k, v, blocks=1 + 2 * (seed % 2))
+
+
+@configs
+@pytest.mark.parametrize("name", ["causal", "dead-scattered", "global-local", "dense"])
+def test_configurations(name, config):
+    cfg = CONFIGS[config]
+    nq, nk = cfg.tile_m + 1, 2 * cfg.tile_n + 1
+    mask = mask_gallery(nq, nk, batch=1)[name]
+    check(cfg, mask, *inputs(nq, nk), blocks=2)
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", ["alone", "turns"])
+def test_head_dims(config, dtype, head_dim):
+    """One panel that the head fills or does not, two of them with a ragged second."""
+    nq, nk = CONFIGS[config].tile_m + 1, T + 1
+    values = inputs(nq, nk, head_dim=head_dim, dtype=dtype)
+    check(CONFIGS[config], mask_gallery(nq, nk)["butterfly-or-local-causal"], *values)
+
+
+@pytest.mark.parametrize("name", ["per-head", "per-batch", "per-batch-per-head", "padding"])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+def test_heads_and_batches(heads, name):
+    nq, nk = T + 1, T - 1
+    mask = mask_gallery(nq, nk, batch=2, heads=heads[0])[name]
+    with sim.options(seed=sum(heads), race=heads == (4, 2)):
+        check(ALONE, mask, *inputs(nq, nk, batch=2, heads=heads), blocks=2)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("name", ["dead-first", "dead-last", "dead-keys", "empty", "one-row"])
+@pytest.mark.parametrize("config", ["alone", "turns"])
+def test_rows_without_keys(config, name, blocks):
+    """Whole row tiles without a key at either end, and blocks that find nothing to do."""
+    n = 3 * CONFIGS[config].tile_m - 5
+    gallery = mask_gallery(n, T) | {"one-row": masks.from_function(lambda q, _: q == n - 1, n, T)}
+    with sim.options(seed=blocks, race=blocks == 2):
+        check(CONFIGS[config], gallery[name], *inputs(n, T), blocks=blocks)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", ["alone", "turns"])
+def test_scales(config, dtype, scale):
+    n = T + 3
+    check(CONFIGS[config], mask_gallery(n)["causal"], *inputs(n, dtype=dtype), scale=scale)
+
+
+@pytest.mark.parametrize("factor", [3.0, 8.0])
+def test_maximum_that_grows_from_tile_to_tile(factor):
+    """Later keys are larger, so that O is rescaled in some rows and tiles and in others is not."""
+    q, k, v = inputs(T, 4 * T, head_dim=64)
+    k *= np.linspace(0.1, factor, 4 * T).astype(k.dtype)[:, None, None]
+    check(ALONE, mask_gallery(T, 4 * T)["dense"], q, k, v)
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (1, 2, 0, 3), (2, 0, 1, 3)])
+def test_layouts(axes):
+    """Other orders of the axes in memory, for the inputs and for the output."""
+    n, back = T + 1, np.argsort(axes)
+    values = [np.ascontiguousarray(x.transpose(axes)).transpose(back) for x in inputs(n, batch=2)]
+    out = np.full(np.array(values[0].shape)[list(axes)], np.nan, np.float16).transpose(back)
+    check(ALONE, mask_gallery(n)["causal"], *values, out=out)
+
+
+@configs
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["dense", "checkerboard", "dead-scattered"])
+def test_saturated_softmax_gathers(name, dtype, config):
+    """Bit for bit: no tolerance."""
+    nq, nk = 70, 129
+    words = code_word_oracle(nq, 16, nk, mask_gallery(nq, nk)[name], DTYPES[dtype])
+    mask = mask_gallery(nq, nk)[name]
+    out, lse = run(CONFIGS[config], mask, words.q, words.k, words.v, scale=words.scale)
+    np.testing.assert_array_equal(out, words.out)
+    np.testing.assert_array_equal(lse, words.lse.astype(np.float32))
+
+
+@pytest.mark.parametrize("config", ["turns", "beside", "deep"])
+@pytest.mark.parametrize("name", ["causal", "per-head"])
+def test_result_does_not_depend_on_the_schedule(name, config):
+    """Nor on the number of blocks: whatever order the tiles come in, the sums are the same."""
+    cfg = CONFIGS[config]
+    n = cfg.tile_m + T + 1
+    mask, values, results = mask_gallery(n)[name], inputs(n, heads=(2, 1)), set()
+    for seed in range(4):
+        with sim.options(seed=seed):
+            out, lse = check(cfg, mask, *values, blocks=1 + seed % 3)
+        results.add((out.tobytes(), lse.tobytes()))
+    assert len(results) == 1
+
+
+@configs
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["causal", "dead-scattered"])
+def test_no_races(name, seed, config):
+    cfg = CONFIGS[config]
+    n = cfg.tile_m + cfg.tile_n + 1
+    with sim.options(race=True, seed=seed):
+        check(cfg, mask_gallery(n)[name], *inputs(n), blocks=1 + seed)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("config", ["alone", "turns"])
+@pytest.mark.parametrize("name", ["window", "dead-scattered", "checkerboard"])
+def test_one_poisoned_key(name, config, poison):
+    """Rows that do not attend it keep their results bit for bit; the others show it."""
+    n, bad = CONFIGS[config].tile_m + 2 * T + 1, T + 2
+    mask, (q, k, v) = mask_gallery(n)[name], inputs(n)
+    hit = mask.dense()[:, bad]
+    assert 0 < hit.sum() < n
+    clean_out, clean_lse = run(CONFIGS[config], mask, q, k, v)
+    k[:, bad] = v[:, bad] = poison
+    out, lse = run(CONFIGS[config], mask, q, k, v)
+    np.testing.assert_array_equal(out[:, ~hit], clean_out[:, ~hit])
+    np.testing.assert_array_equal(lse[..., ~hit], clean_lse[..., ~hit])
+    assert np.isnan(out[:, hit]).all(axis=-1).all() or np.isinf(poison)
+
+
+@pytest.mark.parametrize("name", ["padding", "dead-keys", "documents"])
+def test_what_nothing_attends_may_hold_anything(name):
+    n = 2 * T + 1
+    mask, (q, k, v) = mask_gallery(n)[name], inputs(n, batch=2, heads=(2, 1))
+    clean = run(ALONE, mask, q, k, v, blocks=2)
+    keep = np.broadcast_to(mask.dense(), (2, 2, n, n))
+    unseen = ~keep.any(axis=(1, 2))
+    assert unseen.any()
+    k[unseen], v[unseen] = np.nan, np.inf
+    dirty = run(ALONE, mask, q, k, v, blocks=2)
+    for a, b in zip(dirty, clean, strict=True):
+        np.testing.assert_array_equal(a, b)
