@@ -46,7 +46,12 @@ def make_fwd_sm90(cfg):
     out, in elements; nq, heads, group = heads // heads_kv; tiles per plane, items of the work
     list and how many of them have tiles; |scale| · log2 e; then the schedule.
     """
-    CONSUMERS, STAGES, Q_STAGES = cfg.consumers, cfg.stages, cfg.q_stages
+    CONSUMERS, Q_STAGES, K_STAGES, V_STAGES = (
+        cfg.consumers,
+        cfg.q_stages,
+        cfg.k_stages,
+        cfg.v_stages,
+    )
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
     REGISTERS = bool(cfg.registers)
     fewer, more = (
@@ -88,9 +93,10 @@ def make_fwd_sm90(cfg):
             for i in range(Q_STAGES):
                 mbarrier_init(base + FULL_Q + 8 * i, 1)
                 mbarrier_init(base + EMPTY_Q + 8 * i, CONSUMERS)
-            for i in range(STAGES):
+            for i in range(K_STAGES):
                 mbarrier_init(base + FULL_K + 8 * i, 1)
                 mbarrier_init(base + EMPTY_K + 8 * i, CONSUMERS)
+            for i in range(V_STAGES):
                 mbarrier_init(base + FULL_V + 8 * i, 1)
                 mbarrier_init(base + EMPTY_V + 8 * i, CONSUMERS)
                 mbarrier_init(base + RAW_V + 8 * i, 1)

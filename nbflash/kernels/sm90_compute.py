@@ -3,35 +3,38 @@
 import math
 
 from masks import BITS, FULL, INTERVAL
-from nbflash.kernels.sm90_config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.kernels.sm90_config import BAD_WORDS, END, FIRST, RECORD_WORDS
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_hold, wgmma_wait
-from nbflash.tile.pipeline import make_advance
-from nbflash.tile.unroll import equal, load, load4, select, store, unrolled
+from nbflash.tile.pipeline import divided, make_advance
+from nbflash.tile.softmax import NEG_INF
+from nbflash.tile.unroll import equal, hide, load, load4, select, store, unrolled
 from nbflash.tile.warp_math import any_lane
 from nbflash.tile.wgmma_gemm import (
     ROW_BYTES,
     lower,
     make_gemm_pv,
     make_gemm_qk,
-    moved,
     settled,
 )
 from nbflash.tile.wgmma_softmax import (
+    make_apply_keep,
     make_finish,
     make_keep,
     make_wgmma_softmax,
+    row_total,
     scale_fragment,
 )
 
 ALL, NOTHING = types.uint32(0xFFFFFFFF), types.uint32(0)
+PAST = 1 << 20  # a row tile beyond any: nothing of it is stored
 
 
 def make_finish_row(cfg):
     """``finish_row(acc, m, l, row, bh, result, thread)``: O / l → out and LSE → lse."""
     TILE_M, HEAD_DIM = cfg.tile_m, cfg.head_dim
-    row_total, normalise, log_sum_exp = make_finish(HEAD_DIM, cfg.dtype)
+    normalise, log_sum_exp = make_finish(HEAD_DIM, cfg.dtype)
 
     def make_store_row(which):
         @unrolled
@@ -46,12 +49,13 @@ def make_finish_row(cfg):
 
     @inlined
     def finish_row(acc, m, l, row, bh, result, thread):
-        out, lse, o_stride, nq, heads, scale = result
+        out, lse, o_stride, nq, heads, _ = result
         l = row_total(l)
-        values, packed = log_sum_exp(m, l, scale), normalise(acc, l)
+        values, packed = log_sum_exp(m, l), normalise(acc, l)
         upper = row * TILE_M + row_of_thread(thread)
         quad = thread % 4
-        start = (bh // heads) * o_stride[0] + (bh % heads) * o_stride[2]
+        b, h = divided(bh, heads)
+        start = b * o_stride[0] + h * o_stride[2]
         if upper < nq:
             store_upper(out, (start + upper * o_stride[1]) // 2 + quad, packed)
             if quad == 0:
@@ -96,37 +100,49 @@ def make_masking(cfg):
         """Which of a thread's scores count in this tile: a word for each of its rows."""
         quad = 2 * (thread % 4)
         if kind == FULL:
-            return ALL, ALL
+            return types.uint32(ALL), types.uint32(ALL)
         if kind == INTERVAL:
             lows, highs = bounds
             upper = keep_interval(lows[0], highs[0], n0, quad)
             below = keep_interval(lows[1], highs[1], n0, quad)
             return types.uint32(upper), types.uint32(below)
         bits, r = masking[3], row_of_thread(thread)
-        upper = keep_bits(bits, kind - BITS, r, quad)
-        return upper, keep_bits(bits, kind - BITS, r + 8, quad)
+        tile = hide(kind - BITS)  # or its addresses are computed for every tile
+        upper = keep_bits(bits, tile, r, quad)
+        return types.uint32(upper), types.uint32(keep_bits(bits, tile, r + 8, quad))
 
     return bounds_of, keep_of, gather
 
 
 def make_compute_stream(cfg):
     """``compute_stream(smem, place, result, masking, thread)``, for every thread."""
-    CONSUMERS, STAGES, PING_PONG = cfg.consumers, cfg.stages, cfg.ping_pong
+    CONSUMERS, HALF, PING_PONG = cfg.consumers, cfg.tile_n // 2, cfg.ping_pong
     Q_BYTES, KV_BYTES, KV_PANEL = cfg.q_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     K, V, RECORDS, BAD, _ = cfg.offsets
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
-    S_START = (types.float32(0),) * (cfg.tile_n // 2)
-    O_START = (types.float32(0),) * (cfg.head_dim // 2)
-    M_START, L_START = (types.float32(-math.inf),) * 2, (types.float32(0),) * 2
-    BAD_USED = cfg.tile_n // 32
+    S_START, P_START = (types.float32(0),) * (HALF // 2), (types.uint32(0),) * (HALF // 4)
+    O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
+    BAD_USED, NEXT_HALF = cfg.tile_n // 32, HALF * ROW_BYTES >> 4
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.tile_n, negate=cfg.negate)
-    issue_pv = make_gemm_pv(cfg.dtype, cfg.tile_n)
-    softmax = make_wgmma_softmax(cfg.tile_n, cfg.dtype)
-    row_max, outgrown, rescale, probabilities, row_sum, pack, apply_keep = softmax
+    issue_pv = make_gemm_pv(cfg.dtype, HALF)
+    softmax = make_wgmma_softmax(HALF, cfg.dtype)
+    row_max, reference, exponents, outgrown, rise, rescale, lowered, *softmax = softmax
+    exponentials, row_sum, pack = softmax
+    keep_a, keep_b = make_apply_keep(HALF, 0), make_apply_keep(HALF, 1)
     bounds_of, keep_of, gather = make_masking(cfg)
     finish_row = make_finish_row(cfg)
-    wait_all_but_one, wait_all = wgmma_wait(1), wgmma_wait(0)
-    advance, advance_q = make_advance(STAGES), make_advance(cfg.q_stages)
+    wait_all = wgmma_wait(0)
+    advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
+
+    @inlined
+    def take_turn(barrier):
+        if PING_PONG:
+            bar_sync(barrier, 256)
+
+    @inlined
+    def pass_turn(barrier):
+        if PING_PONG:
+            bar_arrive(barrier, 256)
 
     @unrolled
     def turn_of(thread):
@@ -147,6 +163,14 @@ def make_compute_stream(cfg):
         mbarrier_wait(base + FULL_K + 8 * stage, phase)
         return read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
 
+    @inlined
+    def k_of(base, stage):
+        return types.uint32(lower(base + K, 16) + stage * (KV_BYTES >> 4))
+
+    @inlined
+    def v_of(base, stage):
+        return types.uint32(lower(base + V, KV_PANEL) + stage * (KV_BYTES >> 4))
+
     @unrolled
     def load_bad(smem, at):
         return tuple(load(smem, at + i) for i in range(BAD_USED))
@@ -156,81 +180,112 @@ def make_compute_stream(cfg):
         """Which of a thread's scores count and meet a key whose V is not finite."""
         packed = load_bad(smem, words + BAD // 4 + BAD_WORDS * stage)
         mine = types.uint32(gather(packed, types.int32(2 * (thread % 4))))
-        return keep[0] & mine, keep[1] & mine
+        return types.uint32(keep[0] & mine), types.uint32(keep[1] & mine)
 
     @unrolled
     def poisoned(l, bad):
         """NaN for the rows that attend such a key."""
         return tuple(select(equal(b, 0), x, math.nan) for x, b in zip(l, bad, strict=True))
 
-    def make_step(masked, first):
-        """S of the next tile beside O += P V of the last one; one form per kind of tile.
+    @inlined
+    def seen_of(best, total):
+        """All ones if both of a thread's rows have met a key, else 0."""
+        upper = best[0] > NEG_INF or total[0] > 0
+        below = best[1] > NEG_INF or total[1] > 0
+        return types.uint32(ALL) if upper and below else types.uint32(NOTHING)
 
-        ``now`` and ``ago`` are stage and phase of the two tiles, ``mask`` which scores of theirs
-        count and whether the last one is masked. Returns O, P, m, l, the record of the tile
-        after, and which of the last tile's scores met a key that is not finite.
+    @inlined
+    def first_half(s, scale):
+        """P and the statistics of a row that begins."""
+        best = row_max(s)
+        m = reference(best, scale)
+        weights = exponentials(exponents(s, m, scale))
+        return weights, m, row_sum(PAIR, weights), seen_of(best, PAIR)
+
+    @inlined
+    def next_half(s, m, l, seen, scale):
+        """P and the statistics of a row that goes on; whether O must be multiplied by α."""
+        e = exponents(s, m, scale)
+        alpha, grown = (types.float32(1), types.float32(1)), outgrown(e, seen)
+        if grown:
+            best, total = row_max(e), row_total(l)
+            risen = rise(best, total)
+            e, alpha, seen = lowered(e, risen), rescale(risen), seen_of(best, total)
+            m = m[0] + risen[0], m[1] + risen[1]
+            l = l[0] * alpha[0], l[1] * alpha[1]
+        weights = exponentials(e)
+        return weights, m, row_sum(l, weights), seen, grown, alpha
+
+    def make_step(masked, first):
+        """One tile; one form per kind of tile.
+
+        ``state`` is O, P of the last tile's second half, S of this one's first, m, l and whether
+        both rows have met a key; ``q``, ``now`` and ``ago`` say where Q and the two tiles are.
+        Returns the state, the record of the next tile and where its Q is.
         """
 
         @inlined
-        def step(state, q, now, ago, mask, smem, place, scale, thread):
-            acc, p, m, l = state
-            keep, keep_ago, unclean = mask
+        def step(state, q, now, ago, kind, keep, ending, smem, place, scale, who):
+            acc, p, s_a, m, l, seen = state
             base, words = place
-            turn = turn_of(thread)
-            stage, phase = now
-            k = types.uint32(lower(base + K, 16) + stage * (KV_BYTES >> 4))
-            v = types.uint32(lower(base + V, KV_PANEL) + ago[0] * (KV_BYTES >> 4))
-            if PING_PONG:
-                bar_sync(1 + turn, 256)
-            # S = Q Kᵀ
-            wgmma_fence()
-            s = issue_qk(S_START, q, k)
-            wgmma_commit()
-            mbarrier_wait(base + FULL_V + 8 * ago[0], ago[1])
-            bad = NOTHING, NOTHING
-            if unclean:  # read before P V is issued: one thread speaks for all when it is done
-                bad = bad_of(smem, words, ago[0], keep_ago, thread)
-            # O += P V
-            wgmma_fence()
-            acc = issue_pv(acc, p, v)
-            wgmma_commit()
-            if PING_PONG:
-                bar_arrive(2 - turn, 256)
-            wait_all_but_one()
-            s = settled(s)
-            if thread % 128 == 0:
-                mbarrier_arrive(base + EMPTY_K + 8 * stage)
-            if masked:
-                s = apply_keep(s, keep)
+            (q_start, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
+            v_ago, is_there = ago
+            thread, lead, mine, others = who
             after = advance(stage, phase)
             following = record_of(smem, place, after[0], after[1])
-            grown, alpha = False, (types.float32(1), types.float32(1))
+            # O += P V of the last second half;  S = Q Kᵀ of this one
+            q_at = q_start + types.uint32(q_stage * (Q_BYTES >> 4))
+            take_turn(mine)
+            wgmma_fence()
+            acc = issue_pv(acc, p, v_ago + NEXT_HALF)
+            s_b = issue_qk(S_START, q_at, k_of(base, stage) + NEXT_HALF)
+            wgmma_commit()
+            pass_turn(others)
+            if masked:
+                s_a = keep_a(s_a, keep)
             if first:
-                m = row_max(M_START, s)
-                weights = probabilities(s, m, scale)
-                packed, l = pack(weights), row_sum(L_START, weights)
+                m_ago, l_ago = m, l
+                weights, m, l, seen = first_half(s_a, scale)
             else:
-                # The last maximum will do, nearly always: nothing waits for this tile's.
-                weights = probabilities(s, m, scale)
-                packed, more_l = pack(weights), row_sum(L_START, weights)
-                grown = outgrown(m, s, scale)
-                if grown:
-                    m_new = row_max(m, s)
-                    alpha = rescale(m, m_new, scale)
-                    weights = probabilities(s, m_new, scale)
-                    packed, more_l = pack(weights), row_sum(L_START, weights)
-                    m, l = m_new, (l[0] * alpha[0], l[1] * alpha[1])
-                l = l[0] + more_l[0], l[1] + more_l[1]
-            wgmma_hold(l[0])
-            wgmma_hold(l[1])
+                weights, m, l, seen, grown, alpha = next_half(s_a, m, l, seen, scale)
+            mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
+            wgmma_hold(l[0] + l[1])
             wait_all()
-            acc = settled(acc)
-            if thread % 128 == 0:
-                mbarrier_arrive(base + EMPTY_V + 8 * ago[0])
+            acc, s_b = settled(acc), settled(s_b)
+            if lead == 0:
+                mbarrier_arrive(base + EMPTY_K + 8 * stage)
+                if not first or is_there >= 0:
+                    mbarrier_arrive(base + EMPTY_V + 8 * is_there)
+            if following[0] & FIRST:
+                if lead == 0:
+                    mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)
+                q_stage, q_phase = advance_q(q_stage, q_phase)
+                mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
+            if masked and kind != FULL:
+                l = poisoned(l, bad_of(smem, words, v_stage, keep, thread))
+            if first:
+                row, bh, result = ending
+                finish_row(acc, m_ago, l_ago, row, bh, result, thread)
+                acc = O_START
+            elif grown:
+                acc = scale_fragment(acc, alpha)
+            # O += P V of this first half;  S = Q Kᵀ of the next
+            p, q_at = pack(weights), q_start + types.uint32(q_stage * (Q_BYTES >> 4))
+            take_turn(mine)
+            wgmma_fence()
+            acc = issue_pv(acc, p, v_of(base, v_stage))
+            s_a = issue_qk(S_START, q_at, k_of(base, after[0]))
+            wgmma_commit()
+            pass_turn(others)
+            if masked:
+                s_b = keep_b(s_b, keep)
+            weights, m, l, seen, grown, alpha = next_half(s_b, m, l, seen, scale)
+            wgmma_hold(l[0] + l[1])
+            wait_all()
+            acc, s_a = settled(acc), settled(s_a)
             if grown:
                 acc = scale_fragment(acc, alpha)
-            state = acc, moved(packed, types.uint32(following[3] >> 31)), m, l
-            return state, following, bad
+            return (acc, pack(weights), s_a, m, l, seen), following, (q_start, q_stage, q_phase)
 
         return step
 
@@ -238,101 +293,57 @@ def make_compute_stream(cfg):
     step_first = make_step(True, True)
 
     @inlined
-    def begin(smem, place, q, keep, turn, scale, thread):
-        """The first tile of the stream has no P V beside it."""
-        base, _ = place
-        mbarrier_wait(base + FULL_Q, 0)
-        if PING_PONG:
-            bar_sync(1 + turn, 256)
-        wgmma_fence()
-        s = issue_qk(S_START, q, types.uint32(lower(base + K, 16)))
-        wgmma_commit()
-        if PING_PONG:
-            bar_arrive(2 - turn, 256)
-        wait_all()
-        s = settled(s)
-        if thread % 128 == 0:
-            mbarrier_arrive(base + EMPTY_K)
-        s = apply_keep(s, keep)
-        m = row_max(M_START, s)
-        weights = probabilities(s, m, scale)
-        return O_START, pack(weights), m, row_sum(L_START, weights)
-
-    @inlined
-    def end(smem, place, state, ago, mask, thread):
-        """The last tile of the stream has no S beside it."""
-        base, words = place
-        acc, p, m, l = state
-        keep, unclean = mask
-        mbarrier_wait(base + FULL_V + 8 * ago[0], ago[1])
-        wgmma_fence()
-        v = types.uint32(lower(base + V, KV_PANEL) + ago[0] * (KV_BYTES >> 4))
-        acc = issue_pv(acc, p, v)
-        wgmma_commit()
-        wait_all()
-        acc = settled(acc)
-        if unclean:
-            l = poisoned(l, bad_of(smem, words, ago[0], keep, thread))
-        return acc, m, l
-
-    @inlined
     def compute_stream(smem, place, result, masking, thread):
         base, _ = place
-        scale, turn = result[5], turn_of(thread)
+        turn, scale, zero = turn_of(thread), result[5], types.int32(0)
+        thread = hide(types.int32(thread))
+        lead, others = hide(types.int32(thread % 128)), types.int32(1 + (turn + 1) % CONSUMERS)
+        who = thread, lead, types.int32(1 + turn), others
+        if turn == CONSUMERS - 1:
+            pass_turn(types.int32(1))
         q_start = types.uint32(lower(base + turn * 64 * ROW_BYTES, 16))
-        now = types.int32(0), types.int32(0)
-        if PING_PONG and turn == 1:
-            bar_arrive(1, 256)
-        kind, n0, row, bh = record_of(smem, place, now[0], now[1])
+        kind, n0, next_row, next_bh = record_of(smem, place, zero, zero)
         if kind != END:
-            bounds = bounds_of(masking, row, bh, thread)
-            keep = keep_of(kind, n0, bounds, masking, thread)
-            state = begin(smem, place, q_start, keep, turn, scale, thread)
-            unclean = kind != FULL
-            q_stage, q_phase = now
-            ago, now = now, advance(now[0], now[1])
-            kind, n0, next_row, next_bh = record_of(smem, place, now[0], now[1])
+            row, bh, q = types.int32(PAST), zero, (q_start, zero, zero)
+            now = zero, zero, zero, zero
+            mbarrier_wait(base + FULL_Q, 0)
+            wgmma_fence()
+            s = issue_qk(S_START, q_start, k_of(base, zero))
+            wgmma_commit()
+            wait_all()
+            # O of no row, which nobody stores: of no weights, and K instead of V.
+            state = O_START, P_START, settled(s), PAIR, PAIR, types.uint32(0)
+            ago = k_of(base, zero), types.int32(-1)
+            bounds = bounds_of(masking, next_row, next_bh, thread)
             while kind != END:
-                keep_ago = keep
-                if next_row >= 0:
-                    if thread % 128 == 0:
-                        mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)
-                    q_stage, q_phase = advance_q(q_stage, q_phase)
-                    mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
+                if kind == FULL:
+                    keep, ending = (types.uint32(ALL), types.uint32(ALL)), zero
+                    state, following, q = step_full(
+                        state, q, now, ago, kind, keep, ending, smem, place, scale, who
+                    )
+                elif kind & FIRST:
+                    kind, ending = kind & ~FIRST, (row, bh, result)
                     bounds = bounds_of(masking, next_row, next_bh, thread)
                     keep = keep_of(kind, n0, bounds, masking, thread)
-                    q = q_start + types.uint32(q_stage * (Q_BYTES >> 4))
-                    mask = keep, keep_ago, unclean
-                    _, _, m, l = state
-                    state, following, bad = step_first(
-                        state, q, now, ago, mask, smem, place, scale, thread
+                    state, following, q = step_first(
+                        state, q, now, ago, kind, keep, ending, smem, place, scale, who
                     )
-                    acc, p, m_next, l_next = state
-                    finish_row(acc, m, poisoned(l, bad), row, bh, result, thread)
-                    state = O_START, p, m_next, l_next
                     row, bh = next_row, next_bh
                 else:
-                    q = q_start + types.uint32(q_stage * (Q_BYTES >> 4))
-                    if kind == FULL:
-                        keep = ALL, ALL
-                        mask = keep, keep_ago, unclean
-                        state, following, bad = step_full(
-                            state, q, now, ago, mask, smem, place, scale, thread
-                        )
-                    else:
-                        keep = keep_of(kind, n0, bounds, masking, thread)
-                        mask = keep, keep_ago, unclean
-                        state, following, bad = step_masked(
-                            state, q, now, ago, mask, smem, place, scale, thread
-                        )
-                    acc, p, m, l = state
-                    state = acc, p, m, poisoned(l, bad)
-                unclean = kind != FULL
+                    keep, ending = keep_of(kind, n0, bounds, masking, thread), zero
+                    state, following, q = step_masked(
+                        state, q, now, ago, kind, keep, ending, smem, place, scale, who
+                    )
                 kind, n0, next_row, next_bh = following
-                ago, now = now, advance(now[0], now[1])
-            acc, m, l = end(smem, place, state, ago, (keep, unclean), thread)
-            finish_row(acc, m, l, row, bh, result, thread)
-        if PING_PONG and turn == 0:
-            bar_sync(1, 256)
+                ago = v_of(base, now[2]), now[2]
+                now = advance(now[0], now[1]) + advance_v(now[2], now[3])
+            acc, p, _, m, l, _ = state
+            wgmma_fence()
+            acc = issue_pv(acc, p, ago[0] + NEXT_HALF)
+            wgmma_commit()
+            wait_all()
+            finish_row(settled(acc), m, l, row, bh, result, thread)
+        if turn == 0:
+            take_turn(types.int32(1))
 
     return compute_stream

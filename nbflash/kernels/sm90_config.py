@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
 
-RECORD_WORDS = 4  # kind, first key, row or -1, head
+RECORD_WORDS = 4  # kind, first key, row, head
 BAD_WORDS = 4  # a bit for each of 128 keys
 END = 0  # kind of the record that closes a stream
+FIRST = 1 << 30  # added to the kind of a row's first tile
 
 
 def _cdiv(a, b):
@@ -26,8 +27,8 @@ class Sm90Config:
         Warpgroups that compute, 64 query rows each; one more loads.
     tile_n : int
         Keys of a tile.
-    stages : int
-        Tiles of K, and of V, in flight.
+    k_stages, v_stages : int
+        Tiles of K and of V in flight. S of a tile is asked for half a tile ahead.
     q_stages : int
         Query tiles: with two, the next row's arrives while this row is computed.
     registers : tuple of int
@@ -44,7 +45,8 @@ class Sm90Config:
     head_dim: int
     consumers: int
     tile_n: int
-    stages: int = 2
+    k_stages: int = 3
+    v_stages: int = 2
     q_stages: int = 2
     registers: tuple = (24, 240)
     min_blocks: int = 1
@@ -75,34 +77,34 @@ class Sm90Config:
     def offsets(self):
         """Shared memory in bytes: K, V, records, bad keys, barriers (Q is at 0)."""
         k = self.q_stages * self.q_bytes
-        v = k + self.stages * self.kv_bytes
-        records = v + self.stages * self.kv_bytes
-        bad = records + 4 * RECORD_WORDS * self.stages
-        return k, v, records, bad, bad + 4 * BAD_WORDS * self.stages
+        v = k + self.k_stages * self.kv_bytes
+        records = v + self.v_stages * self.kv_bytes
+        bad = records + 4 * RECORD_WORDS * self.k_stages
+        return k, v, records, bad, bad + 4 * BAD_WORDS * self.v_stages
 
     @property
     def barriers(self):
         """Where the barriers start: full and empty of Q, K and V, and raw of V."""
-        counts = (self.q_stages,) * 2 + (self.stages,) * 5
+        counts = (self.q_stages,) * 2 + (self.k_stages,) * 2 + (self.v_stages,) * 3
         return tuple(self.offsets[-1] + 8 * sum(counts[:i]) for i in range(len(counts)))
 
     @property
     def smem_bytes(self):
         """Dynamic shared memory of a block, with room to align it."""
-        return self.barriers[-1] + 8 * self.stages + ALIGNMENT
+        return self.barriers[-1] + 8 * self.v_stages + ALIGNMENT
 
 
-# head_dim up to; consumers, tile_n, stages, q_stages, registers, min_blocks, ping_pong.
+# head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, registers, min_blocks, ping_pong.
 _WIDE = (
-    (64, 2, 128, 3, 2, (56, 224), 1, True),
-    (128, 2, 128, 2, 2, (56, 224), 1, True),
-    (192, 2, 96, 2, 1, (56, 224), 1, True),
-    (256, 2, 64, 2, 1, (56, 224), 1, True),
+    (64, 2, 128, 3, 3, 2, (56, 224), 1, True),
+    (128, 2, 128, 3, 2, 2, (56, 224), 1, True),
+    (192, 2, 64, 3, 2, 1, (56, 224), 1, True),
+    (256, 2, 64, 3, 2, 1, (56, 224), 1, True),
 )
 # One warpgroup on 64 × 64 tiles, two blocks on a multiprocessor: for masks of small blocks.
 _SMALL = (
-    (64, 1, 64, 3, 2, (56, 200), 2, False),
-    (128, 1, 64, 2, 2, (56, 200), 2, False),
+    (64, 1, 64, 3, 3, 2, (56, 200), 2, False),
+    (128, 1, 64, 3, 2, 1, (56, 200), 2, False),
 )
 # How much faster a score is in the wide tiles.
 _ADVANTAGE = 1.7

@@ -8,7 +8,7 @@ hidden, but 0 · NaN would reach O.
 import math
 
 from masks import FULL
-from nbflash.kernels.sm90_config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.kernels.sm90_config import BAD_WORDS, END, FIRST, RECORD_WORDS
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
     bar_sync,
@@ -18,7 +18,7 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.tma import tma_load_4d
-from nbflash.tile.pipeline import item_of, make_advance
+from nbflash.tile.pipeline import divided, item_of, make_advance
 from nbflash.tile.unroll import hide, load4, store4, unrolled
 from nbflash.tile.warp_math import ballot
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
@@ -40,7 +40,7 @@ def make_load_stream(cfg):
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     K, V, RECORDS, *_ = cfg.offsets
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
-    advance, advance_q = make_advance(cfg.stages), make_advance(cfg.q_stages)
+    advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
 
     @inlined
     def write_record(smem, at, kind, n0, row, bh):
@@ -64,43 +64,50 @@ def make_load_stream(cfg):
         work, plane_of, row_ptr, col_idx, kind = schedule
         zero, one = types.int32(0), types.int32(1)
         stage, phase, q_stage, q_phase = zero, one, zero, one
-        v_stage, v_phase, v_n0, v_head, v_batch, v_bar = zero, one, -one, zero, zero, zero
+        v_stage, v_phase, v_n0, v_head, v_batch, v_full = zero, one, -one, zero, zero, zero
         blocks, block = cuda.gridDim.x, cuda.blockIdx.x
         for round_ in range((live + blocks - 1) // blocks):
             item = item_of(round_, blocks, block)
             if item < live:
                 row, bh = work[2 * item], work[2 * item + 1]
-                b, h = types.int32(bh // heads), types.int32(bh % heads)
-                h_kv = types.int32(h // group)
+                b, h = divided(types.int32(bh), heads)
+                h_kv, _ = divided(h, group)
                 at = plane_of[bh] * n_row + row
                 begin, end = row_ptr[at], row_ptr[at + 1]
                 for t in range(begin, end):
                     n0 = types.int32(col_idx[t] * TILE_N)
                     mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
-                    first = row if t == begin else -1
                     record = words + RECORDS // 4 + RECORD_WORDS * stage
-                    write_record(smem, record, kind[t], n0, first, bh)
+                    first = FIRST if t == begin else 0
+                    write_record(smem, record, kind[t] + first, n0, row, bh)
                     bar = base + FULL_K + 8 * stage
                     send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)
+                    if v_n0 >= 0:
+                        mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)
+                        to = base + V + v_stage * KV_BYTES
+                        bar = base + v_full + 8 * v_stage
+                        send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, bar, KV_BYTES)
+                        v_stage, v_phase = advance_v(v_stage, v_phase)
                     if t == begin:
                         mbarrier_wait(base + EMPTY_Q + 8 * q_stage, q_phase)
                         to, bar = base + q_stage * Q_BYTES, base + FULL_Q + 8 * q_stage
                         send(to, Q_PANEL, q_map, row * TILE_M, h, b, bar, Q_BYTES)
                         q_stage, q_phase = advance_q(q_stage, q_phase)
-                    if v_n0 >= 0:
-                        mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)
-                        to = base + V + v_stage * KV_BYTES
-                        send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, v_bar, KV_BYTES)
-                    v_stage, v_phase, v_n0, v_head, v_batch = stage, phase, n0, h_kv, b
-                    v_bar = types.int32(base + 8 * stage + (FULL_V if kind[t] == FULL else RAW_V))
+                    v_n0, v_head, v_batch = n0, h_kv, b
+                    v_full = types.int32(FULL_V if kind[t] == FULL else RAW_V)
                     stage, phase = advance(stage, phase)
         if v_n0 >= 0:
             mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)
-            to = base + V + v_stage * KV_BYTES
-            send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, v_bar, KV_BYTES)
-        mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
-        write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, -1, 0)
-        mbarrier_arrive(base + FULL_K + 8 * stage)
+            to, bar = base + V + v_stage * KV_BYTES, base + v_full + 8 * v_stage
+            send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, bar, KV_BYTES)
+            # The last record brings keys too: S of a tile that is none spares a case.
+            mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
+            write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
+            to, bar = base + K + stage * KV_BYTES, base + FULL_K + 8 * stage
+            send(to, KV_PANEL, k_map, v_n0, v_head, v_batch, bar, KV_BYTES)
+        else:
+            write_record(smem, words + RECORDS // 4, END, 0, 0, 0)
+            mbarrier_arrive(base + FULL_K)
 
     return load_stream
 
@@ -110,7 +117,7 @@ def make_clean_stream(cfg):
 
     A key whose V is not finite becomes one of zeros, and a bit that the consumers look at.
     """
-    TILE_N, KV_BYTES, STAGES, CHUNKS = cfg.tile_n, cfg.kv_bytes, cfg.stages, 8 * cfg.panels
+    TILE_N, KV_BYTES, STAGES, CHUNKS = cfg.tile_n, cfg.kv_bytes, cfg.v_stages, 8 * cfg.panels
     KV_PANEL = TILE_N * ROW_BYTES
     _, V, _, BAD, _ = cfg.offsets
     *_, FULL_V, _, RAW_V = cfg.barriers

@@ -26,3 +26,9 @@ def make_advance(stages):
 def item_of(round_, blocks, block):
     """There and back over a list that is longest first: every block gets its share."""
     return round_ * blocks + (block if round_ % 2 == 0 else blocks - 1 - block)
+
+
+@unrolled
+def divided(a, b):
+    """``(a // b, a % b)`` of int32 that are not negative; Numba would divide 64 bits."""
+    return a // b, a % b

@@ -163,7 +163,10 @@ def either(a, b):
 def select(condition, a, b):
     """``a if condition else b`` without a branch."""
     if not isinstance(condition, Scalar):
-        return a if condition else b
+        chosen, other = (a, b) if condition else (b, a)
+        if isinstance(other, np.generic) and not isinstance(chosen, np.generic):
+            return type(other)(chosen)  # a number takes the type of what it stands beside
+        return chosen
     model = a if isinstance(a, Scalar) else b
     chosen = condition.builder.select(condition.value, model.like(a).value, model.like(b).value)
     return model.new(model.type, chosen)

@@ -15,6 +15,30 @@ def log2(x):
     return x.new(x.type, value)
 
 
+def approximate_reciprocal(x):
+    """``1 / x`` within an ulp: ``rcp.approx.ftz.f32``."""
+    if not isinstance(x, Scalar):
+        with np.errstate(divide="ignore"):
+            return np.float32(1) / x
+    value = inline_ptx(x.builder, "rcp.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value])
+    return x.new(x.type, value)
+
+
+def float_bits(x):
+    """The bits of a float32 as a uint32; no instruction."""
+    if not isinstance(x, Scalar):
+        return np.float32(x).view(np.uint32)
+    return x.new(types.uint32, x.builder.bitcast(x.value, ir.IntType(32)))
+
+
+def and3(a, b, c):
+    """``a & b & c``: ``lop3.b32``, which the compiler leaves in the order it is written in."""
+    if not isinstance(a, Scalar):
+        return a & b & c
+    values, text = [x.value for x in (a, b, c)], "lop3.b32 $0, $1, $2, $3, 0x80;"
+    return a.new(a.type, inline_ptx(a.builder, text, "=r,r,r,r", ir.IntType(32), values))
+
+
 def pack_half(dtype, low, high):
     """Two float32 rounded to ``dtype`` and packed: ``cvt.rn.f16x2.f32`` or ``bf16x2``."""
     if not isinstance(low, Scalar):

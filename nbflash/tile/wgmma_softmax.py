@@ -14,23 +14,31 @@ import operator
 from nbflash.ptx._asm import inlined
 from nbflash.tile.softmax import NEG_INF, guarded
 from nbflash.tile.unroll import (
+    both,
     either,
     equal,
     exp2,
     fma,
     load,
     maximum,
-    reciprocal,
     select,
     shuffle_xor,
     unrolled,
 )
-from nbflash.tile.warp_math import any_lane, log2, pack_half
+from nbflash.tile.warp_math import (
+    and3,
+    any_lane,
+    approximate_reciprocal,
+    float_bits,
+    log2,
+    pack_half,
+)
 
 LN2 = math.log(2.0)
-# O, l and P may refer to an old maximum as long as 2^(S − m) stays small: most tiles then
+# S · scale − m is held below 0, so that one bit of it tells whether a score has outgrown its
+# row's reference m. That stands HEADROOM above the largest score when it is set: most tiles then
 # leave O alone. Exact: O / l does not depend on the reference.
-MOST_GROWTH = 8.0
+HEADROOM = 6.0
 
 
 def row_of(element):
@@ -55,36 +63,66 @@ def _fold_rows(s, combine, chains=8):
     ]
 
 
+def _all_bits(words, chains=4):
+    """The bits that every word has, in chains side by side."""
+    words = list(words)
+    partial, words = words[:chains], words[chains:]
+    while len(words) >= 2 * chains:
+        pairs = zip(words[:chains], words[chains : 2 * chains], strict=True)
+        partial = [and3(x, *pair) for x, pair in zip(partial, pairs, strict=True)]
+        words = words[2 * chains :]
+    return functools.reduce(operator.and_, partial + words)
+
+
 def make_wgmma_softmax(n, dtype):
     """The steps for score fragments of ``n`` columns.
 
-    Returns ``row_max, outgrown, rescale, probabilities, row_sum, pack, apply_keep``.
+    Returns ``row_max, reference, exponents, outgrown, rise, rescale, lower, exponentials,
+    row_sum, pack``. Exponents are S · scale − m, in base 2.
     """
     size = n // 2
 
     @unrolled
-    def row_max(m, s):
-        best = map(maximum, m, _fold_rows(s, maximum))
-        return tuple(_quad(x, maximum) for x in best)
+    def row_max(s):
+        return tuple(_quad(x, maximum) for x in _fold_rows(s, maximum))
 
     @unrolled
-    def outgrown(m, s, scale):
-        """Whether some score of the warp has grown past what P holds with this maximum."""
-        above = [
-            (b - a) * scale > MOST_GROWTH for a, b in zip(m, _fold_rows(s, maximum), strict=True)
-        ]
-        return any_lane(either(*above))
+    def reference(best, scale):
+        """m of rows whose largest score is ``best``."""
+        return tuple(fma(guarded(x), scale, HEADROOM) for x in best)
 
     @unrolled
-    def rescale(m, m_new, scale):
-        """α = 2^((m − m') · scale)."""
-        return tuple(exp2((a - guarded(b)) * scale) for a, b in zip(m, m_new, strict=True))
+    def exponents(s, m, scale):
+        return tuple(fma(s[i], scale, m[row_of(i)] * -1.0) for i in range(size))
 
     @unrolled
-    def probabilities(s, m, scale):
-        """P = 2^(S · scale − m · scale), one fma and one exp2 each."""
-        shift = [guarded(x) * (scale * -1.0) for x in m]
-        return tuple(exp2(fma(s[i], scale, shift[row_of(i)])) for i in range(size))
+    def outgrown(e, seen):
+        """Whether, for some row of the warp, m is too small or not that of any score yet."""
+        together = _all_bits([seen, *map(float_bits, e)])
+        return any_lane(equal(together >> 31, 0))
+
+    @unrolled
+    def rise(best, total):
+        """By how much m must rise: for a row without keys so far (l = 0), to its first score."""
+        out = []
+        for b, a in zip(best, total, strict=True):
+            due = both(either(b >= 0.0, equal(a, 0.0)), b > NEG_INF)
+            out.append(select(due, b + HEADROOM, 0.0))
+        return tuple(out)
+
+    @unrolled
+    def rescale(risen):
+        """α, for the O and l of before; they are 0 in a row whose m comes down."""
+        return tuple(exp2(maximum(x, x * 0.0) * -1.0) for x in risen)
+
+    @unrolled
+    def lower(e, risen):
+        return tuple(x - risen[row_of(i)] for i, x in enumerate(e))
+
+    @unrolled
+    def exponentials(e):
+        """P = 2^(S · scale − m)."""
+        return tuple(map(exp2, e))
 
     @unrolled
     def row_sum(l, p):
@@ -95,40 +133,59 @@ def make_wgmma_softmax(n, dtype):
         """Neighbours rounded and packed: the A fragment of P V."""
         return tuple(pack_half(dtype, p[i], p[i + 1]) for i in range(0, size, 2))
 
+    return (
+        row_max,
+        reference,
+        exponents,
+        outgrown,
+        rise,
+        rescale,
+        lower,
+        exponentials,
+        row_sum,
+        pack,
+    )
+
+
+def make_apply_keep(n, part):
+    """``apply_keep(s, keep)``: −∞ for what does not count, in part ``part`` of ``n`` columns."""
+    first = n // 4 * part
+
     @unrolled
     def apply_keep(s, keep):
         out = []
-        for i in range(size):
-            bit = 1 << (2 * (i // 4) + i % 2)
+        for i in range(n // 2):
+            bit = 1 << (first + 2 * (i // 4) + i % 2)
             out.append(select(equal(keep[row_of(i)] & bit, 0), NEG_INF, s[i]))
         return tuple(out)
 
-    return row_max, outgrown, rescale, probabilities, row_sum, pack, apply_keep
+    return apply_keep
 
 
 def make_finish(columns, dtype):
-    """``row_total(l)``, ``normalise(acc, l)`` and ``log_sum_exp(m, l, scale)``: a row's end."""
-
-    @unrolled
-    def row_total(l):
-        return tuple(_quad(x, lambda a, b: a + b) for x in l)
+    """``normalise(acc, l)`` and ``log_sum_exp(m, l)``: a row's end."""
 
     @unrolled
     def normalise(acc, l):
         """O / l, rounded and packed; 0 for a row that attends nothing."""
-        inverse = [select(equal(x, 0.0), 0.0, reciprocal(x)) for x in l]
+        inverse = [select(equal(x, 0.0), 0.0, approximate_reciprocal(x)) for x in l]
         scaled = [acc[i] * inverse[row_of(i)] for i in range(columns // 2)]
         return tuple(pack_half(dtype, *scaled[i : i + 2]) for i in range(0, columns // 2, 2))
 
     @unrolled
-    def log_sum_exp(m, l, scale):
-        """(m · scale + log2 l) ln 2, −inf for a row that attends nothing."""
+    def log_sum_exp(m, l):
+        """(m + log2 l) ln 2, −inf for a row that attends nothing."""
         return tuple(
-            select(equal(b, 0.0), NEG_INF, fma(guarded(a), scale, log2(b)) * LN2)
-            for a, b in zip(m, l, strict=True)
+            select(equal(b, 0.0), NEG_INF, (a + log2(b)) * LN2) for a, b in zip(m, l, strict=True)
         )
 
-    return row_total, normalise, log_sum_exp
+    return normalise, log_sum_exp
+
+
+@unrolled
+def row_total(l):
+    """l of a row from what its quad has added up."""
+    return tuple(_quad(x, operator.add) for x in l)
 
 
 @unrolled

@@ -17,7 +17,7 @@ CONFIGS = {
     "turns": TURNS,
     "beside": BESIDE,
     "wide": replace(ALONE, tile_n=128),
-    "deep": replace(ALONE, stages=3, q_stages=1),
+    "deep": replace(ALONE, k_stages=4, v_stages=3, q_stages=1),
 }
 configs = pytest.mark.parametrize("config", CONFIGS)
 
