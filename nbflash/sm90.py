@@ -74,14 +74,24 @@ class Sm90Executor:
         shapes = ((p.batch, p.nq, p.heads), *((p.batch, p.nk, heads_kv),) * 2)
         rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n)
         return [
-            tensor_map.encode(1 << 20, (*shape, p.head_dim), three[:3], n, p.dtype)[1:]
+            self._layout(shape, three[:3], n)
             for shape, three, n in zip(shapes, p.strides, rows, strict=True)
         ]
+
+    def _layout(self, shape, strides, rows):
+        """The words of a tensor map, without the address."""
+        p = self._problem
+        return tensor_map.encode(1 << 20, (*shape, p.head_dim), strides, rows, p.dtype)[1:]
+
+    @cached_property
+    def _out_layouts(self):
+        """Those of out, by its strides."""
+        return {}
 
     def forward(self, q, k, v, out, lse):
         """Write ``out`` and ``lse``."""
         strides, address = _strides(out), out.data.ptr
-        if address % 4 or any(s % 2 for s in strides):
+        if address % tensor_map.ALIGNMENT or any(2 * s % tensor_map.ALIGNMENT for s in strides):
             target = self._cupy.empty(out.shape, out.dtype)
             self.forward(q, k, v, target, lse)
             out[...] = target
@@ -90,6 +100,10 @@ class Sm90Executor:
         for x, layout in zip((q, k, v), self._layouts, strict=True):
             words.append(x.data.ptr)
             words += layout
+        if strides not in self._out_layouts:
+            p = self._problem
+            self._out_layouts[strides] = self._layout((p.batch, p.nq, p.heads), strides, 64)
+        words += [address, *self._out_layouts[strides]]
         bound, _ = self._forward
         stream = self._cupy.cuda.get_current_stream().ptr
         bound(stream, [*words, address, lse.data.ptr, *strides])

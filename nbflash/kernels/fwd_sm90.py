@@ -42,9 +42,9 @@ from nbflash.tile.wgmma_gemm import ALIGNMENT
 def make_fwd_sm90(cfg):
     """The kernel for a :class:`~nbflash.kernels.sm90_config.Sm90Config`.
 
-    Arguments of the kernel: tensor maps of q, k, v; out, lse; strides (batch, sequence, head) of
-    out, in elements; nq, heads, group = heads // heads_kv; tiles per plane, items of the work
-    list and how many of them have tiles; |scale| · log2 e; then the schedule.
+    Arguments of the kernel: tensor maps of q, k, v and out; out, lse; strides (batch, sequence,
+    head) of out, in elements; nq, heads, group = heads // heads_kv; tiles per plane, items of the
+    work list and how many of them have tiles; |scale| · log2 e; then the schedule.
     """
     CONSUMERS, Q_STAGES, K_STAGES, V_STAGES = (
         cfg.consumers,
@@ -65,6 +65,7 @@ def make_fwd_sm90(cfg):
         q_map,
         k_map,
         v_map,
+        o_map,
         out,
         lse,
         o_stride,
@@ -104,7 +105,7 @@ def make_fwd_sm90(cfg):
         cuda.syncthreads()
         schedule = work, plane_of, row_ptr, col_idx, kind
         sizes = heads, group, n_row, live
-        result = out, lse, o_stride, nq, heads, scale
+        result = o_map, out, lse, o_stride, nq, heads, scale
         if tid < 128:
             if REGISTERS:
                 fewer()
@@ -122,9 +123,9 @@ def make_fwd_sm90(cfg):
 
 
 def fwd_sm90_spec(cfg):
-    """How to compile and launch the kernel of ``cfg``; the first three arguments are maps."""
+    """How to compile and launch the kernel of ``cfg``; the first four arguments are maps."""
     maps, pointers = (
-        (types.uint64,) * 3,
+        (types.uint64,) * 4,
         (types.CPointer(types.uint32), types.CPointer(types.float32)),
     )
     sizes = (types.int32,) * 6

@@ -5,13 +5,21 @@ import math
 from masks import BITS, FULL, INTERVAL
 from nbflash.kernels.sm90_config import BAD_WORDS, END, FIRST, RECORD_WORDS
 from nbflash.ptx._asm import inlined, types
-from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
+from nbflash.ptx.mbarrier import (
+    bar_arrive,
+    bar_sync,
+    fence_proxy_async,
+    mbarrier_arrive,
+    mbarrier_wait,
+)
+from nbflash.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_hold, wgmma_wait
 from nbflash.tile.pipeline import divided, make_advance
 from nbflash.tile.softmax import NEG_INF
 from nbflash.tile.unroll import equal, hide, load, load4, select, store, unrolled
 from nbflash.tile.warp_math import any_lane
 from nbflash.tile.wgmma_gemm import (
+    PANEL,
     ROW_BYTES,
     lower,
     make_gemm_pv,
@@ -26,15 +34,23 @@ from nbflash.tile.wgmma_softmax import (
     row_total,
     scale_fragment,
 )
+from nbflash.tile.wgmma_store import make_store_fragment, matrix_row
 
 ALL, NOTHING = types.uint32(0xFFFFFFFF), types.uint32(0)
-PAST = 1 << 20  # a row tile beyond any: nothing of it is stored
+PAST = -1  # the row tile before a stream's first
+STORERS = 9  # named barrier of the first warpgroup's threads that store O; then the next one's
 
 
 def make_finish_row(cfg):
-    """``finish_row(acc, m, l, row, bh, result, thread)``: O / l → out and LSE → lse."""
-    TILE_M, HEAD_DIM = cfg.tile_m, cfg.head_dim
+    """``finish_row(acc, m, l, row, bh, result, stage, turn, thread)``: O / l → out, LSE → lse.
+
+    O goes through the stage that its Q has left, and the copy engine; with a single stage of Q,
+    straight to memory.
+    """
+    TILE_M, HEAD_DIM, PANELS = cfg.tile_m, cfg.head_dim, cfg.panels
+    Q_BYTES, STAGED = cfg.q_bytes, cfg.q_stages > 1
     normalise, log_sum_exp = make_finish(HEAD_DIM, cfg.dtype)
+    store_fragment = make_store_fragment(HEAD_DIM, TILE_M)
 
     def make_store_row(which):
         @unrolled
@@ -48,21 +64,40 @@ def make_finish_row(cfg):
     store_upper, store_lower = make_store_row(0), make_store_row(1)
 
     @inlined
-    def finish_row(acc, m, l, row, bh, result, thread):
-        out, lse, o_stride, nq, heads, _ = result
-        l = row_total(l)
-        values, packed = log_sum_exp(m, l), normalise(acc, l)
-        upper = row * TILE_M + row_of_thread(thread)
-        quad = thread % 4
-        b, h = divided(bh, heads)
+    def store_staged(packed, row, b, h, o_map, stage, base, turn, thread):
+        start = types.uint32(base + stage * Q_BYTES + turn * 64 * ROW_BYTES)
+        store_fragment(matrix_row(start, thread), packed)
+        fence_proxy_async()
+        bar_sync(STORERS + turn, 128)
+        if thread % 128 == 0:
+            for panel in range(PANELS):
+                source = start + types.uint32(panel * TILE_M * ROW_BYTES)
+                tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * turn, h, b, source)
+            bulk_commit()
+
+    @inlined
+    def store_straight(packed, row, b, h, out, o_stride, nq, thread):
+        upper, quad = row * TILE_M + row_of_thread(thread), thread % 4
         start = b * o_stride[0] + h * o_stride[2]
         if upper < nq:
             store_upper(out, (start + upper * o_stride[1]) // 2 + quad, packed)
-            if quad == 0:
-                lse[bh * nq + upper] = values[0]
         if upper + 8 < nq:
             store_lower(out, (start + (upper + 8) * o_stride[1]) // 2 + quad, packed)
-            if quad == 0:
+
+    @inlined
+    def finish_row(acc, m, l, row, bh, result, stage, base, turn, thread):
+        o_map, out, lse, o_stride, nq, heads, _ = result
+        l = row_total(l)
+        values, packed = log_sum_exp(m, l), normalise(acc, l)
+        upper, (b, h) = row * TILE_M + row_of_thread(thread), divided(bh, heads)
+        if STAGED:
+            store_staged(packed, row, b, h, o_map, stage, base, turn, thread)
+        else:
+            store_straight(packed, row, b, h, out, o_stride, nq, thread)
+        if thread % 4 == 0:
+            if upper < nq:
+                lse[bh * nq + upper] = values[0]
+            if upper + 8 < nq:
                 lse[bh * nq + upper + 8] = values[1]
 
     return finish_row
@@ -122,6 +157,7 @@ def make_compute_stream(cfg):
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
     S_START, P_START = (types.float32(0),) * (HALF // 2), (types.uint32(0),) * (HALF // 4)
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
+    STAGED = cfg.q_stages > 1
     BAD_USED, NEXT_HALF = cfg.tile_n // 32, HALF * ROW_BYTES >> 4
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.tile_n, negate=cfg.negate)
     issue_pv = make_gemm_pv(cfg.dtype, HALF)
@@ -216,6 +252,12 @@ def make_compute_stream(cfg):
         weights = exponentials(e)
         return weights, m, row_sum(l, weights), seen, grown, alpha
 
+    @inlined
+    def release_q(base, stage):
+        """The stage of Q is free once the copy engine has taken O out of it."""
+        bulk_wait_read()
+        mbarrier_arrive(base + EMPTY_Q + 8 * stage)
+
     def make_step(masked, first):
         """One tile; one form per kind of tile.
 
@@ -256,19 +298,24 @@ def make_compute_stream(cfg):
                 mbarrier_arrive(base + EMPTY_K + 8 * stage)
                 if not first or is_there >= 0:
                     mbarrier_arrive(base + EMPTY_V + 8 * is_there)
-            if following[0] & FIRST:
-                if lead == 0:
-                    mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)
-                q_stage, q_phase = advance_q(q_stage, q_phase)
-                mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
             if masked and kind != FULL:
                 l = poisoned(l, bad_of(smem, words, v_stage, keep, thread))
             if first:
-                row, bh, result = ending
-                finish_row(acc, m_ago, l_ago, row, bh, result, thread)
+                row, bh, result, q_ago = ending
+                if row != PAST:
+                    turn = types.int32(mine - 1)
+                    finish_row(acc, m_ago, l_ago, row, bh, result, q_ago, base, turn, thread)
                 acc = O_START
             elif grown:
                 acc = scale_fragment(acc, alpha)
+            if following[0] & FIRST:
+                if lead == 0:
+                    if not STAGED:
+                        mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)
+                    elif first and row != PAST:  # a row of one tile: its Q is in the way
+                        release_q(base, q_ago)
+                q_stage, q_phase = advance_q(q_stage, q_phase)
+                mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
             # O += P V of this first half;  S = Q Kᵀ of the next
             p, q_at = pack(weights), q_start + types.uint32(q_stage * (Q_BYTES >> 4))
             take_turn(mine)
@@ -283,6 +330,8 @@ def make_compute_stream(cfg):
             wgmma_hold(l[0] + l[1])
             wait_all()
             acc, s_a = settled(acc), settled(s_a)
+            if first and STAGED and lead == 0 and row != PAST and not following[0] & FIRST:
+                release_q(base, q_ago)
             if grown:
                 acc = scale_fragment(acc, alpha)
             return (acc, pack(weights), s_a, m, l, seen), following, (q_start, q_stage, q_phase)
@@ -295,7 +344,7 @@ def make_compute_stream(cfg):
     @inlined
     def compute_stream(smem, place, result, masking, thread):
         base, _ = place
-        turn, scale, zero = turn_of(thread), result[5], types.int32(0)
+        turn, scale, zero = turn_of(thread), result[6], types.int32(0)
         thread = hide(types.int32(thread))
         lead, others = hide(types.int32(thread % 128)), types.int32(1 + (turn + 1) % CONSUMERS)
         who = thread, lead, types.int32(1 + turn), others
@@ -304,7 +353,7 @@ def make_compute_stream(cfg):
         q_start = types.uint32(lower(base + turn * 64 * ROW_BYTES, 16))
         kind, n0, next_row, next_bh = record_of(smem, place, zero, zero)
         if kind != END:
-            row, bh, q = types.int32(PAST), zero, (q_start, zero, zero)
+            row, bh, q, q_ago = types.int32(PAST), zero, (q_start, zero, zero), zero
             now = zero, zero, zero, zero
             mbarrier_wait(base + FULL_Q, 0)
             wgmma_fence()
@@ -322,13 +371,14 @@ def make_compute_stream(cfg):
                         state, q, now, ago, kind, keep, ending, smem, place, scale, who
                     )
                 elif kind & FIRST:
-                    kind, ending = kind & ~FIRST, (row, bh, result)
+                    q_now = q[1]
+                    kind, ending = kind & ~FIRST, (row, bh, result, q_ago)
                     bounds = bounds_of(masking, next_row, next_bh, thread)
                     keep = keep_of(kind, n0, bounds, masking, thread)
                     state, following, q = step_first(
                         state, q, now, ago, kind, keep, ending, smem, place, scale, who
                     )
-                    row, bh = next_row, next_bh
+                    row, bh, q_ago = next_row, next_bh, q_now
                 else:
                     keep, ending = keep_of(kind, n0, bounds, masking, thread), zero
                     state, following, q = step_masked(
@@ -342,7 +392,9 @@ def make_compute_stream(cfg):
             acc = issue_pv(acc, p, ago[0] + NEXT_HALF)
             wgmma_commit()
             wait_all()
-            finish_row(settled(acc), m, l, row, bh, result, thread)
+            finish_row(settled(acc), m, l, row, bh, result, q_ago, base, turn, thread)
+            if STAGED and lead == 0:
+                bulk_wait_read()
         if turn == 0:
             take_turn(types.int32(1))
 

@@ -197,7 +197,7 @@ def make_write_empty_rows(cfg):
 
     @inlined
     def write_empty_rows(result, work, items, live, thread):
-        out, lse, o_stride, nq, heads, _ = result
+        _, out, lse, o_stride, nq, heads, _ = result
         zero = types.uint32(0)
         for item in range(live + cuda.blockIdx.x, items, cuda.gridDim.x):
             row, bh = work[2 * item], work[2 * item + 1]

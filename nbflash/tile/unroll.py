@@ -79,6 +79,9 @@ class Scalar:
     def __or__(self, other):
         return self.new(self.type, self.builder.or_(self.value, self.like(other).value))
 
+    def __xor__(self, other):
+        return self.new(self.type, self.builder.xor(self.value, self.like(other).value))
+
     def __lshift__(self, other):
         return self.new(self.type, self.builder.shl(self.value, self.like(other).value))
 

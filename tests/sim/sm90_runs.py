@@ -27,8 +27,9 @@ def arguments(cfg, mask, q, k, v, out, lse, scale=None):
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
     work, plane_of = schedule.work(p.batch, p.heads), schedule.plane_of(p.batch, p.heads)
     lengths = np.diff(schedule.row_ptr).reshape(schedule.planes, schedule.n_row)[plane_of]
-    rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n)
-    maps = [SimTensorMap(x.view(np.uint16), n) for x, n in zip((q, k, v), rows, strict=True)]
+    rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n, 64)
+    tensors = zip((q, k, v, out), rows, strict=True)
+    maps = [SimTensorMap(x.view(np.uint16), n) for x, n in tensors]
     strides = tuple(s // out.itemsize for s in out.strides[:3])
     sizes = (p.nq, p.heads, p.group, schedule.n_row, len(work), int(np.count_nonzero(lengths)))
     tables = (work, plane_of, schedule.row_ptr, schedule.col_idx, schedule.kind)
