@@ -1,29 +1,35 @@
 """Forward pass on Hopper: wgmma, the copy engine and mbarriers; Algorithms 1 and 5.
 
-A block is one warpgroup that loads and two or three that compute, 64 query rows each. Blocks are
+A block is one warpgroup that loads and one to three that compute, 64 query rows each. Blocks are
 persistent: each takes row tiles off the work list, longest first, there and back, so that all end
 together. The loader walks the schedule; what computes sees only a stream of tiles, row after row,
-each with a record (kind, first key, row or −1, head):
+each with a record (kind, first key, row, head). A tile is worked on in halves a and b of its
+keys, so that the products of one run under the softmax of the other:
 
     for each tile t of the stream
-        issue S = Q Kᵀ of tile t                      (asynchronous)
-        issue O += P V of tile t − 1                  (asynchronous)
-        wait for S:  m, α, P, l of tile t             (while O += P V runs)
-        wait for O:  O = α O, or, if t begins a row, O / l → out and O = 0
+        issue O += P V of t − 1, b  and  S = Q Kᵀ of t, b           (asynchronous)
+            m, P, l of t, a
+        wait;  O = α O, or, if t begins a row, O / l → out and O = 0
+        issue O += P V of t, a      and  S = Q Kᵀ of t + 1, a       (asynchronous)
+            m, P, l of t, b
+        wait;  O = α O
+
+    products   … Pb(t−1) Sb(t)     Pa(t) Sa(t+1)     Pb(t) Sb(t+1) …
+    softmax    …     a of t             b of t          a of t + 1
 
 A row's last product therefore runs under the next row's first softmax: a short row costs no
-pipeline of its own. With ``ping_pong`` the warpgroups issue in turn, so that one's products
-run under another's exponentials.
+pipeline of its own. m is a reference that stands a little above the largest score, and α is
+seldom anything but 1 (:mod:`nbflash.tile.wgmma_softmax`). O leaves through the shared memory
+of its row's Q.
 
-    barrier        arrives                          waits
-    full_q[i]      loader, bytes of Q               consumers, at the first tile of a row
-    empty_q[i]     each consumer, past its last S   loader
-    full_k[s]      loader, bytes of K; the record   consumers, before S
-    empty_k[s]     each consumer, S is there        loader
-    full_v[s]      loader, bytes of V               consumers, before P V
-    empty_v[s]     each consumer, O is there        loader
-    raw_v[s]       loader, bytes of a masked V      three warps that look for NaN, then full_v
-    turn 1 + w     warpgroup w − 1 has issued       warpgroup w, before it issues
+    barrier        arrives                               waits
+    full_q[i]      loader, bytes of Q                    consumers, before S of a row's first half
+    empty_q[i]     each consumer, O has left the stage   loader
+    full_k[s]      loader, bytes of K; the record        consumers, half a tile before its S
+    empty_k[s]     each consumer, S of both halves       loader
+    full_v[s]      loader, bytes of V                    consumers, before P V of the first half
+    empty_v[s]     each consumer, P V of both halves     loader
+    raw_v[s]       loader, bytes of a masked V           three warps that look for NaN, then full_v
 """
 
 from nbflash.kernels.sm90_compute import make_compute_stream

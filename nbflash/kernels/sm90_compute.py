@@ -6,7 +6,6 @@ from masks import BITS, FULL, INTERVAL
 from nbflash.kernels.sm90_config import BAD_WORDS, END, FIRST, RECORD_WORDS
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import (
-    bar_arrive,
     bar_sync,
     fence_proxy_async,
     mbarrier_arrive,
@@ -151,7 +150,7 @@ def make_masking(cfg):
 
 def make_compute_stream(cfg):
     """``compute_stream(smem, place, result, masking, thread)``, for every thread."""
-    CONSUMERS, HALF, PING_PONG = cfg.consumers, cfg.tile_n // 2, cfg.ping_pong
+    CONSUMERS, HALF = cfg.consumers, cfg.tile_n // 2
     Q_BYTES, KV_BYTES, KV_PANEL = cfg.q_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     K, V, RECORDS, BAD, _ = cfg.offsets
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
@@ -169,16 +168,6 @@ def make_compute_stream(cfg):
     finish_row = make_finish_row(cfg)
     wait_all = wgmma_wait(0)
     advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
-
-    @inlined
-    def take_turn(barrier):
-        if PING_PONG:
-            bar_sync(barrier, 256)
-
-    @inlined
-    def pass_turn(barrier):
-        if PING_PONG:
-            bar_arrive(barrier, 256)
 
     @unrolled
     def turn_of(thread):
@@ -242,6 +231,7 @@ def make_compute_stream(cfg):
     def next_half(s, m, l, seen, scale):
         """P and the statistics of a row that goes on; whether O must be multiplied by α."""
         e = exponents(s, m, scale)
+        weights = exponentials(e)  # for nothing if m has to rise, which is rare
         alpha, grown = (types.float32(1), types.float32(1)), outgrown(e, seen)
         if grown:
             best, total = row_max(e), row_total(l)
@@ -249,7 +239,7 @@ def make_compute_stream(cfg):
             e, alpha, seen = lowered(e, risen), rescale(risen), seen_of(best, total)
             m = m[0] + risen[0], m[1] + risen[1]
             l = l[0] * alpha[0], l[1] * alpha[1]
-        weights = exponentials(e)
+            weights = exponentials(e)
         return weights, m, row_sum(l, weights), seen, grown, alpha
 
     @inlined
@@ -272,17 +262,15 @@ def make_compute_stream(cfg):
             base, words = place
             (q_start, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
             v_ago, is_there = ago
-            thread, lead, mine, others = who
+            thread, lead, turn = who
             after = advance(stage, phase)
             following = record_of(smem, place, after[0], after[1])
             # O += P V of the last second half;  S = Q Kᵀ of this one
             q_at = q_start + types.uint32(q_stage * (Q_BYTES >> 4))
-            take_turn(mine)
             wgmma_fence()
             acc = issue_pv(acc, p, v_ago + NEXT_HALF)
             s_b = issue_qk(S_START, q_at, k_of(base, stage) + NEXT_HALF)
             wgmma_commit()
-            pass_turn(others)
             if masked:
                 s_a = keep_a(s_a, keep)
             if first:
@@ -303,7 +291,6 @@ def make_compute_stream(cfg):
             if first:
                 row, bh, result, q_ago = ending
                 if row != PAST:
-                    turn = types.int32(mine - 1)
                     finish_row(acc, m_ago, l_ago, row, bh, result, q_ago, base, turn, thread)
                 acc = O_START
             elif grown:
@@ -318,12 +305,10 @@ def make_compute_stream(cfg):
                 mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
             # O += P V of this first half;  S = Q Kᵀ of the next
             p, q_at = pack(weights), q_start + types.uint32(q_stage * (Q_BYTES >> 4))
-            take_turn(mine)
             wgmma_fence()
             acc = issue_pv(acc, p, v_of(base, v_stage))
             s_a = issue_qk(S_START, q_at, k_of(base, after[0]))
             wgmma_commit()
-            pass_turn(others)
             if masked:
                 s_b = keep_b(s_b, keep)
             weights, m, l, seen, grown, alpha = next_half(s_b, m, l, seen, scale)
@@ -346,10 +331,8 @@ def make_compute_stream(cfg):
         base, _ = place
         turn, scale, zero = turn_of(thread), result[6], types.int32(0)
         thread = hide(types.int32(thread))
-        lead, others = hide(types.int32(thread % 128)), types.int32(1 + (turn + 1) % CONSUMERS)
-        who = thread, lead, types.int32(1 + turn), others
-        if turn == CONSUMERS - 1:
-            pass_turn(types.int32(1))
+        lead = hide(types.int32(thread % 128))
+        who = thread, lead, types.int32(turn)
         q_start = types.uint32(lower(base + turn * 64 * ROW_BYTES, 16))
         kind, n0, next_row, next_bh = record_of(smem, place, zero, zero)
         if kind != END:
@@ -395,7 +378,5 @@ def make_compute_stream(cfg):
             finish_row(settled(acc), m, l, row, bh, result, q_ago, base, turn, thread)
             if STAGED and lead == 0:
                 bulk_wait_read()
-        if turn == 0:
-            take_turn(types.int32(1))
 
     return compute_stream

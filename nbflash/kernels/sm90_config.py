@@ -26,7 +26,7 @@ class Sm90Config:
     consumers : int
         Warpgroups that compute, 64 query rows each; one more loads.
     tile_n : int
-        Keys of a tile.
+        Keys of a tile, a multiple of 32: the kernel works in halves.
     k_stages, v_stages : int
         Tiles of K and of V in flight. S of a tile is asked for half a tile ahead.
     q_stages : int
@@ -35,8 +35,8 @@ class Sm90Config:
         Of a thread that loads and of one that computes; () leaves them as launched.
     min_blocks : int
         Blocks a multiprocessor should hold.
-    ping_pong : bool
-        Warpgroups take turns: one multiplies while another exponentiates.
+    speed : float
+        TFLOP/s over the scores of its tiles: see the table.
     negate : bool
         For scales below zero: S = −Q Kᵀ.
     """
@@ -50,7 +50,7 @@ class Sm90Config:
     q_stages: int = 2
     registers: tuple = (24, 240)
     min_blocks: int = 1
-    ping_pong: bool = True
+    speed: float = 1.0
     negate: bool = False
 
     @property
@@ -94,33 +94,32 @@ class Sm90Config:
         return self.barriers[-1] + 8 * self.v_stages + ALIGNMENT
 
 
-# head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, registers, min_blocks, ping_pong.
-_WIDE = (
-    (64, 2, 128, 3, 3, 2, (56, 224), 1, True),
-    (128, 2, 128, 3, 2, 2, (56, 224), 1, True),
-    (192, 2, 64, 3, 2, 1, (56, 224), 1, True),
-    (256, 2, 64, 3, 2, 1, (56, 224), 1, True),
+# A row for head_dims up to its first number: consumers, tile_n, k_stages, v_stages, q_stages,
+# registers, min_blocks; and TFLOP/s over the scores of its tiles (bf16, N = 8192, 2048 / head_dim
+# heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses.
+_TABLE = (
+    # 192 × 96: three warpgroups hide more, if the mask does not mind.
+    (64, 3, 96, 4, 3, 2, (56, 152), 1, 490),
+    # 128 keys and queries, the blocks of most masks.
+    (64, 2, 128, 3, 3, 2, (56, 224), 1, 455),
+    (128, 2, 128, 3, 2, 2, (56, 224), 1, 675),
+    (192, 2, 64, 3, 2, 2, (56, 224), 1, 1),
+    (256, 2, 64, 3, 2, 1, (56, 224), 1, 1),
+    # One warpgroup on 64 × 64, two blocks on a multiprocessor: for masks of small blocks.
+    (64, 1, 64, 3, 3, 2, (56, 200), 2, 330),
+    (128, 1, 64, 2, 2, 2, (56, 200), 2, 446),
 )
-# One warpgroup on 64 × 64 tiles, two blocks on a multiprocessor: for masks of small blocks.
-_SMALL = (
-    (64, 1, 64, 3, 3, 2, (56, 200), 2, False),
-    (128, 1, 64, 3, 2, 1, (56, 200), 2, False),
-)
-# How much faster a score is in the wide tiles.
-_ADVANTAGE = 1.7
 
 
 def forward_configs(dtype, head_dim, negate=False):
-    """The candidates for a problem: wide tiles, and small ones if there are any."""
-    found = []
-    for table in (_WIDE, _SMALL):
-        rows = (row for row in table if head_dim <= row[0])
-        found += [Sm90Config(dtype, head_dim, *row[1:], negate) for row in list(rows)[:1]]
-    return found
+    """The candidates for a problem."""
+    least = min(row[0] for row in _TABLE if head_dim <= row[0])
+    rows = [row for row in _TABLE if row[0] == least]
+    return [Sm90Config(dtype, head_dim, *row[1:], negate) for row in rows]
 
 
 def choose(configs, schedules):
-    """The pair of configuration and schedule with the least work.
+    """The pair of configuration and schedule that takes the least time.
 
     Parameters
     ----------
@@ -128,11 +127,8 @@ def choose(configs, schedules):
     schedules : callable
         ``schedules(config)`` is the mask's `TileSchedule` for its tiles.
     """
-    wide = configs[0], schedules(configs[0])
-    if len(configs) == 1 or wide[1].density == 1:
-        return wide
-    small = configs[1], schedules(configs[1])
-    return small if _scores(small[1]) * _ADVANTAGE < _scores(wide[1]) else wide
+    pairs = [(config, schedules(config)) for config in configs]
+    return min(pairs, key=lambda pair: _scores(pair[1]) / pair[0].speed)
 
 
 def _scores(schedule):

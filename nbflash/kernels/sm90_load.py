@@ -119,7 +119,7 @@ def make_clean_stream(cfg):
     """
     TILE_N, KV_BYTES, STAGES, CHUNKS = cfg.tile_n, cfg.kv_bytes, cfg.v_stages, 8 * cfg.panels
     KV_PANEL = TILE_N * ROW_BYTES
-    _, V, _, BAD, _ = cfg.offsets
+    _, V, _, BAD, *_ = cfg.offsets
     *_, FULL_V, _, RAW_V = cfg.barriers
     EXPONENTS, LOWEST_EXPONENTS = {
         "float16": (0x7C007C00, 0x04000400),

@@ -14,10 +14,9 @@ from nbflash.schedule import TileSchedule
 from nbflash.sim.hopper import SimTensorMap
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-# One warpgroup, as cheap as can be; two that take turns; two that do not.
-ALONE = Sm90Config("float16", 16, 1, 64, ping_pong=False, registers=())
-TURNS = Sm90Config("float16", 16, 2, 64)
-BESIDE = Sm90Config("float16", 16, 2, 64, ping_pong=False)
+# One warpgroup, as cheap as can be; two.
+ALONE = Sm90Config("float16", 16, 1, 64, registers=())
+PAIR = Sm90Config("float16", 16, 2, 64)
 LEAST_SCALE = 1e-30  # as nbflash.sm90 passes it: −∞ · scale must stay −∞
 
 

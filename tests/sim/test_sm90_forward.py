@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sm90_runs import ALONE, BESIDE, DTYPES, TURNS, check, run
+from sm90_runs import ALONE, DTYPES, PAIR, check, run
 
 import masks
 from nbflash import sim
@@ -14,10 +14,11 @@ T = 64
 EDGES = (1, 2, T - 1, T, T + 1, 2 * T + 1)
 CONFIGS = {
     "alone": ALONE,
-    "turns": TURNS,
-    "beside": BESIDE,
+    "pair": PAIR,
     "wide": replace(ALONE, tile_n=128),
-    "deep": replace(ALONE, k_stages=4, v_stages=3, q_stages=1),
+    "deep": replace(ALONE, k_stages=4, v_stages=3),
+    "straight": replace(ALONE, q_stages=1),
+    "three": replace(PAIR, consumers=3, tile_n=96),
 }
 configs = pytest.mark.parametrize("config", CONFIGS)
 
@@ -60,7 +61,7 @@ def test_configurations(name, config):
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", ["alone", "turns"])
+@pytest.mark.parametrize("config", ["alone", "pair"])
 def test_head_dims(config, dtype, head_dim):
     """One panel that the head fills or does not, two of them with a ragged second."""
     nq, nk = CONFIGS[config].tile_m + 1, T + 1
@@ -79,7 +80,7 @@ def test_heads_and_batches(heads, name):
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("name", ["dead-first", "dead-last", "dead-keys", "empty", "one-row"])
-@pytest.mark.parametrize("config", ["alone", "turns"])
+@pytest.mark.parametrize("config", ["alone", "pair"])
 def test_rows_without_keys(config, name, blocks):
     """Whole row tiles without a key at either end, and blocks that find nothing to do."""
     n = 3 * CONFIGS[config].tile_m - 5
@@ -90,7 +91,7 @@ def test_rows_without_keys(config, name, blocks):
 
 @pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", ["alone", "turns"])
+@pytest.mark.parametrize("config", ["alone", "pair"])
 def test_scales(config, dtype, scale):
     n = T + 3
     check(CONFIGS[config], mask_gallery(n)["causal"], *inputs(n, dtype=dtype), scale=scale)
@@ -126,7 +127,7 @@ def test_saturated_softmax_gathers(name, dtype, config):
     np.testing.assert_array_equal(lse, words.lse.astype(np.float32))
 
 
-@pytest.mark.parametrize("config", ["turns", "beside", "deep"])
+@pytest.mark.parametrize("config", ["pair", "straight", "deep"])
 @pytest.mark.parametrize("name", ["causal", "per-head"])
 def test_result_does_not_depend_on_the_schedule(name, config):
     """Nor on the number of blocks: whatever order the tiles come in, the sums are the same."""
@@ -151,7 +152,7 @@ def test_no_races(name, seed, config):
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("config", ["alone", "turns"])
+@pytest.mark.parametrize("config", ["alone", "pair"])
 @pytest.mark.parametrize("name", ["window", "dead-scattered", "checkerboard"])
 def test_one_poisoned_key(name, config, poison):
     """Rows that do not attend it keep their results bit for bit; the others show it."""
