@@ -1,7 +1,7 @@
-"""The copy engine: tiles between global and shared memory, described by tensor maps.
+"""The copy engine: tiles described by tensor maps, and plain runs of bytes.
 
 A tensor map arrives as a kernel argument; as device code sees it, it is its address. Source: PTX
-ISA, "Data Movement and Conversion Instructions: Tensor copy".
+ISA, "Data Movement and Conversion Instructions: Tensor copy" and "Bulk copy".
 """
 
 from nbflash.ptx._asm import instruction, types
@@ -15,3 +15,21 @@ tma_load_4d = instruction(
     "[$0], [$1, {$2, $3, $4, $5}], [$6];",
     (U32, U64, I32, I32, I32, I32, U32),
 )
+
+# (to, source, bytes, mbarrier): bytes of global memory into shared memory; addresses and the number
+# of bytes are multiples of 16.
+bulk_load = instruction(
+    "bulk_load",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    (U32, U64, U32, U32),
+)
+# (target, source, bytes): float32 of shared memory added to global memory.
+bulk_add = instruction(
+    "bulk_add",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;",
+    (U64, U32, U32),
+)
+bulk_commit = instruction("bulk_commit", "cp.async.bulk.commit_group;", ())
+# All of this thread's groups have read their source; or have been added, too.
+bulk_wait_read = instruction("bulk_wait_read", "cp.async.bulk.wait_group.read 0;", ())
+bulk_wait = instruction("bulk_wait", "cp.async.bulk.wait_group 0;", ())

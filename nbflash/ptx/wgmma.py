@@ -49,7 +49,9 @@ def _struct_call(acc, text, constraints, operands):
     return tuple(acc[0].new(types.float32, b.extract_value(result, i)) for i in range(n))
 
 
-def wgmma(dtype, acc, a, b, *, accumulate=True, transpose_b=False, negate_a=False):
+def wgmma(
+    dtype, acc, a, b, *, accumulate=True, transpose_b=False, negate_a=False, transpose_a=False
+):
     """Issue ``wgmma.mma_async`` inside an ``@unrolled`` function; returns the fragment to come.
 
     Parameters
@@ -65,9 +67,11 @@ def wgmma(dtype, acc, a, b, *, accumulate=True, transpose_b=False, negate_a=Fals
         False: ``D = A B``.
     negate_a : bool
         ``D ± (−A) B``.
+    transpose_a : bool
+        A in shared memory is contiguous along its 64 rows.
     """
     if SIM:
-        return hopper().wgmma(dtype, acc, a, b, accumulate, transpose_b, negate_a)
+        return hopper().wgmma(dtype, acc, a, b, accumulate, transpose_b, negate_a, transpose_a)
     n, kind = 2 * len(acc), {"float16": "f16", "bfloat16": "bf16"}[dtype]
     d = "{" + ",".join(f"${i}" for i in range(len(acc))) + "}"
     at, in_registers = 2 * len(acc), len(a) == 4
@@ -79,7 +83,7 @@ def wgmma(dtype, acc, a, b, *, accumulate=True, transpose_b=False, negate_a=Fals
         first, operand, transposed = (
             f"mov.b64 a, {{{names[0]}, {a[1]}}};",
             "a",
-            f"0, {int(transpose_b)}",
+            f"{int(transpose_a)}, {int(transpose_b)}",
         )
     text = (
         f"{{ .reg .pred p; .reg .b64 a, b; setp.ne.b32 p, {int(accumulate)}, 0;\n"

@@ -10,23 +10,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbflash.sim import race
+from nbflash.sim import bulk, race
 from nbflash.sim.asynchrony import find_mbarrier, make_mbarrier
+from nbflash.sim.bulk import bulk_add, bulk_commit, bulk_wait, bulk_wait_read, global_address
 from nbflash.sim.engine import WARP, current
 from nbflash.sim.errors import SimError
-from nbflash.sim.race import WRITE
+from nbflash.sim.memory import wrap
 from nbflash.sim.sites import capture, show
 from nbflash.sim.storage import POISON
 from nbflash.sim.warp import warp_collective
 from nbflash.sim.wgmma import settle, wgmma, wgmma_commit, wgmma_fence, wgmma_hold, wgmma_wait
-from nbflash.sim.window import ATOM, CHUNK, START, engine_access, later, place, proxy_fences
+from nbflash.sim.window import ATOM, CHUNK, START, copied, later, place, proxy_fences
 
 __all__ = [
     "SimTensorMap",
     "bar_arrive",
     "bar_sync",
+    "bulk_add",
+    "bulk_commit",
+    "bulk_load",
+    "bulk_wait",
+    "bulk_wait_read",
     "fence_mbarrier_init",
     "fence_proxy_async",
+    "global_address",
     "mbarrier_arrive",
     "mbarrier_arrive_expect_tx",
     "mbarrier_init",
@@ -34,6 +41,7 @@ __all__ = [
     "setmaxnreg",
     "settle",
     "shared_address",
+    "stmatrix4",
     "tma_load_4d",
     "wgmma",
     "wgmma_commit",
@@ -146,6 +154,25 @@ def bar_arrive(number, threads):
     _arrive(number, threads, False)
 
 
+def _stmatrix4(values, mask):
+    """Lane 8 m + r gets row r of matrix m: a word of each lane 4 r to 4 r + 3."""
+    rows = {}
+    for lane in values:
+        matrix, row = divmod(lane, 8)
+        rows[lane] = [values[4 * row + quad][matrix] for quad in range(4)]
+    return rows
+
+
+def stmatrix4(address, words):
+    """``stmatrix.x4``: four 8 × 8 matrices, whose rows go where the 32 lanes say."""
+    row = warp_collective(_stmatrix4, tuple(words))
+    raw, home = current().block.shared.dynamic
+    if address % CHUNK:
+        raise SimError(f"stmatrix: address {int(address)} is not a multiple of 16")
+    first = place(address, CHUNK, "stmatrix")
+    wrap(raw[first : first + CHUNK].view(np.uint32), home)[0:4] = row
+
+
 def _setmaxnreg(values, mask):
     if len(values) < 128:
         raise SimError("setmaxnreg: threads of the warpgroup have left the kernel")
@@ -185,6 +212,18 @@ class SimTensorMap:
         return box
 
 
+def _engine_mbarrier(address):
+    barrier = _mbarrier(address, find_mbarrier)
+    if not barrier.fenced:
+        raise SimError(f"{barrier.name}: a copy uses it with no fence_mbarrier_init")
+    return barrier
+
+
+def bulk_load(to, source, nbytes, bar):
+    """``cp.async.bulk``: bytes of global memory, told to an mbarrier; see `nbflash.sim.bulk`."""
+    bulk.bulk_load(to, source, nbytes, _engine_mbarrier(bar))
+
+
 def tma_load_4d(to, tensor_map, column, row, head, batch, bar):
     """``cp.async.bulk.tensor``: a box of a :class:`SimTensorMap`, its bytes told to an mbarrier.
 
@@ -192,9 +231,7 @@ def tma_load_4d(to, tensor_map, column, row, head, batch, bar):
     """
     thread, past = current(), None
     block, nbytes = thread.block, tensor_map.rows * 2 * PANEL
-    barrier = _mbarrier(bar, find_mbarrier)
-    if not barrier.fenced:
-        raise SimError(f"{barrier.name}: a copy uses it with no fence_mbarrier_init")
+    barrier = _engine_mbarrier(bar)
     if to % ATOM or not 1 <= tensor_map.rows <= 256:
         raise SimError(f"box of {tensor_map.rows} rows at {int(to)}: not a multiple of {ATOM}")
     first = place(to, nbytes, "tensor copy")
@@ -202,14 +239,7 @@ def tma_load_4d(to, tensor_map, column, row, head, batch, bar):
     data = raw[first : first + nbytes]
     values = tensor_map.box(*(int(x) for x in (column, row, head, batch)))
     if block.options.race:
-        if barrier.engine is None:
-            barrier.engine = race.make_engine(block, f"the copies of {barrier.name}")
-        barrier.copies = getattr(barrier, "copies", 0) + 1
-        engine_access(
-            np.arange(int(to), int(to) + nbytes, CHUNK), WRITE, barrier.engine, barrier.copies
-        )
-        past = race.release(thread)
-        past[barrier.engine] = barrier.copies
+        past = copied(barrier, np.arange(int(to), int(to) + nbytes, CHUNK))
     data[:] = POISON
 
     def complete():

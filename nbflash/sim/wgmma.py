@@ -106,14 +106,19 @@ class Instruction:
 
     def __init__(self, group, what):
         self.group, self.what, self.site = group, what, capture(2)
-        self.dtype, self.columns, a, b, self.accumulate, self.transpose_b, self.negate_a = what
+        self.dtype, self.columns, a, b, self.accumulate, self.transpose_b, self.negate_a = what[:7]
+        self.transpose_a = what[7]
         name = f"wgmma at {show(self.site)}"
         self.a = self.registers = None
         if a is None:
             self.registers = np.zeros((THREADS, 4), np.uint32)
         else:
-            start, _, stride = _descriptor(a)
-            self.a = Operand(_k_major(start, stride, ROWS), f"A of {name}")
+            start, leading, stride = _descriptor(a)
+            if self.transpose_a:
+                addresses = _mn_major(start, leading, stride, ROWS)
+            else:
+                addresses = _k_major(start, stride, ROWS)
+            self.a = Operand(addresses, f"A of {name}")
         start, leading, stride = _descriptor(b)
         if self.transpose_b:
             addresses = _mn_major(start, leading, stride, self.columns)
@@ -149,6 +154,7 @@ class Instruction:
     def execute(self):
         """Multiply, once the operands in registers of all threads are here."""
         a = _matrix(self.registers.view(np.uint16)) if self.a is None else self.a.read()
+        a = a.T if self.transpose_a else a
         a, b = _floats(a, self.dtype), _floats(self.b.read(), self.dtype)
         with np.errstate(all="ignore"):
             product = (-a if self.negate_a else a) @ (b if self.transpose_b else b.T)
@@ -291,7 +297,7 @@ def wgmma_hold(x):
         raise SimError(f"trap: {x} is negative")
 
 
-def wgmma(dtype, acc, a, b, accumulate, transpose_b, negate_a):
+def wgmma(dtype, acc, a, b, accumulate, transpose_b, negate_a, transpose_a=False):
     """``wgmma.mma_async``: see :func:`nbflash.ptx.wgmma.wgmma`."""
     _, warpgroup, lane = _mine()
     if not warpgroup.fenced[lane]:
@@ -300,7 +306,8 @@ def wgmma(dtype, acc, a, b, accumulate, transpose_b, negate_a):
     if n % 8 or not 8 <= n <= 256:
         raise SimError(f"wgmma of {n} columns: a multiple of 8 up to 256 is needed")
     first = None if len(a) == 4 else (int(a[0]), int(a[1]))
-    what = dtype, n, first, (int(b[0]), int(b[1])), accumulate, transpose_b, negate_a
+    second = int(b[0]), int(b[1])
+    what = dtype, n, first, second, accumulate, transpose_b, negate_a, transpose_a
     found = warpgroup.instruction(lane, what)
     found.issue(lane, acc, a)
     return Pending(found, lane)

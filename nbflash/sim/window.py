@@ -5,8 +5,10 @@ than 16 bytes fails. With the swizzle of 128 bytes what belongs at an address li
 its 128 bytes: bits 4 to 6 ^= bits 7 to 9.
 """
 
+from nbflash.sim import race
 from nbflash.sim.engine import current
 from nbflash.sim.errors import OutOfBounds
+from nbflash.sim.race import WRITE
 
 START = 16
 CHUNK = 16  # bytes that the swizzle moves together
@@ -44,6 +46,19 @@ def engine_access(addresses, kind, engine, clock):
     _, home = block.shared.dynamic
     offsets = (addresses - START).ravel().tolist()
     home.shadow.note_engine(offsets, kind, engine, clock, proxy_fences(block))
+
+
+def copied(barrier, addresses):
+    """Record that copies told to an mbarrier will write ``addresses``; returns their clock."""
+    thread = current()
+    if barrier.engine is None:
+        barrier.engine = race.make_engine(thread.block, f"the copies of {barrier.name}")
+        barrier.copies = 0
+    barrier.copies += 1
+    engine_access(addresses, WRITE, barrier.engine, barrier.copies)
+    past = race.release(thread)
+    past[barrier.engine] = barrier.copies
+    return past
 
 
 def later(block, action):

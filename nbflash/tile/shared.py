@@ -1,4 +1,4 @@
-"""Addresses of the shared window, as mbarriers, the copy engine and wgmma take them."""
+"""Addresses as mbarriers, the copy engine and wgmma take them."""
 
 from nbflash.ptx._asm import SIM, hopper, inline_ptx, ir, types
 from nbflash.tile.unroll import Scalar, unrolled
@@ -14,3 +14,13 @@ def shared_address(smem):
     text = "{ .reg .u64 t; cvta.to.shared.u64 t, $1; cvt.u32.u64 $0, t; }"
     word = inline_ptx(b, text, "=r,l", ir.IntType(32), [address])
     return Scalar(smem.context, b, types.uint32, word)
+
+
+@unrolled
+def global_address(memory, at):
+    """64-bit address of element ``at`` of a kernel's pointer."""
+    if SIM:
+        return hopper().global_address(memory, at)
+    b = memory.builder
+    word = b.ptrtoint(memory.address(at, 1), ir.IntType(64))
+    return Scalar(memory.context, b, types.uint64, word)

@@ -1,0 +1,143 @@
+"""Bulk copies in the simulator: bytes to shared memory, float32 added to global memory.
+
+A copy to shared memory poisons its destination and fills it later, like a tensor copy. What is
+added is read when the copy is issued and again when it completes: a source that has changed in
+between was released too early, which is reported.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nbflash.sim import race
+from nbflash.sim.engine import current
+from nbflash.sim.errors import SimError
+from nbflash.sim.memory import DeviceArray
+from nbflash.sim.race import ATOMIC, READ
+from nbflash.sim.storage import POISON
+from nbflash.sim.window import CHUNK, copied, engine_access, later, place
+
+
+class GlobalPlace(NamedTuple):
+    """An address in global memory."""
+
+    array: DeviceArray
+    index: int
+
+    def take(self, nbytes, what):
+        """The elements of ``nbytes`` from here on."""
+        start = self.array.data.__array_interface__["data"][0]
+        size = self.array.data.itemsize
+        if nbytes % CHUNK or nbytes <= 0 or (start + self.index * size) % CHUNK:
+            raise SimError(f"{what}: {nbytes} bytes at element {self.index}, not multiples of 16")
+        count = nbytes // size
+        view = self.array.data[self.index : self.index + count]
+        if self.index < 0 or len(view) < count:
+            raise SimError(f"{what}: elements {self.index} to {self.index + count} are outside")
+        return view
+
+
+def global_address(memory, at):
+    """Address of element ``at`` of a global array."""
+    return GlobalPlace(memory, int(at))
+
+
+def _shared(address, nbytes, what):
+    if address % CHUNK:
+        raise SimError(f"{what}: shared address {int(address)} is not a multiple of 16")
+    first = place(address, nbytes, what)
+    raw, _ = current().block.shared.dynamic
+    return raw[first : first + nbytes]
+
+
+def bulk_load(to, source, nbytes, barrier):
+    """Fill shared memory from global memory, its bytes told to an mbarrier (an object)."""
+    thread, nbytes, past = current(), int(nbytes), None
+    block = thread.block
+    view = source.take(nbytes, "bulk copy")
+    data, values = _shared(to, nbytes, "bulk copy"), view.tobytes()
+    if block.options.race:
+        source.array.home.shadow.note_view(view, source.array.home.base, READ)
+        past = copied(barrier, np.arange(int(to), int(to) + nbytes, CHUNK))
+    data[:] = POISON
+
+    def complete():
+        data[:] = np.frombuffer(values, np.uint8)
+        barrier.land(nbytes, past)
+
+    later(block, complete)
+
+
+class _Adder:
+    """The additions of one thread: how many were issued, committed and are done."""
+
+    def __init__(self, thread):
+        self.issued, self.committed, self.done, self.waits = [], 0, 0, False
+        self.past = None
+        self.engine = None
+        if thread.block.options.race:
+            self.engine = race.make_engine(thread.block, f"the additions of thread {thread.tid}")
+
+
+def _adder():
+    thread = current()
+    key, state = ("bulk", thread.tid), thread.block.state
+    if key not in state:
+        state[key] = _Adder(thread)
+    return thread, state[key]
+
+
+def bulk_add(target, source, nbytes):
+    """Add float32 of shared memory to global memory, atomically element by element."""
+    thread, adder = _adder()
+    view = target.take(int(nbytes), "bulk addition")
+    data = _shared(source, int(nbytes), "bulk addition")
+    if thread.block.options.race:
+        target.array.home.shadow.note_view(view, target.array.home.base, ATOMIC)
+        addresses = np.arange(int(source), int(source) + int(nbytes), CHUNK)
+        engine_access(addresses, READ, adder.engine, adder.committed + 1)
+    adder.issued.append((view, data, data.copy()))
+
+
+def bulk_commit():
+    """``cp.async.bulk.commit_group``."""
+    thread, adder = _adder()
+    adder.committed += 1
+    work, adder.issued = adder.issued, []
+    past = None
+    if adder.engine is not None:
+        past = race.release(thread)
+        past[adder.engine] = adder.committed
+
+    def complete():
+        for view, data, before in work:
+            if not np.array_equal(data, before):
+                raise SimError("bulk addition: its source changed between its issue and its end")
+            with np.errstate(all="ignore"):
+                view += data.view(np.float32)
+        adder.done += 1
+        adder.past = race.merge(adder.past, past)
+        if adder.waits and adder.done == adder.committed:
+            thread.block.wake(thread)
+
+    later(thread.block, complete)
+
+
+def _wait():
+    thread, adder = _adder()
+    if adder.done < adder.committed:
+        adder.waits = True
+        thread.block.park(thread, "bulk additions")
+        adder.waits = False
+    if adder.engine is not None and adder.past is not None:
+        race.acquire(thread, adder.past)
+
+
+def bulk_wait_read():
+    """``cp.async.bulk.wait_group.read 0``."""
+    _wait()
+
+
+def bulk_wait():
+    """``cp.async.bulk.wait_group 0``."""
+    _wait()
