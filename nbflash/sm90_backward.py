@@ -38,7 +38,8 @@ def tables(schedule, batch, heads, group):
         for count in (lengths, np.diff(hidden))
     ]
     length, masked = (count[work[:, 1], work[:, 0]] for count in per_item)
-    work = np.column_stack([work, masked > 0]).astype(np.int32)
+    n_block, head = work.T
+    work = np.stack([n_block, *np.divmod(head, heads // group), masked > 0], 1).astype(np.int32)
     bounds = np.zeros((s.planes, 2, s.n_col * s.tile_m), np.int32)
     bounds[:, 0, : s.nq] = s.lo.reshape(s.planes, s.nq)
     bounds[:, 1, : s.nq] = s.hi.reshape(s.planes, s.nq)

@@ -40,6 +40,7 @@ from nbflash.kernels.bwd_sm90_load import (
     make_load_stream,
     make_store_stream,
     make_write_empty_columns,
+    quotient,
 )
 from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
@@ -139,7 +140,7 @@ def make_bwd_sm90(cfg):
         cuda.syncthreads()
         schedule = work, plane_of, row_ptr, col_idx, kind
         sizes = heads, group, n_row, n_col, live
-        result = dk, dv, kv_stride, nk, heads // group, scale_log2, scale
+        result = dk, dv, kv_stride, nk, quotient(heads, group), scale_log2, scale
         if tid < 128:
             if REGISTERS:
                 fewer()

@@ -4,7 +4,7 @@ import math
 
 from masks import FULL, INTERVAL
 from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, K_STAGES, RECORD_WORDS
-from nbflash.kernels.bwd_sm90_load import DQ_EMPTY, DQ_FULL, DQ_THREADS
+from nbflash.kernels.bwd_sm90_load import DQ_EMPTY, DQ_FULL, DQ_THREADS, quotient
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import (
     bar_arrive,
@@ -14,7 +14,6 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.tile.pipeline import make_advance
 from nbflash.tile.unroll import equal, load4, select, unrolled
 from nbflash.tile.warp_math import any_lane
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
@@ -47,7 +46,8 @@ def make_finish_column(cfg):
     def finish_column(acc_dk, acc_dv, n_block, bh, result, thread):
         dk, dv, stride, nk, heads_kv, _, scale = result
         upper, quad = n_block * TILE_N + key_of_thread(thread), thread % 4
-        start = (bh // heads_kv) * stride[0] + (bh % heads_kv) * stride[2]
+        b = quotient(bh, heads_kv)
+        start = b * stride[0] + (bh - b * heads_kv) * stride[2]
         if upper < nk:
             at = (start + upper * stride[1]) // 2 + quad
             store_upper(dk, at, acc_dk, scale)
@@ -80,8 +80,8 @@ def make_compute_stream(cfg):
     ds_full, ds_masked, pack = make_score_gradients(TILE_M, cfg.dtype)
     store_scores = make_store_scores(TILE_M, TILE_N)
     finish_column = make_finish_column(cfg)
-    wait_all_but_one, wait_all = wgmma_wait(1), wgmma_wait(0)
-    advance, advance_k = make_advance(cfg.stages), make_advance(K_STAGES)
+    wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
+    STAGES, EARLY_DV = cfg.stages, cfg.early_dv
 
     @unrolled
     def turn_of(thread):
@@ -96,10 +96,11 @@ def make_compute_stream(cfg):
         return load4(smem, at)
 
     @inlined
-    def record_of(smem, place, stage, phase):
-        """The record of the tile whose Q is in ``stage``, once it is there."""
+    def record_of(smem, place, tile):
+        """The record of a tile of the stream, once its Q is there."""
         base, words = place
-        mbarrier_wait(base + FULL_Q + 8 * stage, phase)
+        stage = tile % STAGES
+        mbarrier_wait(base + FULL_Q + 8 * stage, tile // STAGES % 2)
         return read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
 
     @unrolled
@@ -107,9 +108,11 @@ def make_compute_stream(cfg):
         return tuple(select(equal(bad & (1 << i), 0), scale, math.nan) for i in (0, 8))
 
     @inlined
-    def scales_of(smem, words, k_stage, scale, thread):
-        """The scale of a thread's two keys: NaN for a key that holds anything but numbers."""
-        key = key_of_thread(thread)
+    def first_scales(smem, place, column, scale, thread):
+        """Wait for K of a column; the scale of a thread's two keys, NaN for a key that is not clean."""
+        base, words = place
+        k_stage, key = column % K_STAGES, key_of_thread(thread)
+        mbarrier_wait(base + FULL_K + 8 * k_stage, column // K_STAGES % 2)
         bad = smem[words + BAD // 4 + BAD_WORDS * k_stage + key // 32] >> key % 32
         return scales_if(types.int32(bad), scale)
 
@@ -122,16 +125,18 @@ def make_compute_stream(cfg):
         return issue_scores(S_START, k, q)
 
     @inlined
-    def probabilities_of(s, kind, n0, scales, smem, stats, place, stage, thread):
+    def probabilities_of(s, kind, scales, smem, stats, place, stage, thread):
         """P of a tile, with what is hidden masked to −∞ before the exponential."""
         _, words = place
         pair = 2 * (thread % 4)
         at = words + STATS // 4 + stage * (STAT_BYTES // 4) + pair
-        mask, key = words + MASKS // 4 + stage * (MASK_BYTES // 4), key_of_thread(thread)
         if kind == FULL:
             return p_full(s, scales, stats, at)
+        mask, key = words + MASKS // 4 + stage * (MASK_BYTES // 4), key_of_thread(thread)
         if kind == INTERVAL:
-            return p_interval(s, scales, stats, at, smem, mask + pair, types.int32(n0 + key))
+            n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
+            key = types.int32(n_block * TILE_N + key)
+            return p_interval(s, scales, stats, at, smem, mask + pair, key)
         return p_bits(s, scales, stats, at, smem, mask + pair * WORDS, types.int32(key))
 
     @inlined
@@ -168,92 +173,108 @@ def make_compute_stream(cfg):
         bar_arrive(DQ_FULL + turn, DQ_THREADS)
 
     @inlined
+    def step(state, tile, k_stage, smem, stats, place, scales, thread):
+        """One tile, up to the issue of dQ."""
+        s, acc_dk, acc_dv, kind = state
+        base, _ = place
+        turn, stage = turn_of(thread), tile % STAGES
+        k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
+        v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
+        ds_part = types.uint32(lower(base + DS + turn * PART_DS, KV_PANEL))
+        # dPᵀ = V dOᵀ
+        mbarrier_wait(base + FULL_DO + 8 * stage, tile // STAGES % 2)
+        wgmma_fence()
+        dout = types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4))
+        dp = issue_scores(S_START, v, dout)
+        wgmma_commit()
+        p = probabilities_of(s, kind, scales, smem, stats, place, stage, thread)
+        # dV += Pᵀ dO
+        dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
+        if EARLY_DV:
+            packed = pack(p)
+            wgmma_fence()
+            acc_dv = issue_acc(acc_dv, packed, dout)
+            wgmma_commit()
+            wait_all_but_one()
+        else:
+            wait_all()
+        dp = settled(dp)
+        ds = pack(gradients_of(p, dp, kind, stats, place, stage, thread))
+        share_scores(ds, turn, place, thread)
+        wgmma_fence()
+        if not EARLY_DV:
+            acc_dv = issue_acc(acc_dv, pack(p), dout)
+            wgmma_commit()
+        # dK += dSᵀ Q
+        q = types.uint32(lower(base, Q_PANEL) + stage * (Q_BYTES >> 4))
+        acc_dk = issue_acc(acc_dk, ds, q)
+        wgmma_commit()
+        # dQ = dS K
+        bar_sync(DS_FULL + turn, 128 * CONSUMERS)
+        wgmma_fence()
+        dq = issue_dq(DQ_START, ds_part, types.uint32(k_part))
+        wgmma_commit()
+        return acc_dk, acc_dv, dq
+
+    @inlined
     def compute_stream(smem, stats, place, result, thread):
         base, words = place
         turn, scale_log2 = turn_of(thread), result[5]
         leader = thread % 128 == 0
-        zero = types.int32(0)
-        stage, phase, k_stage, k_phase, v_phase = zero, zero, zero, zero, zero
-        acc_dk, acc_dv = ACC_START, ACC_START
-        v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
-        ds_part = types.uint32(lower(base + DS + turn * PART_DS, KV_PANEL))
-        k_part = types.uint32(lower(base + K + turn * PART_K, KV_PANEL))
+        tile, column = types.int32(0), types.int32(0)
         if CONSUMERS == 2:
             bar_arrive(DS_FREE + 1 - turn, 256)
-        kind, n_block, bh, slot = record_of(smem, place, stage, phase)
-        begins = True
+        kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
-            mbarrier_wait(base + FULL_K, k_phase)
-            scales = scales_of(smem, words, k_stage, scale_log2, thread)
+            kind = -kind
+            scales = first_scales(smem, place, column, scale_log2, thread)
             wgmma_fence()
-            s = scores(turn, place, stage, k_stage)
+            s = scores(turn, place, tile % STAGES, column % K_STAGES)
             wgmma_commit()
-            while kind != END:
-                # dPᵀ = V dOᵀ
-                if begins:
-                    mbarrier_wait(base + FULL_V, v_phase)
-                mbarrier_wait(base + FULL_DO + 8 * stage, phase)
-                wgmma_fence()
-                dout = types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4))
-                dp = issue_scores(S_START, v, dout)
-                wgmma_commit()
-                wait_all_but_one()
-                s = settled(s)
-                n0 = n_block * TILE_N
-                p = probabilities_of(s, kind, n0, scales, smem, stats, place, stage, thread)
-                packed = pack(p)
-                # dV += Pᵀ dO
-                wgmma_fence()
-                dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
-                acc_dv = issue_acc(acc_dv, packed, dout)
-                wgmma_commit()
-                wait_all_but_one()
-                dp = settled(dp)
-                ds = pack(gradients_of(p, dp, kind, stats, place, stage, thread))
-                share_scores(ds, turn, place, thread)
-                # dK += dSᵀ Q
-                wgmma_fence()
-                q = types.uint32(lower(base, Q_PANEL) + stage * (Q_BYTES >> 4))
-                acc_dk = issue_acc(acc_dk, ds, q)
-                wgmma_commit()
-                # dQ = dS K
-                bar_sync(DS_FULL + turn, 128 * CONSUMERS)
-                wgmma_fence()
-                dq = issue_dq(DQ_START, ds_part, k_part + types.uint32(k_stage * (KV_BYTES >> 4)))
-                wgmma_commit()
-                # S of the next tile
-                next_stage, next_phase = advance(stage, phase)
-                kind, next_n, next_bh, next_slot = record_of(smem, place, next_stage, next_phase)
-                begins = next_n >= 0
-                k_ago = k_stage
-                if begins:
-                    if leader:
-                        mbarrier_arrive(base + EMPTY_V)
-                    v_phase ^= 1
-                    k_stage, k_phase = advance_k(k_stage, k_phase)
-                    if kind != END:
-                        mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase)
-                        scales = scales_of(smem, words, k_stage, scale_log2, thread)
-                wgmma_fence()
-                s = scores(turn, place, next_stage, k_stage)
-                wgmma_commit()
-                wait_all_but_one()
-                acc_dk, acc_dv, dq = settled(acc_dk), settled(acc_dv), settled(dq)
-                if leader:
-                    mbarrier_arrive(base + EMPTY_Q + 8 * stage)
-                    mbarrier_arrive(base + EMPTY_DO + 8 * stage)
-                if CONSUMERS == 2:
-                    bar_arrive(DS_FREE + 1 - turn, 256)
-                share_part(dq, slot, turn, smem, stats, place, thread)
-                if begins:
-                    if leader:
-                        mbarrier_arrive(base + EMPTY_K + 8 * k_ago)
-                    finish_column(acc_dk, acc_dv, n_block, bh, result, thread)
-                    acc_dk, acc_dv = ACC_START, ACC_START
-                    n_block, bh = next_n, next_bh
-                slot, stage, phase = next_slot, next_stage, next_phase
             wait_all()
             s = settled(s)
+            while kind != END:
+                acc_dk, acc_dv = ACC_START, ACC_START
+                mbarrier_wait(base + FULL_V, column % 2)
+                ends = False
+                while not ends:
+                    state = s, acc_dk, acc_dv, kind
+                    acc_dk, acc_dv, dq = step(
+                        state, tile, column % K_STAGES, smem, stats, place, scales, thread
+                    )
+                    # S of the next tile
+                    kind, _, _, _ = record_of(smem, place, tile + 1)
+                    ends = kind <= END
+                    if ends:
+                        kind = -kind
+                        if leader:
+                            mbarrier_arrive(base + EMPTY_V)
+                        column += 1
+                        if kind != END:
+                            scales = first_scales(smem, place, column, scale_log2, thread)
+                    # One thread releases the stage: everyone reads before the next commit.
+                    _, n_block, bh, slot = read_record(
+                        smem, words + RECORDS // 4 + RECORD_WORDS * (tile % STAGES)
+                    )
+                    wait_all_but_two()
+                    acc_dv = settled(acc_dv)
+                    wgmma_fence()
+                    s = scores(turn, place, (tile + 1) % STAGES, column % K_STAGES)
+                    wgmma_commit()
+                    wait_all_but_one()
+                    acc_dk, dq = settled(acc_dk), settled(dq)
+                    if leader:
+                        mbarrier_arrive(base + EMPTY_Q + 8 * (tile % STAGES))
+                        mbarrier_arrive(base + EMPTY_DO + 8 * (tile % STAGES))
+                    if CONSUMERS == 2:
+                        bar_arrive(DS_FREE + 1 - turn, 256)
+                    share_part(dq, slot, turn, smem, stats, place, thread)
+                    wait_all()
+                    s = settled(s)
+                    tile += 1
+                if leader:
+                    mbarrier_arrive(base + EMPTY_K + 8 * ((column - 1) % K_STAGES))
+                finish_column(acc_dk, acc_dv, n_block, bh, result, thread)
         if CONSUMERS == 2:
             bar_sync(DS_FREE + turn, 256)
         bar_sync(DQ_EMPTY + turn, DQ_THREADS)

@@ -6,7 +6,7 @@ from itertools import accumulate
 from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
 from nbflash.tile.wgmma_gradient import PART
 
-RECORD_WORDS = 4  # kind, key tile or -1, head of K and V, query tile of all heads
+RECORD_WORDS = 4  # kind (negative at a column's first tile), key tile, head, query tile
 BAD_WORDS = 4  # a bit for each of 128 keys
 END = 0  # kind of the record that closes a stream
 K_STAGES = 2  # the next column's K is there before this one's is done
@@ -27,7 +27,7 @@ class Sm90BackwardConfig:
     tile_m : int
         Queries of a tile.
     stages : int
-        Tiles of Q, and of dO, in flight.
+        Tiles of Q, and of dO, in flight: a power of two.
     registers : tuple of int
         Of a thread that loads and of one that computes; () leaves them as launched.
     """
@@ -39,6 +39,11 @@ class Sm90BackwardConfig:
     stages: int = 2
     registers: tuple = (24, 240)
     min_blocks: int = 1
+
+    @property
+    def early_dv(self):
+        """Whether registers suffice to issue dV before dS is computed."""
+        return self.tile_m == 64
 
     @property
     def tile_n(self):

@@ -20,16 +20,28 @@ from nbflash.ptx.mbarrier import (
 from nbflash.ptx.tma import bulk_add, bulk_commit, bulk_load, bulk_wait, bulk_wait_read, tma_load_4d
 from nbflash.tile.pipeline import item_of, make_advance
 from nbflash.tile.shared import global_address
-from nbflash.tile.unroll import hide, load4, store4, unrolled
+from nbflash.tile.unroll import load4, opaque, store4, unrolled
 from nbflash.tile.warp_math import ballot
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
 from nbflash.tile.wgmma_gradient import PART
 
-WORK_WORDS = 3  # key tile, head of K and V, whether the column has masked tiles
+WORK_WORDS = 4  # key tile, batch element, head of K and V, whether the column has masked tiles
 DQ_EMPTY, DQ_FULL = 5, 7  # named barriers of each warpgroup's part of dQ
 DQ_THREADS = 128 + 32  # the warpgroup and the warp that stores
 CLEANER = 96  # first thread of warp 3
 SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
+
+
+@unrolled
+def quotient(a, b):
+    """``a // b`` of numbers that are not negative, in 32 bits."""
+    return a // b
+
+
+@unrolled
+def following(i):
+    """``i + 1``, of a loop that the compiler is not to unroll: registers are few."""
+    return opaque(i + 1)
 
 
 def make_load_stream(cfg):
@@ -56,6 +68,20 @@ def make_load_stream(cfg):
             tma_load_4d(to + panel * panel_bytes, tensor_map, panel * PANEL, row, head, batch, bar)
 
     @inlined
+    def load_mask(base, stage, kind, query_tile, tables, bar):
+        """The bounds or the bits of a masked tile."""
+        _, bounds, bits = tables
+        to = base + MASKS + stage * MASK_BYTES
+        if kind == INTERVAL:
+            mbarrier_arrive_expect_tx(bar, Q_BYTES + 2 * STAT_BYTES)
+            source = global_address(bounds, types.int64(query_tile) * STATS_WORDS)
+            bulk_load(to, source, STAT_BYTES, bar)
+        else:
+            mbarrier_arrive_expect_tx(bar, Q_BYTES + STAT_BYTES + BIT_BYTES)
+            source = global_address(bits, types.int64(kind - BITS) * BITS_WORDS)
+            bulk_load(to, source, BIT_BYTES, bar)
+
+    @inlined
     def load_stream(smem, place, maps, tables, sizes, schedule):
         base, words = place
         q_map, k_map, v_map, do_map = maps
@@ -64,58 +90,48 @@ def make_load_stream(cfg):
         work, plane_of, row_ptr, col_idx, kinds = schedule
         zero, one = types.int32(0), types.int32(1)
         stage, phase, k_stage, k_phase, v_phase = zero, one, zero, one, one
-        blocks, block = cuda.gridDim.x, cuda.blockIdx.x
-        for round_ in range((live + blocks - 1) // blocks):
-            item = item_of(round_, blocks, block)
+        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
+        for round_ in range(types.int32(quotient(types.int32(live + blocks - 1), blocks))):
+            item = types.int32(item_of(round_, blocks, block))
             if item < live:
-                n_block, bh_kv = work[WORK_WORDS * item], work[WORK_WORDS * item + 1]
-                n0 = types.int32(n_block * TILE_N)
-                column = n_block
-                for bh in range(bh_kv * group, (bh_kv + 1) * group):
-                    b, h = types.int32(bh // heads), types.int32(bh % heads)
-                    h_kv, plane = types.int32(h // group), plane_of[bh]
-                    at = plane * n_row + n_block
+                n_block, b = work[WORK_WORDS * item], work[WORK_WORDS * item + 1]
+                h_kv, n0 = work[WORK_WORDS * item + 2], types.int32(n_block * TILE_N)
+                sign = -one  # of the kind of a column's first tile
+                for h in range(types.int32(h_kv * group), types.int32((h_kv + 1) * group)):
+                    plane = plane_of[b * heads + h]
+                    at = types.int32(plane * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
                         m_block, kind = col_idx[t], kinds[t]
-                        slot, m0 = bh * n_col + m_block, types.int32(m_block * TILE_M)
-                        full_q, full_do = base + FULL_Q + 8 * stage, base + FULL_DO + 8 * stage
-                        if kind != FULL:
-                            full_q = full_do = base + RAW + 8 * stage
+                        tile = types.int32((b * heads + h) * n_col + m_block)
+                        full_q = types.int32(base + 8 * stage + (FULL_Q if kind == FULL else RAW))
                         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase)
                         record = words + RECORDS // 4 + RECORD_WORDS * stage
-                        write_record(smem, record, kind, column, bh_kv, slot)
+                        bh_kv = b * quotient(heads, group) + h_kv
+                        write_record(smem, record, sign * kind, n_block, bh_kv, tile)
                         if kind == FULL:
                             mbarrier_arrive_expect_tx(full_q, Q_BYTES + STAT_BYTES)
-                        elif kind == INTERVAL:
-                            mbarrier_arrive_expect_tx(full_q, Q_BYTES + 2 * STAT_BYTES)
-                            source = global_address(
-                                bounds, types.int64(plane * n_col + m_block) * STATS_WORDS
-                            )
-                            to = base + MASKS + stage * MASK_BYTES
-                            bulk_load(to, source, STAT_BYTES, full_q)
                         else:
-                            mbarrier_arrive_expect_tx(full_q, Q_BYTES + STAT_BYTES + BIT_BYTES)
-                            source = global_address(bits, types.int64(kind - BITS) * BITS_WORDS)
-                            to = base + MASKS + stage * MASK_BYTES
-                            bulk_load(to, source, BIT_BYTES, full_q)
-                        source = global_address(stats, types.int64(slot) * STATS_WORDS)
+                            load_mask(base, stage, kind, plane * n_col + m_block, tables, full_q)
+                        source = global_address(stats, types.int64(tile) * STATS_WORDS)
                         bulk_load(base + STATS + stage * STAT_BYTES, source, STAT_BYTES, full_q)
+                        m0 = types.int32(m_block * TILE_M)
                         send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, full_q)
-                        if column >= 0:
+                        if sign < 0:
                             mbarrier_wait(base + EMPTY_K + 8 * k_stage, k_phase)
                             bar = base + RAW_K + 8 * k_stage
                             mbarrier_arrive_expect_tx(bar, KV_BYTES)
                             send(base + K + k_stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar)
                             k_stage, k_phase = advance_k(k_stage, k_phase)
                         mbarrier_wait(base + EMPTY_DO + 8 * stage, phase)
+                        full_do = types.int32(base + 8 * stage + (FULL_DO if kind == FULL else RAW))
                         mbarrier_arrive_expect_tx(full_do, Q_BYTES)
                         send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, full_do)
-                        if column >= 0:
+                        if sign < 0:
                             mbarrier_wait(base + EMPTY_V, v_phase)
                             v_phase ^= 1
                             mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)
                             send(base + V, KV_PANEL, v_map, n0, h_kv, b, base + FULL_V)
-                        column = -one
+                        sign = one
                         stage, phase = advance(stage, phase)
         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase)
         write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
@@ -184,25 +200,31 @@ def make_clean_stream(cfg):
 
     @inlined
     def clear_row(smem, at, panel_bytes, row):
-        for i in range(hide(types.int32(CHUNKS))):
-            clear(smem, at + i // 8 * (panel_bytes // 4) + row * 32 + i % 8 * 4, types.int32(0))
+        i = types.int32(0)
+        while i < CHUNKS:
+            clear(smem, at + (i >> 3) * (panel_bytes // 4) + row * 32 + (i & 7) * 4, types.int32(0))
+            i = following(i)
 
     @inlined
     def clean_keys(smem, words, k_stage, masked, lane):
         """Rows of K that hold anything but numbers become zeros, and bits."""
         k = words + (K + k_stage * KV_BYTES) // 4
-        for word in range(WORDS):
+        word = types.int32(0)
+        while word < WORDS:
             found, row = types.int32(0), 32 * word + lane
             if masked:
-                for i in range(hide(types.int32(CHUNKS))):
-                    chunk = (i + lane) % 8  # eight lanes meet every bank once
-                    at = k + i // 8 * (KV_PANEL // 4) + row * 32 + chunk * 4
+                i = types.int32(0)
+                while i < CHUNKS:
+                    chunk = (i + lane) & 7  # eight lanes meet every bank once
+                    at = k + (i >> 3) * (KV_PANEL // 4) + row * 32 + chunk * 4
                     found |= not_finite(smem, at)
+                    i = following(i)
                 if found != 0:
                     clear_row(smem, k, KV_PANEL, row)
             lanes = lanes_of(found != 0)
             if lane == 0:
                 smem[words + BAD // 4 + BAD_WORDS * k_stage + word] = lanes
+            word = following(word)
         fence_proxy_async()
         cuda.syncwarp()
 
@@ -210,10 +232,12 @@ def make_clean_stream(cfg):
     def clean_queries(smem, stats, words, stage, lane):
         """Rows of Q and dO whose results are NaN, or that attend nothing, become zeros."""
         at = words + (STATS + stage * STAT_BYTES) // 4
-        for row in range(lane, TILE_M, 32):
+        row = types.int32(lane)
+        while row < TILE_M:
             if not abs(stats[at + row]) < HUGE:
                 clear_row(smem, words + stage * Q_BYTES // 4, Q_PANEL, row)
                 clear_row(smem, words + (DO + stage * Q_BYTES) // 4, Q_PANEL, row)
+            row = following(row + 31)
         fence_proxy_async()
         cuda.syncwarp()
 
@@ -224,19 +248,20 @@ def make_clean_stream(cfg):
         work, plane_of, row_ptr, _, kinds = schedule
         zero = types.int32(0)
         stage, phases, k_stage, k_phase = zero, zero, zero, zero
-        blocks, block = cuda.gridDim.x, cuda.blockIdx.x
-        for round_ in range((live + blocks - 1) // blocks):
-            item = item_of(round_, blocks, block)
+        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
+        for round_ in range(types.int32(quotient(types.int32(live + blocks - 1), blocks))):
+            item = types.int32(item_of(round_, blocks, block))
             if item < live:
                 at = WORK_WORDS * item
-                n_block, bh_kv, masked = work[at], work[at + 1], work[at + 2]
+                n_block, b, h_kv, masked = work[at], work[at + 1], work[at + 2], work[at + 3]
                 mbarrier_wait(base + RAW_K + 8 * k_stage, k_phase)
                 clean_keys(smem, words, k_stage, masked, lane)
                 if lane == 0:
                     mbarrier_arrive(base + FULL_K + 8 * k_stage)
                 k_stage, k_phase = advance_k(k_stage, k_phase)
-                for bh in range(bh_kv * group, (bh_kv + 1) * group):
-                    at = plane_of[bh] * n_row + n_block
+                first = types.int32(b * heads + h_kv * group)
+                for bh in range(first, types.int32(first + group)):
+                    at = types.int32(plane_of[bh] * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
                         if kinds[t] != FULL:
                             mbarrier_wait(base + RAW + 8 * stage, phases >> stage & 1)
@@ -260,14 +285,19 @@ def make_write_empty_columns(cfg):
 
     @inlined
     def write_empty_columns(result, work, items, live, thread):
-        dk, dv, stride, nk, heads_kv, _, _ = result
+        dk, dv, stride, nk, _, _, _ = result
         zero = types.uint32(0)
-        for item in range(live + cuda.blockIdx.x, items, cuda.gridDim.x):
-            n_block, bh = work[WORK_WORDS * item], work[WORK_WORDS * item + 1]
-            start = (bh // heads_kv) * stride[0] + (bh % heads_kv) * stride[2]
-            for i in range(thread, min(TILE_N, nk - n_block * TILE_N) * PAIRS, THREADS):
-                at = (start + (n_block * TILE_N + i // PAIRS) * stride[1]) // 2 + i % PAIRS
+        first, step = types.int32(live + cuda.blockIdx.x), types.int32(cuda.gridDim.x)
+        for item in range(first, items, step):
+            at = WORK_WORDS * item
+            n_block, b, h_kv = work[at], work[at + 1], work[at + 2]
+            start = b * stride[0] + h_kv * stride[2]
+            i, end = types.int32(thread), types.int32(min(TILE_N, nk - n_block * TILE_N) * PAIRS)
+            while i < end:
+                row = quotient(i, PAIRS)
+                at = (start + (n_block * TILE_N + row) * stride[1]) // 2 + (i - row * PAIRS)
                 dk[at] = zero
                 dv[at] = zero
+                i = following(i + (THREADS - 1))
 
     return write_empty_columns
