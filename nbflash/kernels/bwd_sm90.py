@@ -32,21 +32,26 @@ What computes sees a stream of tiles, column after column, each with a record (k
     dq_full w      warpgroup w has stored its part             warp 1 + w
 """
 
-from nbflash.kernels.bwd_sm90_compute import make_compute_stream
+from nbflash.kernels.bwd_sm90_compute import make_compute_stream, make_write_empty_columns
 from nbflash.kernels.bwd_sm90_config import K_STAGES
 from nbflash.kernels.bwd_sm90_load import (
     CLEANER,
     make_clean_stream,
     make_load_stream,
     make_store_stream,
-    make_write_empty_columns,
-    quotient,
 )
 from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
 from nbflash.tile.shared import shared_address
+from nbflash.tile.unroll import opaque, unrolled
 from nbflash.tile.wgmma_gemm import ALIGNMENT
+
+
+@unrolled
+def apart(place):
+    """The same place: the roles are not to share what they compute from it, registers are few."""
+    return tuple(opaque(x) for x in place)
 
 
 def make_init_barriers(cfg):
@@ -89,7 +94,7 @@ def make_bwd_sm90(cfg):
 
     Arguments of the kernel: tensor maps of q, k, v, dout; the sum of dQ by parts, in the order of
     their fragments; the statistics of the query tiles; dk, dv; their strides (batch, sequence,
-    head) in elements; nk, heads, group = heads // heads_kv; key and query tiles per plane, items
+    head) in elements; nk, heads, heads_kv and their quotient; key and query tiles per plane, items
     of the work list and how many of them have tiles; scale · log2 e and scale; then the transposed
     schedule, with the bounds of every query tile.
     """
@@ -114,6 +119,7 @@ def make_bwd_sm90(cfg):
         kv_stride,
         nk,
         heads,
+        heads_kv,
         group,
         n_row,
         n_col,
@@ -131,32 +137,31 @@ def make_bwd_sm90(cfg):
     ):
         smem = cuda.shared.array(0, types.int32)
         floats = cuda.shared.array(0, types.float32)
-        start = types.int64(shared_address(smem))
-        base = (start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)
-        place = base, (base - start) // 4
+        start = types.int32(shared_address(smem))
+        base = types.int32((start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1))
+        place = base, types.int32((base - start) >> 2)
         tid = cuda.threadIdx.x
         if tid == 0:
             init_barriers(base)
         cuda.syncthreads()
         schedule = work, plane_of, row_ptr, col_idx, kind
-        sizes = heads, group, n_row, n_col, live
-        result = dk, dv, kv_stride, nk, quotient(heads, group), scale_log2, scale
+        sizes = heads, heads_kv, group, n_row, n_col, live
+        result = dk, dv, kv_stride, nk, heads_kv, scale_log2, scale
         if tid < 128:
             if REGISTERS:
                 fewer()
-            if tid >= 32:
-                write_empty_columns(result, work, items, live, tid - 32)
             if tid == 0:
                 maps, tables = (q_map, k_map, v_map, do_map), (stats, bounds, bits)
-                load_stream(smem, place, maps, tables, sizes, schedule)
+                load_stream(smem, apart(place), maps, tables, sizes, schedule)
             elif tid >= CLEANER:
-                clean_stream(smem, floats, place, sizes, schedule, tid - CLEANER)
+                clean_stream(smem, floats, apart(place), sizes, schedule, tid - CLEANER)
             elif 32 <= tid < 32 + 32 * CONSUMERS:
-                store_stream(smem, place, dq, tid // 32 - 1, tid % 32)
+                store_stream(smem, apart(place), dq, tid // 32 - 1, tid % 32)
         else:
             if REGISTERS:
                 more()
-            compute_stream(smem, floats, place, result, tid - 128)
+            write_empty_columns(result, work, items, live, tid - 128)
+            compute_stream(smem, floats, apart(place), result, tid - 128)
 
     return bwd_sm90
 
@@ -165,7 +170,7 @@ def bwd_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``; the first four arguments are maps."""
     floats, halves = types.CPointer(types.float32), types.CPointer(types.uint32)
     maps, pointers = (types.uint64,) * 4, (floats, floats, halves, halves)
-    sizes, scales = (types.int32,) * 7, (types.float32,) * 2
+    sizes, scales = (types.int32,) * 8, (types.float32,) * 2
     schedule = (*(INDEX,) * 6, types.CPointer(types.uint32))
     return KernelSpec(
         "nbflash_bwd_sm90",

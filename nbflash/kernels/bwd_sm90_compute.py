@@ -4,8 +4,14 @@ import math
 
 from masks import FULL, INTERVAL
 from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, K_STAGES, RECORD_WORDS
-from nbflash.kernels.bwd_sm90_load import DQ_EMPTY, DQ_FULL, DQ_THREADS, quotient
-from nbflash.ptx._asm import inlined, types
+from nbflash.kernels.bwd_sm90_load import (
+    DQ_EMPTY,
+    DQ_FULL,
+    DQ_THREADS,
+    WORK_WORDS,
+    quotient,
+)
+from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
     bar_arrive,
     bar_sync,
@@ -14,6 +20,7 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+from nbflash.tile.pipeline import make_ring
 from nbflash.tile.unroll import equal, load4, select, unrolled
 from nbflash.tile.warp_math import any_lane
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
@@ -60,6 +67,31 @@ def make_finish_column(cfg):
     return finish_column
 
 
+def make_write_empty_columns(cfg):
+    """``write_empty_columns(result, work, items, live, thread)``: dK = dV = 0, for every thread.
+
+    The columns that no query attends are the end of the work list.
+    """
+    TILE_N, PAIRS, THREADS = cfg.tile_n, cfg.head_dim // 2, 128 * cfg.consumers
+
+    @inlined
+    def write_empty_columns(result, work, items, live, thread):
+        dk, dv, stride, nk, _, _, _ = result
+        zero = types.uint32(0)
+        item, step = types.int32(live + cuda.blockIdx.x), types.int32(cuda.gridDim.x)
+        while item < items:
+            at = WORK_WORDS * item
+            n_block, b, h_kv = work[at], work[at + 1], work[at + 2]
+            start = b * stride[0] + h_kv * stride[2]
+            for i in range(thread, min(TILE_N, nk - n_block * TILE_N) * PAIRS, THREADS):
+                at = (start + (n_block * TILE_N + i // PAIRS) * stride[1]) // 2 + i % PAIRS
+                dk[at] = zero
+                dv[at] = zero
+            item = types.int32(item + step)
+
+    return write_empty_columns
+
+
 def make_compute_stream(cfg):
     """``compute_stream(smem, stats, place, result, thread)``, for every thread."""
     TILE_M, TILE_N, CONSUMERS = cfg.tile_m, cfg.tile_n, cfg.consumers
@@ -81,7 +113,9 @@ def make_compute_stream(cfg):
     store_scores = make_store_scores(TILE_M, TILE_N)
     finish_column = make_finish_column(cfg)
     wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
-    STAGES, EARLY_DV = cfg.stages, cfg.early_dv
+    EARLY_DV = cfg.early_dv
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
+    _, v_phase_of = make_ring(1)
 
     @unrolled
     def turn_of(thread):
@@ -99,8 +133,8 @@ def make_compute_stream(cfg):
     def record_of(smem, place, tile):
         """The record of a tile of the stream, once its Q is there."""
         base, words = place
-        stage = tile % STAGES
-        mbarrier_wait(base + FULL_Q + 8 * stage, tile // STAGES % 2)
+        stage = stage_of(tile)
+        mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))
         return read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
 
     @unrolled
@@ -111,8 +145,8 @@ def make_compute_stream(cfg):
     def first_scales(smem, place, column, scale, thread):
         """Wait for K of a column; the scale of a thread's two keys, NaN for a key that is not clean."""
         base, words = place
-        k_stage, key = column % K_STAGES, key_of_thread(thread)
-        mbarrier_wait(base + FULL_K + 8 * k_stage, column // K_STAGES % 2)
+        k_stage, key = k_stage_of(column), key_of_thread(thread)
+        mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase_of(column))
         bad = smem[words + BAD // 4 + BAD_WORDS * k_stage + key // 32] >> key % 32
         return scales_if(types.int32(bad), scale)
 
@@ -165,7 +199,6 @@ def make_compute_stream(cfg):
     def share_part(dq, slot, turn, smem, stats, place, thread):
         """A part of dQ to shared memory, for the warp that adds it to the others."""
         _, words = place
-        bar_sync(DQ_EMPTY + turn, DQ_THREADS)
         store_part(stats, words + DQ // 4 + turn * PART + thread % 128 * 4, dq)
         if thread % 128 == 0:
             smem[words + SLOTS // 4 + turn] = slot
@@ -177,12 +210,12 @@ def make_compute_stream(cfg):
         """One tile, up to the issue of dQ."""
         s, acc_dk, acc_dv, kind = state
         base, _ = place
-        turn, stage = turn_of(thread), tile % STAGES
+        turn, stage = turn_of(thread), stage_of(tile)
         k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
         v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
         ds_part = types.uint32(lower(base + DS + turn * PART_DS, KV_PANEL))
         # dPᵀ = V dOᵀ
-        mbarrier_wait(base + FULL_DO + 8 * stage, tile // STAGES % 2)
+        mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
         wgmma_fence()
         dout = types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4))
         dp = issue_scores(S_START, v, dout)
@@ -221,7 +254,7 @@ def make_compute_stream(cfg):
         base, words = place
         turn, scale_log2 = turn_of(thread), result[5]
         leader = thread % 128 == 0
-        tile, column = types.int32(0), types.int32(0)
+        tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         if CONSUMERS == 2:
             bar_arrive(DS_FREE + 1 - turn, 256)
         kind, _, _, _ = record_of(smem, place, tile)
@@ -229,51 +262,51 @@ def make_compute_stream(cfg):
             kind = -kind
             scales = first_scales(smem, place, column, scale_log2, thread)
             wgmma_fence()
-            s = scores(turn, place, tile % STAGES, column % K_STAGES)
+            s = scores(turn, place, stage_of(tile), k_stage_of(column))
             wgmma_commit()
             wait_all()
             s = settled(s)
             while kind != END:
                 acc_dk, acc_dv = ACC_START, ACC_START
-                mbarrier_wait(base + FULL_V, column % 2)
+                mbarrier_wait(base + FULL_V, v_phase_of(column))
                 ends = False
                 while not ends:
                     state = s, acc_dk, acc_dv, kind
                     acc_dk, acc_dv, dq = step(
-                        state, tile, column % K_STAGES, smem, stats, place, scales, thread
+                        state, tile, k_stage_of(column), smem, stats, place, scales, thread
                     )
                     # S of the next tile
-                    kind, _, _, _ = record_of(smem, place, tile + 1)
+                    kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
                     ends = kind <= END
                     if ends:
                         kind = -kind
                         if leader:
                             mbarrier_arrive(base + EMPTY_V)
-                        column += 1
+                        column += one
                         if kind != END:
                             scales = first_scales(smem, place, column, scale_log2, thread)
-                    # One thread releases the stage: everyone reads before the next commit.
-                    _, n_block, bh, slot = read_record(
-                        smem, words + RECORDS // 4 + RECORD_WORDS * (tile % STAGES)
-                    )
                     wait_all_but_two()
                     acc_dv = settled(acc_dv)
                     wgmma_fence()
-                    s = scores(turn, place, (tile + 1) % STAGES, column % K_STAGES)
+                    s = scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))
                     wgmma_commit()
                     wait_all_but_one()
                     acc_dk, dq = settled(acc_dk), settled(dq)
-                    if leader:
-                        mbarrier_arrive(base + EMPTY_Q + 8 * (tile % STAGES))
-                        mbarrier_arrive(base + EMPTY_DO + 8 * (tile % STAGES))
                     if CONSUMERS == 2:
                         bar_arrive(DS_FREE + 1 - turn, 256)
+                    _, n_block, bh, slot = read_record(
+                        smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
+                    )
+                    bar_sync(DQ_EMPTY + turn, DQ_THREADS)
+                    if leader:
+                        mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
+                        mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))
                     share_part(dq, slot, turn, smem, stats, place, thread)
                     wait_all()
                     s = settled(s)
-                    tile += 1
+                    tile += one
                 if leader:
-                    mbarrier_arrive(base + EMPTY_K + 8 * ((column - 1) % K_STAGES))
+                    mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column - one))))
                 finish_column(acc_dk, acc_dv, n_block, bh, result, thread)
         if CONSUMERS == 2:
             bar_sync(DS_FREE + turn, 256)

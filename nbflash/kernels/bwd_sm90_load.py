@@ -18,9 +18,9 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.tma import bulk_add, bulk_commit, bulk_load, bulk_wait, bulk_wait_read, tma_load_4d
-from nbflash.tile.pipeline import item_of, make_advance
+from nbflash.tile.pipeline import item_of, make_ring
 from nbflash.tile.shared import global_address
-from nbflash.tile.unroll import load4, opaque, store4, unrolled
+from nbflash.tile.unroll import equal, load4, opaque, select, store4, unrolled
 from nbflash.tile.warp_math import ballot
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
 from nbflash.tile.wgmma_gradient import PART
@@ -38,6 +38,12 @@ def quotient(a, b):
     return a // b
 
 
+@inlined
+def rounds_of(live, blocks):
+    """How often a block looks at the work list."""
+    return types.int32(quotient(types.int32(live + blocks - 1), blocks))
+
+
 @unrolled
 def following(i):
     """``i + 1``, of a loop that the compiler is not to unroll: registers are few."""
@@ -53,7 +59,8 @@ def make_load_stream(cfg):
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
     FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, _, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
-    advance, advance_k = make_advance(cfg.stages), make_advance(K_STAGES)
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
+    _, v_phase_of = make_ring(1)
 
     @inlined
     def write_record(smem, at, kind, n_block, bh_kv, slot):
@@ -66,6 +73,11 @@ def make_load_stream(cfg):
     def send(to, panel_bytes, tensor_map, row, head, batch, bar):
         for panel in range(PANELS):
             tma_load_4d(to + panel * panel_bytes, tensor_map, panel * PANEL, row, head, batch, bar)
+
+    @unrolled
+    def full_of(bar, kind, raw):
+        """The barrier that the bytes of a tile are told to."""
+        return select(equal(kind, FULL), bar, bar + raw)
 
     @inlined
     def load_mask(base, stage, kind, query_tile, tables, bar):
@@ -86,54 +98,55 @@ def make_load_stream(cfg):
         base, words = place
         q_map, k_map, v_map, do_map = maps
         stats, bounds, bits = tables
-        heads, group, n_row, n_col, live = sizes
+        heads, heads_kv, group, n_row, n_col, live = sizes
         work, plane_of, row_ptr, col_idx, kinds = schedule
-        zero, one = types.int32(0), types.int32(1)
-        stage, phase, k_stage, k_phase, v_phase = zero, one, zero, one, one
+        one = types.int32(1)
+        tile, column = types.int32(0), types.int32(0)
         blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
-        for round_ in range(types.int32(quotient(types.int32(live + blocks - 1), blocks))):
+        for round_ in range(rounds_of(live, blocks)):
             item = types.int32(item_of(round_, blocks, block))
             if item < live:
                 n_block, b = work[WORK_WORDS * item], work[WORK_WORDS * item + 1]
-                h_kv, n0 = work[WORK_WORDS * item + 2], types.int32(n_block * TILE_N)
-                sign = -one  # of the kind of a column's first tile
+                h_kv, sign = work[WORK_WORDS * item + 2], -one
                 for h in range(types.int32(h_kv * group), types.int32((h_kv + 1) * group)):
                     plane = plane_of[b * heads + h]
                     at = types.int32(plane * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
-                        m_block, kind = col_idx[t], kinds[t]
-                        tile = types.int32((b * heads + h) * n_col + m_block)
-                        full_q = types.int32(base + 8 * stage + (FULL_Q if kind == FULL else RAW))
-                        mbarrier_wait(base + EMPTY_Q + 8 * stage, phase)
+                        m_block, kind, stage = col_idx[t], kinds[t], stage_of(tile)
+                        slot = types.int32((b * heads + h) * n_col + m_block)
+                        mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
                         record = words + RECORDS // 4 + RECORD_WORDS * stage
-                        bh_kv = b * quotient(heads, group) + h_kv
-                        write_record(smem, record, sign * kind, n_block, bh_kv, tile)
+                        bh_kv = b * heads_kv + h_kv
+                        write_record(smem, record, sign * kind, n_block, bh_kv, slot)
+                        bar = full_of(base + FULL_Q + 8 * stage, kind, RAW - FULL_Q)
                         if kind == FULL:
-                            mbarrier_arrive_expect_tx(full_q, Q_BYTES + STAT_BYTES)
+                            mbarrier_arrive_expect_tx(bar, Q_BYTES + STAT_BYTES)
                         else:
-                            load_mask(base, stage, kind, plane * n_col + m_block, tables, full_q)
-                        source = global_address(stats, types.int64(tile) * STATS_WORDS)
-                        bulk_load(base + STATS + stage * STAT_BYTES, source, STAT_BYTES, full_q)
+                            load_mask(base, stage, kind, plane * n_col + m_block, tables, bar)
+                        source = global_address(stats, types.int64(slot) * STATS_WORDS)
+                        bulk_load(base + STATS + stage * STAT_BYTES, source, STAT_BYTES, bar)
                         m0 = types.int32(m_block * TILE_M)
-                        send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, full_q)
+                        send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, bar)
                         if sign < 0:
-                            mbarrier_wait(base + EMPTY_K + 8 * k_stage, k_phase)
-                            bar = base + RAW_K + 8 * k_stage
+                            k_stage, n0 = k_stage_of(column), types.int32(n_block * TILE_N)
+                            mbarrier_wait(base + EMPTY_K + 8 * k_stage, k_phase_of(column) ^ 1)
+                            bar = types.int32(base + RAW_K + 8 * k_stage)
                             mbarrier_arrive_expect_tx(bar, KV_BYTES)
                             send(base + K + k_stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar)
-                            k_stage, k_phase = advance_k(k_stage, k_phase)
-                        mbarrier_wait(base + EMPTY_DO + 8 * stage, phase)
-                        full_do = types.int32(base + 8 * stage + (FULL_DO if kind == FULL else RAW))
-                        mbarrier_arrive_expect_tx(full_do, Q_BYTES)
-                        send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, full_do)
+                        mbarrier_wait(base + EMPTY_DO + 8 * stage, phase_of(tile) ^ 1)
+                        bar = full_of(base + FULL_DO + 8 * stage, kind, RAW - FULL_DO)
+                        mbarrier_arrive_expect_tx(bar, Q_BYTES)
+                        send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)
                         if sign < 0:
-                            mbarrier_wait(base + EMPTY_V, v_phase)
-                            v_phase ^= 1
+                            n0 = types.int32(n_block * TILE_N)
+                            mbarrier_wait(base + EMPTY_V, v_phase_of(column) ^ 1)
                             mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)
                             send(base + V, KV_PANEL, v_map, n0, h_kv, b, base + FULL_V)
+                            column += one
                         sign = one
-                        stage, phase = advance(stage, phase)
-        mbarrier_wait(base + EMPTY_Q + 8 * stage, phase)
+                        tile += one
+        stage = stage_of(tile)
+        mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
         write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
         mbarrier_arrive(base + FULL_Q + 8 * stage)
 
@@ -179,7 +192,7 @@ def make_clean_stream(cfg):
         "float16": (0x7C007C00, 0x04000400),
         "bfloat16": (0x7F807F80, 0x00800080),
     }[cfg.dtype]
-    advance, advance_k = make_advance(STAGES), make_advance(K_STAGES)
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(K_STAGES)
 
     @unrolled
     def not_finite(smem, at):
@@ -244,60 +257,33 @@ def make_clean_stream(cfg):
     @inlined
     def clean_stream(smem, stats, place, sizes, schedule, lane):
         base, words = place
-        heads, group, n_row, _, live = sizes
+        heads, _, group, n_row, _, live = sizes
         work, plane_of, row_ptr, _, kinds = schedule
-        zero = types.int32(0)
-        stage, phases, k_stage, k_phase = zero, zero, zero, zero
+        tile, column, phases = types.int32(0), types.int32(0), types.int32(0)
         blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
-        for round_ in range(types.int32(quotient(types.int32(live + blocks - 1), blocks))):
+        for round_ in range(rounds_of(live, blocks)):
             item = types.int32(item_of(round_, blocks, block))
             if item < live:
                 at = WORK_WORDS * item
-                n_block, b, h_kv, masked = work[at], work[at + 1], work[at + 2], work[at + 3]
-                mbarrier_wait(base + RAW_K + 8 * k_stage, k_phase)
+                n_block, first, masked = work[at], work[at + 1] * heads, work[at + 3]
+                first = types.int32(first + work[at + 2] * group)
+                k_stage = k_stage_of(column)
+                mbarrier_wait(base + RAW_K + 8 * k_stage, k_phase_of(column))
                 clean_keys(smem, words, k_stage, masked, lane)
                 if lane == 0:
                     mbarrier_arrive(base + FULL_K + 8 * k_stage)
-                k_stage, k_phase = advance_k(k_stage, k_phase)
-                first = types.int32(b * heads + h_kv * group)
+                column += types.int32(1)
                 for bh in range(first, types.int32(first + group)):
                     at = types.int32(plane_of[bh] * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
                         if kinds[t] != FULL:
+                            stage = stage_of(tile)
                             mbarrier_wait(base + RAW + 8 * stage, phases >> stage & 1)
-                            phases ^= 1 << stage
+                            phases ^= types.int32(1) << stage
                             clean_queries(smem, stats, words, stage, lane)
                             if lane == 0:
                                 mbarrier_arrive(base + FULL_Q + 8 * stage)
                                 mbarrier_arrive(base + FULL_DO + 8 * stage)
-                        stage, _ = advance(stage, zero)
+                        tile += types.int32(1)
 
     return clean_stream
-
-
-def make_write_empty_columns(cfg):
-    """``write_empty_columns(result, work, items, live, thread)``: no gradient where none attends.
-
-    dK = dV = 0 for the end of the work list, by warps 1 to 3.
-    """
-    TILE_N, PAIRS = cfg.tile_n, cfg.head_dim // 2
-    THREADS = 96
-
-    @inlined
-    def write_empty_columns(result, work, items, live, thread):
-        dk, dv, stride, nk, _, _, _ = result
-        zero = types.uint32(0)
-        first, step = types.int32(live + cuda.blockIdx.x), types.int32(cuda.gridDim.x)
-        for item in range(first, items, step):
-            at = WORK_WORDS * item
-            n_block, b, h_kv = work[at], work[at + 1], work[at + 2]
-            start = b * stride[0] + h_kv * stride[2]
-            i, end = types.int32(thread), types.int32(min(TILE_N, nk - n_block * TILE_N) * PAIRS)
-            while i < end:
-                row = quotient(i, PAIRS)
-                at = (start + (n_block * TILE_N + row) * stride[1]) // 2 + (i - row * PAIRS)
-                dk[at] = zero
-                dv[at] = zero
-                i = following(i + (THREADS - 1))
-
-    return write_empty_columns
