@@ -1,13 +1,13 @@
-"""The Hopper implementation: the forward kernel with its arguments bound.
+"""The Hopper implementation: the forward kernel with its arguments bound, and the backward.
 
-The backward pass is that of `simt` until it has a kernel of its own.
+What the Hopper backward does not serve yet, ``deterministic`` and wide heads, goes to `simt`.
 """
 
 from functools import cached_property
 
 import numpy as np
 
-from nbflash import launch, tensor_map
+from nbflash import launch, sm90_backward, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import choose, forward_configs
@@ -100,6 +100,13 @@ class Sm90Executor:
 
         return SimtExecutor(self._problem, self._mask)
 
-    def backward(self, *arguments):
+    @cached_property
+    def _backward(self):
+        return sm90_backward.Sm90Backward(self._problem, self._mask)
+
+    def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
-        self._simt.backward(*arguments)
+        if sm90_backward.can(self._problem, deterministic):
+            self._backward(dout, q, k, v, out, lse, dq, dk, dv)
+        else:
+            self._simt.backward(dout, q, k, v, out, lse, dq, dk, dv, deterministic)

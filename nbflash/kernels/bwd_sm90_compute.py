@@ -143,7 +143,7 @@ def make_compute_stream(cfg):
 
     @inlined
     def first_scales(smem, place, column, scale, thread):
-        """Wait for K of a column; the scale of a thread's two keys, NaN for a key that is not clean."""
+        """Wait for K of a column; the scale of its keys, NaN if they hold one."""
         base, words = place
         k_stage, key = k_stage_of(column), key_of_thread(thread)
         mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase_of(column))

@@ -97,7 +97,7 @@ def make_load_stream(cfg):
     def load_stream(smem, place, maps, tables, sizes, schedule):
         base, words = place
         q_map, k_map, v_map, do_map = maps
-        stats, bounds, bits = tables
+        stats, _, _ = tables
         heads, heads_kv, group, n_row, n_col, live = sizes
         work, plane_of, row_ptr, col_idx, kinds = schedule
         one = types.int32(1)

@@ -114,7 +114,9 @@ def make_round_sm90(cfg):
         """The quads' elements of two rows, packed: see :mod:`nbflash.ptx.wgmma`."""
         quads = [load4(source, at + 4 * q) for q in range(4)]
         return tuple(
-            pack_half(DTYPE, x[2 * i] * scale, x[2 * i + 1] * scale) for i in range(2) for x in quads
+            pack_half(DTYPE, x[2 * i] * scale, x[2 * i + 1] * scale)
+            for i in range(2)
+            for x in quads
         )
 
     @unrolled

@@ -68,8 +68,9 @@ def unpack_half(dtype, word):
         return tuple((halves.astype(np.uint32) << 16).view(np.float32))
     b, i32 = word.builder, ir.IntType(32)
     if dtype == "bfloat16":
-        words = b.shl(word.value, ir.Constant(i32, 16)), b.and_(
-            word.value, ir.Constant(i32, 0xFFFF0000)
+        words = (
+            b.shl(word.value, ir.Constant(i32, 16)),
+            b.and_(word.value, ir.Constant(i32, 0xFFFF0000)),
         )
         return tuple(word.new(types.float32, b.bitcast(x, ir.FloatType())) for x in words)
     i16 = ir.IntType(16)

@@ -88,9 +88,7 @@ def make_score_gradients(tile_m, dtype):
 
     def gradients(p, dp, stats, at):
         deltas = [load2(stats, at + 8 * j) for j in range(tile_m // 8)]
-        return [
-            x * (y - deltas[j][e]) for x, y, (j, e, _) in zip(p, dp, elements, strict=True)
-        ]
+        return [x * (y - deltas[j][e]) for x, y, (j, e, _) in zip(p, dp, elements, strict=True)]
 
     @unrolled
     def full(p, dp, stats, at):

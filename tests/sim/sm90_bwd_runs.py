@@ -57,7 +57,16 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
     dq, dk, dv = (testing.poisoned(x.shape, q.dtype) for x in (q, k, v))
     boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
     maps = [SimTensorMap(x.view(np.uint16), n) for x, n in boxes]
-    sizes = (p.nk, p.heads, p.heads // p.group, p.group, schedule.n_row, n_col, len(arrays[0]) // 4, live)
+    sizes = (
+        p.nk,
+        p.heads,
+        p.heads // p.group,
+        p.group,
+        schedule.n_row,
+        n_col,
+        len(arrays[0]) // 4,
+        live,
+    )
     scales = np.float32(p.scale * LOG2_E), np.float32(p.scale)
     launch.simulate(
         bwd_sm90_spec(cfg),
