@@ -36,6 +36,7 @@ from nbflash.kernels.bwd_sm90_compute import make_compute_stream, make_write_emp
 from nbflash.kernels.bwd_sm90_config import K_STAGES
 from nbflash.kernels.bwd_sm90_load import (
     CLEANER,
+    apart,
     make_clean_stream,
     make_load_stream,
     make_store_stream,
@@ -44,14 +45,7 @@ from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
 from nbflash.tile.shared import shared_address
-from nbflash.tile.unroll import opaque, unrolled
 from nbflash.tile.wgmma_gemm import ALIGNMENT
-
-
-@unrolled
-def apart(place):
-    """The same place: the roles are not to share what they compute from it, registers are few."""
-    return tuple(opaque(x) for x in place)
 
 
 def make_init_barriers(cfg):
@@ -140,7 +134,7 @@ def make_bwd_sm90(cfg):
         start = types.int32(shared_address(smem))
         base = types.int32((start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1))
         place = base, types.int32((base - start) >> 2)
-        tid = cuda.threadIdx.x
+        tid = types.int32(cuda.threadIdx.x)
         if tid == 0:
             init_barriers(base)
         cuda.syncthreads()
@@ -154,14 +148,16 @@ def make_bwd_sm90(cfg):
                 maps, tables = (q_map, k_map, v_map, do_map), (stats, bounds, bits)
                 load_stream(smem, apart(place), maps, tables, sizes, schedule)
             elif tid >= CLEANER:
-                clean_stream(smem, floats, apart(place), sizes, schedule, tid - CLEANER)
+                clean_stream(
+                    smem, floats, apart(place), sizes, schedule, types.int32(tid - CLEANER)
+                )
             elif 32 <= tid < 32 + 32 * CONSUMERS:
-                store_stream(smem, apart(place), dq, tid // 32 - 1, tid % 32)
+                store_stream(smem, apart(place), dq, tid)
         else:
             if REGISTERS:
                 more()
             write_empty_columns(result, work, items, live, tid - 128)
-            compute_stream(smem, floats, apart(place), result, tid - 128)
+            compute_stream(smem, floats, apart(place), result, types.int32(tid - 128))
 
     return bwd_sm90
 

@@ -45,6 +45,12 @@ def rounds_of(live, blocks):
 
 
 @unrolled
+def apart(place):
+    """The same place, for addresses that are not to be kept in registers: they are few."""
+    return tuple(opaque(x) for x in place)
+
+
+@unrolled
 def following(i):
     """``i + 1``, of a loop that the compiler is not to unroll: registers are few."""
     return opaque(i + 1)
@@ -95,7 +101,6 @@ def make_load_stream(cfg):
 
     @inlined
     def load_stream(smem, place, maps, tables, sizes, schedule):
-        base, words = place
         q_map, k_map, v_map, do_map = maps
         stats, _, _ = tables
         heads, heads_kv, group, n_row, n_col, live = sizes
@@ -112,6 +117,7 @@ def make_load_stream(cfg):
                     plane = plane_of[b * heads + h]
                     at = types.int32(plane * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
+                        base, words = apart(place)
                         m_block, kind, stage = col_idx[t], kinds[t], stage_of(tile)
                         slot = types.int32((b * heads + h) * n_col + m_block)
                         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
@@ -145,6 +151,7 @@ def make_load_stream(cfg):
                             column += one
                         sign = one
                         tile += one
+        base, words = place
         stage = stage_of(tile)
         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
         write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
@@ -154,12 +161,13 @@ def make_load_stream(cfg):
 
 
 def make_store_stream(cfg):
-    """``store_stream(smem, place, dq, warp, lane)``: parts of dQ to their sum, for one warp."""
+    """``store_stream(smem, place, dq, tid)``: parts of dQ to their sum, for warps 1 and 2."""
     DQ, SLOTS, PART_BYTES, CONSUMERS = cfg.offsets[4], cfg.offsets[9], 4 * PART, cfg.consumers
 
     @inlined
-    def store_stream(smem, place, dq, warp, lane):
+    def store_stream(smem, place, dq, tid):
         base, words = place
+        warp, lane = types.int32((tid >> 5) - 1), types.int32(tid & 31)
         at = words + SLOTS // 4 + warp
         bar_arrive(DQ_EMPTY + warp, DQ_THREADS)
         bar_sync(DQ_FULL + warp, DQ_THREADS)
@@ -256,7 +264,6 @@ def make_clean_stream(cfg):
 
     @inlined
     def clean_stream(smem, stats, place, sizes, schedule, lane):
-        base, words = place
         heads, _, group, n_row, _, live = sizes
         work, plane_of, row_ptr, _, kinds = schedule
         tile, column, phases = types.int32(0), types.int32(0), types.int32(0)
@@ -264,6 +271,7 @@ def make_clean_stream(cfg):
         for round_ in range(rounds_of(live, blocks)):
             item = types.int32(item_of(round_, blocks, block))
             if item < live:
+                base, words = apart(place)
                 at = WORK_WORDS * item
                 n_block, first, masked = work[at], work[at + 1] * heads, work[at + 3]
                 first = types.int32(first + work[at + 2] * group)
@@ -277,6 +285,7 @@ def make_clean_stream(cfg):
                     at = types.int32(plane_of[bh] * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
                         if kinds[t] != FULL:
+                            base, words = apart(place)
                             stage = stage_of(tile)
                             mbarrier_wait(base + RAW + 8 * stage, phases >> stage & 1)
                             phases ^= types.int32(1) << stage
