@@ -28,14 +28,8 @@ from nbflash.tile.unroll import (
 )
 from nbflash.tile.warp_math import pack_half
 from nbflash.tile.wgmma_gemm import ROW_BYTES, STEP, UPPER
-from nbflash.tile.wgmma_softmax import row_of
 
 PART = 64 * 64  # elements of dQ that one warpgroup computes
-
-
-def _elements(tile_m):
-    """Of every element of a fragment: pair of queries, which of the pair, which key."""
-    return [(i // 4, i % 2, row_of(i)) for i in range(tile_m // 2)]
 
 
 def make_probabilities(tile_m, tile_n):
@@ -46,37 +40,35 @@ def make_probabilities(tile_m, tile_n):
     mask before the exponential: ``mask`` is where the bounds of the first pair of queries, or their
     words, lie; ``key`` is the first key's number, in the sequence or in the tile.
     """
-    elements, words = _elements(tile_m), -(-tile_n // 32)
+    pairs, words = tile_m // 8, -(-tile_n // 32)
 
-    def scaled(s, scales, stats, at):
-        shifts = [load2(stats, at + 8 * j) for j in range(tile_m // 8)]
-        return [fma(x, scales[i], shifts[j][e]) for x, (j, e, i) in zip(s, elements, strict=True)]
+    def scaled(s, scales, stats, at, j):
+        """The scores of a pair of queries, as exponents."""
+        shift = load2(stats, at + 8 * j)
+        return [fma(s[4 * j + n], scales[n // 2], shift[n % 2]) for n in range(4)]
 
     @unrolled
     def full(s, scales, stats, at):
-        return tuple(exp2(x) for x in scaled(s, scales, stats, at))
+        return tuple(exp2(x) for j in range(pairs) for x in scaled(s, scales, stats, at, j))
 
     @unrolled
     def interval(s, scales, stats, at, smem, mask, key):
-        low = [load2(smem, mask + 8 * j) for j in range(tile_m // 8)]
-        high = [load2(smem, mask + (tile_m + 8 * j)) for j in range(tile_m // 8)]
         keys, out = (key, key + 8), []
-        for x, (j, e, i) in zip(scaled(s, scales, stats, at), elements, strict=True):
-            inside = both(keys[i] >= low[j][e], keys[i] < high[j][e])
-            out.append(exp2(select(inside, x, NEG_INF)))
+        for j in range(pairs):
+            low, high = load2(smem, mask + 8 * j), load2(smem, mask + (tile_m + 8 * j))
+            for n, x in enumerate(scaled(s, scales, stats, at, j)):
+                inside = both(keys[n // 2] >= low[n % 2], keys[n // 2] < high[n % 2])
+                out.append(exp2(select(inside, x, NEG_INF)))
         return tuple(out)
 
     @unrolled
     def bits(s, scales, stats, at, smem, mask, key):
-        first = mask + key // 32
-        pairs = [
-            [load(smem, first + words * (8 * j + e)) >> key % 32 for e in range(2)]
-            for j in range(tile_m // 8)
-        ]
-        out = []
-        for x, (j, e, i) in zip(scaled(s, scales, stats, at), elements, strict=True):
-            hidden = equal(pairs[j][e] & (1 << 8 * i), 0)
-            out.append(exp2(select(hidden, NEG_INF, x)))
+        first, bit, out = mask + key // 32, key % 32, []
+        for j in range(pairs):
+            seen = [load(smem, first + words * (8 * j + e)) >> bit for e in range(2)]
+            for n, x in enumerate(scaled(s, scales, stats, at, j)):
+                hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
+                out.append(exp2(select(hidden, NEG_INF, x)))
         return tuple(out)
 
     return full, interval, bits
@@ -84,11 +76,11 @@ def make_probabilities(tile_m, tile_n):
 
 def make_score_gradients(tile_m, dtype):
     """``full, masked, pack``: dS of a tile, and neighbours rounded and packed."""
-    elements = _elements(tile_m)
-
     def gradients(p, dp, stats, at):
-        deltas = [load2(stats, at + 8 * j) for j in range(tile_m // 8)]
-        return [x * (y - deltas[j][e]) for x, y, (j, e, _) in zip(p, dp, elements, strict=True)]
+        for j in range(tile_m // 8):
+            delta = load2(stats, at + 8 * j)
+            for n in range(4):
+                yield p[4 * j + n] * (dp[4 * j + n] - delta[n % 2])
 
     @unrolled
     def full(p, dp, stats, at):
