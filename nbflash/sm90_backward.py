@@ -14,14 +14,53 @@ from nbflash.schedule import TileSchedule
 from nbflash.tile.wgmma_gradient import PART
 
 
-def tables(schedule, batch, heads, group):
+# Q, dO and the sum of dQ of the heads that are worked on at a time: half of an H100's L2.
+_L2_BYTES = 24 << 20
+
+
+def ordered(work, length, heads_at_a_time, blocks):
+    """The work list so that heads follow each other and every block gets its share.
+
+    Columns that are worked on at the same time then read the same Q and dO, and add to the same
+    dQ, while they are in L2. ``blocks`` items in turn are dealt out, the longest one to the block
+    that has least to do; a block finds its item by :func:`~nbflash.tile.pipeline.item_of`.
+
+    Parameters
+    ----------
+    work : int32 (items, …)
+        Key tile, head of K and V, …; in the order of length.
+    length : int (items,)
+        Tiles of each item; items without tiles come last.
+    heads_at_a_time, blocks : int
+
+    Returns
+    -------
+    The rows of ``work`` in another order.
+    """
+    live = np.count_nonzero(length)
+    by_heads = np.argsort(work[:live, 1] // heads_at_a_time, kind="stable")
+    order, load = np.arange(len(work)), np.zeros(blocks, np.int64)
+    for round_, start in enumerate(range(0, live, blocks)):
+        items = by_heads[start : start + blocks]
+        items = items[np.argsort(-length[items], kind="stable")]
+        places = np.arange(len(items))
+        owner = places if round_ % 2 == 0 else blocks - 1 - places
+        owner = owner[np.argsort(load[owner], kind="stable")]
+        order[start + (owner if round_ % 2 == 0 else blocks - 1 - owner)] = items
+        load[owner] += length[items]
+    return work[order]
+
+
+def tables(schedule, batch, heads, group, head_dim, blocks):
     """What the kernel walks: work, planes, the transposed schedule, bounds by query tiles.
 
     Parameters
     ----------
     schedule : TileSchedule
         Transposed.
-    batch, heads, group : int
+    batch, heads, group, head_dim : int
+    blocks : int
+        How many will walk at the same time.
 
     Returns
     -------
@@ -39,7 +78,9 @@ def tables(schedule, batch, heads, group):
         for count in (lengths, np.diff(hidden))
     ]
     length, masked = (count[work[:, 1], work[:, 0]] for count in per_item)
-    n_block, head = work.T
+    head_bytes = s.nq * group * head_dim * (2 + 2 + 4)
+    work = ordered(np.column_stack([work, masked]), length, -(-_L2_BYTES // head_bytes), blocks)
+    n_block, head, masked = work.T
     work = np.stack([n_block, *np.divmod(head, heads // group), masked > 0], 1).astype(np.int32)
     bounds = np.zeros((s.planes, 2, s.n_col * s.tile_m), np.int32)
     bounds[:, 0, : s.nq] = s.lo.reshape(s.planes, s.nq)
@@ -88,14 +129,14 @@ class Sm90Backward:
     def _kernels(self):
         """The three launches with sizes and tables bound, and what must stay alive."""
         p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
-        walked, live = tables(s, p.batch, p.heads, p.group)
         items, heads_kv = s.n_row * p.batch * p.heads // p.group, p.heads // p.group
+        device = cupy.cuda.Device(p.device_id)
+        blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
+        walked, live = tables(s, p.batch, p.heads, p.group, p.head_dim, blocks)
         stream = cupy.cuda.get_current_stream()
         with cupy.cuda.using_allocator(None):
             held = [cupy.asarray(t) for t in walked]
         stream.synchronize()  # later calls may come on another stream
-        device = cupy.cuda.Device(p.device_id)
-        blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
         stride = p.nk * heads_kv * p.head_dim, heads_kv * p.head_dim, p.head_dim
         sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)
         scales = p.scale * LOG2_E, p.scale

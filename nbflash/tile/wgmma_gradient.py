@@ -76,6 +76,7 @@ def make_probabilities(tile_m, tile_n):
 
 def make_score_gradients(tile_m, dtype):
     """``full, masked, pack``: dS of a tile, and neighbours rounded and packed."""
+
     def gradients(p, dp, stats, at):
         for j in range(tile_m // 8):
             delta = load2(stats, at + 8 * j)

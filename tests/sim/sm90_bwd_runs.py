@@ -40,7 +40,7 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
     out, lse = results or reference.attention(q, k, v, mask, scale)
     out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
-    arrays, live = tables(schedule, p.batch, p.heads, p.group)
+    arrays, live = tables(schedule, p.batch, p.heads, p.group, p.head_dim, blocks)
     rows = rows_config(cfg)
     n_col, slots = schedule.n_col, p.batch * p.heads * schedule.n_col
     stats = testing.poisoned(slots * 2 * cfg.tile_m)
