@@ -13,7 +13,6 @@ from nbflash.kernels.bwd_sm90_rows import RowsConfig, round_sm90_spec, statistic
 from nbflash.schedule import TileSchedule
 from nbflash.tile.wgmma_gradient import PART
 
-
 # Q, dO and the sum of dQ of the heads that are worked on at a time: half of an H100's L2.
 _L2_BYTES = 24 << 20
 

@@ -131,7 +131,7 @@ def test_one_poisoned_row(name, poison, which):
     """Rows and keys that do not meet it keep their gradients bit for bit."""
     n, bad = 2 * T + 1, T + 2
     mask, clean = mask_gallery(n)[name], inputs(n)
-    q, k, v, dout = clean
+    q, k, v, _ = clean
     dirty = [x.copy() for x in clean]
     dirty["qkv".find(which)][:, bad] = poison
     keep = mask.dense()
