@@ -200,7 +200,7 @@ def make_clean_stream(cfg):
         "float16": (0x7C007C00, 0x04000400),
         "bfloat16": (0x7F807F80, 0x00800080),
     }[cfg.dtype]
-    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(K_STAGES)
+    (stage_of, _), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(K_STAGES)
 
     @unrolled
     def not_finite(smem, at):
