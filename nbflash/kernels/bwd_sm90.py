@@ -157,7 +157,7 @@ def make_bwd_sm90(cfg):
             if REGISTERS:
                 more()
             write_empty_columns(result, work, items, live, tid - 128)
-            compute_stream(smem, floats, apart(place), result, types.int32(tid - 128))
+            compute_stream(smem, floats, place, result, types.int32(tid - 128))
 
     return bwd_sm90
 

@@ -9,7 +9,6 @@ from nbflash.kernels.bwd_sm90_load import (
     DQ_FULL,
     DQ_THREADS,
     WORK_WORDS,
-    apart,
     quotient,
 )
 from nbflash.ptx._asm import cuda, inlined, types
@@ -22,7 +21,7 @@ from nbflash.ptx.mbarrier import (
 )
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import make_ring
-from nbflash.tile.unroll import equal, hide, load4, select, unrolled
+from nbflash.tile.unroll import equal, load4, select, unrolled
 from nbflash.tile.warp_math import any_lane
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_gradient import (
@@ -251,8 +250,7 @@ def make_compute_stream(cfg):
         return acc_dk, acc_dv, dq
 
     @inlined
-    def compute_stream(smem, stats, origin, result, own):
-        place, thread = origin, own
+    def compute_stream(smem, stats, place, result, thread):
         base, words = place
         turn, scale_log2 = turn_of(thread), result[5]
         leader = thread % 128 == 0
@@ -273,9 +271,6 @@ def make_compute_stream(cfg):
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
                 ends = False
                 while not ends:
-                    place, thread = apart(origin), hide(own)
-                    base, words = place
-                    leader = thread % 128 == 0
                     state = s, acc_dk, acc_dv, kind
                     acc_dk, acc_dv, dq = step(
                         state, tile, k_stage_of(column), smem, stats, place, scales, thread
