@@ -42,22 +42,21 @@ def make_probabilities(tile_m, tile_n):
     """
     pairs, words = tile_m // 8, -(-tile_n // 32)
 
-    def scaled(s, scales, shift, j):
+    def scaled(s, scales, stats, at, j):
         """The scores of a pair of queries, as exponents."""
+        shift = load2(stats, at + 8 * j)
         return [fma(s[4 * j + n], scales[n // 2], shift[n % 2]) for n in range(4)]
 
     @unrolled
     def full(s, scales, stats, at):
-        shifts = [load2(stats, at + 8 * j) for j in range(pairs)]
-        return tuple(exp2(x) for j in range(pairs) for x in scaled(s, scales, shifts[j], j))
+        return tuple(exp2(x) for j in range(pairs) for x in scaled(s, scales, stats, at, j))
 
     @unrolled
     def interval(s, scales, stats, at, smem, mask, key):
         keys, out = (key, key + 8), []
         for j in range(pairs):
             low, high = load2(smem, mask + 8 * j), load2(smem, mask + (tile_m + 8 * j))
-            shift = load2(stats, at + 8 * j)
-            for n, x in enumerate(scaled(s, scales, shift, j)):
+            for n, x in enumerate(scaled(s, scales, stats, at, j)):
                 inside = both(keys[n // 2] >= low[n % 2], keys[n // 2] < high[n % 2])
                 out.append(exp2(select(inside, x, NEG_INF)))
         return tuple(out)
@@ -67,8 +66,7 @@ def make_probabilities(tile_m, tile_n):
         first, bit, out = mask + key // 32, key % 32, []
         for j in range(pairs):
             seen = [load(smem, first + words * (8 * j + e)) >> bit for e in range(2)]
-            shift = load2(stats, at + 8 * j)
-            for n, x in enumerate(scaled(s, scales, shift, j)):
+            for n, x in enumerate(scaled(s, scales, stats, at, j)):
                 hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
                 out.append(exp2(select(hidden, NEG_INF, x)))
         return tuple(out)
@@ -80,9 +78,10 @@ def make_score_gradients(tile_m, dtype):
     """``full, masked, pack``: dS of a tile, and neighbours rounded and packed."""
 
     def gradients(p, dp, stats, at):
-        deltas = [load2(stats, at + 8 * j) for j in range(tile_m // 8)]
-        for i, (x, y) in enumerate(zip(p, dp, strict=True)):
-            yield x * (y - deltas[i // 4][i % 2])
+        for j in range(tile_m // 8):
+            delta = load2(stats, at + 8 * j)
+            for n in range(4):
+                yield p[4 * j + n] * (dp[4 * j + n] - delta[n % 2])
 
     @unrolled
     def full(p, dp, stats, at):
