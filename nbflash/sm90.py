@@ -1,16 +1,17 @@
-"""The Hopper implementation: the forward kernel with its arguments bound.
+"""The Hopper implementation: the forward kernel with its arguments bound, and the backward.
 
-The backward pass is that of `simt` until it has a kernel of its own.
+What the Hopper backward does not serve yet, ``deterministic`` and wide heads, goes to `simt`.
 """
 
 from functools import cached_property
 
 import numpy as np
 
-from nbflash import launch, tensor_map
+from nbflash import launch, sm90_backward, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import choose, forward_configs
+from nbflash.persistent import L2_BYTES, ordered
 from nbflash.schedule import TileSchedule
 
 # exp2(S · scale) is 1 at scale 0, and −∞ · scale must stay −∞.
@@ -50,19 +51,21 @@ class Sm90Executor:
     def _forward(self):
         """The bound launch and, per tensor, the words of its map without the address."""
         p, cfg, s = self._problem, self._config, self.schedule
-        work = s.work(p.batch, p.heads)
-        lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[s.plane_of(p.batch, p.heads)]
+        work, plane_of = s.work(p.batch, p.heads), s.plane_of(p.batch, p.heads)
+        lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[plane_of[work[:, 1]], work[:, 0]]
+        device = self._cupy.cuda.Device(p.device_id)
+        most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
+        blocks = max(1, min(most, len(work)))
+        kv_bytes = 2 * p.nk * p.head_dim * 2
+        work = ordered(work, lengths, p.group * -(-L2_BYTES // kv_bytes), blocks)
         live = int(np.count_nonzero(lengths))
         scale = max(abs(p.scale) * LOG2_E, _LEAST_SCALE)
         sizes = (p.nq, p.heads, p.group, s.n_row, len(work), live, scale)
-        tables = (work, s.plane_of(p.batch, p.heads), s.row_ptr, s.col_idx, s.kind, s.lo, s.hi)
+        tables = (work, plane_of, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi)
         stream = self._cupy.cuda.get_current_stream()
         with self._cupy.cuda.using_allocator(None):
             held = [self._cupy.asarray(np.ascontiguousarray(t)) for t in (*tables, s.bits)]
         stream.synchronize()  # later calls may come on another stream
-        device = self._cupy.cuda.Device(p.device_id)
-        most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
-        blocks = max(1, min(most, len(work)))
         trailing = (*sizes, *(t.data.ptr for t in held))
         bound = launch.Launch(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
         return bound, held
@@ -114,6 +117,13 @@ class Sm90Executor:
 
         return SimtExecutor(self._problem, self._mask)
 
-    def backward(self, *arguments):
+    @cached_property
+    def _backward(self):
+        return sm90_backward.Sm90Backward(self._problem, self._mask)
+
+    def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
-        self._simt.backward(*arguments)
+        if sm90_backward.can(self._problem, deterministic):
+            self._backward(dout, q, k, v, out, lse, dq, dk, dv)
+        else:
+            self._simt.backward(dout, q, k, v, out, lse, dq, dk, dv, deterministic)

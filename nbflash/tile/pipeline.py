@@ -22,6 +22,20 @@ def make_advance(stages):
     return advance
 
 
+def make_ring(stages):
+    """``stage(i), phase(i)`` of the i-th tile, as its consumer waits for it."""
+
+    @unrolled
+    def stage(i):
+        return i % stages
+
+    @unrolled
+    def phase(i):
+        return i // stages % 2
+
+    return stage, phase
+
+
 @inlined
 def item_of(round_, blocks, block):
     """There and back over a list that is longest first: every block gets its share."""

@@ -262,10 +262,10 @@ def load(memory, index):
     return Scalar(memory.context, memory.builder, memory.type, value)
 
 
-def _check_quad(index):
+def _check_quad(index, lanes=4):
     """A GPU traps on a vector access whose address is no multiple of its size."""
-    if index % 4:
-        raise IndexError(f"element {index} is not aligned to a vector of four")
+    if index % lanes:
+        raise IndexError(f"element {index} is not aligned to a vector of {lanes}")
 
 
 def load4(memory, index):
@@ -273,13 +273,18 @@ def load4(memory, index):
 
     ``index`` must be a multiple of four and the base 16-byte aligned.
     """
+    return load2(memory, index, 4)
+
+
+def load2(memory, index, lanes=2):
+    """Two consecutive elements; see :func:`load4`."""
     if not isinstance(memory, Memory):
-        _check_quad(index)
-        return tuple(memory[index : index + 4])
+        _check_quad(index, lanes)
+        return tuple(memory[index : index + lanes])
     b = memory.builder
-    vector = b.load(memory.address(index, 4), align=min(16, 4 * memory.itemsize))
-    lanes = [b.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(4)]
-    return tuple(Scalar(memory.context, b, memory.type, lane) for lane in lanes)
+    vector = b.load(memory.address(index, lanes), align=min(16, lanes * memory.itemsize))
+    parts = [b.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(lanes)]
+    return tuple(Scalar(memory.context, b, memory.type, part) for part in parts)
 
 
 def store(memory, index, value):

@@ -81,3 +81,25 @@ def ballot(condition):
         return np.uint32(cuda.ballot_sync(FULL_WARP, condition)).astype(np.int32)
     text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, -1; }"
     return condition.new(types.int32, _vote(condition, text))
+
+
+def unpack_half(dtype, word):
+    """The two float32 that :func:`pack_half` packed, low half first."""
+    if not isinstance(word, Scalar):
+        halves = np.array([word], np.uint32).view(np.uint16)
+        if dtype == "float16":
+            return tuple(halves.view(np.float16).astype(np.float32))
+        return tuple((halves.astype(np.uint32) << 16).view(np.float32))
+    b, i32 = word.builder, ir.IntType(32)
+    if dtype == "bfloat16":
+        words = (
+            b.shl(word.value, ir.Constant(i32, 16)),
+            b.and_(word.value, ir.Constant(i32, 0xFFFF0000)),
+        )
+        return tuple(word.new(types.float32, b.bitcast(x, ir.FloatType())) for x in words)
+    i16 = ir.IntType(16)
+    halves = b.trunc(word.value, i16), b.trunc(b.lshr(word.value, ir.Constant(i32, 16)), i16)
+    return tuple(
+        word.new(types.float32, b.fpext(b.bitcast(x, ir.HalfType()), ir.FloatType()))
+        for x in halves
+    )

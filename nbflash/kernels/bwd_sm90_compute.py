@@ -1,0 +1,318 @@
+"""What a computing warpgroup of the Hopper backward does: see :mod:`nbflash.kernels.bwd_sm90`."""
+
+import math
+
+from masks import FULL, INTERVAL
+from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, K_STAGES, RECORD_WORDS
+from nbflash.kernels.bwd_sm90_load import (
+    DQ_EMPTY,
+    DQ_FULL,
+    DQ_THREADS,
+    WORK_WORDS,
+    quotient,
+)
+from nbflash.ptx._asm import cuda, inlined, types
+from nbflash.ptx.mbarrier import (
+    bar_arrive,
+    bar_sync,
+    fence_proxy_async,
+    mbarrier_arrive,
+    mbarrier_wait,
+)
+from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+from nbflash.tile.pipeline import make_ring
+from nbflash.tile.unroll import equal, load4, select, unrolled
+from nbflash.tile.warp_math import any_lane
+from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.tile.wgmma_gradient import (
+    PART,
+    make_gemm_dq,
+    make_probabilities,
+    make_score_gradients,
+    make_store_rows,
+    make_store_scores,
+    store_part,
+)
+
+DS_FREE, DS_FULL = 1, 3  # named barriers of each warpgroup
+
+
+@inlined
+def key_of_thread(thread):
+    """The upper one of a thread's two keys in the tile; the other is 8 below."""
+    return thread // 128 * 64 + thread % 128 // 32 * 16 + thread % 32 // 4
+
+
+def make_finish_column(cfg):
+    """``finish_column(dk, dv, n_block, bh, result, thread)``: to global memory, dK scaled."""
+    TILE_N, HEAD_DIM = cfg.tile_n, cfg.head_dim
+    store_upper, store_lower = make_store_rows(HEAD_DIM, cfg.dtype)
+    ONE = types.float32(1)
+
+    @inlined
+    def finish_column(acc_dk, acc_dv, n_block, bh, result, thread):
+        dk, dv, stride, nk, heads_kv, _, scale = result
+        upper, quad = n_block * TILE_N + key_of_thread(thread), thread % 4
+        b = quotient(bh, heads_kv)
+        start = b * stride[0] + (bh - b * heads_kv) * stride[2]
+        if upper < nk:
+            at = (start + upper * stride[1]) // 2 + quad
+            store_upper(dk, at, acc_dk, scale)
+            store_upper(dv, at, acc_dv, ONE)
+        if upper + 8 < nk:
+            at = (start + (upper + 8) * stride[1]) // 2 + quad
+            store_lower(dk, at, acc_dk, scale)
+            store_lower(dv, at, acc_dv, ONE)
+
+    return finish_column
+
+
+def make_write_empty_columns(cfg):
+    """``write_empty_columns(result, work, items, live, thread)``: dK = dV = 0, for every thread.
+
+    The columns that no query attends are the end of the work list.
+    """
+    TILE_N, PAIRS, THREADS = cfg.tile_n, cfg.head_dim // 2, 128 * cfg.consumers
+
+    @inlined
+    def write_empty_columns(result, work, items, live, thread):
+        dk, dv, stride, nk, _, _, _ = result
+        zero = types.uint32(0)
+        item, step = types.int32(live + cuda.blockIdx.x), types.int32(cuda.gridDim.x)
+        while item < items:
+            at = WORK_WORDS * item
+            n_block, b, h_kv = work[at], work[at + 1], work[at + 2]
+            start = b * stride[0] + h_kv * stride[2]
+            for i in range(thread, min(TILE_N, nk - n_block * TILE_N) * PAIRS, THREADS):
+                at = (start + (n_block * TILE_N + i // PAIRS) * stride[1]) // 2 + i % PAIRS
+                dk[at] = zero
+                dv[at] = zero
+            item = types.int32(item + step)
+
+    return write_empty_columns
+
+
+def make_compute_stream(cfg):
+    """``compute_stream(smem, stats, place, result, thread)``, for every thread."""
+    TILE_M, TILE_N, CONSUMERS = cfg.tile_m, cfg.tile_n, cfg.consumers
+    Q_BYTES, KV_BYTES, STAT_BYTES = cfg.q_bytes, cfg.kv_bytes, cfg.stat_bytes
+    MASK_BYTES, WORDS = cfg.mask_bytes, -(-TILE_N // 32)
+    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
+    K, V, DO, DS, DQ, STATS, MASKS, RECORDS, BAD, SLOTS, _ = cfg.offsets
+    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    # A part of dQ: 64 queries of a tile of several 64, or one panel of columns of one.
+    PART_DS = KV_PANEL if TILE_M > 64 else 0
+    PART_K = 0 if TILE_M > 64 else KV_PANEL
+    S_START = (types.float32(0),) * (TILE_M // 2)
+    ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
+    DQ_START = (types.float32(0),) * (PART // 128)
+    issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M)
+    issue_acc, issue_dq = make_gemm_pv(cfg.dtype, TILE_M), make_gemm_dq(cfg.dtype, TILE_N)
+    p_full, p_interval, p_bits = make_probabilities(TILE_M, TILE_N)
+    ds_full, ds_masked, pack = make_score_gradients(TILE_M, cfg.dtype)
+    store_scores = make_store_scores(TILE_M, TILE_N)
+    finish_column = make_finish_column(cfg)
+    wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
+    EARLY_DV = cfg.early_dv
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
+    _, v_phase_of = make_ring(1)
+
+    @unrolled
+    def turn_of(thread):
+        """The warpgroup, by votes: the compiler then knows it to be the same across a warp."""
+        turn = thread * 0
+        for i in range(1, CONSUMERS):
+            turn = turn + select(any_lane(thread >= 128 * i), turn * 0 + 1, turn * 0)
+        return turn
+
+    @unrolled
+    def read_record(smem, at):
+        return load4(smem, at)
+
+    @inlined
+    def record_of(smem, place, tile):
+        """The record of a tile of the stream, once its Q is there."""
+        base, words = place
+        stage = stage_of(tile)
+        mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))
+        return read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+
+    @unrolled
+    def scales_if(bad, scale):
+        return tuple(select(equal(bad & (1 << i), 0), scale, math.nan) for i in (0, 8))
+
+    @inlined
+    def first_scales(smem, place, column, scale, thread):
+        """Wait for K of a column; the scale of its keys, NaN if they hold one."""
+        base, words = place
+        k_stage, key = k_stage_of(column), key_of_thread(thread)
+        mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase_of(column))
+        bad = smem[words + BAD // 4 + BAD_WORDS * k_stage + key // 32] >> key % 32
+        return scales_if(types.int32(bad), scale)
+
+    @inlined
+    def scores(turn, place, stage, k_stage):
+        """Issue Sᵀ = K Qᵀ."""
+        base, _ = place
+        k = types.uint32(lower(base + K + turn * 64 * ROW_BYTES, 16) + k_stage * (KV_BYTES >> 4))
+        q = types.uint32(lower(base, 16) + stage * (Q_BYTES >> 4))
+        return issue_scores(S_START, k, q)
+
+    @inlined
+    def probabilities_of(s, kind, scales, smem, stats, place, stage, thread):
+        """P of a tile, with what is hidden masked to −∞ before the exponential."""
+        _, words = place
+        pair = 2 * (thread % 4)
+        at = words + STATS // 4 + stage * (STAT_BYTES // 4) + pair
+        if kind == FULL:
+            return p_full(s, scales, stats, at)
+        mask, key = words + MASKS // 4 + stage * (MASK_BYTES // 4), key_of_thread(thread)
+        if kind == INTERVAL:
+            n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
+            key = types.int32(n_block * TILE_N + key)
+            return p_interval(s, scales, stats, at, smem, mask + pair, key)
+        return p_bits(s, scales, stats, at, smem, mask + pair * WORDS, types.int32(key))
+
+    @inlined
+    def gradients_of(p, dp, kind, stats, place, stage, thread):
+        """dS of a tile."""
+        _, words = place
+        at = words + (STATS + 4 * TILE_M) // 4 + stage * (STAT_BYTES // 4) + 2 * (thread % 4)
+        if kind == FULL:
+            return ds_full(p, dp, stats, at)
+        return ds_masked(p, dp, stats, at)
+
+    @inlined
+    def share_scores(packed, turn, place, thread):
+        """dSᵀ to shared memory, when everybody has read the last one."""
+        base, _ = place
+        lane = thread % 32
+        key = key_of_thread(thread) - lane // 4 + lane // 8 % 2 * 8 + lane % 8
+        row = base + DS + key * ROW_BYTES + ((lane // 16) ^ (lane % 8)) * 16
+        bar_sync(DS_FREE + turn, 128 * CONSUMERS)
+        store_scores(types.uint32(row), packed)
+        fence_proxy_async()
+        if CONSUMERS == 2:
+            bar_arrive(DS_FULL + 1 - turn, 256)
+
+    @inlined
+    def share_part(dq, slot, turn, smem, stats, place, thread):
+        """A part of dQ to shared memory, for the warp that adds it to the others."""
+        _, words = place
+        store_part(stats, words + DQ // 4 + turn * PART + thread % 128 * 4, dq)
+        if thread % 128 == 0:
+            smem[words + SLOTS // 4 + turn] = slot
+        fence_proxy_async()
+        bar_arrive(DQ_FULL + turn, DQ_THREADS)
+
+    @inlined
+    def step(state, tile, k_stage, smem, stats, place, scales, thread):
+        """One tile, up to the issue of dQ."""
+        s, acc_dk, acc_dv, kind = state
+        base, _ = place
+        turn, stage = turn_of(thread), stage_of(tile)
+        k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
+        v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
+        ds_part = types.uint32(lower(base + DS + turn * PART_DS, KV_PANEL))
+        # dPᵀ = V dOᵀ
+        mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
+        wgmma_fence()
+        dout = types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4))
+        dp = issue_scores(S_START, v, dout)
+        wgmma_commit()
+        p = probabilities_of(s, kind, scales, smem, stats, place, stage, thread)
+        # dV += Pᵀ dO
+        dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
+        if EARLY_DV:
+            packed = pack(p)
+            wgmma_fence()
+            acc_dv = issue_acc(acc_dv, packed, dout)
+            wgmma_commit()
+            wait_all_but_one()
+        else:
+            wait_all()
+        dp = settled(dp)
+        ds = pack(gradients_of(p, dp, kind, stats, place, stage, thread))
+        share_scores(ds, turn, place, thread)
+        wgmma_fence()
+        if not EARLY_DV:
+            acc_dv = issue_acc(acc_dv, pack(p), dout)
+            wgmma_commit()
+        # dK += dSᵀ Q
+        q = types.uint32(lower(base, Q_PANEL) + stage * (Q_BYTES >> 4))
+        acc_dk = issue_acc(acc_dk, ds, q)
+        wgmma_commit()
+        # dQ = dS K
+        bar_sync(DS_FULL + turn, 128 * CONSUMERS)
+        wgmma_fence()
+        dq = issue_dq(DQ_START, ds_part, types.uint32(k_part))
+        wgmma_commit()
+        return acc_dk, acc_dv, dq
+
+    @inlined
+    def compute_stream(smem, stats, place, result, thread):
+        base, words = place
+        turn, scale_log2 = turn_of(thread), result[5]
+        leader = thread % 128 == 0
+        tile, column, one = types.int32(0), types.int32(0), types.int32(1)
+        if CONSUMERS == 2:
+            bar_arrive(DS_FREE + 1 - turn, 256)
+        kind, _, _, _ = record_of(smem, place, tile)
+        if kind != END:
+            kind = -kind
+            scales = first_scales(smem, place, column, scale_log2, thread)
+            wgmma_fence()
+            s = scores(turn, place, stage_of(tile), k_stage_of(column))
+            wgmma_commit()
+            wait_all()
+            s = settled(s)
+            while kind != END:
+                acc_dk, acc_dv = ACC_START, ACC_START
+                mbarrier_wait(base + FULL_V, v_phase_of(column))
+                ends = False
+                while not ends:
+                    state = s, acc_dk, acc_dv, kind
+                    acc_dk, acc_dv, dq = step(
+                        state, tile, k_stage_of(column), smem, stats, place, scales, thread
+                    )
+                    # S of the next tile
+                    kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
+                    ends = kind <= END
+                    if ends:
+                        kind = -kind
+                        if leader:
+                            mbarrier_arrive(base + EMPTY_V)
+                        column += one
+                        if kind != END:
+                            scales = first_scales(smem, place, column, scale_log2, thread)
+                    wait_all_but_two()
+                    acc_dv = settled(acc_dv)
+                    wgmma_fence()
+                    s = scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))
+                    wgmma_commit()
+                    wait_all_but_one()
+                    acc_dk, dq = settled(acc_dk), settled(dq)
+                    if CONSUMERS == 2:
+                        bar_arrive(DS_FREE + 1 - turn, 256)
+                    _, n_block, bh, slot = read_record(
+                        smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
+                    )
+                    bar_sync(DQ_EMPTY + turn, DQ_THREADS)
+                    if leader:
+                        mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
+                        mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))
+                    share_part(dq, slot, turn, smem, stats, place, thread)
+                    wait_all()
+                    s = settled(s)
+                    tile += one
+                if leader:
+                    mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column - one))))
+                finish_column(acc_dk, acc_dv, n_block, bh, result, thread)
+        if CONSUMERS == 2:
+            bar_sync(DS_FREE + turn, 256)
+        bar_sync(DQ_EMPTY + turn, DQ_THREADS)
+        if leader:
+            smem[words + SLOTS // 4 + turn] = -1
+        bar_arrive(DQ_FULL + turn, DQ_THREADS)
+
+    return compute_stream

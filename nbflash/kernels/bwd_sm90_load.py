@@ -1,0 +1,298 @@
+"""What the loading warpgroup of the Hopper backward does: see :mod:`nbflash.kernels.bwd_sm90`.
+
+Warp 0, one thread, walks the schedule and feeds the rings. Warps 1 and 2 add the parts of dQ that
+the computing warpgroups leave in shared memory. Warp 3 looks at K of every column that has masked
+tiles, and at the statistics of every masked tile: there P and dS are 0 where a score is hidden, but
+0 · NaN would reach the gradients.
+"""
+
+from masks import BITS, FULL, INTERVAL
+from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, K_STAGES, RECORD_WORDS
+from nbflash.ptx._asm import cuda, inlined, types
+from nbflash.ptx.mbarrier import (
+    bar_arrive,
+    bar_sync,
+    fence_proxy_async,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_wait,
+)
+from nbflash.ptx.tma import bulk_add, bulk_commit, bulk_load, bulk_wait, bulk_wait_read, tma_load_4d
+from nbflash.tile.pipeline import item_of, make_ring
+from nbflash.tile.shared import global_address
+from nbflash.tile.unroll import equal, load4, opaque, select, store4, unrolled
+from nbflash.tile.warp_math import ballot
+from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
+from nbflash.tile.wgmma_gradient import PART
+
+WORK_WORDS = 4  # key tile, batch element, head of K and V, whether the column has masked tiles
+DQ_EMPTY, DQ_FULL = 5, 7  # named barriers of each warpgroup's part of dQ
+DQ_THREADS = 128 + 32  # the warpgroup and the warp that stores
+CLEANER = 96  # first thread of warp 3
+SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
+
+
+@unrolled
+def quotient(a, b):
+    """``a // b`` of numbers that are not negative, in 32 bits."""
+    return a // b
+
+
+@inlined
+def rounds_of(live, blocks):
+    """How often a block looks at the work list."""
+    return types.int32(quotient(types.int32(live + blocks - 1), blocks))
+
+
+@unrolled
+def apart(place):
+    """The same place, for addresses that are not to be kept in registers: they are few."""
+    return tuple(opaque(x) for x in place)
+
+
+@unrolled
+def following(i):
+    """``i + 1``, of a loop that the compiler is not to unroll: registers are few."""
+    return opaque(i + 1)
+
+
+def make_load_stream(cfg):
+    """``load_stream(smem, place, maps, tables, sizes, schedule)``, for one thread."""
+    TILE_M, TILE_N, PANELS = cfg.tile_m, cfg.tile_n, cfg.panels
+    Q_BYTES, KV_BYTES = cfg.q_bytes, cfg.kv_bytes
+    STAT_BYTES, MASK_BYTES, BIT_BYTES = cfg.stat_bytes, cfg.mask_bytes, cfg.bit_bytes
+    STATS_WORDS, BITS_WORDS = STAT_BYTES // 4, BIT_BYTES // 4
+    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
+    K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
+    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, _, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
+    _, v_phase_of = make_ring(1)
+
+    @inlined
+    def write_record(smem, at, kind, n_block, bh_kv, slot):
+        smem[at] = kind
+        smem[at + 1] = n_block
+        smem[at + 2] = bh_kv
+        smem[at + 3] = slot
+
+    @inlined
+    def send(to, panel_bytes, tensor_map, row, head, batch, bar):
+        for panel in range(PANELS):
+            tma_load_4d(to + panel * panel_bytes, tensor_map, panel * PANEL, row, head, batch, bar)
+
+    @unrolled
+    def full_of(bar, kind, raw):
+        """The barrier that the bytes of a tile are told to."""
+        return select(equal(kind, FULL), bar, bar + raw)
+
+    @inlined
+    def load_mask(base, stage, kind, query_tile, tables, bar):
+        """The bounds or the bits of a masked tile."""
+        _, bounds, bits = tables
+        to = base + MASKS + stage * MASK_BYTES
+        if kind == INTERVAL:
+            mbarrier_arrive_expect_tx(bar, Q_BYTES + 2 * STAT_BYTES)
+            source = global_address(bounds, types.int64(query_tile) * STATS_WORDS)
+            bulk_load(to, source, STAT_BYTES, bar)
+        else:
+            mbarrier_arrive_expect_tx(bar, Q_BYTES + STAT_BYTES + BIT_BYTES)
+            source = global_address(bits, types.int64(kind - BITS) * BITS_WORDS)
+            bulk_load(to, source, BIT_BYTES, bar)
+
+    @inlined
+    def load_stream(smem, place, maps, tables, sizes, schedule):
+        q_map, k_map, v_map, do_map = maps
+        stats, _, _ = tables
+        heads, heads_kv, group, n_row, n_col, live = sizes
+        work, plane_of, row_ptr, col_idx, kinds = schedule
+        one = types.int32(1)
+        tile, column = types.int32(0), types.int32(0)
+        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
+        for round_ in range(rounds_of(live, blocks)):
+            item = types.int32(item_of(round_, blocks, block))
+            if item < live:
+                n_block, b = work[WORK_WORDS * item], work[WORK_WORDS * item + 1]
+                h_kv, sign = work[WORK_WORDS * item + 2], -one
+                for h in range(types.int32(h_kv * group), types.int32((h_kv + 1) * group)):
+                    plane = plane_of[b * heads + h]
+                    at = types.int32(plane * n_row + n_block)
+                    for t in range(row_ptr[at], row_ptr[at + 1]):
+                        base, words = apart(place)
+                        m_block, kind, stage = col_idx[t], kinds[t], stage_of(tile)
+                        slot = types.int32((b * heads + h) * n_col + m_block)
+                        mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
+                        record = words + RECORDS // 4 + RECORD_WORDS * stage
+                        bh_kv = b * heads_kv + h_kv
+                        write_record(smem, record, sign * kind, n_block, bh_kv, slot)
+                        bar = full_of(base + FULL_Q + 8 * stage, kind, RAW - FULL_Q)
+                        if kind == FULL:
+                            mbarrier_arrive_expect_tx(bar, Q_BYTES + STAT_BYTES)
+                        else:
+                            load_mask(base, stage, kind, plane * n_col + m_block, tables, bar)
+                        source = global_address(stats, types.int64(slot) * STATS_WORDS)
+                        bulk_load(base + STATS + stage * STAT_BYTES, source, STAT_BYTES, bar)
+                        m0 = types.int32(m_block * TILE_M)
+                        send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, bar)
+                        if sign < 0:
+                            k_stage, n0 = k_stage_of(column), types.int32(n_block * TILE_N)
+                            mbarrier_wait(base + EMPTY_K + 8 * k_stage, k_phase_of(column) ^ 1)
+                            bar = types.int32(base + RAW_K + 8 * k_stage)
+                            mbarrier_arrive_expect_tx(bar, KV_BYTES)
+                            send(base + K + k_stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar)
+                        mbarrier_wait(base + EMPTY_DO + 8 * stage, phase_of(tile) ^ 1)
+                        bar = full_of(base + FULL_DO + 8 * stage, kind, RAW - FULL_DO)
+                        mbarrier_arrive_expect_tx(bar, Q_BYTES)
+                        send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)
+                        if sign < 0:
+                            n0 = types.int32(n_block * TILE_N)
+                            mbarrier_wait(base + EMPTY_V, v_phase_of(column) ^ 1)
+                            mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)
+                            send(base + V, KV_PANEL, v_map, n0, h_kv, b, base + FULL_V)
+                            column += one
+                        sign = one
+                        tile += one
+        base, words = place
+        stage = stage_of(tile)
+        mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
+        write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
+        mbarrier_arrive(base + FULL_Q + 8 * stage)
+
+    return load_stream
+
+
+def make_store_stream(cfg):
+    """``store_stream(smem, place, dq, tid)``: parts of dQ to their sum, for warps 1 and 2."""
+    DQ, SLOTS, PART_BYTES, CONSUMERS = cfg.offsets[4], cfg.offsets[9], 4 * PART, cfg.consumers
+
+    @inlined
+    def store_stream(smem, place, dq, tid):
+        base, words = place
+        warp, lane = types.int32((tid >> 5) - 1), types.int32(tid & 31)
+        at = words + SLOTS // 4 + warp
+        bar_arrive(DQ_EMPTY + warp, DQ_THREADS)
+        bar_sync(DQ_FULL + warp, DQ_THREADS)
+        slot = smem[at]
+        while slot >= 0:
+            if lane == 0:
+                part = types.int64(slot) * CONSUMERS + warp
+                bulk_add(global_address(dq, part * PART), base + DQ + warp * PART_BYTES, PART_BYTES)
+                bulk_commit()
+                bulk_wait_read()
+            cuda.syncwarp()
+            bar_arrive(DQ_EMPTY + warp, DQ_THREADS)
+            bar_sync(DQ_FULL + warp, DQ_THREADS)
+            slot = smem[at]
+        if lane == 0:
+            bulk_wait()
+
+    return store_stream
+
+
+def make_clean_stream(cfg):
+    """``clean_stream(smem, stats, place, sizes, schedule, lane)``, for one warp."""
+    TILE_M, TILE_N, STAGES, CHUNKS = cfg.tile_m, cfg.tile_n, cfg.stages, 8 * cfg.panels
+    Q_BYTES, KV_BYTES, STAT_BYTES = cfg.q_bytes, cfg.kv_bytes, cfg.stat_bytes
+    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
+    K, _, DO, _, _, STATS, _, _, BAD, *_ = cfg.offsets
+    FULL_Q, _, FULL_DO, _, FULL_K, _, _, _, RAW, RAW_K = cfg.barriers
+    WORDS, HUGE = -(-TILE_N // 32), types.float32(3e38)
+    EXPONENTS, LOWEST_EXPONENTS = {
+        "float16": (0x7C007C00, 0x04000400),
+        "bfloat16": (0x7F807F80, 0x00800080),
+    }[cfg.dtype]
+    (stage_of, _), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(K_STAGES)
+
+    @unrolled
+    def not_finite(smem, at):
+        """Not 0 if 16 bytes hold an infinity or a NaN: an exponent of ones, in either half."""
+        found = None
+        for x in load4(smem, at):
+            carried = (x & EXPONENTS) + LOWEST_EXPONENTS
+            found = carried if found is None else found | carried
+        return found & (SIGNS - 2**32)
+
+    @unrolled
+    def clear(smem, at, zero):
+        store4(smem, at, (zero,) * 4)
+
+    @unrolled
+    def lanes_of(condition):
+        return ballot(condition)
+
+    @inlined
+    def clear_row(smem, at, panel_bytes, row):
+        i = types.int32(0)
+        while i < CHUNKS:
+            clear(smem, at + (i >> 3) * (panel_bytes // 4) + row * 32 + (i & 7) * 4, types.int32(0))
+            i = following(i)
+
+    @inlined
+    def clean_keys(smem, words, k_stage, masked, lane):
+        """Rows of K that hold anything but numbers become zeros, and bits."""
+        k = words + (K + k_stage * KV_BYTES) // 4
+        word = types.int32(0)
+        while word < WORDS:
+            found, row = types.int32(0), 32 * word + lane
+            if masked:
+                i = types.int32(0)
+                while i < CHUNKS:
+                    chunk = (i + lane) & 7  # eight lanes meet every bank once
+                    at = k + (i >> 3) * (KV_PANEL // 4) + row * 32 + chunk * 4
+                    found |= not_finite(smem, at)
+                    i = following(i)
+                if found != 0:
+                    clear_row(smem, k, KV_PANEL, row)
+            lanes = lanes_of(found != 0)
+            if lane == 0:
+                smem[words + BAD // 4 + BAD_WORDS * k_stage + word] = lanes
+            word = following(word)
+        fence_proxy_async()
+        cuda.syncwarp()
+
+    @inlined
+    def clean_queries(smem, stats, words, stage, lane):
+        """Rows of Q and dO whose results are NaN, or that attend nothing, become zeros."""
+        at = words + (STATS + stage * STAT_BYTES) // 4
+        row = types.int32(lane)
+        while row < TILE_M:
+            if not abs(stats[at + row]) < HUGE:
+                clear_row(smem, words + stage * Q_BYTES // 4, Q_PANEL, row)
+                clear_row(smem, words + (DO + stage * Q_BYTES) // 4, Q_PANEL, row)
+            row = following(row + 31)
+        fence_proxy_async()
+        cuda.syncwarp()
+
+    @inlined
+    def clean_stream(smem, stats, place, sizes, schedule, lane):
+        heads, _, group, n_row, _, live = sizes
+        work, plane_of, row_ptr, _, kinds = schedule
+        tile, column, phases = types.int32(0), types.int32(0), types.int32(0)
+        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
+        for round_ in range(rounds_of(live, blocks)):
+            item = types.int32(item_of(round_, blocks, block))
+            if item < live:
+                base, words = apart(place)
+                at = WORK_WORDS * item
+                n_block, first, masked = work[at], work[at + 1] * heads, work[at + 3]
+                first = types.int32(first + work[at + 2] * group)
+                k_stage = k_stage_of(column)
+                mbarrier_wait(base + RAW_K + 8 * k_stage, k_phase_of(column))
+                clean_keys(smem, words, k_stage, masked, lane)
+                if lane == 0:
+                    mbarrier_arrive(base + FULL_K + 8 * k_stage)
+                column += types.int32(1)
+                for bh in range(first, types.int32(first + group)):
+                    at = types.int32(plane_of[bh] * n_row + n_block)
+                    for t in range(row_ptr[at], row_ptr[at + 1]):
+                        if kinds[t] != FULL:
+                            base, words = apart(place)
+                            stage = stage_of(tile)
+                            mbarrier_wait(base + RAW + 8 * stage, phases >> stage & 1)
+                            phases ^= types.int32(1) << stage
+                            clean_queries(smem, stats, words, stage, lane)
+                            if lane == 0:
+                                mbarrier_arrive(base + FULL_Q + 8 * stage)
+                                mbarrier_arrive(base + FULL_DO + 8 * stage)
+                        tile += types.int32(1)
+
+    return clean_stream

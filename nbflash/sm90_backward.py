@@ -1,0 +1,156 @@
+"""The Hopper backward of one problem and mask: its tables, and its kernels with arguments bound."""
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from masks import FULL
+from nbflash import arrays, launch, tensor_map
+from nbflash.constants import LOG2_E
+from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
+from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM, backward_config
+from nbflash.kernels.bwd_sm90_rows import RowsConfig, round_sm90_spec, statistics_sm90_spec
+from nbflash.persistent import L2_BYTES, ordered
+from nbflash.schedule import TileSchedule
+from nbflash.tile.wgmma_gradient import PART
+
+
+def tables(schedule, batch, heads, group, head_dim, blocks):
+    """What the kernel walks: work, planes, the transposed schedule, bounds by query tiles.
+
+    Parameters
+    ----------
+    schedule : TileSchedule
+        Transposed.
+    batch, heads, group, head_dim : int
+    blocks : int
+        How many will walk at the same time.
+
+    Returns
+    -------
+    walked : tuple
+        int32, but the last, the bit tiles, uint32.
+    live : int
+        Items of the work list that have tiles.
+    """
+    s = schedule
+    plane_of, work = s.plane_of(batch, heads), s.work(batch, heads, group)
+    lengths = np.diff(s.row_ptr)
+    hidden = np.concatenate([[0], np.cumsum(s.kind != FULL)])[s.row_ptr]
+    per_item = [
+        count.reshape(s.planes, s.n_row)[plane_of].reshape(-1, group, s.n_row).sum(axis=1)
+        for count in (lengths, np.diff(hidden))
+    ]
+    length, masked = (count[work[:, 1], work[:, 0]] for count in per_item)
+    # Q, dO and the sum of dQ.
+    head_bytes = s.nq * group * head_dim * (2 + 2 + 4)
+    work = ordered(np.column_stack([work, masked]), length, -(-L2_BYTES // head_bytes), blocks)
+    n_block, head, masked = work.T
+    work = np.stack([n_block, *np.divmod(head, heads // group), masked > 0], 1).astype(np.int32)
+    bounds = np.zeros((s.planes, 2, s.n_col * s.tile_m), np.int32)
+    bounds[:, 0, : s.nq] = s.lo.reshape(s.planes, s.nq)
+    bounds[:, 1, : s.nq] = s.hi.reshape(s.planes, s.nq)
+    bounds = bounds.reshape(s.planes, 2, s.n_col, s.tile_m).transpose(0, 2, 1, 3)
+    walked = work, plane_of, s.row_ptr, s.col_idx, s.kind, bounds, s.bits
+    return tuple(np.ascontiguousarray(x).ravel() for x in walked), int(np.count_nonzero(length))
+
+
+def rows_config(cfg):
+    """The configuration of the kernels around the main one."""
+    return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
+
+
+def can(problem, deterministic):
+    """Whether this backward serves a problem."""
+    return problem.head_dim <= MOST_HEAD_DIM and not deterministic
+
+
+class Sm90Backward:
+    """The backward of one problem and mask on one Hopper GPU, in the default mode.
+
+    Parameters
+    ----------
+    problem : nbflash.problem.Problem
+    mask : masks.Mask
+    config : Sm90BackwardConfig, optional
+        Instead of the table's row.
+    """
+
+    def __init__(self, problem, mask, *, config=None):
+        import cupy
+
+        self._problem, self._cupy = problem, cupy
+        self.config = config or backward_config(problem.dtype, problem.head_dim)
+        cfg = self.config
+        self.schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
+        self._layout = lru_cache(maxsize=16)(self._encode)
+
+    @property
+    def _slots(self):
+        """Query tiles of all heads."""
+        return self._problem.batch * self._problem.heads * self.schedule.n_col
+
+    @cached_property
+    def _kernels(self):
+        """The three launches with sizes and tables bound, and what must stay alive."""
+        p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
+        items, heads_kv = s.n_row * p.batch * p.heads // p.group, p.heads // p.group
+        device = cupy.cuda.Device(p.device_id)
+        blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
+        walked, live = tables(s, p.batch, p.heads, p.group, p.head_dim, blocks)
+        stream = cupy.cuda.get_current_stream()
+        with cupy.cuda.using_allocator(None):
+            held = [cupy.asarray(t) for t in walked]
+        stream.synchronize()  # later calls may come on another stream
+        stride = p.nk * heads_kv * p.head_dim, heads_kv * p.head_dim, p.head_dim
+        sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)
+        scales = p.scale * LOG2_E, p.scale
+        trailing = (*stride, *sizes, *scales, *(t.data.ptr for t in held))
+        main = launch.Launch(bwd_sm90_spec(cfg), blocks, trailing, p.device_id)
+        rows, queries = rows_config(cfg), self._slots * cfg.tile_m
+        before = launch.Launch(
+            statistics_sm90_spec(rows),
+            rows.statistics_blocks(queries),
+            (p.nq, p.heads, s.n_col, queries),
+            p.device_id,
+        )
+        after = launch.Launch(
+            round_sm90_spec(rows),
+            self._slots * cfg.consumers,
+            (p.nq, p.heads, s.n_col, p.scale),
+            p.device_id,
+        )
+        return before, main, after, held
+
+    def _encode(self, shape, strides, rows):
+        """The words of a tensor map without the address."""
+        return tensor_map.encode(1 << 20, shape, strides, rows, self._problem.dtype)[1:]
+
+    def _map(self, x, rows):
+        return [x.data.ptr, *self._layout(x.shape, _strides(x), rows)]
+
+    def _readable(self, x):
+        """``x``, or a copy that can be read 16 bytes at a time."""
+        if arrays.alignment(x) >= tensor_map.ALIGNMENT and min(x.strides) >= 0:
+            return x
+        return self._cupy.ascontiguousarray(x)
+
+    def __call__(self, dout, q, k, v, out, lse, dq, dk, dv):
+        """Write ``dq``, ``dk`` and ``dv``, which are contiguous."""
+        cfg, cupy = self.config, self._cupy
+        dout, out = self._readable(dout), self._readable(out)
+        lse = lse if lse.flags.c_contiguous else lse.copy()
+        stats = cupy.empty((self._slots, 2, cfg.tile_m), np.float32)
+        total = cupy.empty((self._slots, cfg.consumers, PART), np.float32)
+        before, main, after, _ = self._kernels
+        stream = cupy.cuda.get_current_stream().ptr
+        pointers = (x.data.ptr for x in (dout, out, lse, stats, total))
+        before(stream, [*pointers, *_strides(dout), *_strides(out)])
+        boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
+        maps = [word for x, rows in boxes for word in self._map(x, rows)]
+        main(stream, [*maps, *(x.data.ptr for x in (total, stats, dk, dv))])
+        after(stream, [total.data.ptr, dq.data.ptr, *_strides(dq)])
+
+
+def _strides(x):
+    return tuple(s // x.itemsize for s in x.strides[:3])

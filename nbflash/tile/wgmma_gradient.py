@@ -1,0 +1,151 @@
+"""Scores and their gradients in the backward pass: fragments of Sᵀ, keys down and queries across.
+
+A thread holds two keys of a 64 × ``tile_m`` tile (see :mod:`nbflash.ptx.wgmma`), and of each
+statistic of the queries the pairs that its columns need:
+
+    lane 4 r + q of warp w, i, e = 0, 1:   key 16 w + r + 8 i,   query 8 j + 2 q + e
+    P = 2^(S · scale + shift),  dS = P ∘ (dP − δ)                shift = −LSE · log2 e
+
+The fragments of P and dS are, packed in pairs, the A operands of dV += Pᵀ dO and dK += dSᵀ Q. A
+query's shift is −∞ if it attends nothing, and NaN if its results must be: then its rows of Q and
+dO have been set to zero in masked tiles, where 0 · NaN would reach keys that it does not see.
+"""
+
+from nbflash.ptx.stmatrix import stmatrix4
+from nbflash.ptx.wgmma import wgmma
+from nbflash.tile.softmax import NEG_INF
+from nbflash.tile.unroll import (
+    both,
+    equal,
+    exp2,
+    fma,
+    load,
+    load2,
+    select,
+    store,
+    store4,
+    unrolled,
+)
+from nbflash.tile.warp_math import pack_half
+from nbflash.tile.wgmma_gemm import ROW_BYTES, STEP, UPPER
+
+PART = 64 * 64  # elements of dQ that one warpgroup computes
+
+
+def make_probabilities(tile_m, tile_n):
+    """``full, interval, bits``: P of a tile of each kind.
+
+    ``full(s, scales, stats, at)``; ``at`` is where a thread's first pair of shifts lies, ``scales``
+    are those of its two keys. ``interval(…, smem, mask, key)`` and ``bits(…, smem, mask, key)``
+    mask before the exponential: ``mask`` is where the bounds of the first pair of queries, or their
+    words, lie; ``key`` is the first key's number, in the sequence or in the tile.
+    """
+    pairs, words = tile_m // 8, -(-tile_n // 32)
+
+    def scaled(s, scales, stats, at, j):
+        """The scores of a pair of queries, as exponents."""
+        shift = load2(stats, at + 8 * j)
+        return [fma(s[4 * j + n], scales[n // 2], shift[n % 2]) for n in range(4)]
+
+    @unrolled
+    def full(s, scales, stats, at):
+        return tuple(exp2(x) for j in range(pairs) for x in scaled(s, scales, stats, at, j))
+
+    @unrolled
+    def interval(s, scales, stats, at, smem, mask, key):
+        keys, out = (key, key + 8), []
+        for j in range(pairs):
+            low, high = load2(smem, mask + 8 * j), load2(smem, mask + (tile_m + 8 * j))
+            for n, x in enumerate(scaled(s, scales, stats, at, j)):
+                inside = both(keys[n // 2] >= low[n % 2], keys[n // 2] < high[n % 2])
+                out.append(exp2(select(inside, x, NEG_INF)))
+        return tuple(out)
+
+    @unrolled
+    def bits(s, scales, stats, at, smem, mask, key):
+        first, bit, out = mask + key // 32, key % 32, []
+        for j in range(pairs):
+            seen = [load(smem, first + words * (8 * j + e)) >> bit for e in range(2)]
+            for n, x in enumerate(scaled(s, scales, stats, at, j)):
+                hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
+                out.append(exp2(select(hidden, NEG_INF, x)))
+        return tuple(out)
+
+    return full, interval, bits
+
+
+def make_score_gradients(tile_m, dtype):
+    """``full, masked, pack``: dS of a tile, and neighbours rounded and packed."""
+
+    def gradients(p, dp, stats, at):
+        for j in range(tile_m // 8):
+            delta = load2(stats, at + 8 * j)
+            for n in range(4):
+                yield p[4 * j + n] * (dp[4 * j + n] - delta[n % 2])
+
+    @unrolled
+    def full(p, dp, stats, at):
+        return tuple(gradients(p, dp, stats, at))
+
+    @unrolled
+    def masked(p, dp, stats, at):
+        """0 where P is 0: there dP may be NaN."""
+        ds = gradients(p, dp, stats, at)
+        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, ds, strict=True))
+
+    @unrolled
+    def pack(x):
+        return tuple(pack_half(dtype, x[i], x[i + 1]) for i in range(0, tile_m // 2, 2))
+
+    return full, masked, pack
+
+
+def make_store_scores(tile_m, tile_n):
+    """``store_scores(row, packed)``: dSᵀ to shared memory, in panels of 64 queries.
+
+    ``row`` is the address of this lane's row of the first stored matrices, swizzled.
+    """
+
+    @unrolled
+    def store_scores(row, packed):
+        for j in range(0, tile_m // 8, 2):
+            at = (row ^ (16 * (j % 8))) + j // 8 * tile_n * ROW_BYTES
+            stmatrix4(at, packed[2 * j : 2 * j + 4])
+
+    return store_scores
+
+
+def make_gemm_dq(dtype, tile_n):
+    """``issue(acc, ds, k)``: a 64 × 64 part of dQ = dS K, of the lower words of dSᵀ and K."""
+
+    @unrolled
+    def issue(acc, ds, k):
+        for i in range(tile_n // STEP):
+            row = i * STEP * ROW_BYTES >> 4
+            a, b = (ds + row, UPPER), (k + row, UPPER)
+            acc = wgmma(dtype, acc, a, b, accumulate=i > 0, transpose_a=True, transpose_b=True)
+        return acc
+
+    return issue
+
+
+@unrolled
+def store_part(smem, at, dq):
+    """A part of dQ to shared memory in the order of its fragments; ``at`` is the thread's place."""
+    for i in range(0, PART // 128, 4):
+        store4(smem, at + 128 * i, dq[i : i + 4])
+
+
+def make_store_rows(head_dim, dtype):
+    """``store_rows[i](out, at, acc, factor)``: of a thread's two rows one, rounded."""
+
+    def make(which):
+        @unrolled
+        def store_row(out, at, acc, factor):
+            for j in range(head_dim // 8):
+                pair = (acc[4 * j + 2 * which + e] * factor for e in range(2))
+                store(out, at + 4 * j, pack_half(dtype, *pair))
+
+        return store_row
+
+    return make(0), make(1)

@@ -1,0 +1,55 @@
+"""The Hopper backward: no serialised wgmma, bounded spills, the instructions it is made of."""
+
+import re
+
+import pytest
+
+from nbflash import assembler
+from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
+from nbflash.kernels.bwd_sm90_config import backward_config
+from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
+from nbflash.launch import compile_ptx
+from nbflash.sm90_backward import rows_config
+
+CAPABILITY = (9, 0)
+CONFIGS = [
+    backward_config(dtype, head_dim)
+    for dtype, head_dim in (("bfloat16", 64), ("bfloat16", 128), ("float16", 40), ("float16", 96))
+]
+# Bytes that a thread stores for want of a register, by queries of a tile: what ptxas 13.5 gives.
+SPILLS = {64: 200, 128: 228}
+
+
+def label(config):
+    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_kernel(config):
+    ptx = compile_ptx(bwd_sm90_spec(config), CAPABILITY)
+    report = assembler.report(ptx, "sm_90a")
+    (stores,) = re.findall(r"(\d+) bytes spill stores", report)
+    assert int(stores) <= SPILLS[config.tile_m]
+    # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
+    assert re.findall(r"C75\d\d", report) == []
+    assert ptx.count("setmaxnreg.") == 2
+    assert ".f64" not in ptx
+    kind = {"float16": "f16", "bfloat16": "bf16"}[config.dtype]
+    steps = -(-config.head_dim // 16)
+    scores = rf"wgmma\.mma_async\.sync\.aligned\.m64n{config.tile_m}k16\.f32\.{kind}"
+    # S of the stream's first tile and of every next one, and dP.
+    assert len(re.findall(scores, ptx)) >= 3 * steps
+    assert "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32" in ptx
+    assert "stmatrix.sync.aligned.m8n8.x4.shared.b16" in ptx
+    for i in range(4):
+        parameter = f"nbflash_bwd_sm90_param_{i}"
+        assert f".param .align 64 .b8 {parameter}[128]" in ptx
+        assert not re.search(rf"ld\.param\S*\s+\S+ \[{parameter}\]", ptx)
+    assert config.smem_bytes * config.min_blocks <= 227 * 1024
+
+
+@pytest.mark.parametrize("make", [statistics_sm90_spec, round_sm90_spec])
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_kernels_of_the_rows(config, make):
+    report = assembler.report(compile_ptx(make(rows_config(config)), CAPABILITY), "sm_90a")
+    assert " 0 bytes stack frame, 0 bytes spill stores" in report

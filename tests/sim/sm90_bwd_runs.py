@@ -1,0 +1,92 @@
+"""Runs of the Hopper backward in the simulator, with one warpgroup or two, and their yardsticks."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from nbflash import launch, reference, testing
+from nbflash.constants import LOG2_E
+from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
+from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
+from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
+from nbflash.problem import check_forward
+from nbflash.schedule import TileSchedule
+from nbflash.sim.hopper import SimTensorMap
+from nbflash.sm90_backward import rows_config, tables
+
+# One warpgroup, as cheap as can be; two that share a tile of 128 queries; two that share columns.
+ALONE = Sm90BackwardConfig("float16", 16, 1, 64)
+TALL = Sm90BackwardConfig("float16", 16, 2, 128)
+BROAD = Sm90BackwardConfig("float16", 72, 2, 64)
+# As on a GPU: a gradient goes through one more product and one more rounded operand.
+FACTOR = 3.0
+
+
+def flat(x):
+    """All of an array's elements in the order of memory, in words."""
+    order = np.argsort([-s for s in x.strides], kind="stable")
+    return x.transpose(order).reshape(-1).view(np.uint32)
+
+
+def strides(x):
+    return tuple(s // x.itemsize for s in x.strides[:3])
+
+
+def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
+    """``(dq, dk, dv)`` on poisoned outputs; dtype and head_dim of ``cfg`` are the problem's."""
+    q, k, v, dout = inputs
+    p = check_forward(q, k, v, scale)
+    cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim)
+    out, lse = results or reference.attention(q, k, v, mask, scale)
+    out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
+    schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
+    arrays, live = tables(schedule, p.batch, p.heads, p.group, p.head_dim, blocks)
+    rows = rows_config(cfg)
+    n_col, slots = schedule.n_col, p.batch * p.heads * schedule.n_col
+    stats = testing.poisoned(slots * 2 * cfg.tile_m)
+    total = testing.poisoned(slots * cfg.tile_m * 64 * cfg.panels)
+    queries = slots * cfg.tile_m
+    launch.simulate(
+        statistics_sm90_spec(rows),
+        rows.statistics_blocks(queries),
+        (
+            *(flat(dout), flat(out), lse.reshape(-1), stats, total),
+            *(strides(dout), strides(out), p.nq, p.heads, n_col, queries),
+        ),
+    )
+    dq, dk, dv = (testing.poisoned(x.shape, q.dtype) for x in (q, k, v))
+    boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
+    maps = [SimTensorMap(x.view(np.uint16), n) for x, n in boxes]
+    sizes = (
+        p.nk,
+        p.heads,
+        p.heads // p.group,
+        p.group,
+        schedule.n_row,
+        n_col,
+        len(arrays[0]) // 4,
+        live,
+    )
+    scales = np.float32(p.scale * LOG2_E), np.float32(p.scale)
+    launch.simulate(
+        bwd_sm90_spec(cfg),
+        blocks,
+        (*maps, total, stats, flat(dk), flat(dv), strides(dk), *sizes, *scales, *arrays),
+    )
+    launch.simulate(
+        round_sm90_spec(rows),
+        slots * cfg.consumers,
+        (total, flat(dq), strides(dq), p.nq, p.heads, n_col, scales[1]),
+    )
+    return dq, dk, dv
+
+
+def check(cfg, mask, inputs, *, scale=None, **more):
+    """Run and hold every block of the gradients to its budget; returns them."""
+    q, k, v, dout = inputs
+    got = run(cfg, mask, inputs, scale=scale, **more)
+    exact = reference.attention_backward(dout, q, k, v, mask, scale)
+    low = testing.low_precision_backward(dout, q, k, v, mask, scale)
+    for name, *values in zip(("dq", "dk", "dv"), got, exact, low, strict=True):
+        testing.assert_within_reference(*values, name=name, factor=FACTOR)
+    return got
