@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from device_runs import DTYPES, assert_close, gallery, run
 
-from nbflash import reference, testing
+from nbflash import config, reference, testing
 
 CASES = [
     ("dense", (1, 1), 64, "float32", (1, 1)),
@@ -24,6 +24,16 @@ CASES = [
     ("window", (40, 40), 256, "float32", (1, 1)),
 ]
 
+
+HOPPER = [
+    ("causal", (130, 130), 64, "bfloat16", (2, 1)),
+    ("window", (70, 200), 128, "float16", (1, 1)),
+    ("dead-scattered", (65, 33), 72, "float16", (2, 2)),
+    ("checkerboard", (40, 140), 64, "bfloat16", (1, 1)),
+    ("dense", (300, 300), 128, "bfloat16", (1, 1)),
+    ("padding", (20, 150), 256, "float16", (2, 1)),
+    ("empty", (20, 20), 64, "float16", (1, 1)),
+]
 
 FORMS = pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
 
@@ -42,6 +52,15 @@ def test_kernels(name, shape, head_dim, dtype, heads, deterministic):
     mask = gallery(*shape, heads=heads[0])[name]
     inputs = testing.make_qkv(mask.batch or 1, *shape, *heads, head_dim, DTYPES[dtype])
     results = run([cupy.asarray(x) for x in inputs], mask, deterministic=deterministic)
+    assert_within_budget(results, inputs, mask)
+
+
+@pytest.mark.skipif(bool(config.why_not_here("sm90")), reason="needs a Hopper GPU")
+@pytest.mark.parametrize(("name", "shape", "head_dim", "dtype", "heads"), HOPPER)
+def test_hopper(name, shape, head_dim, dtype, heads):
+    mask = gallery(*shape, heads=heads[0])[name]
+    inputs = testing.make_qkv(mask.batch or 1, *shape, *heads, head_dim, DTYPES[dtype])
+    results = run([cupy.asarray(x) for x in inputs], mask, impl="sm90")
     assert_within_budget(results, inputs, mask)
 
 
