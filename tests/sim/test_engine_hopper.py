@@ -23,7 +23,6 @@ from nbflash.sim.hopper import (
     setmaxnreg,
     shared_address,
     tma_load_4d,
-    wgmma_hold,
 )
 
 # ---- the window ----
@@ -252,11 +251,6 @@ def test_setmaxnreg_wants_the_whole_warpgroup():
     with sim.options(strict_barrier=False):
         rejected(some, "threads 0-76, 78-127 wait for setmaxnreg", sim.Deadlock, threads=128)
         rejected(setmaxnreg, "threads of the warpgroup have left", threads=96)
-
-
-def test_hold_traps_on_a_negative_number():
-    launched(lambda: wgmma_hold(np.float32(np.nan)) or wgmma_hold(np.float32(0)), threads=1)
-    rejected(lambda: wgmma_hold(np.float32(-1)), "trap: -1.0 is negative", threads=1)
 
 
 def test_mbarrier_arrivals_by_address_wake_who_waits():
