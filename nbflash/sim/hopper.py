@@ -102,7 +102,7 @@ def mbarrier_wait(address, parity):
 def fence_proxy_async():
     """``fence.proxy.async``: the engines see what this thread has stored."""
     thread = current()
-    proxy_fences(thread.block)[thread.tid] = thread.clock
+    proxy_fences(thread.block).setdefault(thread.tid, []).append(thread.clock)
     thread.clock += 1
 
 

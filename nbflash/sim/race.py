@@ -13,6 +13,8 @@ Blocks of one launch are never ordered: in global memory an access conflicts wit
 access of another block, unless both are reads or both are atomic.
 """
 
+import bisect
+
 from greenlet import getcurrent
 
 from nbflash.sim.errors import Race, SimError
@@ -92,7 +94,8 @@ class Shadow:
         """Record accesses that the running thread has ordered from an asynchronous engine.
 
         They come after what the thread has seen, and before what acquires ``clock`` of the engine.
-        What ordinary stores wrote must have been fenced by the thread that wrote it.
+        What ordinary stores wrote must have been fenced by the thread that wrote it, and the
+        running thread must have seen that fence.
 
         Parameters
         ----------
@@ -101,8 +104,8 @@ class Shadow:
         kind : {READ, WRITE}
         engine : Engine
         clock : int
-        fences : dict of int to int
-            Threads and their clocks at their last ``fence.proxy.async``.
+        fences : dict of int to list of int
+            Threads and their clocks at every ``fence.proxy.async``.
         """
         thread = getcurrent()
         access = (engine, clock, kind, capture(2, 4), thread.block.index)
@@ -110,7 +113,7 @@ class Shadow:
         for address in addresses:
             cell = self.cells.get(address)
             for other in cell.writes.values() if cell else ():
-                if type(other[0]) is int and fences.get(other[0], 0) < other[1]:
+                if type(other[0]) is int and not _fenced(fences.get(other[0], ()), other, thread):
                     raise Race(
                         f"{_who(other)} at {show(other[3])} and {_who(access)} at "
                         f"{show(access[3])} with no fence_proxy_async between"
@@ -157,6 +160,13 @@ class Shadow:
         parts, cells = self.granule // granule, self.cells.items()
         self.cells = {a * parts + i: cell.copy() for a, cell in cells for i in range(parts)}
         self.granule = granule
+
+
+def _fenced(clocks, access, thread):
+    """Whether a thread's fence came after its access, and is known to the running ``thread``."""
+    first = bisect.bisect_left(clocks, access[1])
+    known = thread.clock if access[0] == thread.tid else thread.seen[access[0]]
+    return first < len(clocks) and clocks[first] <= known
 
 
 def _check_blocks(cell, access):

@@ -33,7 +33,7 @@ def place(address, nbytes, what):
 
 
 def proxy_fences(block):
-    """Of every thread that called ``fence.proxy.async``: its clock at the last one."""
+    """Of every thread that called ``fence.proxy.async``: its clock at each."""
     return block.state.setdefault("fence.proxy.async", {})
 
 

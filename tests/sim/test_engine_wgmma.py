@@ -291,7 +291,7 @@ def test_some_schedule_sees_an_operand_change():
     assert "seen" in found
 
 
-@pytest.mark.parametrize("order", ["none", "before", "after"])
+@pytest.mark.parametrize("order", ["none", "before", "after", "late"])
 def test_stores_need_a_fence_before_wgmma_reads_them(order):
     def body(issue):
         s, t = memory(), cuda.threadIdx.x
@@ -301,6 +301,8 @@ def test_stores_need_a_fence_before_wgmma_reads_them(order):
         if order == "after":
             fence_proxy_async()
         cuda.syncthreads()
+        if order == "late":  # not before what tells the others
+            fence_proxy_async()
         wgmma_fence()
         issue()
         raise sim.SimError("done")

@@ -1,0 +1,193 @@
+"""Faults of the loading warpgroup of the Hopper kernel, as data: loader, cleaners, empty rows."""
+
+from mutants import Mutant
+
+LOAD, PIPELINE = "nbflash.kernels.sm90_load", "nbflash.tile.pipeline"
+
+
+def without(what, line, count=1, which=0):
+    """Drop a statement."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return Mutant(f"no {what}", line, f"{indent}pass", which, count)
+
+
+def swapped(name, *parts):
+    """Two statements of the source, first, second, in the other order; then what stays behind."""
+    first, second, *rest = parts
+    return Mutant(name, "".join(parts), "".join([second, first, *rest]))
+
+
+SEND_Q = "send(to, Q_PANEL, q_map, row * TILE_M, h, b, bar, Q_BYTES)"
+SEND_V = "send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, bar, KV_BYTES)"
+SEND_K = "send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)"
+END_K = "send(to, KV_PANEL, k_map, v_n0, v_head, v_batch, bar, KV_BYTES)"
+WAIT_K = "mbarrier_wait(base + EMPTY_K + 8 * stage, phase)"
+WAIT_V = "mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)"
+WAIT_Q = "mbarrier_wait(base + EMPTY_Q + 8 * q_stage, q_phase)"
+RECORD = "write_record(smem, record, kind[t] + first, n0, row, bh)"
+PLACE_OF_RECORD = "record = words + RECORDS // 4 + RECORD_WORDS * stage"
+END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)"
+START = "stage, phase, q_stage, q_phase = zero, one, zero, one"
+FIRST_OF_ROW = "first = FIRST if t == begin else 0"
+V_NEXT = "v_n0, v_head, v_batch = n0, h_kv, b"
+ROUNDS = "range((live + blocks - 1) // blocks)"
+LINE = "\n" + " " * 20
+LOADER = (
+    Mutant("too few bytes expected", "expect_tx(bar, nbytes)", "expect_tx(bar, nbytes - 128)"),
+    Mutant("too many bytes expected", "expect_tx(bar, nbytes)", "expect_tx(bar, nbytes + 128)"),
+    Mutant("bytes of K for Q", SEND_Q, SEND_Q.replace("Q_BYTES", "KV_BYTES")),
+    Mutant("bytes of Q for K", SEND_K, SEND_K.replace("bar, KV_BYTES", "bar, Q_BYTES")),
+    Mutant("bytes of Q for V", SEND_V, SEND_V.replace("KV_BYTES", "Q_BYTES"), 0, 2),
+    Mutant("bytes of Q for the last V", SEND_V, SEND_V.replace("KV_BYTES", "Q_BYTES"), 1, 2),
+    Mutant("first panel again", "tensor_map, panel * PANEL, row", "tensor_map, 0, row"),
+    Mutant("panels in one place", "to + panel * panel_bytes", "to"),
+    Mutant("panel never sent", "range(PANELS)", "range(PANELS - 1)"),
+    Mutant("panels of Q as far apart as K's", SEND_Q, SEND_Q.replace("Q_PANEL", "KV_PANEL")),
+    Mutant("panels of K as far apart as Q's", SEND_K, SEND_K.replace("KV_PANEL", "Q_PANEL")),
+    Mutant("loader's last round", ROUNDS, "range(live // blocks)", 0, 2),
+    Mutant("b and h of a head swapped", "b, h = divided(", "h, b = divided("),
+    Mutant("h and b of Q swapped", SEND_Q, SEND_Q.replace("h, b", "b, h")),
+    Mutant("key head of another group", "h_kv, _ = divided(h", "_, h_kv = divided(h"),
+    Mutant("walk of plane 0", "at = plane_of[bh] * n_row + row\n", "at = row\n"),
+    Mutant("keys in steps of rows", "col_idx[t] * TILE_N", "col_idx[t] * TILE_M"),
+    without("wait for empty K", WAIT_K, 2),
+    without("wait for empty K at the end", WAIT_K, 2, 1),
+    without("wait for empty Q", WAIT_Q),
+    without("wait for empty V", WAIT_V, 2),
+    without("wait for empty V at the end", WAIT_V, 2, 1),
+    Mutant("wait for the K of another stage", WAIT_K, WAIT_K.replace("8 * stage", "0"), 0, 2),
+    Mutant("wait for empty V of K's stage", WAIT_V, WAIT_V.replace("v_stage", "stage"), 0, 2),
+    Mutant("wait for empty V in K's phase", WAIT_V, WAIT_V.replace("v_phase", "phase"), 0, 2),
+    Mutant("first phase of empty K", START, START.replace("one", "zero", 1)),
+    Mutant("first phase of empty Q", START, START.removesuffix("one") + "zero"),
+    Mutant("first phase of empty V", "= zero, one, -one", "= zero, zero, -one"),
+    Mutant("every tile begins a row", FIRST_OF_ROW, "first = FIRST"),
+    Mutant("rows do not begin", FIRST_OF_ROW, "first = 0"),
+    Mutant("rows begin a tile late", FIRST_OF_ROW, FIRST_OF_ROW.replace("begin", "begin + 1")),
+    Mutant("record of stage 0", "+ RECORD_WORDS * stage\n", "\n"),
+    Mutant("record: first key of the row", RECORD, RECORD.replace("n0", "col_idx[begin] * TILE_N")),
+    Mutant(
+        "record: kind of the row's first tile", RECORD, RECORD.replace("kind[t]", "kind[begin]")
+    ),
+    Mutant("record: first row", RECORD, RECORD.replace("row", "zero")),
+    Mutant("record: head of batch 0", RECORD, RECORD.replace("bh)", "h)")),
+    Mutant("record: row and head swapped", "smem[at + 2] = row", "smem[at + 2] = bh"),
+    Mutant("record: no first key", "smem[at + 1] = n0", "smem[at + 1] = 0"),
+    Mutant("record: overlapping", "smem[at + 3] = bh", "smem[at + 4] = bh"),
+    swapped(
+        "record after its arrival",
+        RECORD + LINE,
+        "bar = base + FULL_K + 8 * stage" + LINE + SEND_K + LINE,
+        "if v_n0 >= 0:",
+    ),
+    swapped(
+        "record before its stage is empty",
+        WAIT_K + LINE,
+        LINE.join((PLACE_OF_RECORD, FIRST_OF_ROW, RECORD, "")),
+        "bar",
+    ),
+    Mutant("K in one stage", SEND_K, SEND_K.replace(" + stage * KV_BYTES", "")),
+    Mutant(
+        "K told to the first stage", "bar = base + FULL_K + 8 * stage\n", "bar = base + FULL_K\n"
+    ),
+    Mutant("K of the query head", SEND_K, SEND_K.replace("h_kv", "h")),
+    Mutant("K of batch 0", SEND_K, SEND_K.replace("h_kv, b,", "h_kv, zero,")),
+    Mutant("Q in steps of keys", SEND_Q, SEND_Q.replace("TILE_M", "TILE_N")),
+    Mutant("Q of the key head", SEND_Q, SEND_Q.replace("h, b", "h_kv, b")),
+    Mutant("Q in one stage", "to, bar = base + q_stage * Q_BYTES,", "to, bar = base,"),
+    Mutant("Q told to the first stage", "base + FULL_Q + 8 * q_stage", "base + FULL_Q"),
+    Mutant("Q before every tile", "if t == begin:\n", "if True:\n"),
+    without("next stage of Q", "q_stage, q_phase = advance_q(q_stage, q_phase)"),
+    Mutant("Q's ring as long as K's", "= advance_q(q_stage", "= advance(q_stage"),
+    Mutant("V's ring as long as K's", "= advance_v(v_stage", "= advance(v_stage"),
+    Mutant("K for V", SEND_V, SEND_V.replace("v_map", "k_map"), 0, 2),
+    Mutant("K for the last V", SEND_V, SEND_V.replace("v_map", "k_map"), 1, 2),
+    Mutant("V of this tile's keys", SEND_V, SEND_V.replace("v_n0", "n0"), 0, 2),
+    Mutant("V of this tile's head", SEND_V, SEND_V.replace("v_head", "h_kv"), 0, 2),
+    Mutant("V of this tile's batch", SEND_V, SEND_V.replace("v_batch", "b"), 0, 2),
+    Mutant("V of the first keys left out", "if v_n0 >= 0:", "if v_n0 > 0:", 0, 2),
+    Mutant("last V left out", "if v_n0 >= 0:", "if v_n0 > 0:", 1, 2),
+    Mutant("V in K's stage", "base + V + v_stage * KV_BYTES\n", "base + V + stage * KV_BYTES\n"),
+    Mutant("last V in stage 0", "base + V + v_stage * KV_BYTES,", "base + V,"),
+    Mutant("V told to K's stage", "v_full + 8 * v_stage", "v_full + 8 * stage", 0, 2),
+    Mutant(
+        "V told as this tile's kind says",
+        "bar = base + v_full +",
+        "bar = base + (FULL_V if kind[t] == FULL else RAW_V) +",
+    ),
+    Mutant("V of batch 0", V_NEXT, V_NEXT.replace("h_kv, b", "h_kv, zero")),
+    Mutant("V of the query head", V_NEXT, V_NEXT.replace("h_kv, b", "h, b")),
+    Mutant("masked V not looked at", "(FULL_V if kind[t] == FULL else RAW_V)", "(FULL_V)"),
+    Mutant("every V looked at", "(FULL_V if kind[t] == FULL else RAW_V)", "(RAW_V)"),
+    without("record of the end", END_RECORD),
+    Mutant("end of another kind", END_RECORD, END_RECORD.replace("END", "FULL")),
+    Mutant("end in stage 0", END_RECORD, END_RECORD.replace("RECORD_WORDS * stage", "0")),
+    without("keys at the end", END_K),
+    Mutant("keys at the end in stage 0", "base + K + stage * KV_BYTES, base", "base + K, base"),
+    without("end of a block that has no rows", "        mbarrier_arrive(base + FULL_K)"),
+)
+RAW_WAIT = "mbarrier_wait(base + RAW_V + 8 * stage, phases >> stage & 1)"
+CLEANERS = (
+    Mutant("cleaners' last round", ROUNDS, "range(live // blocks)", 1, 2),
+    Mutant("infinite exponents pass", "+ LOWEST_EXPONENTS\n", "& LOWEST_EXPONENTS\n"),
+    Mutant("last word of 16 bytes", "carried if found is None else found | carried", "carried"),
+    Mutant("upper halves only", "SIGNS - 2**32", "-(2**31)"),
+    Mutant("last chunk only", "found |= not_finite", "found = not_finite"),
+    Mutant(
+        "first panel only",
+        "i // 8 * (KV_PANEL // 4) + key * 32 + i % 8 * 4)",
+        "key * 32 + i % 8 * 4)",
+    ),
+    Mutant("chunks of one panel", "8 * cfg.panels", "8"),
+    without("clearing", "clear(smem, place, types.int32(0))"),
+    Mutant("another key cleared", "key * 32 + i % 8 * 4\n", "(key ^ 1) * 32 + i % 8 * 4\n"),
+    Mutant("bad keys forgotten", "return found != 0", "return False"),
+    Mutant("bad keys of one lane", "found = lanes_of(bad)", "found = types.int32(bad)"),
+    without("wait for the raw V", RAW_WAIT),
+    Mutant("raw V of stage 0", RAW_WAIT, RAW_WAIT.replace("8 * stage", "0")),
+    Mutant("raw V in stage 0's phase", RAW_WAIT, RAW_WAIT.replace(">> stage ", "")),
+    without("flip of the phase", "phases ^= 1 << stage"),
+    Mutant("full tiles awaited", "if kind[t] != FULL:", "if True:"),
+    Mutant("keys that no warp looks at", "TILE_N // 32, THREADS // 32)", "TILE_N // 32, 4)"),
+    Mutant("keys of the first word", "32 * word + lane", "lane"),
+    Mutant("V of stage 0 cleaned", "(V + stage * KV_BYTES) // 4", "V // 4"),
+    Mutant("bad keys of stage 0", "BAD_WORDS * stage + word", "word"),
+    Mutant("bad keys one stage on", "BAD_WORDS * stage + word", "BAD_WORDS * (stage ^ 1) + word"),
+    without("fence after clearing", "fence_proxy_async()"),
+    without("barrier of the cleaners", "bar_sync(CLEANERS, THREADS)"),
+    swapped(
+        "fence after the barrier",
+        "fence_proxy_async()\n" + " " * 24,
+        "bar_sync(CLEANERS, THREADS)\n" + " " * 24,
+    ),
+    Mutant("arrival of every cleaner", "if thread == 0:", "if thread >= 0:"),
+    Mutant("arrival of two warps", "if thread == 0:", "if thread % 64 == 0:"),
+    Mutant("full V of another stage", "base + FULL_V + 8 * stage)", "base + FULL_V)"),
+    Mutant("cleaners' walk of plane 0", "at = plane_of[work[2 * item + 1]] * n_row +", "at ="),
+    Mutant("stages that never wrap", "if stage == STAGES:", "if stage > STAGES:"),
+)
+EMPTY_ITEMS = "range(live + cuda.blockIdx.x, items, cuda.gridDim.x)"
+EMPTY_ROWS = (
+    Mutant("empty rows past the end", "rows = min(TILE_M, nq - row * TILE_M)", "rows = TILE_M"),
+    Mutant("empty rows of one block", EMPTY_ITEMS, "range(live, items, 2)"),
+    Mutant("empty rows half written", "rows * PAIRS, THREADS", "rows * PAIRS // 2, THREADS"),
+    Mutant("empty rows of head 0", " + (bh % heads) * o_stride[2]", ""),
+    Mutant("empty rows of batch 0", "(bh // heads) * o_stride[0] + ", ""),
+    Mutant("empty rows of tile 0", "row * TILE_M + i // PAIRS", "i // PAIRS"),
+    Mutant("lse of an empty row is zero", "types.float32(-math.inf)", "zero"),
+    Mutant("lse of tile 0", "lse[bh * nq + row * TILE_M + i]", "lse[bh * nq + i]"),
+    Mutant("lse of empty rows of head 0", "lse[bh * nq + row", "lse[row"),
+)
+WALK = (
+    Mutant("blocks take the same rows", "(block if", "(0 if"),
+    Mutant("rounds of one block", "return round_ * blocks", "return round_"),
+    Mutant("back without there", "blocks - 1 - block", "blocks - block"),
+    Mutant("no wrap", "equal(stage, stages - 1)", "equal(stage, stages)"),
+    Mutant("wrap too early", "equal(stage, stages - 1)", "equal(stage, stages - 2)"),
+    Mutant("phase never flips", "select(last, phase * -1 + 1, phase)", "phase"),
+    Mutant("phase flips every time", "select(last, phase * -1 + 1, phase)", "phase * -1 + 1"),
+)
+LOADING = (
+    *((LOAD, mutant) for mutant in (*LOADER, *CLEANERS, *EMPTY_ROWS)),
+    *((PIPELINE, mutant) for mutant in WALK),
+)

@@ -1,0 +1,196 @@
+"""Faults of what the Hopper forward kernel is made of: products, softmax, store, set-up, shape."""
+
+from mutants import Mutant
+from mutants_sm90_load import without
+
+GEMM, STORE = "nbflash.tile.wgmma_gemm", "nbflash.tile.wgmma_store"
+SOFTMAX, CONFIG = "nbflash.tile.wgmma_softmax", "nbflash.kernels.sm90_config"
+FWD, LIST = "nbflash.kernels.fwd_sm90", "nbflash.persistent"
+SETUP = (
+    Mutant("empty K counts one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
+    Mutant("empty V counts one", "EMPTY_V + 8 * i, CONSUMERS", "EMPTY_V + 8 * i, 1"),
+    Mutant("empty Q counts one", "EMPTY_Q + 8 * i, CONSUMERS", "EMPTY_Q + 8 * i, 1"),
+    Mutant("full Q counts two", "FULL_Q + 8 * i, 1", "FULL_Q + 8 * i, 2"),
+    Mutant("full K counts two", "FULL_K + 8 * i, 1", "FULL_K + 8 * i, 2"),
+    Mutant("full V counts two", "FULL_V + 8 * i, 1", "FULL_V + 8 * i, 2"),
+    Mutant("raw V counts three", "RAW_V + 8 * i, 1", "RAW_V + 8 * i, 3"),
+    Mutant("barriers of one V", "range(V_STAGES)", "range(1)"),
+    without("fence after init", "            fence_mbarrier_init()"),
+    without("barrier after init", "cuda.syncthreads()"),
+    Mutant("shared memory aligned", "(start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)", "start"),
+    Mutant("words from the start", "place = base, (base - start) // 4", "place = base, 0"),
+    Mutant("one warp looks for NaN", "elif tid >= 32:", "elif 32 <= tid < 64:"),
+    Mutant("lanes of the loader look for NaN", "elif tid >= 32:", "else:"),
+    Mutant("empty rows by the wrong threads", "items, live, tid - 32)", "items, live, tid)"),
+    Mutant("cleaners from 32", "sizes, schedule, tid - 32)", "sizes, schedule, tid)"),
+    Mutant("registers of one warp", "more()", "tid < 160 and more()"),
+)
+GEOMETRY = (
+    Mutant("barriers in one place", "8 * sum(counts[:i])", "8 * sum(counts[: min(i, 5)])"),
+    Mutant("barriers of one Q", "(self.q_stages,) * 2 +", "(1,) * 2 +"),
+    Mutant("barriers of V as of K", "(self.v_stages,) * 3", "(self.k_stages - 1,) * 3"),
+    Mutant("barriers in the records", "self.offsets[-1] + 8 *", "self.offsets[-3] + 8 *"),
+    Mutant("V in K", "v = k + self.k_stages * self.kv_bytes", "v = k + self.kv_bytes"),
+    Mutant("K in Q", "k = self.q_stages * self.q_bytes", "k = self.q_bytes"),
+    Mutant("records in V", "records = v + self.v_stages * self.kv_bytes", "records = v"),
+    Mutant("bad keys in the records", "RECORD_WORDS * self.k_stages", "RECORD_WORDS"),
+    Mutant("barriers in the bad keys", "BAD_WORDS * self.v_stages", "BAD_WORDS"),
+    Mutant("room for one panel", "_cdiv(self.head_dim, PANEL)", "1"),
+    Mutant("room for one warpgroup", "self.panels * self.tile_m * 2", "self.panels * 64 * 2"),
+    Mutant("room for 64 keys", "self.panels * self.tile_n * 2", "self.panels * 64 * 2"),
+    Mutant("FIRST among the kinds", "FIRST = 1 << 30", "FIRST = 1"),
+    Mutant("END among the kinds", "END = 0", "END = 1"),
+)
+PRODUCTS = (
+    Mutant("rows of half an atom", "1 << 30 | ALIGNMENT >> 4", "1 << 30 | ALIGNMENT >> 5"),
+    Mutant("panels too close", "(panel_bytes >> 4 << 16)", "(panel_bytes >> 5 << 16)"),
+    Mutant("S misses a step", "range(-(-head_dim // STEP))", "range(head_dim // STEP)"),
+    Mutant("Q in K's panels", "panel * tile_m * ROW_BYTES", "panel * tile_n * ROW_BYTES"),
+    Mutant("K in one panel", "panel * tile_n * ROW_BYTES + 2 * inside", "2 * inside"),
+    Mutant("K in half steps", "tile_n * ROW_BYTES + 2 * inside", "tile_n * ROW_BYTES + inside"),
+    Mutant("S keeps what was there", "accumulate=i > 0", "accumulate=i > 1"),
+    Mutant("scale's sign dropped", "negate_a=negate", "negate_a=False"),
+    Mutant("O misses the last keys", "range(tile_n // STEP)", "range(tile_n // STEP - 1)"),
+    Mutant("P of another step", "p[4 * i : 4 * i + 4]", "p[4 * (i ^ 1) : 4 * (i ^ 1) + 4]"),
+    Mutant("V in steps of 8 keys", "(i * STEP * ROW_BYTES >> 4)", "(i * STEP * ROW_BYTES >> 5)"),
+    Mutant("V not transposed", "transpose_b=True", "transpose_b=False"),
+    Mutant("not settled", "return settle(acc)", "return acc"),
+)
+NUMBERS = (
+    Mutant("rows of an element", "element // 2 % 2", "element % 2"),
+    Mutant("half a quad", "return combine(x, shuffle_xor(x, 2))", "return x"),
+    Mutant("folded rows swapped", "for row in (0, 1)", "for row in (1, 0)"),
+    Mutant("one element of a chain", "combine(partial[chain], x) if chain in partial else x", "x"),
+    Mutant("sign of the last elements", "partial + words)", "partial)"),
+    Mutant("sign of any element", "reduce(operator.and_", "reduce(operator.or_"),
+    Mutant("signs of every other chain", "zip(partial, pairs,", "zip(partial, [next(pairs)] * 4,"),
+    Mutant("too much headroom", "HEADROOM = 6.0", "HEADROOM = 40.0"),
+    Mutant("headroom below the maximum", "HEADROOM = 6.0", "HEADROOM = -40.0"),
+    Mutant("m of a row without keys", "fma(guarded(x), scale,", "fma(x, scale,"),
+    Mutant("m without the scale", "fma(guarded(x), scale,", "fma(guarded(x), 1.0,"),
+    Mutant("m of the other row", "m[row_of(i)] * -1.0", "m[1 - row_of(i)] * -1.0"),
+    Mutant("m added", "m[row_of(i)] * -1.0", "m[row_of(i)]"),
+    Mutant("scale dropped", "fma(s[i], scale, m", "fma(s[i], 1.0, m"),
+    Mutant("first scores not noticed", "_all_bits([seen, *map(", "_all_bits([*map("),
+    Mutant("growth by an exponent bit", "together >> 31, 0", "together >> 30, 0"),
+    Mutant(
+        "growth seen by one lane", "any_lane(equal(together >> 31, 0))", "equal(together >> 31, 0)"
+    ),
+    Mutant("m never raised again", "either(b >= 0.0, equal(a, 0.0))", "equal(a, 0.0)"),
+    Mutant("m never lowered to a first score", "either(b >= 0.0, equal(a, 0.0))", "(b >= 0.0)"),
+    Mutant(
+        "m lowered to any score",
+        "both(either(b >= 0.0, equal(a, 0.0)), b > NEG_INF)",
+        "b > NEG_INF",
+    ),
+    Mutant(
+        "m of rows still without keys",
+        "both(either(b >= 0.0, equal(a, 0.0)), b > NEG_INF)",
+        "either(b >= 0.0, equal(a, 0.0))",
+    ),
+    Mutant(
+        "m raised by the headroom", "select(due, b + HEADROOM", "select(due, b * 0.0 + HEADROOM"
+    ),
+    Mutant(
+        "alpha of a row whose m comes down", "exp2(maximum(x, x * 0.0) * -1.0)", "exp2(x * -1.0)"
+    ),
+    Mutant("alpha upside down", "maximum(x, x * 0.0) * -1.0", "maximum(x, x * 0.0)"),
+    Mutant(
+        "alpha of the rise in halves", "maximum(x, x * 0.0) * -1.0", "maximum(x, x * 0.0) * -0.5"
+    ),
+    Mutant(
+        "exponents lowered by the other row", "x - risen[row_of(i)]", "x - risen[1 - row_of(i)]"
+    ),
+    Mutant("exponents raised", "x - risen[row_of(i)]", "x + risen[row_of(i)]"),
+    Mutant(
+        "sum of this half",
+        "map(operator.add, l, _fold_rows(p, operator.add, chains=4))",
+        "_fold_rows(p, operator.add, chains=4)",
+    ),
+    Mutant(
+        "P swapped in pairs", "pack_half(dtype, p[i], p[i + 1])", "pack_half(dtype, p[i + 1], p[i])"
+    ),
+    Mutant("keep of the first half", "first = n // 4 * part", "first = 0"),
+    Mutant("keep of a quarter further on", "first = n // 4 * part", "first = n // 8 * part"),
+    Mutant("keep of the next column", "2 * (i // 4) + i % 2)", "2 * (i // 4) + (i + 1) % 2)"),
+    Mutant("keep of the other row", "keep[row_of(i)] & bit", "keep[1 - row_of(i)] & bit"),
+    Mutant(
+        "empty rows divided by zero",
+        "select(equal(x, 0.0), 0.0, approximate_reciprocal(x))",
+        "approximate_reciprocal(x)",
+    ),
+    Mutant("O of the other row's l", "inverse[row_of(i)]", "inverse[1 - row_of(i)]"),
+    Mutant("O packed from its second column", "*scaled[i : i + 2]", "scaled[i + 1], scaled[i]"),
+    Mutant("lse of an empty row", "select(equal(b, 0.0), NEG_INF,", "select(equal(b, 0.0), 0.0,"),
+    Mutant("lse in base 2", "(a + log2(b)) * LN2", "(a + log2(b))"),
+    Mutant("lse without the sum", "(a + log2(b)) * LN2", "a * LN2"),
+    Mutant("lse without the reference", "(a + log2(b)) * LN2", "log2(b) * LN2"),
+    Mutant("total of one lane", "tuple(_quad(x, operator.add) for x in l)", "tuple(l)"),
+    Mutant("O rescaled by the other row", "x * alpha[row_of(i)]", "x * alpha[1 - row_of(i)]"),
+    Mutant("interval one short", "x = min(max(x, 0), tile_n)", "x = min(max(x, 0), tile_n - 1)"),
+    Mutant(
+        "interval of half a tile", "x = min(max(x, 0), tile_n)", "x = min(max(x, 0), tile_n // 2)"
+    ),
+    Mutant("interval from below 0", "x = min(max(x, 0), tile_n)", "x = min(x, tile_n)"),
+    Mutant("interval without its pairs", "min(max(x % 8 - quad, 0), 2)", "min(x % 8, 2)"),
+    Mutant("interval of whole pairs", "min(max(x % 8 - quad, 0), 2)", "2 * (x % 8 > quad)"),
+    Mutant("interval without its low end", " & ~below(lo - n0, quad)", ""),
+    Mutant("interval from the first tile", "below(hi - n0, quad)", "below(hi, quad)"),
+    Mutant("low end from the first tile", "~below(lo - n0, quad)", "~below(lo, quad)"),
+    Mutant("bits of the next pair", "(packed[w] >> quad)", "(packed[w] >> (quad ^ 2))"),
+    Mutant("bits of three bytes", " | (x >> 18)", ""),
+    Mutant("words on top of each other", "(byte << (8 * w))", "(byte << (4 * w))"),
+    Mutant("bits of the first row", "(tile * tile_m + row) * words", "tile * tile_m * words"),
+    Mutant("bits of the first tile", "(tile * tile_m + row) * words", "row * words"),
+)
+STORING = (
+    Mutant("matrices on top of each other", "* 16 + lane % 16", "* 16 + lane % 8"),
+    Mutant("warps 8 rows apart", "// 32 * 16 + lane", "// 32 * 8 + lane"),
+    Mutant("not swizzled", "(lane // 16 ^ lane % 8)", "(lane // 16)"),
+    Mutant("chunks of a matrix each", "(lane // 16 ^ lane % 8)", "(lane // 8 ^ lane % 8)"),
+    Mutant("steps added to the swizzle", "(row ^ (2 * inside))", "(row + 2 * inside)"),
+    Mutant("steps of 16 bytes", "(row ^ (2 * inside))", "(row ^ inside)"),
+    Mutant("panels of 64 rows", "panel * panel_rows * ROW_BYTES", "panel * 64 * ROW_BYTES"),
+    Mutant("panels of one place", " + panel * panel_rows * ROW_BYTES", ""),
+    Mutant("last half step left out", "-(-columns // STEP)", "columns // STEP"),
+    Mutant("last half step too short", "[*packed, *packed[:2]]", "list(packed)"),
+    Mutant("words of the next step", "words[4 * k : 4 * k + 4]", "words[4 * k + 2 : 4 * k + 6]"),
+    Mutant(
+        "words of other rows",
+        "words[4 * k : 4 * k + 4]",
+        "[words[4 * k + (i ^ 1)] for i in range(4)]",
+    ),
+)
+WORK_LIST = (
+    Mutant("shortest first", "np.argsort(-length[items]", "np.argsort(length[items]"),
+    Mutant("one head at a time", "work[:live, 1] // heads_at_a_time", "work[:live, 1]"),
+    Mutant("by row tile", "work[:live, 1] // heads", "work[:live, 0] // heads"),
+    Mutant("not by heads", "work[:live, 1] // heads_at_a_time", "work[:live, 1] * 0"),
+    Mutant("nothing dealt so far", "load[owner] += length[items]", "pass"),
+    Mutant("items counted for their length", "load[owner] += length[items]", "load[owner] += 1"),
+    Mutant("to the block that has most", "np.argsort(load[owner]", "np.argsort(-load[owner]"),
+    Mutant(
+        "every block in the last round",
+        "owner = places if round_ % 2 == 0 else blocks - 1 - places",
+        "owner = places",
+    ),
+    Mutant("never back", "(owner if round_ % 2 == 0 else blocks - 1 - owner)", "owner"),
+    Mutant(
+        "back without there",
+        "(owner if round_ % 2 == 0 else blocks - 1 - owner)",
+        "blocks - 1 - owner",
+    ),
+    Mutant("items without tiles too", "live = np.count_nonzero(length)", "live = len(work)"),
+    Mutant(
+        "another order of length",
+        'items = items[np.argsort(-length[items], kind="stable")]',
+        "pass",
+    ),
+)
+TILES = (
+    *((FWD, mutant) for mutant in SETUP),
+    *((CONFIG, mutant) for mutant in GEOMETRY),
+    *((GEMM, mutant) for mutant in PRODUCTS),
+    *((SOFTMAX, mutant) for mutant in NUMBERS),
+    *((STORE, mutant) for mutant in STORING),
+)

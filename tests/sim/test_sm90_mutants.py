@@ -1,0 +1,201 @@
+"""Mutation tests of the Hopper kernel: every planted fault is noticed.
+
+As in ``test_mutants``: a mutant runs against the cases until one fails, and the kernel as it is
+passes them all.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from mutants import mutated_modules
+from mutants_sm90 import CHAIN, CONFIG, FWD, MUTANTS
+from mutants_sm90_cases import CAUGHT_BY
+from mutants_sm90_tile import LIST, WORK_LIST
+from sm90_runs import ALONE, DTYPES, PAIR, run
+
+import masks
+from nbflash import persistent, reference, sim, testing
+from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+from nbflash.kernels.sm90_config import Sm90Config
+from nbflash.tile.pipeline import item_of
+
+FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
+WIDE = replace(PAIR, tile_n=128)
+AHEAD = replace(ALONE, k_stages=2, v_stages=3)
+STRAIGHT = replace(ALONE, q_stages=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem; V has a NaN in the keys ``bad`` and, with ``hide``, where nothing attends."""
+
+    name: str
+    config: Sm90Config
+    mask: str
+    nq: int
+    nk: int
+    heads: tuple = (1, 1)
+    batch: int = 1
+    head_dim: int = 16
+    dtype: str = "float16"
+    scale: float = 0.3
+    blocks: int = 1
+    grows: float = 1.0
+    spikes: tuple = ()
+    apart: float = 0.0
+    hide: bool = False
+    bad: tuple = ()
+    race: bool = False
+    seed: int = 0
+
+    def __str__(self):
+        return self.name
+
+
+CASES = (
+    Case("bad", ALONE, "dead-scattered", 70, 135, head_dim=72, dtype="bfloat16", bad=(5, 70, 130)),
+    Case("grows", ALONE, "dense", 20, 193, grows=9),
+    Case("spikes", ALONE, "dense", 20, 193, spikes=(47, 95, 111, 159, 175)),
+    Case("late", ALONE, "staggered", 64, 129, apart=6),
+    Case("few", STRAIGHT, "causal", 20, 20, blocks=3),
+    Case("heads", ALONE, "per-batch-per-head", 76, 65, heads=(2, 1), batch=2, blocks=3, hide=True),
+    Case("straight", STRAIGHT, "per-batch-per-head", 76, 65, heads=(2, 1), batch=2, blocks=2),
+    Case("pair", PAIR, "window-causal", 129, 65, head_dim=72, scale=-0.3),
+    Case("race", ALONE, "causal", 65, 129, bad=(100,), race=True),
+    Case("empty", ALONE, "dead-last", 150, 20, heads=(2, 1), batch=2, blocks=2),
+    Case("ahead", AHEAD, "window", 129, 321, bad=(100,)),
+    Case("short", PAIR, "dense", 65, 20, heads=(6, 2)),
+    Case("wide", WIDE, "global-local", 129, 129, bad=(100,)),
+    Case("pair-race", PAIR, "window", 129, 129, race=True, seed=1),
+)
+
+
+def gallery(case):
+    """The mask; "staggered" has rows whose first keys come a tile after their neighbours'."""
+    if case.mask == "staggered":
+        late = lambda q, k: k >= 72 * ((q // 8 + q // 16) % 2)
+        return masks.from_function(late, case.nq, case.nk)
+    return testing.mask_gallery(case.nq, case.nk, batch=case.batch, heads=case.heads[0])[case.mask]
+
+
+@functools.cache
+def problem(case):
+    """``mask, (q, k, v), hit``: the rows that meet the bad key."""
+    heads, heads_kv = case.heads
+    mask = gallery(case)
+    shape = case.batch, case.nq, case.nk, heads, heads_kv, case.head_dim
+    q, k, v, _ = testing.make_qkv(*shape, DTYPES[case.dtype], seed=3)
+    q *= np.linspace(case.grows, 1, case.nq).astype(q.dtype)[:, None, None]
+    k *= np.linspace(1, case.grows, case.nk).astype(k.dtype)[:, None, None]
+    for i, key in enumerate(case.spikes):
+        k[:, key] *= 8 * i + 8
+    if case.apart:  # scores far below 0 that are much alike
+        q[...], k[...] = q / 16 + case.apart, k / 16 - case.apart
+    keep = np.broadcast_to(mask.dense(), (case.batch, heads, case.nq, case.nk))
+    seen = keep.any(2).reshape(case.batch, heads_kv, -1, case.nk).any(2).transpose(0, 2, 1)
+    bad = ~seen & case.hide | np.isin(np.arange(case.nk), case.bad)[:, None]
+    key, column = np.ogrid[: case.nk, : case.head_dim]
+    v[bad[..., None] & (key % case.head_dim == column)[:, None]] = np.nan
+    return mask, (q, k, v), keep[..., case.bad].any(-1)
+
+
+@functools.cache
+def expected(case):
+    """Reference and low-precision results, the NaN of V taken for 0."""
+    mask, (q, k, v), _ = problem(case)
+    v = np.nan_to_num(v.astype(np.float32)).astype(v.dtype)
+    return (
+        reference.attention(q, k, v, mask, case.scale),
+        testing.low_precision(q, k, v, mask, case.scale),
+    )
+
+
+def check(case, spec_of):
+    """Raise unless the kernel is right on ``case``."""
+    mask, values, hit = problem(case)
+    with sim.options(race=case.race, seed=case.seed):
+        out, lse = run(
+            case.config, mask, *values, scale=case.scale, blocks=case.blocks, spec_of=spec_of
+        )
+    (exact, exact_lse), (low, low_lse) = expected(case)
+    rows = hit.transpose(0, 2, 1)
+    assert np.isnan(out[rows].astype(np.float32)).any(-1).all()
+    testing.assert_within_reference(out[~rows], exact[~rows], low[~rows], name="out")
+    testing.assert_within_reference(lse[~hit], exact_lse[~hit], low_lse[~hit], name="lse")
+
+
+def check_all(spec_of, mutant):
+    """The case that is known to catch the mutant, then the others, until one fails."""
+    for case in sorted(CASES, key=lambda case: mutant.name not in CAUGHT_BY.get(case.name, ())):
+        check(case, spec_of)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel_passes(case):
+    check(case, fwd_sm90_spec)
+
+
+def rebuilt(target, mutant):
+    """``fwd_sm90_spec`` of a faulty kernel."""
+    dependents = CHAIN[CHAIN.index(target) + 1 :]
+    modules = mutated_modules(target, mutant, dependents)
+    config = modules[CONFIG].Sm90Config if CONFIG in modules else Sm90Config
+    return lambda cfg: modules[FWD].fwd_sm90_spec(config(**vars(cfg)))
+
+
+def name_of(target, mutant, *_):
+    return f"{target.rpartition('.')[2]}-{mutant}"
+
+
+@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
+def test_mutant_is_caught(target, mutant):
+    spec_of = rebuilt(target, mutant)
+    with pytest.raises(FAULTS):
+        check_all(spec_of, mutant)
+
+
+def check_work_list(ordered, heads_at_a_time=2, blocks=3):
+    """Raise unless a work list is whole, in groups of heads, and dealt out fairly."""
+    lengths = np.random.default_rng(0).integers(1, 99, 35)
+    work = np.array([(i % 8, i * 3 % 5) for i in range(40)], np.int32)
+    length = np.append(-np.sort(-lengths), np.zeros(5, np.int64))
+    got = ordered(work, length, heads_at_a_time, blocks)
+    assert sorted(map(tuple, got)) == sorted(map(tuple, work))
+    np.testing.assert_array_equal(got[35:], work[35:])
+    tiles = {tuple(item): n for item, n in zip(work, length, strict=True)}
+    n, group = [tiles[tuple(x)] for x in got], got[:, 1] // heads_at_a_time
+    load, last, least = np.zeros(blocks, int), 0, np.inf
+    for round_ in range(-(-35 // blocks)):
+        at = [item_of(round_, blocks, block) for block in range(blocks)]
+        dealt = {block: n[i] for block, i in enumerate(at) if i < 35}
+        groups = [int(group[i]) for i in at if i < 35]
+        assert min(groups) >= last
+        if max(groups) == last:
+            assert max(dealt.values()) <= least
+        last = max(groups)
+        least = min(x for x, g in zip(dealt.values(), groups, strict=True) if g == last)
+        shares = [dealt[block] for block in np.argsort(load, kind="stable") if block in dealt]
+        assert shares == sorted(shares, reverse=True)
+        for block, more in dealt.items():
+            load[block] += more
+
+
+def test_work_list():
+    check_work_list(persistent.ordered)
+
+
+@pytest.mark.parametrize("mutant", WORK_LIST, ids=str)
+def test_mutant_of_the_work_list_is_caught(mutant):
+    ordered = mutated_modules(LIST, mutant, ())[LIST].ordered
+    with pytest.raises(FAULTS):
+        check_work_list(ordered)
+
+
+def test_mutants_are_distinct():
+    names = [name_of(*m) for m in MUTANTS]
+    assert len(set(names)) == len(names)
+    known = {mutant.name for _, mutant in MUTANTS}
+    assert known.issuperset(name for listed in CAUGHT_BY.values() for name in listed)
+    assert {case.name for case in CASES}.issuperset(CAUGHT_BY)
