@@ -12,7 +12,7 @@ from nbflash.testing import make_qkv, mask_gallery
 def test_rows_that_are_no_whole_vectors_apart_are_caught(which):
     inputs = list(make_qkv(1, 9, 9, 1, 1, 8))
     inputs[which] = np.pad(inputs[which], ((0, 0), (0, 0), (0, 0), (0, 1)))[..., :8]
-    with pytest.raises(sim.OutOfBounds, match="not aligned to a vector of four"):
+    with pytest.raises(sim.OutOfBounds, match="not aligned to a vector of 4"):
         run(Geometry(vectors=True), mask_gallery(9)["dense"], *inputs)
 
 
