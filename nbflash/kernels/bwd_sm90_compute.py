@@ -9,7 +9,6 @@ from nbflash.kernels.bwd_sm90_load import (
     DQ_FULL,
     DQ_THREADS,
     WORK_WORDS,
-    quotient,
 )
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
@@ -20,9 +19,9 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.tile.pipeline import make_ring
-from nbflash.tile.unroll import equal, load4, select, unrolled
-from nbflash.tile.warp_math import any_lane
+from nbflash.tile.pipeline import divided, make_ring, read_record
+from nbflash.tile.unroll import equal, select, unrolled
+from nbflash.tile.warp_math import make_warpgroup_of, row_of_thread
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_gradient import (
     PART,
@@ -30,17 +29,11 @@ from nbflash.tile.wgmma_gradient import (
     make_probabilities,
     make_score_gradients,
     make_store_rows,
-    make_store_scores,
     store_part,
 )
+from nbflash.tile.wgmma_store import make_store_fragment
 
 DS_FREE, DS_FULL = 1, 3  # named barriers of each warpgroup
-
-
-@inlined
-def key_of_thread(thread):
-    """The upper one of a thread's two keys in the tile; the other is 8 below."""
-    return thread // 128 * 64 + thread % 128 // 32 * 16 + thread % 32 // 4
 
 
 def make_finish_column(cfg):
@@ -52,8 +45,8 @@ def make_finish_column(cfg):
     @inlined
     def finish_column(acc_dk, acc_dv, n_block, bh, result, thread):
         dk, dv, stride, nk, heads_kv, _, scale = result
-        upper, quad = n_block * TILE_N + key_of_thread(thread), thread % 4
-        b = quotient(bh, heads_kv)
+        upper, quad = n_block * TILE_N + row_of_thread(thread), thread % 4
+        b, _ = divided(bh, heads_kv)
         start = b * stride[0] + (bh - b * heads_kv) * stride[2]
         if upper < nk:
             at = (start + upper * stride[1]) // 2 + quad
@@ -110,24 +103,12 @@ def make_compute_stream(cfg):
     issue_acc, issue_dq = make_gemm_pv(cfg.dtype, TILE_M), make_gemm_dq(cfg.dtype, TILE_N)
     p_full, p_interval, p_bits = make_probabilities(TILE_M, TILE_N)
     ds_full, ds_masked, pack = make_score_gradients(TILE_M, cfg.dtype)
-    store_scores = make_store_scores(TILE_M, TILE_N)
+    store_scores = make_store_fragment(TILE_M, TILE_N)
     finish_column = make_finish_column(cfg)
     wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
-    EARLY_DV = cfg.early_dv
+    EARLY_DV, warpgroup_of = cfg.early_dv, make_warpgroup_of(CONSUMERS)
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
     _, v_phase_of = make_ring(1)
-
-    @unrolled
-    def turn_of(thread):
-        """The warpgroup, by votes: the compiler then knows it to be the same across a warp."""
-        turn = thread * 0
-        for i in range(1, CONSUMERS):
-            turn = turn + select(any_lane(thread >= 128 * i), turn * 0 + 1, turn * 0)
-        return turn
-
-    @unrolled
-    def read_record(smem, at):
-        return load4(smem, at)
 
     @inlined
     def record_of(smem, place, tile):
@@ -145,7 +126,7 @@ def make_compute_stream(cfg):
     def first_scales(smem, place, column, scale, thread):
         """Wait for K of a column; the scale of its keys, NaN if they hold one."""
         base, words = place
-        k_stage, key = k_stage_of(column), key_of_thread(thread)
+        k_stage, key = k_stage_of(column), row_of_thread(thread)
         mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase_of(column))
         bad = smem[words + BAD // 4 + BAD_WORDS * k_stage + key // 32] >> key % 32
         return scales_if(types.int32(bad), scale)
@@ -166,7 +147,7 @@ def make_compute_stream(cfg):
         at = words + STATS // 4 + stage * (STAT_BYTES // 4) + pair
         if kind == FULL:
             return p_full(s, scales, stats, at)
-        mask, key = words + MASKS // 4 + stage * (MASK_BYTES // 4), key_of_thread(thread)
+        mask, key = words + MASKS // 4 + stage * (MASK_BYTES // 4), row_of_thread(thread)
         if kind == INTERVAL:
             n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
             key = types.int32(n_block * TILE_N + key)
@@ -187,10 +168,10 @@ def make_compute_stream(cfg):
         """dSᵀ to shared memory, when everybody has read the last one."""
         base, _ = place
         lane = thread % 32
-        key = key_of_thread(thread) - lane // 4 + lane // 8 % 2 * 8 + lane % 8
-        row = base + DS + key * ROW_BYTES + ((lane // 16) ^ (lane % 8)) * 16
+        key = row_of_thread(thread) - lane // 4 + lane // 8 % 2 * 8 + lane % 8
+        row = types.uint32(base + DS + key * ROW_BYTES + ((lane // 16) ^ (lane % 8)) * 16)
         bar_sync(DS_FREE + turn, 128 * CONSUMERS)
-        store_scores(types.uint32(row), packed)
+        store_scores(row, packed)
         fence_proxy_async()
         if CONSUMERS == 2:
             bar_arrive(DS_FULL + 1 - turn, 256)
@@ -210,7 +191,7 @@ def make_compute_stream(cfg):
         """One tile, up to the issue of dQ."""
         s, acc_dk, acc_dv, kind = state
         base, _ = place
-        turn, stage = turn_of(thread), stage_of(tile)
+        turn, stage = warpgroup_of(thread), stage_of(tile)
         k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
         v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
         ds_part = types.uint32(lower(base + DS + turn * PART_DS, KV_PANEL))
@@ -252,7 +233,7 @@ def make_compute_stream(cfg):
     @inlined
     def compute_stream(smem, stats, place, result, thread):
         base, words = place
-        turn, scale_log2 = turn_of(thread), result[5]
+        turn, scale_log2 = warpgroup_of(thread), result[5]
         leader = thread % 128 == 0
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         if CONSUMERS == 2:

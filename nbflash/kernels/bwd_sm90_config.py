@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
-from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
+from nbflash.kernels.sm90_config import Panels
+from nbflash.tile.wgmma_gemm import ALIGNMENT
 from nbflash.tile.wgmma_gradient import PART
 
 RECORD_WORDS = 4  # kind (negative at a column's first tile), key tile, head, query tile
@@ -13,7 +14,7 @@ K_STAGES = 2  # the next column's K is there before this one's is done
 
 
 @dataclass(frozen=True)
-class Sm90BackwardConfig:
+class Sm90BackwardConfig(Panels):
     """Geometry of ``bwd_sm90``.
 
     Attributes
@@ -48,22 +49,6 @@ class Sm90BackwardConfig:
     @property
     def tile_n(self):
         return 64 * self.consumers
-
-    @property
-    def threads(self):
-        return 128 * (self.consumers + 1)
-
-    @property
-    def panels(self):
-        return -(-self.head_dim // PANEL)
-
-    @property
-    def q_bytes(self):
-        return self.panels * self.tile_m * 2 * PANEL
-
-    @property
-    def kv_bytes(self):
-        return self.panels * self.tile_n * 2 * PANEL
 
     @property
     def stat_bytes(self):

@@ -18,10 +18,11 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.tma import bulk_add, bulk_commit, bulk_load, bulk_wait, bulk_wait_read, tma_load_4d
-from nbflash.tile.pipeline import item_of, make_ring
+from nbflash.tile.finite import clear, make_not_finite
+from nbflash.tile.pipeline import divided, item_of, make_ring
 from nbflash.tile.shared import global_address
-from nbflash.tile.unroll import equal, load4, opaque, select, store4, unrolled
-from nbflash.tile.warp_math import ballot
+from nbflash.tile.unroll import equal, opaque, select, unrolled
+from nbflash.tile.warp_math import lanes_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
 from nbflash.tile.wgmma_gradient import PART
 
@@ -29,19 +30,13 @@ WORK_WORDS = 4  # key tile, batch element, head of K and V, whether the column h
 DQ_EMPTY, DQ_FULL = 5, 7  # named barriers of each warpgroup's part of dQ
 DQ_THREADS = 128 + 32  # the warpgroup and the warp that stores
 CLEANER = 96  # first thread of warp 3
-SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
-
-
-@unrolled
-def quotient(a, b):
-    """``a // b`` of numbers that are not negative, in 32 bits."""
-    return a // b
 
 
 @inlined
 def rounds_of(live, blocks):
     """How often a block looks at the work list."""
-    return types.int32(quotient(types.int32(live + blocks - 1), blocks))
+    rounds, _ = divided(types.int32(live + blocks - 1), blocks)
+    return rounds
 
 
 @unrolled
@@ -196,28 +191,8 @@ def make_clean_stream(cfg):
     K, _, DO, _, _, STATS, _, _, BAD, *_ = cfg.offsets
     FULL_Q, _, FULL_DO, _, FULL_K, _, _, _, RAW, RAW_K = cfg.barriers
     WORDS, HUGE = -(-TILE_N // 32), types.float32(3e38)
-    EXPONENTS, LOWEST_EXPONENTS = {
-        "float16": (0x7C007C00, 0x04000400),
-        "bfloat16": (0x7F807F80, 0x00800080),
-    }[cfg.dtype]
+    not_finite = make_not_finite(cfg.dtype)
     (stage_of, _), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(K_STAGES)
-
-    @unrolled
-    def not_finite(smem, at):
-        """Not 0 if 16 bytes hold an infinity or a NaN: an exponent of ones, in either half."""
-        found = None
-        for x in load4(smem, at):
-            carried = (x & EXPONENTS) + LOWEST_EXPONENTS
-            found = carried if found is None else found | carried
-        return found & (SIGNS - 2**32)
-
-    @unrolled
-    def clear(smem, at, zero):
-        store4(smem, at, (zero,) * 4)
-
-    @unrolled
-    def lanes_of(condition):
-        return ballot(condition)
 
     @inlined
     def clear_row(smem, at, panel_bytes, row):

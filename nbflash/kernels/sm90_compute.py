@@ -13,10 +13,10 @@ from nbflash.ptx.mbarrier import (
 )
 from nbflash.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_hold, wgmma_wait
-from nbflash.tile.pipeline import divided, make_advance
+from nbflash.tile.pipeline import divided, make_advance, read_record
 from nbflash.tile.softmax import NEG_INF
-from nbflash.tile.unroll import equal, hide, load, load4, select, store, unrolled
-from nbflash.tile.warp_math import any_lane
+from nbflash.tile.unroll import equal, hide, load, select, store, unrolled
+from nbflash.tile.warp_math import make_warpgroup_of, row_of_thread
 from nbflash.tile.wgmma_gemm import (
     PANEL,
     ROW_BYTES,
@@ -102,12 +102,6 @@ def make_finish_row(cfg):
     return finish_row
 
 
-@inlined
-def row_of_thread(thread):
-    """The upper one of a thread's two rows; the other is 8 below."""
-    return thread // 128 * 64 + thread % 128 // 32 * 16 + thread % 32 // 4
-
-
 def make_masking(cfg):
     """``bounds_of(masking, row, bh, thread)`` and ``keep_of(kind, n0, bounds, masking, thread)``.
 
@@ -150,7 +144,7 @@ def make_masking(cfg):
 
 def make_compute_stream(cfg):
     """``compute_stream(smem, place, result, masking, thread)``, for every thread."""
-    CONSUMERS, HALF = cfg.consumers, cfg.tile_n // 2
+    HALF, warpgroup_of = cfg.tile_n // 2, make_warpgroup_of(cfg.consumers)
     Q_BYTES, KV_BYTES, KV_PANEL = cfg.q_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     K, V, RECORDS, BAD, _ = cfg.offsets
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
@@ -168,18 +162,6 @@ def make_compute_stream(cfg):
     finish_row = make_finish_row(cfg)
     wait_all = wgmma_wait(0)
     advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
-
-    @unrolled
-    def turn_of(thread):
-        """The warpgroup, by votes: the compiler then knows it to be the same across a warp."""
-        turn = thread * 0
-        for i in range(1, CONSUMERS):
-            turn = turn + select(any_lane(thread >= 128 * i), turn * 0 + 1, turn * 0)
-        return turn
-
-    @unrolled
-    def read_record(smem, at):
-        return load4(smem, at)
 
     @inlined
     def record_of(smem, place, stage, phase):
@@ -329,7 +311,7 @@ def make_compute_stream(cfg):
     @inlined
     def compute_stream(smem, place, result, masking, thread):
         base, _ = place
-        turn, scale, zero = turn_of(thread), result[6], types.int32(0)
+        turn, scale, zero = warpgroup_of(thread), result[6], types.int32(0)
         thread = hide(types.int32(thread))
         lead = hide(types.int32(thread % 128))
         who = thread, lead, types.int32(turn)

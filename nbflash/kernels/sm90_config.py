@@ -10,12 +10,28 @@ END = 0  # kind of the record that closes a stream
 FIRST = 1 << 30  # added to the kind of a row's first tile
 
 
-def _cdiv(a, b):
-    return -(-a // b)
+class Panels:
+    """Sizes in common of the configurations: one loading warpgroup, tiles in panels."""
+
+    @property
+    def threads(self):
+        return 128 * (self.consumers + 1)
+
+    @property
+    def panels(self):
+        return -(-self.head_dim // PANEL)
+
+    @property
+    def q_bytes(self):
+        return self.panels * self.tile_m * 2 * PANEL
+
+    @property
+    def kv_bytes(self):
+        return self.panels * self.tile_n * 2 * PANEL
 
 
 @dataclass(frozen=True)
-class Sm90Config:
+class Sm90Config(Panels):
     """Geometry of ``fwd_sm90``.
 
     Attributes
@@ -56,22 +72,6 @@ class Sm90Config:
     @property
     def tile_m(self):
         return 64 * self.consumers
-
-    @property
-    def threads(self):
-        return 128 * (self.consumers + 1)
-
-    @property
-    def panels(self):
-        return _cdiv(self.head_dim, PANEL)
-
-    @property
-    def q_bytes(self):
-        return self.panels * self.tile_m * 2 * PANEL
-
-    @property
-    def kv_bytes(self):
-        return self.panels * self.tile_n * 2 * PANEL
 
     @property
     def offsets(self):

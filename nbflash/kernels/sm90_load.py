@@ -18,12 +18,12 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.tma import tma_load_4d
+from nbflash.tile.finite import clear, make_not_finite
 from nbflash.tile.pipeline import divided, item_of, make_advance
-from nbflash.tile.unroll import hide, load4, store4, unrolled
-from nbflash.tile.warp_math import ballot
+from nbflash.tile.unroll import hide
+from nbflash.tile.warp_math import lanes_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
 
-SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
 CLEANERS = 8  # named barrier of warps 1 to 3
 THREADS = 96
 
@@ -121,27 +121,7 @@ def make_clean_stream(cfg):
     KV_PANEL = TILE_N * ROW_BYTES
     _, V, _, BAD, *_ = cfg.offsets
     *_, FULL_V, _, RAW_V = cfg.barriers
-    EXPONENTS, LOWEST_EXPONENTS = {
-        "float16": (0x7C007C00, 0x04000400),
-        "bfloat16": (0x7F807F80, 0x00800080),
-    }[cfg.dtype]
-
-    @unrolled
-    def not_finite(smem, at):
-        """Not 0 if 16 bytes hold an infinity or a NaN: an exponent of ones, in either half."""
-        found = None
-        for x in load4(smem, at):
-            carried = (x & EXPONENTS) + LOWEST_EXPONENTS
-            found = carried if found is None else found | carried
-        return found & (SIGNS - 2**32)
-
-    @unrolled
-    def clear(smem, at, zero):
-        store4(smem, at, (zero,) * 4)
-
-    @unrolled
-    def lanes_of(condition):
-        return ballot(condition)
+    not_finite = make_not_finite(cfg.dtype)
 
     @inlined
     def clean_key(smem, at, key):

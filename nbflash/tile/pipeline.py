@@ -8,7 +8,7 @@ every stage empty.
 """
 
 from nbflash.ptx._asm import inlined
-from nbflash.tile.unroll import equal, select, unrolled
+from nbflash.tile.unroll import equal, load4, select, unrolled
 
 
 def make_advance(stages):
@@ -34,6 +34,12 @@ def make_ring(stages):
         return i // stages % 2
 
     return stage, phase
+
+
+@unrolled
+def read_record(smem, at):
+    """The four words that a loader leaves beside a tile."""
+    return load4(smem, at)
 
 
 @inlined

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from nbflash.ptx._asm import cuda, inline_ptx, ir, types
-from nbflash.tile.unroll import FULL_WARP, Scalar
+from nbflash.ptx._asm import cuda, inline_ptx, inlined, ir, types
+from nbflash.tile.unroll import FULL_WARP, Scalar, select, unrolled
 
 
 def log2(x):
@@ -103,3 +103,31 @@ def unpack_half(dtype, word):
         word.new(types.float32, b.fpext(b.bitcast(x, ir.HalfType()), ir.FloatType()))
         for x in halves
     )
+
+
+@unrolled
+def lanes_of(condition):
+    """:func:`ballot` as device code."""
+    return ballot(condition)
+
+
+def make_warpgroup_of(count):
+    """``warpgroup_of(thread)``, of ``count``.
+
+    By votes: the compiler then knows it to be the same across a warp.
+    """
+
+    @unrolled
+    def warpgroup_of(thread):
+        number = thread * 0
+        for i in range(1, count):
+            number = number + select(any_lane(thread >= 128 * i), number * 0 + 1, number * 0)
+        return number
+
+    return warpgroup_of
+
+
+@inlined
+def row_of_thread(thread):
+    """The upper one of a thread's two rows of a fragment, over warpgroups; the other is 8 below."""
+    return thread // 128 * 64 + thread % 128 // 32 * 16 + thread % 32 // 4

@@ -60,12 +60,3 @@ def make_gemm_pv(dtype, tile_n):
 def settled(acc):
     """:func:`~nbflash.ptx.wgmma.settle` as device code."""
     return settle(acc)
-
-
-@unrolled
-def moved(packed, zero):
-    """Other registers for P: wgmma reads the old ones until its wait.
-
-    An or with a zero that the compiler cannot know; it would undo a move.
-    """
-    return tuple(x | zero for x in packed)

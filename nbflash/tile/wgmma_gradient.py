@@ -11,7 +11,6 @@ query's shift is −∞ if it attends nothing, and NaN if its results must be: t
 dO have been set to zero in masked tiles, where 0 · NaN would reach keys that it does not see.
 """
 
-from nbflash.ptx.stmatrix import stmatrix4
 from nbflash.ptx.wgmma import wgmma
 from nbflash.tile.softmax import NEG_INF
 from nbflash.tile.unroll import (
@@ -98,21 +97,6 @@ def make_score_gradients(tile_m, dtype):
         return tuple(pack_half(dtype, x[i], x[i + 1]) for i in range(0, tile_m // 2, 2))
 
     return full, masked, pack
-
-
-def make_store_scores(tile_m, tile_n):
-    """``store_scores(row, packed)``: dSᵀ to shared memory, in panels of 64 queries.
-
-    ``row`` is the address of this lane's row of the first stored matrices, swizzled.
-    """
-
-    @unrolled
-    def store_scores(row, packed):
-        for j in range(0, tile_m // 8, 2):
-            at = (row ^ (16 * (j % 8))) + j // 8 * tile_n * ROW_BYTES
-            stmatrix4(at, packed[2 * j : 2 * j + 4])
-
-    return store_scores
 
 
 def make_gemm_dq(dtype, tile_n):

@@ -1,12 +1,12 @@
 """Faults of the Hopper forward kernel and of its computing warpgroups: (module, Mutant)."""
 
 from mutants import Mutant
-from mutants_sm90_load import LOAD, LOADING, PIPELINE, swapped, without
+from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped, without
 from mutants_sm90_tile import CONFIG, FWD, GEMM, SOFTMAX, STORE, TILES
 
 COMPUTE = "nbflash.kernels.sm90_compute"
 # In the order of their imports.
-CHAIN = (PIPELINE, GEMM, STORE, SOFTMAX, CONFIG, LOAD, COMPUTE, FWD)
+CHAIN = (PIPELINE, FINITE, GEMM, STORE, SOFTMAX, CONFIG, LOAD, COMPUTE, FWD)
 START_OF_O = "start = types.uint32(base + stage * Q_BYTES + turn * 64 * ROW_BYTES)"
 SEND_O = "tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * turn, h, b, source)"
 UPPER, LOWER = "if upper < nq:", "if upper + 8 < nq:"

@@ -3,6 +3,7 @@
 from mutants import Mutant
 
 LOAD, PIPELINE = "nbflash.kernels.sm90_load", "nbflash.tile.pipeline"
+FINITE = "nbflash.tile.finite"
 
 
 def without(what, line, count=1, which=0):
@@ -126,12 +127,14 @@ LOADER = (
     Mutant("keys at the end in stage 0", "base + K + stage * KV_BYTES, base", "base + K, base"),
     without("end of a block that has no rows", "        mbarrier_arrive(base + FULL_K)"),
 )
-RAW_WAIT = "mbarrier_wait(base + RAW_V + 8 * stage, phases >> stage & 1)"
-CLEANERS = (
-    Mutant("cleaners' last round", ROUNDS, "range(live // blocks)", 1, 2),
+FINITENESS = (
     Mutant("infinite exponents pass", "+ LOWEST_EXPONENTS\n", "& LOWEST_EXPONENTS\n"),
     Mutant("last word of 16 bytes", "carried if found is None else found | carried", "carried"),
     Mutant("upper halves only", "SIGNS - 2**32", "-(2**31)"),
+)
+RAW_WAIT = "mbarrier_wait(base + RAW_V + 8 * stage, phases >> stage & 1)"
+CLEANERS = (
+    Mutant("cleaners' last round", ROUNDS, "range(live // blocks)", 1, 2),
     Mutant("last chunk only", "found |= not_finite", "found = not_finite"),
     Mutant(
         "first panel only",
@@ -190,4 +193,5 @@ WALK = (
 LOADING = (
     *((LOAD, mutant) for mutant in (*LOADER, *CLEANERS, *EMPTY_ROWS)),
     *((PIPELINE, mutant) for mutant in WALK),
+    *((FINITE, mutant) for mutant in FINITENESS),
 )
