@@ -5,13 +5,11 @@ What the Hopper backward does not serve yet, ``deterministic`` and wide heads, g
 
 from functools import cached_property
 
-import numpy as np
-
 from nbflash import launch, sm90_backward, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import choose, forward_configs
-from nbflash.persistent import L2_BYTES, ordered
+from nbflash.persistent import row_tables
 from nbflash.schedule import TileSchedule
 
 # exp2(S · scale) is 1 at scale 0, and −∞ · scale must stay −∞.
@@ -51,20 +49,16 @@ class Sm90Executor:
     def _forward(self):
         """The bound launch and, per tensor, the words of its map without the address."""
         p, cfg, s = self._problem, self._config, self.schedule
-        work, plane_of = s.work(p.batch, p.heads), s.plane_of(p.batch, p.heads)
-        lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[plane_of[work[:, 1]], work[:, 0]]
         device = self._cupy.cuda.Device(p.device_id)
         most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
-        blocks = max(1, min(most, len(work)))
-        kv_bytes = 2 * p.nk * p.head_dim * 2
-        work = ordered(work, lengths, p.group * -(-L2_BYTES // kv_bytes), blocks)
-        live = int(np.count_nonzero(lengths))
+        items = p.batch * p.heads * s.n_row
+        blocks = max(1, min(most, items))
+        tables, live = row_tables(s, p, blocks)
         scale = max(abs(p.scale) * LOG2_E, _LEAST_SCALE)
-        sizes = (p.nq, p.heads, p.group, s.n_row, len(work), live, scale)
-        tables = (work, plane_of, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi)
+        sizes = (p.nq, p.heads, p.group, s.n_row, items, live, scale)
         stream = self._cupy.cuda.get_current_stream()
         with self._cupy.cuda.using_allocator(None):
-            held = [self._cupy.asarray(np.ascontiguousarray(t)) for t in (*tables, s.bits)]
+            held = [self._cupy.asarray(t) for t in tables]
         stream.synchronize()  # later calls may come on another stream
         trailing = (*sizes, *(t.data.ptr for t in held))
         bound = launch.Launch(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)

@@ -27,6 +27,7 @@ from nbflash.tile.unroll import (
 )
 from nbflash.tile.warp_math import pack_half
 from nbflash.tile.wgmma_gemm import ROW_BYTES, STEP, UPPER
+from nbflash.tile.wgmma_softmax import row_of
 
 PART = 64 * 64  # elements of dQ that one warpgroup computes
 
@@ -97,6 +98,29 @@ def make_score_gradients(tile_m, dtype):
         return tuple(pack_half(dtype, x[i], x[i + 1]) for i in range(0, tile_m // 2, 2))
 
     return full, masked, pack
+
+
+def make_row_gradients(n):
+    """``full, masked``: dS of a tile of ``n`` keys, queries down and keys across.
+
+    ``delta`` are those of a thread's two rows: see :mod:`nbflash.tile.wgmma_softmax`.
+    """
+
+    def gradient(p, dp, delta, i):
+        return p[i] * (dp[i] - delta[row_of(i)])
+
+    @unrolled
+    def full(p, dp, delta):
+        return tuple(gradient(p, dp, delta, i) for i in range(n // 2))
+
+    @unrolled
+    def masked(p, dp, delta):
+        """0 where P is 0: there dP may be NaN."""
+        return tuple(
+            select(equal(p[i], 0.0), 0.0, gradient(p, dp, delta, i)) for i in range(n // 2)
+        )
+
+    return full, masked
 
 
 def make_gemm_dq(dtype, tile_n):
