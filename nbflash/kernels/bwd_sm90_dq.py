@@ -24,7 +24,7 @@ One warpgroup's arithmetic runs under the other's products.
     empty_k[s]     each consumer, dQ is there                  loader of keys
     full_v[s]      loader of keys, bytes of V                  consumers, before dP
     empty_v[s]     each consumer, dP is there                  loader of keys
-    raw_k[s]       loader of keys, bytes of a masked K         two warps that look for NaN, then full_k
+    raw_k[s]       loader of keys, bytes of a masked K         two warps, which clean it: full_k
 """
 
 from nbflash.kernels.bwd_sm90_dq_compute import make_compute_stream

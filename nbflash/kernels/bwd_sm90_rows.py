@@ -26,14 +26,14 @@ HUGE = types.float32(3e38)
 class RowsConfig:
     """Geometry of the two kernels: that of the main kernel's query tiles.
 
-    ``clears`` says whether there is a sum of dQ, to be cleared by who computes the statistics.
+    Without ``with_dq`` there is no sum of dQ to set to zero.
     """
 
     dtype: str
     head_dim: int
     tile_m: int
     panels: int
-    clears: bool = True
+    with_dq: bool = True
     threads: int = THREADS
     min_blocks: int = 1
     smem_bytes: int = 0
@@ -41,7 +41,7 @@ class RowsConfig:
     @property
     def lanes(self):
         """Threads of one row, a power of two."""
-        return 8 << (self.panels - 1).bit_length()
+        return 1 << (8 * self.panels - 1).bit_length()
 
     def statistics_blocks(self, rows):
         """Blocks for ``rows`` queries, of all heads and with those past the end."""
@@ -49,12 +49,9 @@ class RowsConfig:
 
 
 def make_statistics_sm90(cfg):
-    """The kernel: dout, out, lse, stats, dq; strides of dout and out; nq, heads, n_col, rows.
-
-    dq is not looked at if the configuration does not clear it.
-    """
+    """The kernel: dout, out, lse, stats, dq; strides of dout and out; nq, heads, n_col, rows."""
     DTYPE, HEAD_DIM, TILE_M, LANES = cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.lanes
-    CLEARS = cfg.clears
+    WITH_DQ = cfg.with_dq
     TO_BASE_2 = types.float32(-LOG2_E)
 
     @unrolled
@@ -92,7 +89,7 @@ def make_statistics_sm90(cfg):
             x = product(dout, do_at // 2, out, o_at // 2)
         x = row_sum(x)
         if row < rows:
-            if CLEARS:
+            if WITH_DQ:
                 clear(dq, thread * CHUNK, types.float32(0))
             if column == 0:
                 shift, delta = types.float32(-math.inf), types.float32(0)

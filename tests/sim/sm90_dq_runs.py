@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 from sm90_bwd_runs import FACTOR, flat, strides
 
-from nbflash import launch, reference, sm90_two_pass, testing
+from nbflash import launch, reference, testing
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
 from nbflash.kernels.bwd_sm90_dq_config import Sm90DqConfig
-from nbflash.kernels.bwd_sm90_rows import statistics_sm90_spec
+from nbflash.kernels.bwd_sm90_rows import RowsConfig, statistics_sm90_spec
+from nbflash.persistent import row_tables
 from nbflash.problem import check_forward
 from nbflash.schedule import TileSchedule
 from nbflash.sim.hopper import SimTensorMap
@@ -27,7 +28,7 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
     cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim)
     out, lse = results or reference.attention(q, k, v, mask, scale)
     out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
-    rows = sm90_two_pass.rows_config(cfg.dtype, cfg.head_dim, cfg.stats_m)
+    rows = RowsConfig(cfg.dtype, cfg.head_dim, cfg.stats_m, cfg.panels, with_dq=False)
     tiles = -(-p.nq // cfg.stats_m)
     queries = p.batch * p.heads * tiles * cfg.stats_m
     stats = testing.poisoned(2 * queries)
@@ -40,7 +41,7 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
         ),
     )
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
-    arrays, live = sm90_two_pass.row_tables(schedule, p, blocks)
+    arrays, live = row_tables(schedule, p, blocks)
     dq = testing.poisoned(q.shape, q.dtype)
     boxes = zip((q, k, v, dout, dq), (64, cfg.tile_n, cfg.tile_n, 64, 64), strict=True)
     maps = [SimTensorMap(x.view(np.uint16), n) for x, n in boxes]
