@@ -57,7 +57,7 @@ def tables(schedule, batch, heads, group, head_dim, blocks):
 
 def rows_config(cfg):
     """The configuration of the kernels around the main one."""
-    return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
+    return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels, cfg.with_dq)
 
 
 def can(problem, deterministic):

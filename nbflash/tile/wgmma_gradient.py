@@ -20,6 +20,7 @@ from nbflash.tile.unroll import (
     fma,
     load,
     load2,
+    load4,
     select,
     store,
     store4,
@@ -139,9 +140,15 @@ def make_gemm_dq(dtype, tile_n):
 
 @unrolled
 def store_part(smem, at, dq):
-    """A part of dQ to shared memory in the order of its fragments; ``at`` is the thread's place."""
+    """A 64 × 64 fragment to shared memory in its own order; ``at`` is the thread's place."""
     for i in range(0, PART // 128, 4):
         store4(smem, at + 128 * i, dq[i : i + 4])
+
+
+@unrolled
+def load_part(smem, at):
+    """What :func:`store_part` stored."""
+    return tuple(x for i in range(0, PART // 128, 4) for x in load4(smem, at + 128 * i))
 
 
 def make_store_rows(head_dim, dtype):
