@@ -1,7 +1,4 @@
-"""The Hopper implementation: the forward kernel with its arguments bound, and the backward.
-
-What the Hopper backward does not serve yet, ``deterministic`` and wide heads, goes to `simt`.
-"""
+"""The Hopper implementation: the forward kernel with its arguments bound, and the backward."""
 
 from functools import cached_property
 
@@ -106,18 +103,14 @@ class Sm90Executor:
         bound(stream, [*words, address, lse.data.ptr, *strides])
 
     @cached_property
-    def _simt(self):
-        from nbflash.simt import SimtExecutor
-
-        return SimtExecutor(self._problem, self._mask)
-
-    @cached_property
-    def _backward(self):
-        return sm90_backward.Sm90Backward(self._problem, self._mask)
+    def _backwards(self):
+        """Those that have been asked for, by whether they are in two passes."""
+        return {}
 
     def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
-        if sm90_backward.can(self._problem, deterministic):
-            self._backward(dout, q, k, v, out, lse, dq, dk, dv)
-        else:
-            self._simt.backward(dout, q, k, v, out, lse, dq, dk, dv, deterministic)
+        two_passes = sm90_backward.in_two_passes(self._problem, deterministic)
+        if two_passes not in self._backwards:
+            made = sm90_backward.Sm90Backward(self._problem, self._mask, two_passes=two_passes)
+            self._backwards[two_passes] = made
+        self._backwards[two_passes](dout, q, k, v, out, lse, dq, dk, dv)
