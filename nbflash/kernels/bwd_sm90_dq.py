@@ -34,6 +34,7 @@ from nbflash.kernels.bwd_sm90_dq_load import (
     make_load_rows,
     make_write_empty_rows,
 )
+from nbflash.kernels.bwd_sm90_load import apart
 from nbflash.kernels.sm90_load import make_clean_stream
 from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
@@ -134,7 +135,7 @@ def make_bwd_sm90_dq(cfg):
             elif tid >= 128 - LOOKERS:
                 looker = types.int32(tid - (128 - LOOKERS))
                 write_empty_rows(dq, stride, sizes, work, nq, items, looker)
-                clean_stream(smem, place, sizes, schedule, looker)
+                clean_stream(smem, apart(place), sizes, schedule, looker)
         else:
             if REGISTERS:
                 more()

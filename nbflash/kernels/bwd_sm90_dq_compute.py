@@ -8,7 +8,8 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.tile.pipeline import divided, make_advance, read_record
+from nbflash.tile.pipeline import divided, make_ring, read_record
+from nbflash.tile.unroll import hide
 from nbflash.tile.warp_math import make_warpgroup_of, row_of_thread
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_gradient import make_row_gradients
@@ -87,33 +88,41 @@ def make_compute_stream(cfg):
         make_warpgroup_of(cfg.consumers),
         *map(wgmma_wait, (0, 1)),
     )
-    advance, advance_v = make_advance(cfg.k_stages), make_advance(cfg.v_stages)
-    advance_q, advance_do = make_advance(Q_STAGES), make_advance(DO_STAGES)
+    (k_stage_of, k_phase_of), (v_stage_of, v_phase_of) = map(
+        make_ring, (cfg.k_stages, cfg.v_stages)
+    )
+    (q_stage_of, q_phase_of), (do_stage_of, do_phase_of) = map(make_ring, (Q_STAGES, DO_STAGES))
 
     @inlined
-    def record_of(smem, place, stage, phase):
-        """The record of the tile whose K is in ``stage``, once it is there."""
+    def record_at(words, tile):
+        return words + RECORDS // 4 + RECORD_WORDS * k_stage_of(tile)
+
+    @inlined
+    def record_of(smem, place, tile):
+        """The record of a tile of the stream, once its K is there."""
         base, words = place
-        mbarrier_wait(base + FULL_K + 8 * stage, phase)
-        return read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+        stage = k_stage_of(tile)
+        mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(tile))
+        return read_record(smem, record_at(words, tile))
 
     @inlined
-    def scores(place, part, stage):
+    def scores(place, nth_row, tile, thread):
         """Issue S = Q Kᵀ."""
         base, _ = place
+        part = warpgroup_of(thread) * Q_STAGES + q_stage_of(nth_row)
         q = types.uint32(lower(base, 16) + part * (PART_BYTES >> 4))
-        k = types.uint32(lower(base + K, 16) + stage * (KV_BYTES >> 4))
+        k = types.uint32(lower(base + K, 16) + k_stage_of(tile) * (KV_BYTES >> 4))
         return issue_scores(S_START, q, k)
 
     @inlined
-    def probabilities_of(s, tile, rows, smem, words, stage, masking, scale, thread):
+    def probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scale, thread):
         """P of a tile, with what is hidden masked to −∞ before the exponential."""
-        kind, n0 = tile
-        m, _, bounds = rows
+        (m, bounds), kind = rows, types.int32(kind & (LAST - 1))
         if kind == FULL:
             return exponentials(exponents(s, m, scale))
+        thread = hide(thread)  # or what follows from it stays in registers
         keep = keep_of(kind, n0, bounds, masking, thread)
-        m = poisoned(m, bad_of(smem, words, stage, keep, thread))
+        m = poisoned(m, bad_of(smem, words, k_stage_of(tile), keep, thread))
         return exponentials(apply_keep(exponents(s, m, scale), keep))
 
     @inlined
@@ -124,86 +133,104 @@ def make_compute_stream(cfg):
         return ds_masked(p, dp, delta)
 
     @inlined
-    def step(s, acc, tile, rows, now, smem, place, dout, masking, scale, thread):
-        """One tile, up to the issue of dQ."""
-        base, words = place
-        stage, v_stage, v_phase = now
-        # dP = dO Vᵀ
-        mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
+    def issue_dp(place, nth_row, tile, thread):
+        """Issue dP = dO Vᵀ."""
+        base, _ = place
+        stage, part = v_stage_of(tile), warpgroup_of(thread) * DO_STAGES + do_stage_of(nth_row)
+        mbarrier_wait(base + FULL_V + 8 * stage, v_phase_of(tile))
         wgmma_fence()
-        v = types.uint32(lower(base + V, 16) + v_stage * (KV_BYTES >> 4))
+        dout = types.uint32(lower(base + DO, 16) + part * (PART_BYTES >> 4))
+        v = types.uint32(lower(base + V, 16) + stage * (KV_BYTES >> 4))
         dp = issue_scores(S_START, dout, v)
         wgmma_commit()
-        p = probabilities_of(s, tile, rows, smem, words, stage, masking, scale, thread)
-        wait_all()
-        dp = settled(dp)
-        if thread % 128 == 0:
-            mbarrier_arrive(base + EMPTY_V + 8 * v_stage)
-        # dS = P ∘ (dP − δ)
-        ds = pack(gradients_of(p, dp, tile[0], rows[1]))
-        # dQ += dS K
+        return dp
+
+    @inlined
+    def accumulate(acc, p, dp, kind, delta, place, tile):
+        """dS = P ∘ (dP − δ); issue dQ += dS K."""
+        base, _ = place
+        ds = pack(gradients_of(p, dp, kind, delta))
         wgmma_fence()
-        k = types.uint32(lower(base + K, KV_PANEL) + stage * (KV_BYTES >> 4))
+        k = types.uint32(lower(base + K, KV_PANEL) + k_stage_of(tile) * (KV_BYTES >> 4))
         acc = issue_dq(acc, ds, k)
         wgmma_commit()
         return acc
 
     @inlined
     def compute_stream(smem, place, result, stats, masking, thread):
-        base, _ = place
-        turn, leader, nq = warpgroup_of(thread), thread % 128 == 0, masking[4]
-        q_first, do_first = types.int32(turn * Q_STAGES), types.int32(turn * DO_STAGES)
-        zero = types.int32(0)
-        stage, phase, v_stage, v_phase = zero, zero, zero, zero
-        q, q_phase, do, do_phase = zero, zero, zero, zero
-        kind, n0, row, bh = record_of(smem, place, stage, phase)
+        base, words = place
+        turn, leader, nq, scale = warpgroup_of(thread), thread % 128 == 0, masking[4], result[3]
+        empty_q, full_q = base + EMPTY_Q + 8 * Q_STAGES * turn, base + FULL_Q + 8 * Q_STAGES * turn
+        empty_do = base + EMPTY_DO + 8 * DO_STAGES * turn
+        full_do = base + FULL_DO + 8 * DO_STAGES * turn
+        tile, nth_row, one = types.int32(0), types.int32(0), types.int32(1)
+        kind, n0, row, bh = record_of(smem, place, tile)
         if kind != END:
-            mbarrier_wait(base + FULL_Q + 8 * q_first, q_phase)
+            mbarrier_wait(full_q, 0)
             wgmma_fence()
-            s = scores(place, q_first, stage)
+            s = scores(place, nth_row, tile, thread)
             wgmma_commit()
             wait_all()
             s = settled(s)
-            if kind >= LAST and leader:
-                mbarrier_arrive(base + EMPTY_Q + 8 * q_first)
             while kind != END:
-                m, delta = statistics_of(stats, row, bh, nq, thread)
-                rows = m, delta, bounds_of(masking, row, bh, thread)
-                part = types.int32(do_first + do)
-                mbarrier_wait(base + FULL_DO + 8 * part, do_phase)
-                dout = types.uint32(lower(base + DO, 16) + part * (PART_BYTES >> 4))
-                acc, this_row, this_bh, ends = ACC_START, row, bh, False
-                while not ends:
-                    ends = kind >= LAST
-                    tile, now = (kind & (LAST - 1), n0), (stage, v_stage, v_phase)
-                    acc = step(
-                        s, acc, tile, rows, now, smem, place, dout, masking, result[3], thread
-                    )
-                    # S of the next tile
-                    after, phase = advance(stage, phase)
-                    v_stage, v_phase = advance_v(v_stage, v_phase)
-                    kind, n0, row, bh = record_of(smem, place, after, phase)
-                    if ends:
-                        q, q_phase = advance_q(q, q_phase)
-                        if kind != END:
-                            mbarrier_wait(base + FULL_Q + 8 * (q_first + q), q_phase)
+                if kind >= LAST and leader:
+                    mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
+                one_of = hide(thread)  # or addresses stay in registers
+                m, delta = statistics_of(stats, row, bh, nq, one_of)
+                rows, acc = (m, bounds_of(masking, row, bh, one_of)), ACC_START
+                mbarrier_wait(full_do + 8 * do_stage_of(nth_row), do_phase_of(nth_row))
+                dp = issue_dp(place, nth_row, tile, thread)
+                p = probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scale, thread)
+                wait_all()
+                dp = settled(dp)
+                if leader:
+                    mbarrier_arrive(base + EMPTY_V + 8 * v_stage_of(tile))
+                while kind < LAST:
+                    acc = accumulate(acc, p, dp, kind, delta, place, tile)
+                    # S of the row's next tile
+                    tile += one
+                    kind, n0, _, _ = record_of(smem, place, tile)
                     wgmma_fence()
-                    s = scores(place, types.int32(q_first + q), after)
+                    s = scores(place, nth_row, tile, thread)
                     wgmma_commit()
                     wait_all_but_one()
                     acc = settled(acc)
                     if leader:
-                        mbarrier_arrive(base + EMPTY_K + 8 * stage)
-                    wait_all()
+                        mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(types.int32(tile - one)))
+                    dp = issue_dp(place, nth_row, tile, thread)
+                    wait_all_but_one()
                     s = settled(s)
                     if kind >= LAST and leader:
-                        mbarrier_arrive(base + EMPTY_Q + 8 * (q_first + q))
-                    stage = after
-                start = types.uint32(base + DO + part * PART_BYTES)
+                        mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
+                    p = probabilities_of(
+                        s, kind, n0, rows, smem, words, tile, masking, scale, thread
+                    )
+                    wait_all()
+                    dp = settled(dp)
+                    if leader:
+                        mbarrier_arrive(base + EMPTY_V + 8 * v_stage_of(tile))
+                acc = accumulate(acc, p, dp, types.int32(kind - LAST), delta, place, tile)
+                # S of the next row's first tile
+                _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
+                do_stage = do_stage_of(nth_row)
+                tile += one
+                nth_row += one
+                kind, n0, row, bh = record_of(smem, place, tile)
+                if kind != END:
+                    mbarrier_wait(full_q + 8 * q_stage_of(nth_row), q_phase_of(nth_row))
+                wgmma_fence()
+                s = scores(place, nth_row, tile, thread)
+                wgmma_commit()
+                wait_all_but_one()
+                acc = settled(acc)
+                if leader:
+                    mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(types.int32(tile - one)))
+                start = types.uint32(base + DO + (turn * DO_STAGES + do_stage) * PART_BYTES)
                 finish_row(acc, start, this_row, this_bh, result, turn, thread)
+                wait_all()
+                s = settled(s)
                 if leader:
                     bulk_wait_read()
-                    mbarrier_arrive(base + EMPTY_DO + 8 * part)
-                do, do_phase = advance_do(do, do_phase)
+                    mbarrier_arrive(empty_do + 8 * do_stage)
 
     return compute_stream

@@ -7,6 +7,7 @@ tile before the consumers do: dS is 0 where a score is hidden, but 0 · NaN woul
 
 from masks import FULL
 from nbflash.kernels.bwd_sm90_dq_config import LAST, ROWS
+from nbflash.kernels.bwd_sm90_load import apart
 from nbflash.kernels.sm90_config import END, RECORD_WORDS
 from nbflash.kernels.sm90_load import make_send, write_record
 from nbflash.ptx._asm import cuda, inlined, types
@@ -45,7 +46,6 @@ def make_load_keys(cfg):
 
     @inlined
     def load_keys(smem, place, maps, sizes, schedule):
-        base, words = place
         k_map, v_map = maps
         heads, group, n_row, live = sizes
         work, plane_of, row_ptr, col_idx, kind = schedule
@@ -60,6 +60,7 @@ def make_load_keys(cfg):
                 at = types.int32(plane_of[bh] * n_row + row)
                 begin, end = row_ptr[at], row_ptr[at + 1]
                 for t in range(begin, end):
+                    base, words = apart(place)
                     n0 = types.int32(col_idx[t] * TILE_N)
                     mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
                     record = words + RECORDS // 4 + RECORD_WORDS * stage
@@ -72,6 +73,7 @@ def make_load_keys(cfg):
                     send(to, KV_PANEL, v_map, n0, h_kv, b, bar, KV_BYTES)
                     stage, phase = advance(stage, phase)
                     v_stage, v_phase = advance_v(v_stage, v_phase)
+        base, words = place
         mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
         write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
         mbarrier_arrive(base + FULL_K + 8 * stage)
@@ -98,7 +100,6 @@ def make_load_rows(cfg):
 
     @inlined
     def load_rows(place, maps, sizes, work):
-        base, _ = place
         q_map, do_map = maps
         heads, _, _, live = sizes
         zero, one = types.int32(0), types.int32(1)
@@ -106,6 +107,7 @@ def make_load_rows(cfg):
         for round_ in range(rounds_of(live)):
             item = taken(round_)
             if item < live:
+                base, _ = apart(place)
                 row, bh = work[2 * item], work[2 * item + 1]
                 b, h = divided(types.int32(bh), heads)
                 full, empty = base + FULL_Q, base + EMPTY_Q
@@ -134,7 +136,7 @@ def make_write_empty_rows(cfg):
             b, h = divided(types.int32(bh), heads)
             start = b * stride[0] + h * stride[2]
             for i in range(thread, min(TILE_M, nq - row * TILE_M) * PAIRS, LOOKERS):
-                q, pair = row * TILE_M + i // PAIRS, i % PAIRS
-                dq[(start + q * stride[1]) // 2 + pair] = zero
+                q, pair = divided(types.int32(i), types.int32(PAIRS))
+                dq[(start + (row * TILE_M + q) * stride[1]) // 2 + pair] = zero
 
     return write_empty_rows
