@@ -21,10 +21,10 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import divided, make_ring, read_record
-from nbflash.tile.unroll import unrolled
+from nbflash.tile.unroll import hide, unrolled
 from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
-from nbflash.tile.wgmma_gradient import make_store_rows
+from nbflash.tile.wgmma_rows import WARP_BYTES, make_store_rows
 
 
 @unrolled
@@ -33,20 +33,24 @@ def rows_of(thread):
     return thread // 128 * 64 + thread % 128 // 32 * 16 + thread % 32 // 4, thread % 4 * 2
 
 
-def make_finish(cfg):
-    """``finish(out, acc, factor, n_block, bh, result, row, pair)``: a gradient to global memory."""
-    TILE_N = cfg.tile_n
-    store_upper, store_lower = make_store_rows(cfg.head_dim, cfg.dtype)
+def make_finish(cfg, others=0):
+    """``finish(out, acc, factor, n_block, bh, smem, place, result, thread)``: a gradient leaves.
+
+    ``others``: the warps before the thread's first that have rows of the same numbers.
+    """
+    TILE_N, OUT = cfg.tile_n, cfg.offsets[4] + WARP_BYTES * others
+    store_rows = make_store_rows(cfg.head_dim, cfg.dtype)
 
     @inlined
-    def finish(out, acc, factor, n_block, bh, result, row, pair):
+    def finish(out, acc, factor, n_block, bh, smem, place, result, thread):
         _, _, stride, nk, heads_kv, _, _ = result
-        upper, (b, h) = types.int32(n_block * TILE_N + row), divided(bh, heads_kv)
-        at = b * stride[0] + h * stride[2] + upper * stride[1] + pair
-        if upper < nk:
-            store_upper(out, at // 2, acc, factor)
-        if upper + 8 < nk:
-            store_lower(out, (at + 8 * stride[1]) // 2, acc, factor)
+        base, words = place
+        warp, (b, h) = types.int32(thread >> 5), divided(bh, heads_kv)
+        first = types.int32(n_block * TILE_N + 16 * warp)
+        at = b * stride[0] + h * stride[2] + first * stride[1]
+        offset = types.int32(OUT + WARP_BYTES * warp)
+        source, target = (base + offset, words + offset // 4), (at, stride[1], nk - first)
+        store_rows(out, acc, factor, smem, source, target, types.int32(thread & 31))
 
     return finish
 
@@ -91,7 +95,7 @@ def make_columns_stream(cfg):
         """One tile, up to the issue of dK."""
         s, acc_dk, acc_dv, kind = state
         base, _ = place
-        (turn, row, pair), stage = where, stage_of(tile)
+        (turn, (row, pair)), stage = where, stage_of(tile)
         v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
         # dPᵀ = V dOᵀ
         mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
@@ -125,9 +129,9 @@ def make_columns_stream(cfg):
     def columns_stream(smem, stats, place, result, thread):
         base, words = place
         dk, dv, _, _, _, scale_log2, scale = result
-        turn, (row, pair) = warpgroup_of(thread), rows_of(thread)
+        turn = warpgroup_of(thread)
         leader, scales = thread % 128 == 0, (scale_log2, scale_log2)
-        where = turn, row, pair
+        where = turn, rows_of(thread)
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
@@ -165,7 +169,7 @@ def make_columns_stream(cfg):
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
                         mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))
                     tile += one
-                finish(dk, acc_dk, scale, n_block, bh, result, row, pair)
-                finish(dv, acc_dv, ONE, n_block, bh, result, row, pair)
+                finish(dk, acc_dk, scale, n_block, bh, smem, place, result, hide(thread))
+                finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, hide(thread))
 
     return columns_stream

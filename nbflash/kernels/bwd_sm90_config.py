@@ -6,6 +6,7 @@ from itertools import accumulate
 from nbflash.kernels.sm90_config import Panels
 from nbflash.tile.wgmma_gemm import ALIGNMENT
 from nbflash.tile.wgmma_gradient import PART
+from nbflash.tile.wgmma_rows import WARP_BYTES
 
 RECORD_WORDS = 4  # kind (negative at a column's first tile), key tile, head, query tile
 BAD_WORDS = 4  # a bit for each of 128 keys
@@ -85,8 +86,8 @@ class Sm90BackwardConfig(Panels):
     def offsets(self):
         """Shared memory in bytes; Q is at 0.
 
-        K, V, dO, what warpgroups exchange (dS, or P), dQ, statistics, masks, records, bad keys,
-        tile numbers of dQ, barriers.
+        K, V, dO, what warpgroups exchange (dS, or P), what leaves (dQ, or rows of dK and dV),
+        statistics, masks, records, bad keys, tile numbers of dQ, barriers.
         """
         exchange = 4 * PART if self.split else 0
         sizes = (
@@ -95,7 +96,7 @@ class Sm90BackwardConfig(Panels):
             self.kv_bytes,
             self.stages * self.q_bytes,
             self.tile_m * self.tile_n * 2 if self.with_dq else exchange,
-            self.consumers * PART * 4 if self.with_dq else 0,
+            self.consumers * (4 * PART if self.with_dq else 4 * WARP_BYTES),
             self.stages * self.stat_bytes,
             self.stages * self.mask_bytes,
             self.stages * RECORD_WORDS * 4,
@@ -131,8 +132,8 @@ def backward_config(dtype, head_dim):
 _COLUMNS = (
     (64, 2, 64, 4, (56, 224), 2),
     (128, 2, 64, 2, (40, 232), 2),
-    (192, 2, 64, 3, (40, 232), 1),
-    (256, 2, 64, 2, (40, 232), 1),
+    (192, 2, 64, 3, (56, 224), 1),
+    (256, 2, 64, 2, (56, 224), 1),
 )
 
 
