@@ -24,6 +24,7 @@ from nbflash.tile.pipeline import divided, make_ring, read_record
 from nbflash.tile.unroll import hide, unrolled
 from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.tile.wgmma_keys import make_gemm_kept, make_load_keys
 from nbflash.tile.wgmma_rows import WARP_BYTES, make_store_rows
 
 
@@ -55,15 +56,42 @@ def make_finish(cfg, others=0):
     return finish
 
 
+def make_keys(cfg):
+    """``keys_of(smem, place, at, turn, thread)``, ``issue(s, keys, queries)``: Sᵀ = K Qᵀ.
+
+    ``at`` is where K, or V, lies. Narrow ones stay in registers, which saves shared memory half of
+    what it is read for; of the others ``keys`` is the lower word.
+    """
+    if cfg.keys_in_registers:
+        issue, load_keys = make_gemm_kept(cfg.dtype, cfg.head_dim), make_load_keys(cfg.head_dim)
+
+        @inlined
+        def keys_of(smem, place, at, turn, thread):
+            _, words = place
+            row, pair = rows_of(thread)
+            at = words + at // 4 + row * (ROW_BYTES // 4) + pair // 2
+            return load_keys(smem, types.int32(at), types.int32(row & 7))
+
+    else:
+        issue = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_n, cfg.tile_m)
+
+        @inlined
+        def keys_of(smem, place, at, turn, thread):
+            base, _ = place
+            return types.uint32(lower(base + at + turn * 64 * ROW_BYTES, 16))
+
+    return keys_of, issue
+
+
 def make_columns_stream(cfg):
     """``columns_stream(smem, stats, place, result, thread)``, for every thread that computes."""
-    TILE_M, TILE_N, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.tile_n, cfg.q_bytes, cfg.kv_bytes
+    TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL = TILE_M * ROW_BYTES
     K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
     _, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
     S_START = (types.float32(0),) * (TILE_M // 2)
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
-    issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M)
+    keys_of, issue_scores = make_keys(cfg)
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
     gradients_of, pack = make_gradients_of(cfg)
@@ -74,34 +102,32 @@ def make_columns_stream(cfg):
     _, v_phase_of = make_ring(1)
 
     @inlined
-    def keys_arrive(place, column):
-        """Wait for K of a column."""
+    def arrived_keys(smem, place, column, turn, thread):
+        """K of a column, once it is there."""
         base, _ = place
-        mbarrier_wait(base + FULL_K + 8 * k_stage_of(column), k_phase_of(column))
+        stage = k_stage_of(column)
+        mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(column))
+        return keys_of(smem, place, types.int32(K + stage * KV_BYTES), turn, thread)
 
     @inlined
-    def scores(turn, place, stage, k_stage):
-        """Issue Sᵀ = K Qᵀ."""
+    def scores(keys, place, at, stage):
+        """Issue Sᵀ = K Qᵀ, or dPᵀ = V dOᵀ."""
         base, _ = place
-        k = types.uint32(lower(base + K + turn * 64 * ROW_BYTES, 16) + k_stage * (KV_BYTES >> 4))
-        q = types.uint32(lower(base, 16) + stage * (Q_BYTES >> 4))
         wgmma_fence()
-        s = issue_scores(S_START, k, q)
+        queries = types.uint32(lower(base + at, 16) + stage * (Q_BYTES >> 4))
+        s = issue_scores(S_START, keys, queries)
         wgmma_commit()
         return s
 
     @inlined
     def step(state, tile, smem, stats, place, scales, where):
         """One tile, up to the issue of dK."""
-        s, acc_dk, acc_dv, kind = state
+        s, acc_dk, acc_dv, kind, v = state
         base, _ = place
-        (turn, (row, pair)), stage = where, stage_of(tile)
-        v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
+        (row, pair), stage = where, stage_of(tile)
         # dPᵀ = V dOᵀ
         mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
-        wgmma_fence()
-        dp = issue_scores(S_START, v, types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4)))
-        wgmma_commit()
+        dp = scores(v, place, DO, stage)
         p = probabilities_of(s, kind, scales, smem, stats, place, stage, row, pair)
         # dV += Pᵀ dO
         dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
@@ -131,21 +157,22 @@ def make_columns_stream(cfg):
         dk, dv, _, _, _, scale_log2, scale = result
         turn = warpgroup_of(thread)
         leader, scales = thread % 128 == 0, (scale_log2, scale_log2)
-        where = turn, rows_of(thread)
+        where = rows_of(thread)
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
             kind = types.int32(-kind)
-            keys_arrive(place, column)
-            s = scores(turn, place, stage_of(tile), k_stage_of(column))
+            k = arrived_keys(smem, place, column, turn, thread)
+            s = scores(k, place, 0, stage_of(tile))
             wait_all()
             s = settled(s)
             while kind != END:
                 acc_dk, acc_dv = ACC_START, ACC_START
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
+                v = keys_of(smem, place, V, turn, thread)
                 ends = False
                 while not ends:
-                    state = s, acc_dk, acc_dv, kind
+                    state = s, acc_dk, acc_dv, kind, v
                     acc_dk, acc_dv = step(state, tile, smem, stats, place, scales, where)
                     kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
                     ends = kind <= END
@@ -159,10 +186,10 @@ def make_columns_stream(cfg):
                             mbarrier_arrive(base + EMPTY_V)
                         column += one
                         if kind != END:
-                            keys_arrive(place, column)
+                            k = arrived_keys(smem, place, column, turn, thread)
                     wait_all_but_one()
                     acc_dv = settled(acc_dv)
-                    s = scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))
+                    s = scores(k, place, 0, stage_of(types.int32(tile + one)))
                     wait_all()
                     acc_dk, s = settled(acc_dk), settled(s)
                     if leader:

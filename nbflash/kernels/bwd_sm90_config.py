@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from nbflash.kernels.sm90_config import Panels
-from nbflash.tile.wgmma_gemm import ALIGNMENT
+from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
 from nbflash.tile.wgmma_gradient import PART
 from nbflash.tile.wgmma_rows import WARP_BYTES
 
@@ -52,6 +52,11 @@ class Sm90BackwardConfig(Panels):
     def split(self):
         """Whether dK and dV of 64 keys fill the registers of a warpgroup each."""
         return self.head_dim > 128
+
+    @property
+    def keys_in_registers(self):
+        """Whether K and V stay in registers as long as their column lasts."""
+        return self.head_dim <= PANEL and not self.with_dq
 
     @property
     def key_readers(self):
