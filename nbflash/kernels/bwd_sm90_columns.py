@@ -1,7 +1,8 @@
 """dK and dV without dQ: the Hopper backward pass over columns of the deterministic mode.
 
-The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`; nothing is
-exchanged, so the warpgroups do not wait for each other:
+The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`, but that K goes
+to full_k at once, after dO. Nothing is exchanged, so the warpgroups do not wait for each other, and
+every sum has one order: the tiles of a column, the heads of a group one after the other.
 
     for each tile t of the stream, S of which was issued before
         issue dP = dO Vᵀ                     wait for S:    P = 2^(S · scale − LSE · log2 e)

@@ -1,8 +1,8 @@
 """dK and dV of more than 128 columns: two warpgroups share 64 keys, one gradient each.
 
-The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`. A warpgroup
-computes scores, makes weights of them and multiplies; P goes from one to the other as float32, in
-fragments, through shared memory:
+The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90_columns`. A
+warpgroup computes scores, makes weights of them and multiplies; P goes from one to the other as
+float32, in fragments, through shared memory:
 
     for each tile t of the stream, the scores of which were issued before
         warpgroup 0, S = Q Kᵀ                          warpgroup 1, dP = dO Vᵀ
