@@ -30,6 +30,9 @@ What computes sees a stream of tiles, column after column, each with a record (k
     ds_full w      the other warpgroup has stored dS           warpgroup w, before dQ
     dq_empty w     warp 1 + w, the part has been read          warpgroup w, before it stores dQ
     dq_full w      warpgroup w has stored its part             warp 1 + w
+
+Without dQ (``with_dq`` of the configuration) other computing warpgroups take their place: see
+:mod:`nbflash.kernels.bwd_sm90_columns` and :mod:`nbflash.kernels.bwd_sm90_wide`.
 """
 
 from nbflash.kernels.bwd_sm90_columns import make_columns_stream
@@ -89,10 +92,10 @@ def make_bwd_sm90(cfg):
     """The kernel for a :class:`~nbflash.kernels.bwd_sm90_config.Sm90BackwardConfig`.
 
     Arguments of the kernel: tensor maps of q, k, v, dout; the sum of dQ by parts, in the order of
-    their fragments; the statistics of the query tiles; dk, dv; their strides (batch, sequence,
-    head) in elements; nk, heads, heads_kv and their quotient; key and query tiles per plane, items
-    of the work list and how many of them have tiles; scale · log2 e and scale; then the transposed
-    schedule, with the bounds of every query tile.
+    their fragments (not looked at without dQ); the statistics of the query tiles; dk, dv; their
+    strides (batch, sequence, head) in elements; nk, heads, heads_kv and their quotient; key and
+    query tiles per plane, items of the work list and how many of them have tiles; scale · log2 e
+    and scale; then the transposed schedule, with the bounds of every query tile.
     """
     REGISTERS, CONSUMERS, WITH_DQ = bool(cfg.registers), cfg.consumers, cfg.with_dq
     fewer, more = (

@@ -1,7 +1,8 @@
 """dK and dV without dQ: the Hopper backward pass over columns of the deterministic mode.
 
-The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`; nothing is
-exchanged, so the warpgroups do not wait for each other:
+The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`, but that K goes
+to full_k at once, after dO. Nothing is exchanged, so the warpgroups do not wait for each other, and
+every sum has one order: the tiles of a column, the heads of a group one after the other.
 
     for each tile t of the stream, S of which was issued before
         issue dP = dO Vᵀ                     wait for S:    P = 2^(S · scale − LSE · log2 e)
@@ -21,10 +22,11 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import divided, make_ring, read_record
-from nbflash.tile.unroll import unrolled
+from nbflash.tile.unroll import hide, unrolled
 from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
-from nbflash.tile.wgmma_gradient import make_store_rows
+from nbflash.tile.wgmma_keys import make_gemm_kept, make_load_keys
+from nbflash.tile.wgmma_rows import WARP_BYTES, make_store_rows
 
 
 @unrolled
@@ -33,33 +35,64 @@ def rows_of(thread):
     return thread // 128 * 64 + thread % 128 // 32 * 16 + thread % 32 // 4, thread % 4 * 2
 
 
-def make_finish(cfg):
-    """``finish(out, acc, factor, n_block, bh, result, row, pair)``: a gradient to global memory."""
-    TILE_N = cfg.tile_n
-    store_upper, store_lower = make_store_rows(cfg.head_dim, cfg.dtype)
+def make_finish(cfg, others=0):
+    """``finish(out, acc, factor, n_block, bh, smem, place, result, thread)``: a gradient leaves.
+
+    ``others``: the warps before the thread's first that have rows of the same numbers.
+    """
+    TILE_N, OUT = cfg.tile_n, cfg.offsets[4] + WARP_BYTES * others
+    store_rows = make_store_rows(cfg.head_dim, cfg.dtype)
 
     @inlined
-    def finish(out, acc, factor, n_block, bh, result, row, pair):
+    def finish(out, acc, factor, n_block, bh, smem, place, result, thread):
         _, _, stride, nk, heads_kv, _, _ = result
-        upper, (b, h) = types.int32(n_block * TILE_N + row), divided(bh, heads_kv)
-        at = b * stride[0] + h * stride[2] + upper * stride[1] + pair
-        if upper < nk:
-            store_upper(out, at // 2, acc, factor)
-        if upper + 8 < nk:
-            store_lower(out, (at + 8 * stride[1]) // 2, acc, factor)
+        base, words = place
+        warp, (b, h) = types.int32(thread >> 5), divided(bh, heads_kv)
+        first = types.int32(n_block * TILE_N + 16 * warp)
+        at = b * stride[0] + h * stride[2] + first * stride[1]
+        offset = types.int32(OUT + WARP_BYTES * warp)
+        source, target = (base + offset, words + offset // 4), (at, stride[1], nk - first)
+        store_rows(out, acc, factor, smem, source, target, types.int32(thread & 31))
 
     return finish
 
 
+def make_keys(cfg):
+    """``keys_of(smem, place, at, turn, thread)``, ``issue(s, keys, queries)``: Sᵀ = K Qᵀ.
+
+    ``at`` is where K, or V, lies. Narrow ones stay in registers, which saves shared memory half of
+    what it is read for; of the others ``keys`` is the lower word.
+    """
+    if cfg.keys_in_registers:
+        issue, load_keys = make_gemm_kept(cfg.dtype, cfg.head_dim), make_load_keys(cfg.head_dim)
+
+        @inlined
+        def keys_of(smem, place, at, turn, thread):
+            _, words = place
+            row, pair = rows_of(thread)
+            at = words + at // 4 + row * (ROW_BYTES // 4) + pair // 2
+            return load_keys(smem, types.int32(at), types.int32(row & 7))
+
+    else:
+        issue = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_n, cfg.tile_m)
+
+        @inlined
+        def keys_of(smem, place, at, turn, thread):
+            base, _ = place
+            return types.uint32(lower(base + at + turn * 64 * ROW_BYTES, 16))
+
+    return keys_of, issue
+
+
 def make_columns_stream(cfg):
     """``columns_stream(smem, stats, place, result, thread)``, for every thread that computes."""
-    TILE_M, TILE_N, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.tile_n, cfg.q_bytes, cfg.kv_bytes
+    TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL = TILE_M * ROW_BYTES
     K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
     _, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
     S_START = (types.float32(0),) * (TILE_M // 2)
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
-    issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M)
+    keys_of, issue_scores = make_keys(cfg)
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
     gradients_of, pack = make_gradients_of(cfg)
@@ -70,34 +103,32 @@ def make_columns_stream(cfg):
     _, v_phase_of = make_ring(1)
 
     @inlined
-    def keys_arrive(place, column):
-        """Wait for K of a column."""
+    def arrived_keys(smem, place, column, turn, thread):
+        """K of a column, once it is there."""
         base, _ = place
-        mbarrier_wait(base + FULL_K + 8 * k_stage_of(column), k_phase_of(column))
+        stage = k_stage_of(column)
+        mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(column))
+        return keys_of(smem, place, types.int32(K + stage * KV_BYTES), turn, thread)
 
     @inlined
-    def scores(turn, place, stage, k_stage):
-        """Issue Sᵀ = K Qᵀ."""
+    def scores(keys, place, at, stage):
+        """Issue Sᵀ = K Qᵀ, or dPᵀ = V dOᵀ."""
         base, _ = place
-        k = types.uint32(lower(base + K + turn * 64 * ROW_BYTES, 16) + k_stage * (KV_BYTES >> 4))
-        q = types.uint32(lower(base, 16) + stage * (Q_BYTES >> 4))
         wgmma_fence()
-        s = issue_scores(S_START, k, q)
+        queries = types.uint32(lower(base + at, 16) + stage * (Q_BYTES >> 4))
+        s = issue_scores(S_START, keys, queries)
         wgmma_commit()
         return s
 
     @inlined
     def step(state, tile, smem, stats, place, scales, where):
         """One tile, up to the issue of dK."""
-        s, acc_dk, acc_dv, kind = state
+        s, acc_dk, acc_dv, kind, v = state
         base, _ = place
-        (turn, row, pair), stage = where, stage_of(tile)
-        v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
+        (row, pair), stage = where, stage_of(tile)
         # dPᵀ = V dOᵀ
         mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
-        wgmma_fence()
-        dp = issue_scores(S_START, v, types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4)))
-        wgmma_commit()
+        dp = scores(v, place, DO, stage)
         p = probabilities_of(s, kind, scales, smem, stats, place, stage, row, pair)
         # dV += Pᵀ dO
         dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
@@ -125,23 +156,24 @@ def make_columns_stream(cfg):
     def columns_stream(smem, stats, place, result, thread):
         base, words = place
         dk, dv, _, _, _, scale_log2, scale = result
-        turn, (row, pair) = warpgroup_of(thread), rows_of(thread)
+        turn = warpgroup_of(thread)
         leader, scales = thread % 128 == 0, (scale_log2, scale_log2)
-        where = turn, row, pair
+        where = rows_of(thread)
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
             kind = types.int32(-kind)
-            keys_arrive(place, column)
-            s = scores(turn, place, stage_of(tile), k_stage_of(column))
+            k = arrived_keys(smem, place, column, turn, thread)
+            s = scores(k, place, 0, stage_of(tile))
             wait_all()
             s = settled(s)
             while kind != END:
                 acc_dk, acc_dv = ACC_START, ACC_START
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
+                v = keys_of(smem, place, V, turn, thread)
                 ends = False
                 while not ends:
-                    state = s, acc_dk, acc_dv, kind
+                    state = s, acc_dk, acc_dv, kind, v
                     acc_dk, acc_dv = step(state, tile, smem, stats, place, scales, where)
                     kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
                     ends = kind <= END
@@ -155,17 +187,17 @@ def make_columns_stream(cfg):
                             mbarrier_arrive(base + EMPTY_V)
                         column += one
                         if kind != END:
-                            keys_arrive(place, column)
+                            k = arrived_keys(smem, place, column, turn, thread)
                     wait_all_but_one()
                     acc_dv = settled(acc_dv)
-                    s = scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))
+                    s = scores(k, place, 0, stage_of(types.int32(tile + one)))
                     wait_all()
                     acc_dk, s = settled(acc_dk), settled(s)
                     if leader:
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
                         mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))
                     tile += one
-                finish(dk, acc_dk, scale, n_block, bh, result, row, pair)
-                finish(dv, acc_dv, ONE, n_block, bh, result, row, pair)
+                finish(dk, acc_dk, scale, n_block, bh, smem, place, result, hide(thread))
+                finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, hide(thread))
 
     return columns_stream

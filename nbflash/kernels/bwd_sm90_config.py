@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from nbflash.kernels.sm90_config import Panels
-from nbflash.tile.wgmma_gemm import ALIGNMENT
+from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
 from nbflash.tile.wgmma_gradient import PART
+from nbflash.tile.wgmma_rows import WARP_BYTES
 
 RECORD_WORDS = 4  # kind (negative at a column's first tile), key tile, head, query tile
 BAD_WORDS = 4  # a bit for each of 128 keys
@@ -53,6 +54,11 @@ class Sm90BackwardConfig(Panels):
         return self.head_dim > 128
 
     @property
+    def keys_in_registers(self):
+        """Whether K and V stay in registers as long as their column lasts."""
+        return self.head_dim <= PANEL and not self.with_dq
+
+    @property
     def key_readers(self):
         """Warpgroups that read a tile of K, or of V."""
         return 1 if self.split else self.consumers
@@ -85,8 +91,8 @@ class Sm90BackwardConfig(Panels):
     def offsets(self):
         """Shared memory in bytes; Q is at 0.
 
-        K, V, dO, what warpgroups exchange (dS, or P), dQ, statistics, masks, records, bad keys,
-        tile numbers of dQ, barriers.
+        K, V, dO, what warpgroups exchange (dS, or P), what leaves (dQ, or rows of dK and dV),
+        statistics, masks, records, bad keys, tile numbers of dQ, barriers.
         """
         exchange = 4 * PART if self.split else 0
         sizes = (
@@ -95,7 +101,7 @@ class Sm90BackwardConfig(Panels):
             self.kv_bytes,
             self.stages * self.q_bytes,
             self.tile_m * self.tile_n * 2 if self.with_dq else exchange,
-            self.consumers * PART * 4 if self.with_dq else 0,
+            self.consumers * (4 * PART if self.with_dq else 4 * WARP_BYTES),
             self.stages * self.stat_bytes,
             self.stages * self.mask_bytes,
             self.stages * RECORD_WORDS * 4,
@@ -127,12 +133,14 @@ def backward_config(dtype, head_dim):
     return Sm90BackwardConfig(dtype, head_dim, *row[1:])
 
 
-# Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages.
+# Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages. TFLOP/s of the kernel,
+# four products: dense, butterfly, local 1 (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA
+# H100 80GB HBM3, 2026-11-21).
 _COLUMNS = (
-    (64, 2, 64, 4, (56, 224), 2),
-    (128, 2, 64, 2, (40, 232), 2),
-    (192, 2, 64, 3, (40, 232), 1),
-    (256, 2, 64, 2, (40, 232), 1),
+    (64, 2, 64, 4, (56, 224), 2),  # 576, 485, 408; two stages: 503, 444, 376
+    (128, 2, 64, 2, (40, 232), 2),  # 687, 584, 447
+    (192, 2, 64, 3, (56, 224), 1),  # 622, 520, 415
+    (256, 2, 64, 2, (56, 224), 1),  # 663, 554, 423
 )
 
 

@@ -1,8 +1,8 @@
 """dK and dV of more than 128 columns: two warpgroups share 64 keys, one gradient each.
 
-The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`. A warpgroup
-computes scores, makes weights of them and multiplies; P goes from one to the other as float32, in
-fragments, through shared memory:
+The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90_columns`. A
+warpgroup computes scores, makes weights of them and multiplies; P goes from one to the other as
+float32, in fragments, through shared memory:
 
     for each tile t of the stream, the scores of which were issued before
         warpgroup 0, S = Q Kᵀ                          warpgroup 1, dP = dO Vᵀ
@@ -30,6 +30,7 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import make_ring, read_record
+from nbflash.tile.unroll import hide
 from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_gradient import load_part, store_part
@@ -82,7 +83,7 @@ def make_role(cfg, of_keys):
     issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_n, TILE_M)
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, weights_of = make_record_of(cfg), make_weights(cfg)[0 if of_keys else 1]
-    finish, wait_all = make_finish(cfg), wgmma_wait(0)
+    finish, wait_all = make_finish(cfg, 0 if of_keys else 4), wgmma_wait(0)
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(STAGES)
 
     @inlined
@@ -107,7 +108,7 @@ def make_role(cfg, of_keys):
     @inlined
     def role(smem, stats, place, out, factor, result, thread):
         base, words = place
-        scale_log2, leader, (row, pair) = result[5], thread == 0, rows_of(thread)
+        scale_log2, leader = result[5], thread == 0
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         kind, _, _, _ = arrived(smem, place, tile)
         if kind != END:
@@ -145,7 +146,7 @@ def make_role(cfg, of_keys):
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage)
                         mbarrier_arrive(base + EMPTY_DO + 8 * stage)
                     tile += one
-                finish(out, acc, factor, n_block, bh, result, row, pair)
+                finish(out, acc, factor, n_block, bh, smem, place, result, hide(thread))
 
     return role
 

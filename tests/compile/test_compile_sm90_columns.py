@@ -1,0 +1,54 @@
+"""The Hopper pass over columns: no serialised wgmma, no sums in the order of arrival, one spill."""
+
+import re
+
+import pytest
+
+from nbflash import assembler
+from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
+from nbflash.kernels.bwd_sm90_config import columns_config
+from nbflash.kernels.bwd_sm90_rows import statistics_sm90_spec
+from nbflash.launch import compile_ptx
+from nbflash.sm90_backward import rows_config
+
+CAPABILITY = (9, 0)
+CONFIGS = [
+    columns_config(dtype, head_dim)
+    for dtype, head_dims in (("bfloat16", (64, 128, 192, 256)), ("float16", (40, 96, 136)))
+    for head_dim in head_dims
+]
+# Bytes that a thread stores for want of a register, in tiles with bounds: what ptxas 13.5 gives.
+SPILLS = {128: 4}
+
+
+def label(config):
+    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_kernel(config):
+    ptx = compile_ptx(bwd_sm90_spec(config), CAPABILITY)
+    report = assembler.report(ptx, "sm_90a")
+    (stores,) = re.findall(r"(\d+) bytes spill stores", report)
+    assert int(stores) <= SPILLS.get(config.head_dim, 0)
+    # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
+    assert re.findall(r"C75\d\d", report) == []
+    assert ptx.count("setmaxnreg.") == 2
+    assert ".f64" not in ptx
+    assert not re.search(r"cp\.reduce|\bred\.|\batom\.", ptx)
+    kind = {"float16": "f16", "bfloat16": "bf16"}[config.dtype]
+    products = rf"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.{kind}"
+    widths = [int(n) for n in re.findall(products, ptx)]
+    # S and dP; and S of the stream's first tile, or both where roles are shared.
+    scores = (4 if config.split else 3) * -(-config.head_dim // 16)
+    gradients = 2 * config.tile_m // 16
+    assert sorted(widths) == sorted([config.tile_m] * scores + [config.head_dim] * gradients)
+    assert config.smem_bytes * config.min_blocks <= 227 * 1024
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_statistics(config):
+    report = assembler.report(
+        compile_ptx(statistics_sm90_spec(rows_config(config)), CAPABILITY), "sm_90a"
+    )
+    assert " 0 bytes stack frame, 0 bytes spill stores" in report
