@@ -91,7 +91,7 @@ class Sm90DqConfig(Panels):
 
 # head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, do_stages.
 _TABLE = (
-    (64, 2, 128, 3, 3, 2, 2),
+    (64, 2, 128, 4, 2, 1, 2),
     (128, 2, 128, 2, 2, 1, 2),
     (192, 2, 64, 3, 2, 1, 1),
     (256, 2, 64, 2, 1, 1, 1),

@@ -12,25 +12,10 @@ from nbflash.kernels.sm90_config import END, RECORD_WORDS
 from nbflash.kernels.sm90_load import make_send, write_record
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
-from nbflash.tile.pipeline import divided, item_of, make_advance
+from nbflash.tile.pipeline import divided, item_of, make_advance, rounds_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES
 
 LOOKERS = 64  # threads of warps 2 and 3
-
-
-@inlined
-def rounds_of(live):
-    """How often a block looks at the work list."""
-    blocks = types.int32(cuda.gridDim.x)
-    rounds, _ = divided(types.int32(live + blocks - 1), blocks)
-    return rounds
-
-
-@inlined
-def taken(round_):
-    """The item of this block."""
-    blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
-    return types.int32(item_of(round_, blocks, block))
 
 
 def make_load_keys(cfg):
@@ -51,8 +36,9 @@ def make_load_keys(cfg):
         work, plane_of, row_ptr, col_idx, kind = schedule
         zero, one = types.int32(0), types.int32(1)
         stage, phase, v_stage, v_phase = zero, one, zero, one
-        for round_ in range(rounds_of(live)):
-            item = taken(round_)
+        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
+        for round_ in range(rounds_of(live, blocks)):
+            item = types.int32(item_of(round_, blocks, block))
             if item < live:
                 row, bh = work[2 * item], work[2 * item + 1]
                 b, h = divided(types.int32(bh), heads)
@@ -104,8 +90,9 @@ def make_load_rows(cfg):
         heads, _, _, live = sizes
         zero, one = types.int32(0), types.int32(1)
         q, q_phase, do, do_phase = zero, one, zero, one
-        for round_ in range(rounds_of(live)):
-            item = taken(round_)
+        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
+        for round_ in range(rounds_of(live, blocks)):
+            item = types.int32(item_of(round_, blocks, block))
             if item < live:
                 base, _ = apart(place)
                 row, bh = work[2 * item], work[2 * item + 1]

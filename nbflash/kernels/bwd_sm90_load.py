@@ -19,7 +19,7 @@ from nbflash.ptx.mbarrier import (
 )
 from nbflash.ptx.tma import bulk_add, bulk_commit, bulk_load, bulk_wait, bulk_wait_read, tma_load_4d
 from nbflash.tile.finite import clear, make_not_finite
-from nbflash.tile.pipeline import divided, item_of, make_ring
+from nbflash.tile.pipeline import item_of, make_ring, rounds_of
 from nbflash.tile.shared import global_address
 from nbflash.tile.unroll import equal, opaque, select, unrolled
 from nbflash.tile.warp_math import lanes_of
@@ -30,13 +30,6 @@ WORK_WORDS = 4  # key tile, batch element, head of K and V, whether the column h
 DQ_EMPTY, DQ_FULL = 5, 7  # named barriers of each warpgroup's part of dQ
 DQ_THREADS = 128 + 32  # the warpgroup and the warp that stores
 CLEANER = 96  # first thread of warp 3
-
-
-@inlined
-def rounds_of(live, blocks):
-    """How often a block looks at the work list."""
-    rounds, _ = divided(types.int32(live + blocks - 1), blocks)
-    return rounds
 
 
 @unrolled

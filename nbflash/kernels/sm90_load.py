@@ -19,7 +19,7 @@ from nbflash.ptx.mbarrier import (
 )
 from nbflash.ptx.tma import tma_load_4d
 from nbflash.tile.finite import clear, make_not_finite
-from nbflash.tile.pipeline import divided, item_of, make_advance
+from nbflash.tile.pipeline import divided, item_of, make_advance, rounds_of
 from nbflash.tile.unroll import hide
 from nbflash.tile.warp_math import lanes_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
@@ -147,9 +147,9 @@ def make_clean_stream(cfg, threads=THREADS):
         work, plane_of, row_ptr, _, kind = schedule
         warp, lane = thread // 32, thread % 32
         stage, phases = 0, 0
-        blocks, block = cuda.gridDim.x, cuda.blockIdx.x
-        for round_ in range((live + blocks - 1) // blocks):
-            item = item_of(round_, blocks, block)
+        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
+        for round_ in range(rounds_of(live, blocks)):
+            item = types.int32(item_of(round_, blocks, block))
             if item < live:
                 at = plane_of[work[2 * item + 1]] * n_row + work[2 * item]
                 for t in range(row_ptr[at], row_ptr[at + 1]):

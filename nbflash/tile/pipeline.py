@@ -7,7 +7,7 @@ A consumer waits for phase p of "full", a producer for phase p ^ 1 of "empty": t
 every stage empty.
 """
 
-from nbflash.ptx._asm import inlined
+from nbflash.ptx._asm import inlined, types
 from nbflash.tile.unroll import equal, load4, select, unrolled
 
 
@@ -52,3 +52,10 @@ def item_of(round_, blocks, block):
 def divided(a, b):
     """``(a // b, a % b)`` of int32 that are not negative; Numba would divide 64 bits."""
     return a // b, a % b
+
+
+@inlined
+def rounds_of(live, blocks):
+    """How often a block looks at the work list."""
+    rounds, _ = divided(types.int32(live + blocks - 1), blocks)
+    return rounds

@@ -45,7 +45,7 @@ LOADER = (
     Mutant("panel never sent", "range(PANELS)", "range(PANELS - 1)"),
     Mutant("panels of Q as far apart as K's", SEND_Q, SEND_Q.replace("Q_PANEL", "KV_PANEL")),
     Mutant("panels of K as far apart as Q's", SEND_K, SEND_K.replace("KV_PANEL", "Q_PANEL")),
-    Mutant("loader's last round", ROUNDS, "range(live // blocks)", 0, 2),
+    Mutant("loader's last round", ROUNDS, "range(live // blocks)"),
     Mutant("b and h of a head swapped", "b, h = divided(", "h, b = divided("),
     Mutant("h and b of Q swapped", SEND_Q, SEND_Q.replace("h, b", "b, h")),
     Mutant("key head of another group", "h_kv, _ = divided(h", "_, h_kv = divided(h"),
@@ -134,7 +134,7 @@ FINITENESS = (
 )
 RAW_WAIT = "mbarrier_wait(base + RAW_V + 8 * stage, phases >> stage & 1)"
 CLEANERS = (
-    Mutant("cleaners' last round", ROUNDS, "range(live // blocks)", 1, 2),
+    Mutant("cleaners' last round", "range(rounds_of(live, blocks))", "range(live // blocks)"),
     Mutant("last chunk only", "found |= not_finite", "found = not_finite"),
     Mutant(
         "first panel only",
