@@ -209,9 +209,10 @@ def make_compute_stream(cfg):
                     dp = settled(dp)
                     if leader:
                         mbarrier_arrive(base + EMPTY_V + 8 * v_stage_of(tile))
+                # Read while the products to come still keep the record from its release.
+                _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
                 acc = accumulate(acc, p, dp, types.int32(kind - LAST), delta, place, tile)
                 # S of the next row's first tile
-                _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
                 do_stage = do_stage_of(nth_row)
                 tile += one
                 nth_row += one
