@@ -5,8 +5,8 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 
 # (dtype, head_dim) of the Hopper kernels.
-SM90 = [("float16", d) for d in (8, 64, 72, 128, 256)]
-SM90 += [("bfloat16", d) for d in (64, 96, 128, 192)]
+SM90 = [("float16", d) for d in (8, 64, 72, 128, 192, 256)]
+SM90 += [("bfloat16", d) for d in (64, 96, 128, 136, 192, 200, 256)]
 
 
 def problem_of(dtype, head_dim, vectors):
