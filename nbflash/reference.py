@@ -46,7 +46,7 @@ def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
     q, k, v, mask, scale
         As in `attention`.
     dlse : array (batch, heads, nq), optional
-        Gradient of the log-sum-exp; default zero.
+        Gradient of the log-sum-exp; default zero. Ignored where a row attends nothing.
 
     Returns
     -------
@@ -56,12 +56,13 @@ def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
     heads_kv = np.shape(k)[2]
     dout, q, k, v = _heads_first(dout, q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    keep, p, _ = _softmax(q, k, mask, scale)
+    keep, p, lse = _softmax(q, k, mask, scale)
     with np.errstate(invalid="ignore"):
         dp = np.where(keep, dout @ v.swapaxes(-1, -2), 0.0)
         delta = np.sum(p * dp, axis=-1, keepdims=True)  # = rowsum(dO ∘ O), equation 4
         if dlse is not None:
-            delta = delta - np.asarray(dlse, np.float64)[..., None]
+            # ∂LSE/∂S = P: dS = P ∘ (dP − δ) + P ∘ dLSE
+            delta = delta - np.where(np.isneginf(lse), 0.0, dlse)[..., None]
         ds = np.where(keep, p * (dp - delta), 0.0) * scale
     keep_t, ds_t, p_t = (x.swapaxes(-1, -2) for x in (keep, ds, p))
     dq = _product(ds, keep, k)
