@@ -101,11 +101,11 @@ def allocator(device: str, device_id: int):
 def zeros(device: str, device_id: int, shape, dtype):
     """Zeros in the memory of one, under strides of 0, to be read on any stream."""
     if device == CPU:
-        return np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, (0,) * len(shape))
+        return np.broadcast_to(np.zeros((), dtype), shape)
     cupy = _cupy()
     # Outside the memory pool: freeing waits for the kernels of every stream.
     with cupy.cuda.Device(device_id), cupy.cuda.using_allocator(None):
-        zero = cupy.zeros(1, dtype)
+        zero = cupy.zeros((), dtype)
         cupy.cuda.get_current_stream().synchronize()
     return cupy.broadcast_to(zero, shape)
 

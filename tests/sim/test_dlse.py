@@ -9,7 +9,7 @@ from simt_runs import DTYPES
 from sm90_bwd_runs import ALONE, BROAD, TALL, run
 from sm90_bwd_runs import check as check_sm90
 
-import nbflash
+import nbflash.cpu
 from nbflash import reference, sim
 from nbflash.kernels import bwd_sm90_rows
 from nbflash.schedule import TileSchedule
@@ -124,7 +124,8 @@ def vjp_of_reference(inputs, scale, sign):
 def vjp_of_cpu(inputs, scale, sign):
     q, k, v, _ = inputs
     fault = Mutant("sign of dlse", "dout, out) - dlse", f"dout, out) {sign} dlse")
-    cpu = mutated_modules("nbflash.cpu", fault, ())["nbflash.cpu"]
+    name = nbflash.cpu.__name__
+    cpu = mutated_modules(name, fault, ())[name]
 
     def vjp(part):
         schedule = TileSchedule.from_mask(part, 16, 16)
