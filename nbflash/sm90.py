@@ -121,9 +121,9 @@ class Sm90Executor:
     def _backward(self):
         return sm90_backward.Sm90Backward(self._problem, self._mask)
 
-    def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
         if sm90_backward.can(self._problem, deterministic):
-            self._backward(dout, q, k, v, out, lse, dq, dk, dv)
+            self._backward(dout, q, k, v, out, lse, dlse, dq, dk, dv)
         else:
-            self._simt.backward(dout, q, k, v, out, lse, dq, dk, dv, deterministic)
+            self._simt.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic)
