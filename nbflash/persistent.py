@@ -36,3 +36,32 @@ def ordered(work, length, heads_at_a_time, blocks):
         order[start + (owner if round_ % 2 == 0 else blocks - 1 - owner)] = items
         load[owner] += length[items]
     return work[order]
+
+
+def row_tables(schedule, problem, blocks):
+    """What a kernel that goes over rows walks.
+
+    Parameters
+    ----------
+    schedule : TileSchedule
+        Of query rows.
+    problem : nbflash.problem.Problem
+    blocks : int
+        How many will walk at the same time.
+
+    Returns
+    -------
+    walked : tuple
+        Work list, planes, row pointers, columns, kinds, lower and upper bounds: int32; bit tiles:
+        uint32.
+    live : int
+        Items of the work list that have tiles.
+    """
+    p, s = problem, schedule
+    work, plane_of = s.work(p.batch, p.heads), s.plane_of(p.batch, p.heads)
+    lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[plane_of[work[:, 1]], work[:, 0]]
+    kv_bytes = 2 * p.nk * p.head_dim * 2
+    work = ordered(work, lengths, p.group * -(-L2_BYTES // kv_bytes), blocks)
+    walked = work, plane_of, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits
+    walked = tuple(np.ascontiguousarray(x).ravel() for x in walked)
+    return walked, int(np.count_nonzero(lengths))

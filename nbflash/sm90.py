@@ -1,17 +1,12 @@
-"""The Hopper implementation: the forward kernel with its arguments bound, and the backward.
-
-What the Hopper backward does not serve yet, ``deterministic`` and wide heads, goes to `simt`.
-"""
+"""The Hopper implementation: the forward kernel with its arguments bound, and the backward."""
 
 from functools import cached_property
-
-import numpy as np
 
 from nbflash import launch, sm90_backward, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import choose, forward_configs
-from nbflash.persistent import L2_BYTES, ordered
+from nbflash.persistent import row_tables
 from nbflash.schedule import TileSchedule
 
 # exp2(S · scale) is 1 at scale 0, and −∞ · scale must stay −∞.
@@ -51,20 +46,16 @@ class Sm90Executor:
     def _forward(self):
         """The bound launch and, per tensor, the words of its map without the address."""
         p, cfg, s = self._problem, self._config, self.schedule
-        work, plane_of = s.work(p.batch, p.heads), s.plane_of(p.batch, p.heads)
-        lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[plane_of[work[:, 1]], work[:, 0]]
         device = self._cupy.cuda.Device(p.device_id)
         most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
-        blocks = max(1, min(most, len(work)))
-        kv_bytes = 2 * p.nk * p.head_dim * 2
-        work = ordered(work, lengths, p.group * -(-L2_BYTES // kv_bytes), blocks)
-        live = int(np.count_nonzero(lengths))
+        items = p.batch * p.heads * s.n_row
+        blocks = max(1, min(most, items))
+        tables, live = row_tables(s, p, blocks)
         scale = max(abs(p.scale) * LOG2_E, _LEAST_SCALE)
-        sizes = (p.nq, p.heads, p.group, s.n_row, len(work), live, scale)
-        tables = (work, plane_of, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi)
+        sizes = (p.nq, p.heads, p.group, s.n_row, items, live, scale)
         stream = self._cupy.cuda.get_current_stream()
         with self._cupy.cuda.using_allocator(None):
-            held = [self._cupy.asarray(np.ascontiguousarray(t)) for t in (*tables, s.bits)]
+            held = [self._cupy.asarray(t) for t in tables]
         stream.synchronize()  # later calls may come on another stream
         trailing = (*sizes, *(t.data.ptr for t in held))
         bound = launch.Launch(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
@@ -112,18 +103,14 @@ class Sm90Executor:
         bound(stream, [*words, address, lse.data.ptr, *strides])
 
     @cached_property
-    def _simt(self):
-        from nbflash.simt import SimtExecutor
-
-        return SimtExecutor(self._problem, self._mask)
-
-    @cached_property
-    def _backward(self):
-        return sm90_backward.Sm90Backward(self._problem, self._mask)
+    def _backwards(self):
+        """Those that have been asked for, by whether they are in two passes."""
+        return {}
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
-        if sm90_backward.can(self._problem, deterministic):
-            self._backward(dout, q, k, v, out, lse, dlse, dq, dk, dv)
-        else:
-            self._simt.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic)
+        two_passes = sm90_backward.in_two_passes(self._problem, deterministic)
+        if two_passes not in self._backwards:
+            made = sm90_backward.Sm90Backward(self._problem, self._mask, two_passes=two_passes)
+            self._backwards[two_passes] = made
+        self._backwards[two_passes](dout, q, k, v, out, lse, dlse, dq, dk, dv)

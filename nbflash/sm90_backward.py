@@ -1,6 +1,6 @@
 """The Hopper backward of one problem and mask: its tables, and its kernels with arguments bound."""
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
@@ -8,10 +8,11 @@ from masks import FULL
 from nbflash import arrays, launch, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
-from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM, backward_config
+from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM, backward_config, columns_config
 from nbflash.kernels.bwd_sm90_rows import RowsConfig, round_sm90_spec, statistics_sm90_spec
 from nbflash.persistent import L2_BYTES, ordered
 from nbflash.schedule import TileSchedule
+from nbflash.sm90_dq import DqPass
 from nbflash.tile.wgmma_gradient import PART
 
 
@@ -57,33 +58,36 @@ def tables(schedule, batch, heads, group, head_dim, blocks):
 
 def rows_config(cfg):
     """The configuration of the kernels around the main one."""
-    return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
+    return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels, cfg.with_dq)
 
 
-def can(problem, deterministic):
-    """Whether this backward serves a problem."""
-    return problem.head_dim <= MOST_HEAD_DIM and not deterministic
+def in_two_passes(problem, deterministic):
+    """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always."""
+    return deterministic or problem.head_dim > MOST_HEAD_DIM
 
 
 class Sm90Backward:
-    """The backward of one problem and mask on one Hopper GPU, in the default mode.
+    """The backward of one problem and mask on one Hopper GPU.
 
     Parameters
     ----------
     problem : nbflash.problem.Problem
     mask : masks.Mask
+    two_passes : bool
+        dK and dV by columns and dQ by rows, reproducibly; or all in one pass over columns.
     config : Sm90BackwardConfig, optional
-        Instead of the table's row.
+        Of the pass over columns, instead of the table's row.
     """
 
-    def __init__(self, problem, mask, *, config=None):
+    def __init__(self, problem, mask, *, two_passes=False, config=None):
         import cupy
 
         self._problem, self._cupy = problem, cupy
-        self.config = config or backward_config(problem.dtype, problem.head_dim)
-        cfg = self.config
+        table = columns_config if two_passes else backward_config
+        self.config = cfg = config or table(problem.dtype, problem.head_dim)
         self.schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
-        self._layout = lru_cache(maxsize=16)(self._encode)
+        self.rows = DqPass(problem, mask, cfg.tile_m) if two_passes else None
+        self._map = tensor_map.Maps(problem.dtype)
 
     @property
     def _slots(self):
@@ -92,7 +96,7 @@ class Sm90Backward:
 
     @cached_property
     def _kernels(self):
-        """The three launches with sizes and tables bound, and what must stay alive."""
+        """The launches with sizes and tables bound, and what must stay alive."""
         p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
         items, heads_kv = s.n_row * p.batch * p.heads // p.group, p.heads // p.group
         device = cupy.cuda.Device(p.device_id)
@@ -114,20 +118,15 @@ class Sm90Backward:
             (p.nq, p.heads, s.n_col, queries),
             p.device_id,
         )
-        after = launch.Launch(
-            round_sm90_spec(rows),
-            self._slots * cfg.consumers,
-            (p.nq, p.heads, s.n_col, p.scale),
-            p.device_id,
-        )
-        return before, main, after, held
+        return before, main, held
 
-    def _encode(self, shape, strides, rows):
-        """The words of a tensor map without the address."""
-        return tensor_map.encode(1 << 20, shape, strides, rows, self._problem.dtype)[1:]
-
-    def _map(self, x, rows):
-        return [x.data.ptr, *self._layout(x.shape, _strides(x), rows)]
+    @cached_property
+    def _round(self):
+        """The launch that rounds the sum of dQ, bound."""
+        p, cfg = self._problem, self.config
+        sizes = p.nq, p.heads, self.schedule.n_col, p.scale
+        spec = round_sm90_spec(rows_config(cfg))
+        return launch.Launch(spec, self._slots * cfg.consumers, sizes, p.device_id)
 
     def _readable(self, x):
         """``x``, or a copy that can be read 16 bytes at a time."""
@@ -141,15 +140,19 @@ class Sm90Backward:
         dout, out = self._readable(dout), self._readable(out)
         lse = lse if lse.flags.c_contiguous else lse.copy()
         stats = cupy.empty((self._slots, 2, cfg.tile_m), np.float32)
-        total = cupy.empty((self._slots, cfg.consumers, PART), np.float32)
-        before, main, after, _ = self._kernels
+        # The sum of dQ; in two passes there is none.
+        total = cupy.empty((self._slots, cfg.consumers, PART), np.float32) if cfg.with_dq else stats
+        before, main, _ = self._kernels
         stream = cupy.cuda.get_current_stream().ptr
         pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
         before(stream, [*pointers, *_strides(dout), *_strides(out), *_strides(dlse)])
         boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
         maps = [word for x, rows in boxes for word in self._map(x, rows)]
         main(stream, [*maps, *(x.data.ptr for x in (total, stats, dk, dv))])
-        after(stream, [total.data.ptr, dq.data.ptr, *_strides(dq)])
+        if cfg.with_dq:
+            self._round(stream, [total.data.ptr, dq.data.ptr, *_strides(dq)])
+        else:
+            self.rows(dout, q, k, v, stats, dq)
 
 
 def _strides(x):

@@ -3,6 +3,8 @@
 Source: CUDA driver API, ``cuTensorMapEncodeTiled``.
 """
 
+from functools import lru_cache
+
 _PANEL = 64  # columns of a box: 128 bytes, the span of the swizzle
 ALIGNMENT = 16  # bytes, of the address and of every stride
 
@@ -59,3 +61,18 @@ def encode(address, shape, strides, rows, dtype):
     if words[0] != address:
         raise RuntimeError("this driver's tensor maps do not begin with the address")
     return words
+
+
+class Maps:
+    """Tensor maps of arrays of one dtype, each layout encoded once."""
+
+    def __init__(self, dtype):
+        def layout(shape, strides, rows):
+            return encode(1 << 20, shape, strides, rows, dtype)[1:]
+
+        self._layout = lru_cache(maxsize=16)(layout)
+
+    def __call__(self, x, rows):
+        """The words of the map of ``x`` for boxes of ``rows`` tokens."""
+        strides = tuple(s // x.itemsize for s in x.strides[:3])
+        return [x.data.ptr, *self._layout(x.shape, strides, rows)]

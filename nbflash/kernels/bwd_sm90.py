@@ -32,8 +32,8 @@ What computes sees a stream of tiles, column after column, each with a record (k
     dq_full w      warpgroup w has stored its part             warp 1 + w
 """
 
+from nbflash.kernels.bwd_sm90_columns import make_columns_stream
 from nbflash.kernels.bwd_sm90_compute import make_compute_stream, make_write_empty_columns
-from nbflash.kernels.bwd_sm90_config import K_STAGES
 from nbflash.kernels.bwd_sm90_load import (
     CLEANER,
     apart,
@@ -41,6 +41,7 @@ from nbflash.kernels.bwd_sm90_load import (
     make_load_stream,
     make_store_stream,
 )
+from nbflash.kernels.bwd_sm90_wide import make_wide_stream
 from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
@@ -50,7 +51,8 @@ from nbflash.tile.wgmma_gemm import ALIGNMENT
 
 def make_init_barriers(cfg):
     """``init_barriers(base)``, for one thread."""
-    CONSUMERS, STAGES = cfg.consumers, cfg.stages
+    CONSUMERS, READERS = cfg.consumers, cfg.key_readers
+    STAGES, K_STAGES = cfg.stages, cfg.k_stages
     (
         FULL_Q,
         EMPTY_Q,
@@ -74,10 +76,10 @@ def make_init_barriers(cfg):
             mbarrier_init(base + RAW + 8 * i, 2)
         for i in range(K_STAGES):
             mbarrier_init(base + FULL_K + 8 * i, 1)
-            mbarrier_init(base + EMPTY_K + 8 * i, CONSUMERS)
+            mbarrier_init(base + EMPTY_K + 8 * i, READERS)
             mbarrier_init(base + RAW_K + 8 * i, 1)
         mbarrier_init(base + FULL_V, 1)
-        mbarrier_init(base + EMPTY_V, CONSUMERS)
+        mbarrier_init(base + EMPTY_V, READERS)
         fence_mbarrier_init()
 
     return init_barriers
@@ -92,14 +94,16 @@ def make_bwd_sm90(cfg):
     of the work list and how many of them have tiles; scale · log2 e and scale; then the transposed
     schedule, with the bounds of every query tile.
     """
-    REGISTERS, CONSUMERS = bool(cfg.registers), cfg.consumers
+    REGISTERS, CONSUMERS, WITH_DQ = bool(cfg.registers), cfg.consumers, cfg.with_dq
     fewer, more = (
         setmaxnreg(action, count)
         for action, count in zip(("dec", "inc"), cfg.registers or (24, 240), strict=True)
     )
     init_barriers, load_stream = make_init_barriers(cfg), make_load_stream(cfg)
     store_stream, clean_stream = make_store_stream(cfg), make_clean_stream(cfg)
-    write_empty_columns, compute_stream = make_write_empty_columns(cfg), make_compute_stream(cfg)
+    make_alone = make_wide_stream if cfg.split else make_columns_stream
+    make_stream = make_compute_stream if WITH_DQ else make_alone
+    write_empty_columns, compute_stream = make_write_empty_columns(cfg), make_stream(cfg)
 
     def bwd_sm90(
         q_map,
@@ -151,7 +155,7 @@ def make_bwd_sm90(cfg):
                 clean_stream(
                     smem, floats, apart(place), sizes, schedule, types.int32(tid - CLEANER)
                 )
-            elif 32 <= tid < 32 + 32 * CONSUMERS:
+            elif WITH_DQ and 32 <= tid < 32 + 32 * CONSUMERS:
                 store_stream(smem, apart(place), dq, tid)
         else:
             if REGISTERS:

@@ -2,13 +2,17 @@
 
 import math
 
-from masks import FULL, INTERVAL
-from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, K_STAGES, RECORD_WORDS
+from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, RECORD_WORDS
 from nbflash.kernels.bwd_sm90_load import (
     DQ_EMPTY,
     DQ_FULL,
     DQ_THREADS,
     WORK_WORDS,
+)
+from nbflash.kernels.bwd_sm90_tile import (
+    make_gradients_of,
+    make_probabilities_of,
+    make_record_of,
 )
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
@@ -26,8 +30,6 @@ from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk
 from nbflash.tile.wgmma_gradient import (
     PART,
     make_gemm_dq,
-    make_probabilities,
-    make_score_gradients,
     make_store_rows,
     store_part,
 )
@@ -88,11 +90,10 @@ def make_write_empty_columns(cfg):
 def make_compute_stream(cfg):
     """``compute_stream(smem, stats, place, result, thread)``, for every thread."""
     TILE_M, TILE_N, CONSUMERS = cfg.tile_m, cfg.tile_n, cfg.consumers
-    Q_BYTES, KV_BYTES, STAT_BYTES = cfg.q_bytes, cfg.kv_bytes, cfg.stat_bytes
-    MASK_BYTES, WORDS = cfg.mask_bytes, -(-TILE_N // 32)
+    Q_BYTES, KV_BYTES, K_STAGES = cfg.q_bytes, cfg.kv_bytes, cfg.k_stages
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
-    K, V, DO, DS, DQ, STATS, MASKS, RECORDS, BAD, SLOTS, _ = cfg.offsets
-    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    K, V, DO, DS, DQ, _, _, RECORDS, BAD, SLOTS, _ = cfg.offsets
+    _, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
     # A part of dQ: 64 queries of a tile of several 64, or one panel of columns of one.
     PART_DS = KV_PANEL if TILE_M > 64 else 0
     PART_K = 0 if TILE_M > 64 else KV_PANEL
@@ -101,22 +102,14 @@ def make_compute_stream(cfg):
     DQ_START = (types.float32(0),) * (PART // 128)
     issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M)
     issue_acc, issue_dq = make_gemm_pv(cfg.dtype, TILE_M), make_gemm_dq(cfg.dtype, TILE_N)
-    p_full, p_interval, p_bits = make_probabilities(TILE_M, TILE_N)
-    ds_full, ds_masked, pack = make_score_gradients(TILE_M, cfg.dtype)
+    record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
+    gradients_of, pack = make_gradients_of(cfg)
     store_scores = make_store_fragment(TILE_M, TILE_N)
     finish_column = make_finish_column(cfg)
     wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
     EARLY_DV, warpgroup_of = cfg.early_dv, make_warpgroup_of(CONSUMERS)
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
     _, v_phase_of = make_ring(1)
-
-    @inlined
-    def record_of(smem, place, tile):
-        """The record of a tile of the stream, once its Q is there."""
-        base, words = place
-        stage = stage_of(tile)
-        mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))
-        return read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
 
     @unrolled
     def scales_if(bad, scale):
@@ -138,30 +131,6 @@ def make_compute_stream(cfg):
         k = types.uint32(lower(base + K + turn * 64 * ROW_BYTES, 16) + k_stage * (KV_BYTES >> 4))
         q = types.uint32(lower(base, 16) + stage * (Q_BYTES >> 4))
         return issue_scores(S_START, k, q)
-
-    @inlined
-    def probabilities_of(s, kind, scales, smem, stats, place, stage, thread):
-        """P of a tile, with what is hidden masked to −∞ before the exponential."""
-        _, words = place
-        pair = 2 * (thread % 4)
-        at = words + STATS // 4 + stage * (STAT_BYTES // 4) + pair
-        if kind == FULL:
-            return p_full(s, scales, stats, at)
-        mask, key = words + MASKS // 4 + stage * (MASK_BYTES // 4), row_of_thread(thread)
-        if kind == INTERVAL:
-            n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
-            key = types.int32(n_block * TILE_N + key)
-            return p_interval(s, scales, stats, at, smem, mask + pair, key)
-        return p_bits(s, scales, stats, at, smem, mask + pair * WORDS, types.int32(key))
-
-    @inlined
-    def gradients_of(p, dp, kind, stats, place, stage, thread):
-        """dS of a tile."""
-        _, words = place
-        at = words + (STATS + 4 * TILE_M) // 4 + stage * (STAT_BYTES // 4) + 2 * (thread % 4)
-        if kind == FULL:
-            return ds_full(p, dp, stats, at)
-        return ds_masked(p, dp, stats, at)
 
     @inlined
     def share_scores(packed, turn, place, thread):
@@ -201,7 +170,8 @@ def make_compute_stream(cfg):
         dout = types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4))
         dp = issue_scores(S_START, v, dout)
         wgmma_commit()
-        p = probabilities_of(s, kind, scales, smem, stats, place, stage, thread)
+        row, pair = row_of_thread(thread), 2 * (thread % 4)
+        p = probabilities_of(s, kind, scales, smem, stats, place, stage, row, pair)
         # dV += Pᵀ dO
         dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
         if EARLY_DV:
@@ -213,7 +183,7 @@ def make_compute_stream(cfg):
         else:
             wait_all()
         dp = settled(dp)
-        ds = pack(gradients_of(p, dp, kind, stats, place, stage, thread))
+        ds = pack(gradients_of(p, dp, kind, stats, place, stage, pair))
         share_scores(ds, turn, place, thread)
         wgmma_fence()
         if not EARLY_DV:

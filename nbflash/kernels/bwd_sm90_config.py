@@ -10,7 +10,6 @@ from nbflash.tile.wgmma_gradient import PART
 RECORD_WORDS = 4  # kind (negative at a column's first tile), key tile, head, query tile
 BAD_WORDS = 4  # a bit for each of 128 keys
 END = 0  # kind of the record that closes a stream
-K_STAGES = 2  # the next column's K is there before this one's is done
 
 
 @dataclass(frozen=True)
@@ -21,16 +20,21 @@ class Sm90BackwardConfig(Panels):
     ----------
     dtype : {"float16", "bfloat16"}
     head_dim : int
-        A multiple of 8 up to 128.
+        A multiple of 8 up to 128; up to 256 without dQ.
     consumers : int
         Warpgroups that compute, 64 keys each; one more loads. Each computes one 64 × 64 part of a
-        tile of dQ, so there are as many parts as warpgroups.
+        tile of dQ, so there are as many parts as warpgroups. Above 128 columns (`split`) two of
+        them share 64 keys: one has dV, the other dK.
     tile_m : int
         Queries of a tile.
     stages : int
         Tiles of Q, and of dO, in flight: a power of two.
     registers : tuple of int
         Of a thread that loads and of one that computes; () leaves them as launched.
+    with_dq : bool
+        False: dK and dV alone, in four products, without a sum in the order of arrival.
+    k_stages : int
+        Two: the next column's K is there before this one's is done.
     """
 
     dtype: str
@@ -40,6 +44,18 @@ class Sm90BackwardConfig(Panels):
     stages: int = 2
     registers: tuple = (24, 240)
     min_blocks: int = 1
+    with_dq: bool = True
+    k_stages: int = 2
+
+    @property
+    def split(self):
+        """Whether dK and dV of 64 keys fill the registers of a warpgroup each."""
+        return self.head_dim > 128
+
+    @property
+    def key_readers(self):
+        """Warpgroups that read a tile of K, or of V."""
+        return 1 if self.split else self.consumers
 
     @property
     def early_dv(self):
@@ -48,7 +64,7 @@ class Sm90BackwardConfig(Panels):
 
     @property
     def tile_n(self):
-        return 64 * self.consumers
+        return 64 * self.key_readers
 
     @property
     def stat_bytes(self):
@@ -69,19 +85,21 @@ class Sm90BackwardConfig(Panels):
     def offsets(self):
         """Shared memory in bytes; Q is at 0.
 
-        K, V, dO, dS, dQ, statistics, masks, records, bad keys, tile numbers of dQ, barriers.
+        K, V, dO, what warpgroups exchange (dS, or P), dQ, statistics, masks, records, bad keys,
+        tile numbers of dQ, barriers.
         """
+        exchange = 4 * PART if self.split else 0
         sizes = (
             self.stages * self.q_bytes,
-            K_STAGES * self.kv_bytes,
+            self.k_stages * self.kv_bytes,
             self.kv_bytes,
             self.stages * self.q_bytes,
-            self.tile_m * self.tile_n * 2,
-            self.consumers * PART * 4,
+            self.tile_m * self.tile_n * 2 if self.with_dq else exchange,
+            self.consumers * PART * 4 if self.with_dq else 0,
             self.stages * self.stat_bytes,
             self.stages * self.mask_bytes,
             self.stages * RECORD_WORDS * 4,
-            K_STAGES * BAD_WORDS * 4,
+            self.k_stages * BAD_WORDS * 4,
             4 * 4,
         )
         return tuple(accumulate(sizes))
@@ -89,13 +107,13 @@ class Sm90BackwardConfig(Panels):
     @property
     def barriers(self):
         """Where the barriers start: full and empty of Q, dO, K and V, raw of Q and dO, and of K."""
-        counts = (*(self.stages,) * 4, *(K_STAGES,) * 2, 1, 1, self.stages, K_STAGES)
+        counts = (*(self.stages,) * 4, *(self.k_stages,) * 2, 1, 1, self.stages, self.k_stages)
         return tuple(self.offsets[-1] + 8 * sum(counts[:i]) for i in range(len(counts)))
 
     @property
     def smem_bytes(self):
         """Dynamic shared memory of a block, with room to align it."""
-        return self.barriers[-1] + 8 * K_STAGES + ALIGNMENT
+        return self.barriers[-1] + 8 * self.k_stages + ALIGNMENT
 
 
 # head_dim up to; consumers, tile_m.
@@ -107,3 +125,21 @@ def backward_config(dtype, head_dim):
     """The row of the table for a problem."""
     row = next(row for row in _TABLE if head_dim <= row[0])
     return Sm90BackwardConfig(dtype, head_dim, *row[1:])
+
+
+# Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages.
+_COLUMNS = (
+    (64, 2, 64, 4, (56, 224), 2),
+    (128, 2, 64, 2, (40, 232), 2),
+    (192, 2, 64, 3, (40, 232), 1),
+    (256, 2, 64, 2, (40, 232), 1),
+)
+
+
+def columns_config(dtype, head_dim):
+    """The configuration of a problem's pass over columns, for dK and dV alone."""
+    row = next(row for row in _COLUMNS if head_dim <= row[0])
+    _, consumers, tile_m, stages, registers, k_stages = row
+    return Sm90BackwardConfig(
+        dtype, head_dim, consumers, tile_m, stages, registers, with_dq=False, k_stages=k_stages
+    )

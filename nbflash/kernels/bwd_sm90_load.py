@@ -3,11 +3,11 @@
 Warp 0, one thread, walks the schedule and feeds the rings. Warps 1 and 2 add the parts of dQ that
 the computing warpgroups leave in shared memory. Warp 3 looks at K of every column that has masked
 tiles, and at the statistics of every masked tile: there P and dS are 0 where a score is hidden, but
-0 · NaN would reach the gradients.
+0 · NaN would reach the gradients. Without dQ nobody sums over keys, and K arrives as it is.
 """
 
 from masks import BITS, FULL, INTERVAL
-from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, K_STAGES, RECORD_WORDS
+from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, RECORD_WORDS
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
     bar_arrive,
@@ -60,7 +60,8 @@ def make_load_stream(cfg):
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
     FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, _, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
-    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
+    FULL_K, WITH_DQ = cfg.barriers[4], cfg.with_dq
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
     _, v_phase_of = make_ring(1)
 
     @inlined
@@ -74,6 +75,14 @@ def make_load_stream(cfg):
     def send(to, panel_bytes, tensor_map, row, head, batch, bar):
         for panel in range(PANELS):
             tma_load_4d(to + panel * panel_bytes, tensor_map, panel * PANEL, row, head, batch, bar)
+
+    @inlined
+    def send_keys(to, tensor_map, n_block, head, batch, empty, full, phase):
+        """A tile of K or V, when the last one there is done with."""
+        n0 = types.int32(n_block * TILE_N)
+        mbarrier_wait(empty, phase ^ 1)
+        mbarrier_arrive_expect_tx(full, KV_BYTES)
+        send(to, KV_PANEL, tensor_map, n0, head, batch, full)
 
     @unrolled
     def full_of(bar, kind, raw):
@@ -128,17 +137,21 @@ def make_load_stream(cfg):
                         bulk_load(base + STATS + stage * STAT_BYTES, source, STAT_BYTES, bar)
                         m0 = types.int32(m_block * TILE_M)
                         send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, bar)
-                        if sign < 0:
-                            k_stage, n0 = k_stage_of(column), types.int32(n_block * TILE_N)
-                            mbarrier_wait(base + EMPTY_K + 8 * k_stage, k_phase_of(column) ^ 1)
-                            bar = types.int32(base + RAW_K + 8 * k_stage)
-                            mbarrier_arrive_expect_tx(bar, KV_BYTES)
-                            send(base + K + k_stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar)
+                        if WITH_DQ and sign < 0:
+                            k_stage = k_stage_of(column)
+                            to, bar = base + K + k_stage * KV_BYTES, base + RAW_K + 8 * k_stage
+                            empty, phase = base + EMPTY_K + 8 * k_stage, k_phase_of(column)
+                            send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)
                         mbarrier_wait(base + EMPTY_DO + 8 * stage, phase_of(tile) ^ 1)
                         bar = full_of(base + FULL_DO + 8 * stage, kind, RAW - FULL_DO)
                         mbarrier_arrive_expect_tx(bar, Q_BYTES)
                         send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)
                         if sign < 0:
+                            if not WITH_DQ:  # its last column may be done only once dO is there
+                                k_stage = k_stage_of(column)
+                                to, bar = base + K + k_stage * KV_BYTES, base + FULL_K + 8 * k_stage
+                                empty, phase = base + EMPTY_K + 8 * k_stage, k_phase_of(column)
+                                send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)
                             n0 = types.int32(n_block * TILE_N)
                             mbarrier_wait(base + EMPTY_V, v_phase_of(column) ^ 1)
                             mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)
@@ -192,7 +205,8 @@ def make_clean_stream(cfg):
     FULL_Q, _, FULL_DO, _, FULL_K, _, _, _, RAW, RAW_K = cfg.barriers
     WORDS, HUGE = -(-TILE_N // 32), types.float32(3e38)
     not_finite = make_not_finite(cfg.dtype)
-    (stage_of, _), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(K_STAGES)
+    (stage_of, _), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(cfg.k_stages)
+    WITH_DQ = cfg.with_dq
 
     @inlined
     def clear_row(smem, at, panel_bytes, row):
@@ -250,12 +264,13 @@ def make_clean_stream(cfg):
                 at = WORK_WORDS * item
                 n_block, first, masked = work[at], work[at + 1] * heads, work[at + 3]
                 first = types.int32(first + work[at + 2] * group)
-                k_stage = k_stage_of(column)
-                mbarrier_wait(base + RAW_K + 8 * k_stage, k_phase_of(column))
-                clean_keys(smem, words, k_stage, masked, lane)
-                if lane == 0:
-                    mbarrier_arrive(base + FULL_K + 8 * k_stage)
-                column += types.int32(1)
+                if WITH_DQ:
+                    k_stage = k_stage_of(column)
+                    mbarrier_wait(base + RAW_K + 8 * k_stage, k_phase_of(column))
+                    clean_keys(smem, words, k_stage, masked, lane)
+                    if lane == 0:
+                        mbarrier_arrive(base + FULL_K + 8 * k_stage)
+                    column += types.int32(1)
                 for bh in range(first, types.int32(first + group)):
                     at = types.int32(plane_of[bh] * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):

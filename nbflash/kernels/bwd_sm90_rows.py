@@ -25,12 +25,16 @@ HUGE = types.float32(3e38)
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """Geometry of the two kernels: that of the main kernel's query tiles."""
+    """Geometry of the two kernels: that of the main kernel's query tiles.
+
+    Without ``with_dq`` there is no sum of dQ to set to zero.
+    """
 
     dtype: str
     head_dim: int
     tile_m: int
     panels: int
+    with_dq: bool = True
     threads: int = THREADS
     min_blocks: int = 1
     smem_bytes: int = 0
@@ -38,7 +42,7 @@ class RowsConfig:
     @property
     def lanes(self):
         """Threads of one row, a power of two."""
-        return 8 * self.panels
+        return 1 << (8 * self.panels - 1).bit_length()
 
     def statistics_blocks(self, rows):
         """Blocks for ``rows`` queries, of all heads and with those past the end."""
@@ -51,6 +55,7 @@ def make_statistics_sm90(cfg):
     The strides are those of dout and out, and of dlse along batch, heads and queries.
     """
     DTYPE, HEAD_DIM, TILE_M, LANES = cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.lanes
+    WITH_DQ = cfg.with_dq
     TO_BASE_2 = types.float32(-LOG2_E)
 
     @unrolled
@@ -90,7 +95,8 @@ def make_statistics_sm90(cfg):
             x = product(dout, do_at // 2, out, o_at // 2)
         x = row_sum(x)
         if row < rows:
-            clear(dq, thread * CHUNK, types.float32(0))
+            if WITH_DQ:
+                clear(dq, thread * CHUNK, types.float32(0))
             if column == 0:
                 shift, delta = types.float32(-math.inf), types.float32(0)
                 bh = b * heads + h

@@ -103,11 +103,13 @@ def make_finish_row(cfg):
 
 
 def make_masking(cfg):
-    """``bounds_of(masking, row, bh, thread)`` and ``keep_of(kind, n0, bounds, masking, thread)``.
+    """What a thread's two rows see.
 
-    The bounds of a thread's two rows stay in registers as long as the row lasts.
+    ``bounds_of(masking, row, bh, thread)`` stay in registers as long as the row lasts,
+    ``keep_of(kind, n0, bounds, masking, thread)`` serves a tile, and
+    ``bad_of(smem, words, stage, keep, thread)`` says what of it meets garbage.
     """
-    TILE_M = cfg.tile_m
+    TILE_M, BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, cfg.tile_n // 32, cfg.cleaned
     keep_interval, keep_bits, gather = make_keep(TILE_M, cfg.tile_n)
 
     @inlined
@@ -139,26 +141,43 @@ def make_masking(cfg):
         upper = keep_bits(bits, tile, r, quad)
         return types.uint32(upper), types.uint32(keep_bits(bits, tile, r + 8, quad))
 
-    return bounds_of, keep_of, gather
+    @unrolled
+    def load_bad(smem, at):
+        return tuple(load(smem, at + i) for i in range(BAD_USED))
+
+    @inlined
+    def bad_of(smem, words, stage, keep, thread):
+        """Which of a thread's scores count and meet a key whose V is not finite."""
+        packed = load_bad(smem, words + BAD // 4 + BAD_WORDS * stage)
+        mine = types.uint32(gather(packed, types.int32(2 * (thread % 4))))
+        return types.uint32(keep[0] & mine), types.uint32(keep[1] & mine)
+
+    return bounds_of, keep_of, bad_of
+
+
+@unrolled
+def poisoned(l, bad):
+    """NaN for the rows that attend a key that is not finite."""
+    return tuple(select(equal(b, 0), x, math.nan) for x, b in zip(l, bad, strict=True))
 
 
 def make_compute_stream(cfg):
     """``compute_stream(smem, place, result, masking, thread)``, for every thread."""
     HALF, warpgroup_of = cfg.tile_n // 2, make_warpgroup_of(cfg.consumers)
     Q_BYTES, KV_BYTES, KV_PANEL = cfg.q_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
-    K, V, RECORDS, BAD, _ = cfg.offsets
+    K, V, RECORDS, _, _ = cfg.offsets
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
     S_START, P_START = (types.float32(0),) * (HALF // 2), (types.uint32(0),) * (HALF // 4)
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     STAGED = cfg.q_stages > 1
-    BAD_USED, NEXT_HALF = cfg.tile_n // 32, HALF * ROW_BYTES >> 4
+    NEXT_HALF = HALF * ROW_BYTES >> 4
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.tile_n, negate=cfg.negate)
     issue_pv = make_gemm_pv(cfg.dtype, HALF)
     softmax = make_wgmma_softmax(HALF, cfg.dtype)
     row_max, reference, exponents, outgrown, rise, rescale, lowered, *softmax = softmax
     exponentials, row_sum, pack = softmax
     keep_a, keep_b = make_apply_keep(HALF, 0), make_apply_keep(HALF, 1)
-    bounds_of, keep_of, gather = make_masking(cfg)
+    bounds_of, keep_of, bad_of = make_masking(cfg)
     finish_row = make_finish_row(cfg)
     wait_all = wgmma_wait(0)
     advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
@@ -177,22 +196,6 @@ def make_compute_stream(cfg):
     @inlined
     def v_of(base, stage):
         return types.uint32(lower(base + V, KV_PANEL) + stage * (KV_BYTES >> 4))
-
-    @unrolled
-    def load_bad(smem, at):
-        return tuple(load(smem, at + i) for i in range(BAD_USED))
-
-    @inlined
-    def bad_of(smem, words, stage, keep, thread):
-        """Which of a thread's scores count and meet a key whose V is not finite."""
-        packed = load_bad(smem, words + BAD // 4 + BAD_WORDS * stage)
-        mine = types.uint32(gather(packed, types.int32(2 * (thread % 4))))
-        return types.uint32(keep[0] & mine), types.uint32(keep[1] & mine)
-
-    @unrolled
-    def poisoned(l, bad):
-        """NaN for the rows that attend such a key."""
-        return tuple(select(equal(b, 0), x, math.nan) for x, b in zip(l, bad, strict=True))
 
     @inlined
     def seen_of(best, total):

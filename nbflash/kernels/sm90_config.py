@@ -89,6 +89,11 @@ class Sm90Config(Panels):
         return tuple(self.offsets[-1] + 8 * sum(counts[:i]) for i in range(len(counts)))
 
     @property
+    def cleaned(self):
+        """Of the operand that 0 is multiplied with: stages, place, bad keys, full and raw."""
+        return self.v_stages, self.offsets[1], self.offsets[3], self.barriers[4], self.barriers[6]
+
+    @property
     def smem_bytes(self):
         """Dynamic shared memory of a block, with room to align it."""
         return self.barriers[-1] + 8 * self.v_stages + ALIGNMENT

@@ -24,36 +24,41 @@ from nbflash.tile.unroll import hide
 from nbflash.tile.warp_math import lanes_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
 
-CLEANERS = 8  # named barrier of warps 1 to 3
+CLEANERS = 8  # named barrier of the warps that look for NaN
 THREADS = 96
 
 
-def make_load_stream(cfg):
-    """``load_stream(smem, place, maps, sizes, schedule)``, for one thread."""
-    TILE_M, TILE_N, PANELS, Q_BYTES, KV_BYTES = (
-        cfg.tile_m,
-        cfg.tile_n,
-        cfg.panels,
-        cfg.q_bytes,
-        cfg.kv_bytes,
-    )
-    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
-    K, V, RECORDS, *_ = cfg.offsets
-    FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
-    advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
+@inlined
+def write_record(smem, at, kind, n0, row, bh):
+    """What a consumer knows of a tile."""
+    smem[at] = kind
+    smem[at + 1] = n0
+    smem[at + 2] = row
+    smem[at + 3] = bh
 
-    @inlined
-    def write_record(smem, at, kind, n0, row, bh):
-        smem[at] = kind
-        smem[at + 1] = n0
-        smem[at + 2] = row
-        smem[at + 3] = bh
+
+def make_send(cfg):
+    """``send(to, panel_bytes, tensor_map, row, head, batch, bar, nbytes)``: a tile's panels."""
+    PANELS = cfg.panels
 
     @inlined
     def send(to, panel_bytes, tensor_map, row, head, batch, bar, nbytes):
         mbarrier_arrive_expect_tx(bar, nbytes)
         for panel in range(PANELS):
             tma_load_4d(to + panel * panel_bytes, tensor_map, panel * PANEL, row, head, batch, bar)
+
+    return send
+
+
+def make_load_stream(cfg):
+    """``load_stream(smem, place, maps, sizes, schedule)``, for one thread."""
+    TILE_M, TILE_N, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.tile_n, cfg.q_bytes, cfg.kv_bytes
+    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
+    K, V, RECORDS, *_ = cfg.offsets
+    FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
+    advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
+
+    send = make_send(cfg)
 
     @inlined
     def load_stream(smem, place, maps, sizes, schedule):
@@ -112,15 +117,15 @@ def make_load_stream(cfg):
     return load_stream
 
 
-def make_clean_stream(cfg):
-    """``clean_stream(smem, place, sizes, schedule, thread)``, for warps 1 to 3.
+def make_clean_stream(cfg, threads=THREADS):
+    """``clean_stream(smem, place, sizes, schedule, thread)``, for the last ``threads``.
 
-    A key whose V is not finite becomes one of zeros, and a bit that the consumers look at.
+    A key whose V is not finite becomes one of zeros, and a bit that the consumers look at. The
+    configuration says which operand plays V, and how many stages it has.
     """
-    TILE_N, KV_BYTES, STAGES, CHUNKS = cfg.tile_n, cfg.kv_bytes, cfg.v_stages, 8 * cfg.panels
+    TILE_N, KV_BYTES, CHUNKS, THREADS = cfg.tile_n, cfg.kv_bytes, 8 * cfg.panels, threads
     KV_PANEL = TILE_N * ROW_BYTES
-    _, V, _, BAD, *_ = cfg.offsets
-    *_, FULL_V, _, RAW_V = cfg.barriers
+    STAGES, V, BAD, FULL_V, RAW_V = cfg.cleaned
     not_finite = make_not_finite(cfg.dtype)
 
     @inlined

@@ -20,6 +20,7 @@ from nbflash.tile.unroll import (
     fma,
     load,
     load2,
+    load4,
     select,
     store,
     store4,
@@ -27,6 +28,7 @@ from nbflash.tile.unroll import (
 )
 from nbflash.tile.warp_math import pack_half
 from nbflash.tile.wgmma_gemm import ROW_BYTES, STEP, UPPER
+from nbflash.tile.wgmma_softmax import row_of
 
 PART = 64 * 64  # elements of dQ that one warpgroup computes
 
@@ -99,6 +101,29 @@ def make_score_gradients(tile_m, dtype):
     return full, masked, pack
 
 
+def make_row_gradients(n):
+    """``full, masked``: dS of a tile of ``n`` keys, queries down and keys across.
+
+    ``delta`` are those of a thread's two rows: see :mod:`nbflash.tile.wgmma_softmax`.
+    """
+
+    def gradient(p, dp, delta, i):
+        return p[i] * (dp[i] - delta[row_of(i)])
+
+    @unrolled
+    def full(p, dp, delta):
+        return tuple(gradient(p, dp, delta, i) for i in range(n // 2))
+
+    @unrolled
+    def masked(p, dp, delta):
+        """0 where P is 0: there dP may be NaN."""
+        return tuple(
+            select(equal(p[i], 0.0), 0.0, gradient(p, dp, delta, i)) for i in range(n // 2)
+        )
+
+    return full, masked
+
+
 def make_gemm_dq(dtype, tile_n):
     """``issue(acc, ds, k)``: a 64 × 64 part of dQ = dS K, of the lower words of dSᵀ and K."""
 
@@ -115,9 +140,15 @@ def make_gemm_dq(dtype, tile_n):
 
 @unrolled
 def store_part(smem, at, dq):
-    """A part of dQ to shared memory in the order of its fragments; ``at`` is the thread's place."""
+    """A 64 × 64 fragment to shared memory in its own order; ``at`` is the thread's place."""
     for i in range(0, PART // 128, 4):
         store4(smem, at + 128 * i, dq[i : i + 4])
+
+
+@unrolled
+def load_part(smem, at):
+    """What :func:`store_part` stored."""
+    return tuple(x for i in range(0, PART // 128, 4) for x in load4(smem, at + 128 * i))
 
 
 def make_store_rows(head_dim, dtype):

@@ -72,6 +72,21 @@ def _compile_sm90(dtype, head_dim):
             cached_cubin(fwd_sm90_spec(cfg), (9, 0))
 
 
+def _compile_sm90_backward(dtype, head_dim):
+    from nbflash.kernels import bwd_sm90_config as one_pass
+    from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
+    from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
+    from nbflash.kernels.bwd_sm90_dq_config import dq_config
+    from nbflash.launch import cached_cubin
+
+    columns = one_pass.columns_config(dtype, head_dim)
+    specs = [bwd_sm90_spec(columns), bwd_sm90_dq_spec(dq_config(dtype, head_dim, columns.tile_m))]
+    if head_dim <= one_pass.MOST_HEAD_DIM:
+        specs.append(bwd_sm90_spec(one_pass.backward_config(dtype, head_dim)))
+    for spec in specs:
+        cached_cubin(spec, (9, 0))
+
+
 def compile_ahead(combinations):
     """Fill the disk cache for all ``(dtype, head_dim, vectors)``."""
     import cupy
@@ -87,6 +102,7 @@ def compile_ahead(combinations):
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
         jobs = [pool.submit(_compile, c, device, capability) for c in combinations]
         if not why_not_here("sm90"):
-            jobs += [pool.submit(_compile_sm90, *c) for c in SM90]
+            both = _compile_sm90, _compile_sm90_backward
+            jobs += [pool.submit(compile_, *c) for compile_ in both for c in SM90]
         for job in jobs:
             job.result()

@@ -29,10 +29,14 @@ LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
 HEADS = ((2, 2), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1))
 HEAD_DIMS = tuple(
     (dtype, head_dim)
-    for dtype, head_dims in {"float16": (8, 64, 72, 128), "bfloat16": (64, 96, 128)}.items()
+    for dtype, head_dims in {
+        "float16": (8, 64, 72, 128, 192, 256),
+        "bfloat16": (64, 96, 128, 136, 200, 256),
+    }.items()
     for head_dim in head_dims
     if dtype in DTYPES
 )
+MODES = ((64, False), (64, True), (192, False))  # one pass; two, of each column kernel
 RERUNS = count_from("NBFLASH_RERUNS", 100)
 BLOCK = 64
 
@@ -61,50 +65,75 @@ def test_backward(name, dtype, head_dim, nq, nk, heads, scale):
     check(inputs, mask, scale=scale)
 
 
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "nq", "nk", "heads", "scale"), cases())
+def test_two_passes(name, dtype, head_dim, nq, nk, heads, scale):
+    """The same grid in deterministic mode, twice: the same bits."""
+    mask = gallery(nq, nk, heads=heads[0] if name.startswith("per-") else 2)[name]
+    inputs = make_qkv(mask.batch or 1, nq, nk, *heads, head_dim, dtype, seed=nq + nk)
+    first, again = (check(inputs, mask, scale=scale, deterministic=True) for _ in range(2))
+    for a, b in zip(first, again, strict=True):
+        assert host(a).tobytes() == host(b).tobytes()
+
+
 @pytest.mark.parametrize("name", ["dense", "causal", "butterfly", "local", "bigbird", "random"])
-@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 64), ("bfloat16", 128)])
-def test_longer_sequences(name, dtype, head_dim):
-    """Several columns for every block, and every block of the gradients by itself."""
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "deterministic"),
+    [
+        ("float16", 64, False),
+        ("bfloat16", 128, False),
+        ("float16", 64, True),
+        ("bfloat16", 128, True),
+        ("bfloat16", 192, False),
+        ("float16", 256, False),
+    ],
+)
+def test_longer_sequences(name, dtype, head_dim, deterministic):
+    """Several rows and columns for every block, and every block of the gradients by itself."""
     inputs, mask = make_qkv(3, 1031, 1500, 16, 4, head_dim, dtype), gallery(1031, 1500)[name]
-    got = run(inputs, mask, impl="sm90")
+    got = run(inputs, mask, impl="sm90", deterministic=deterministic)
     ref, low = expected(inputs, mask)
     for which, x, *values in list(zip(("dq", "dk", "dv"), got[2:], ref[2:], low[2:], strict=True)):
         assert_blocks_within_reference(host(x), *values, BLOCK, name=which, factor=3)
 
 
+@pytest.mark.parametrize(("head_dim", "deterministic"), MODES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["dense", "causal", "checkerboard", "dead-scattered", "random"])
-def test_saturated_softmax_scatters(name, dtype):
+def test_saturated_softmax_scatters(name, dtype, head_dim, deterministic):
     nq, nk = 257, 300
     mask = gallery(nq, nk)[name]
-    words = code_word_oracle(nq, 64, nk, mask, DTYPES[dtype])
+    words = code_word_oracle(nq, head_dim, nk, mask, DTYPES[dtype])
     inputs = [cupy.asarray(x) for x in (words.q, words.k, words.v, words.dout)]
-    _, _, dq, dk, dv = map(host, run(inputs, mask, scale=words.scale, impl="sm90"))
+    options = {"scale": words.scale, "impl": "sm90", "deterministic": deterministic}
+    _, _, dq, dk, dv = map(host, run(inputs, mask, **options))
     np.testing.assert_array_equal(dv, words.dv)
     assert not dq.any()
     assert not dk.any()
 
 
+@pytest.mark.parametrize(("head_dim", "deterministic"), MODES)
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["padding", "dead-keys", "dead-scattered", "documents"])
-def test_garbage_where_nothing_attends(name, dtype, poison):
-    mask, clean = gallery(190, 330)[name], make_qkv(2, 190, 330, 2, 1, 64, dtype)
+def test_garbage_where_nothing_attends(name, dtype, poison, head_dim, deterministic):
+    mask, clean = gallery(190, 330)[name], make_qkv(2, 190, 330, 2, 1, head_dim, dtype)
     keep = np.broadcast_to(mask.dense(), (2, 2, 190, 330))
     rows = cupy.asarray(~keep.any(axis=3).transpose(0, 2, 1))
     keys = cupy.asarray(~keep.any(axis=(1, 2))[..., None])
     dirty = [x.copy() for x in clean]
     for x, where in zip(dirty, (rows, keys, keys, rows), strict=True):
         x[where] = poison
-    assert_close(run(dirty, mask, impl="sm90"), *expected(clean, mask))
+    got = run(dirty, mask, impl="sm90", deterministic=deterministic)
+    assert_close(got, *expected(clean, mask))
 
 
+@pytest.mark.parametrize(("head_dim", "deterministic"), MODES)
 @pytest.mark.parametrize("which", ["q", "k", "v", "dout"])
 @pytest.mark.parametrize("name", ["window", "butterfly", "dead-scattered", "checkerboard"])
-def test_one_poisoned_row(name, which):
+def test_one_poisoned_row(name, which, head_dim, deterministic):
     """Only what it meets may change, and what it meets must show it."""
     n, bad = 300, 170
-    mask, inputs = gallery(n, n)[name], make_qkv(1, n, n, 2, 2, 64, "float16")
+    mask, inputs = gallery(n, n)[name], make_qkv(1, n, n, 2, 2, head_dim, "float16")
     ref, low = expected(inputs, mask)
     dirty = [x.copy() for x in inputs]
     dirty["qkv".find(which)][:, bad] = np.nan
@@ -113,28 +142,31 @@ def test_one_poisoned_row(name, which):
         rows, keys = keep[:, bad], (keep[keep[:, bad]]).any(axis=0)
     else:
         rows, keys = np.arange(n) == bad, keep[bad]
-    got = [host(x) for x in run(dirty, mask, impl="sm90")]
+    got = [host(x) for x in run(dirty, mask, impl="sm90", deterministic=deterministic)]
     for i, hit in ((2, rows), (3, keys), (4, keys)):
         alone = [x[:, ~hit] for x in (got[i], ref[i], low[i])]
         assert_blocks_within_reference(*alone, max(1, (~hit).sum()), factor=4)
     assert not np.isfinite(got[2][:, rows]).any()
 
 
+@pytest.mark.parametrize(("head_dim", "deterministic"), MODES)
 @pytest.mark.parametrize("shift", [120.0, -120.0, 1000.0, -1000.0])
 @pytest.mark.parametrize("name", ["dense", "dead-scattered", "causal"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_shifted_scores(shift, name, dtype):
+def test_shifted_scores(shift, name, dtype, head_dim, deterministic):
     """Very large and very negative LSE at ragged lengths."""
     nq, nk = 197, 331
-    q, k, v, dout = make_qkv(1, nq, nk, 2, 1, 64, dtype, seed=3)
+    q, k, v, dout = make_qkv(1, nq, nk, 2, 1, head_dim, dtype, seed=3)
     q[..., -1] = 8
     k[..., -1] = shift
-    check((q, k, v, dout), gallery(nq, nk)[name])
+    check((q, k, v, dout), gallery(nq, nk)[name], deterministic=deterministic)
 
 
+@pytest.mark.parametrize(("head_dim", "deterministic"), MODES)
 @pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
-def test_scales(scale):
-    check(make_qkv(1, 190, 190, 2, 2, 64, "float16"), gallery(190, 190)["causal"], scale=scale)
+def test_scales(scale, head_dim, deterministic):
+    inputs, mask = make_qkv(1, 190, 190, 2, 2, head_dim, "float16"), gallery(190, 190)["causal"]
+    check(inputs, mask, scale=scale, deterministic=deterministic)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -160,26 +192,30 @@ def test_reruns_of_dk_and_dv_give_the_same_bits():
             assert bool((a.view(np.uint16) == b.view(np.uint16)).all())
 
 
-@pytest.mark.parametrize("head_dim", [64, 192])
-def test_deterministic_mode(head_dim):
-    """Two runs, the same bits; wide heads too."""
-    inputs, mask = make_qkv(1, 300, 300, 4, 2, head_dim, "float16"), gallery(300, 300)["causal"]
-    runs = [check(inputs, mask, deterministic=True) for _ in range(2)]
-    for a, b in zip(*runs, strict=True):
-        assert host(a).tobytes() == host(b).tobytes()
+@pytest.mark.parametrize("name", ["bigbird", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_reruns_in_deterministic_mode_give_the_same_bits(head_dim, name):
+    inputs = make_qkv(2, 1031, 1031, 8, 2, head_dim, "bfloat16")
+    mask = gallery(1031, 1031)[name]
+    first = run(inputs, mask, impl="sm90", deterministic=True)
+    for _ in range(RERUNS):
+        again = run(inputs, mask, impl="sm90", deterministic=True)
+        for a, b in zip(again[2:], first[2:], strict=True):
+            assert bool((a.view(np.uint16) == b.view(np.uint16)).all())
 
 
-def test_streams_and_graphs():
-    inputs, mask = make_qkv(1, 700, 700, 4, 4, 128, "float16"), masks.causal(700)
+@pytest.mark.parametrize(("head_dim", "deterministic"), [(128, False), (128, True), (192, False)])
+def test_streams_and_graphs(head_dim, deterministic):
+    inputs, mask = make_qkv(1, 700, 700, 4, 4, head_dim, "float16"), masks.causal(700)
     q, k, v, dout = inputs
     plan = nbflash.plan(q, k, v, mask, impl="sm90")
     out, lse = plan(q, k, v)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        plan.backward(dout, q, k, v, out, lse)
+        plan.backward(dout, q, k, v, out, lse, deterministic=deterministic)
         stream.begin_capture()
-        gradients = plan.backward(dout, q, k, v, out, lse)
+        gradients = plan.backward(dout, q, k, v, out, lse, deterministic=deterministic)
         graph = stream.end_capture()
         graph.launch()
         graph.launch()

@@ -95,8 +95,8 @@ MASKING = (
     Mutant("bad keys that are hidden", "(keep[0] & mine)", "(mine)"),
     Mutant(
         "bad keys of the first 32",
-        "BAD_USED, NEXT_HALF = cfg.tile_n // 32",
-        "BAD_USED, NEXT_HALF = 1",
+        "BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, cfg.tile_n // 32",
+        "BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, 1",
     ),
     Mutant("nobody poisoned", "select(equal(b, 0), x, math.nan)", "x"),
 )

@@ -18,6 +18,10 @@ from nbflash.sm90_backward import rows_config, tables
 ALONE = Sm90BackwardConfig("float16", 16, 1, 64)
 TALL = Sm90BackwardConfig("float16", 16, 2, 128)
 BROAD = Sm90BackwardConfig("float16", 72, 2, 64)
+# dK and dV alone: in one warpgroup or two, and in two that share 64 keys.
+COLUMN = replace(ALONE, with_dq=False)
+COLUMNS = replace(BROAD, with_dq=False, stages=3)
+SHARED = Sm90BackwardConfig("float16", 136, 2, 64, with_dq=False, k_stages=1)
 # As on a GPU: a gradient goes through one more product and one more rounded operand.
 FACTOR = 3.0
 
@@ -50,7 +54,8 @@ def run(
 ):
     """``(dq, dk, dv)`` on poisoned outputs; dtype and head_dim of ``cfg`` are the problem's.
 
-    ``results`` are ``(out, lse)``, if not those of the reference; ``dlse`` has any order of axes.
+    Without dQ in the configuration, ``(dk, dv)``. ``results`` are ``(out, lse)``, if not those of
+    the reference; ``dlse`` has any order of axes.
     """
     q, k, v, dout = inputs
     p = check_forward(q, k, v, scale)
@@ -92,6 +97,8 @@ def run(
         blocks,
         (*maps, total, stats, flat(dk), flat(dv), strides(dk), *sizes, *scales, *arrays),
     )
+    if not cfg.with_dq:
+        return dk, dv
     launch.simulate(
         round_sm90_spec(rows),
         slots * cfg.consumers,
@@ -107,6 +114,7 @@ def check(cfg, mask, inputs, *, scale=None, **more):
     dlse = more.get("dlse")
     exact = reference.attention_backward(dout, q, k, v, mask, scale, dlse)
     low = testing.low_precision_backward(dout, q, k, v, mask, scale, dlse)
-    for name, *values in zip(("dq", "dk", "dv"), got, exact, low, strict=True):
+    names = ("dq", "dk", "dv")
+    for name, *values in zip(*(x[-len(got) :] for x in (names, got, exact, low)), strict=True):
         testing.assert_within_reference(*values, name=name, factor=FACTOR)
     return got

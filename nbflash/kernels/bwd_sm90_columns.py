@@ -1,0 +1,171 @@
+"""dK and dV without dQ: the Hopper backward pass over columns of the deterministic mode.
+
+The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`; nothing is
+exchanged, so the warpgroups do not wait for each other:
+
+    for each tile t of the stream, S of which was issued before
+        issue dP = dO Vᵀ                     wait for S:    P = 2^(S · scale − LSE · log2 e)
+        issue dV += Pᵀ dO                    wait for dP:   dS = P ∘ (dP − δ)
+        issue dK += dSᵀ Q
+        issue S of tile t + 1
+        if t ends a column: dK · scale, dV → out
+"""
+
+from nbflash.kernels.bwd_sm90_config import END, RECORD_WORDS
+from nbflash.kernels.bwd_sm90_tile import (
+    make_gradients_of,
+    make_probabilities_of,
+    make_record_of,
+)
+from nbflash.ptx._asm import inlined, types
+from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
+from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+from nbflash.tile.pipeline import divided, make_ring, read_record
+from nbflash.tile.unroll import unrolled
+from nbflash.tile.warp_math import make_warpgroup_of
+from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.tile.wgmma_gradient import make_store_rows
+
+
+@unrolled
+def rows_of(thread):
+    """The upper one of a thread's two keys and its first query, in 32 bits: registers are few."""
+    return thread // 128 * 64 + thread % 128 // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+
+
+def make_finish(cfg):
+    """``finish(out, acc, factor, n_block, bh, result, row, pair)``: a gradient to global memory."""
+    TILE_N = cfg.tile_n
+    store_upper, store_lower = make_store_rows(cfg.head_dim, cfg.dtype)
+
+    @inlined
+    def finish(out, acc, factor, n_block, bh, result, row, pair):
+        _, _, stride, nk, heads_kv, _, _ = result
+        upper, (b, h) = types.int32(n_block * TILE_N + row), divided(bh, heads_kv)
+        at = b * stride[0] + h * stride[2] + upper * stride[1] + pair
+        if upper < nk:
+            store_upper(out, at // 2, acc, factor)
+        if upper + 8 < nk:
+            store_lower(out, (at + 8 * stride[1]) // 2, acc, factor)
+
+    return finish
+
+
+def make_columns_stream(cfg):
+    """``columns_stream(smem, stats, place, result, thread)``, for every thread that computes."""
+    TILE_M, TILE_N, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.tile_n, cfg.q_bytes, cfg.kv_bytes
+    Q_PANEL = TILE_M * ROW_BYTES
+    K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
+    _, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    S_START = (types.float32(0),) * (TILE_M // 2)
+    ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
+    issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M)
+    issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
+    record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
+    gradients_of, pack = make_gradients_of(cfg)
+    finish, ONE = make_finish(cfg), types.float32(1)
+    wait_all_but_one, wait_all = wgmma_wait(1), wgmma_wait(0)
+    EARLY_DV, warpgroup_of = cfg.early_dv, make_warpgroup_of(cfg.consumers)
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
+    _, v_phase_of = make_ring(1)
+
+    @inlined
+    def keys_arrive(place, column):
+        """Wait for K of a column."""
+        base, _ = place
+        mbarrier_wait(base + FULL_K + 8 * k_stage_of(column), k_phase_of(column))
+
+    @inlined
+    def scores(turn, place, stage, k_stage):
+        """Issue Sᵀ = K Qᵀ."""
+        base, _ = place
+        k = types.uint32(lower(base + K + turn * 64 * ROW_BYTES, 16) + k_stage * (KV_BYTES >> 4))
+        q = types.uint32(lower(base, 16) + stage * (Q_BYTES >> 4))
+        wgmma_fence()
+        s = issue_scores(S_START, k, q)
+        wgmma_commit()
+        return s
+
+    @inlined
+    def step(state, tile, smem, stats, place, scales, where):
+        """One tile, up to the issue of dK."""
+        s, acc_dk, acc_dv, kind = state
+        base, _ = place
+        (turn, row, pair), stage = where, stage_of(tile)
+        v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
+        # dPᵀ = V dOᵀ
+        mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
+        wgmma_fence()
+        dp = issue_scores(S_START, v, types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4)))
+        wgmma_commit()
+        p = probabilities_of(s, kind, scales, smem, stats, place, stage, row, pair)
+        # dV += Pᵀ dO
+        dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
+        if EARLY_DV:
+            packed = pack(p)
+            wgmma_fence()
+            acc_dv = issue_acc(acc_dv, packed, dout)
+            wgmma_commit()
+            wait_all_but_one()
+        else:
+            wait_all()
+        dp = settled(dp)
+        ds = pack(gradients_of(p, dp, kind, stats, place, stage, pair))
+        wgmma_fence()
+        if not EARLY_DV:
+            acc_dv = issue_acc(acc_dv, pack(p), dout)
+            wgmma_commit()
+        # dK += dSᵀ Q
+        q = types.uint32(lower(base, Q_PANEL) + stage * (Q_BYTES >> 4))
+        acc_dk = issue_acc(acc_dk, ds, q)
+        wgmma_commit()
+        return acc_dk, acc_dv
+
+    @inlined
+    def columns_stream(smem, stats, place, result, thread):
+        base, words = place
+        dk, dv, _, _, _, scale_log2, scale = result
+        turn, (row, pair) = warpgroup_of(thread), rows_of(thread)
+        leader, scales = thread % 128 == 0, (scale_log2, scale_log2)
+        where = turn, row, pair
+        tile, column, one = types.int32(0), types.int32(0), types.int32(1)
+        kind, _, _, _ = record_of(smem, place, tile)
+        if kind != END:
+            kind = types.int32(-kind)
+            keys_arrive(place, column)
+            s = scores(turn, place, stage_of(tile), k_stage_of(column))
+            wait_all()
+            s = settled(s)
+            while kind != END:
+                acc_dk, acc_dv = ACC_START, ACC_START
+                mbarrier_wait(base + FULL_V, v_phase_of(column))
+                ends = False
+                while not ends:
+                    state = s, acc_dk, acc_dv, kind
+                    acc_dk, acc_dv = step(state, tile, smem, stats, place, scales, where)
+                    kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
+                    ends = kind <= END
+                    if ends:
+                        kind = types.int32(-kind)
+                        _, n_block, bh, _ = read_record(
+                            smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
+                        )
+                        if leader:
+                            mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))
+                            mbarrier_arrive(base + EMPTY_V)
+                        column += one
+                        if kind != END:
+                            keys_arrive(place, column)
+                    wait_all_but_one()
+                    acc_dv = settled(acc_dv)
+                    s = scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))
+                    wait_all()
+                    acc_dk, s = settled(acc_dk), settled(s)
+                    if leader:
+                        mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
+                        mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))
+                    tile += one
+                finish(dk, acc_dk, scale, n_block, bh, result, row, pair)
+                finish(dv, acc_dv, ONE, n_block, bh, result, row, pair)
+
+    return columns_stream

@@ -1,0 +1,104 @@
+"""Frozen configurations of the pass over rows for dQ and the table they are chosen from."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from nbflash.kernels.sm90_config import BAD_WORDS, RECORD_WORDS, Panels
+from nbflash.tile.wgmma_gemm import ALIGNMENT, ROW_BYTES
+
+LAST = 1 << 30  # added to the kind of a row's last tile
+ROWS = 64  # queries of a warpgroup
+
+
+@dataclass(frozen=True)
+class Sm90DqConfig(Panels):
+    """Geometry of ``bwd_sm90_dq``.
+
+    Attributes
+    ----------
+    dtype : {"float16", "bfloat16"}
+    head_dim : int
+        A multiple of 8 up to 256.
+    consumers : int
+        Warpgroups that compute, 64 query rows each; one more loads.
+    tile_n : int
+        Keys of a tile: 64 or 128.
+    k_stages, v_stages : int
+        Tiles of K and of V in flight. K serves two products, the second a tile later.
+    q_stages, do_stages : int
+        Parts of Q and of dO, of each warpgroup. dQ leaves through the part of its dO; with a second
+        one the next row's dO need not wait for that.
+    stats_m : int
+        Query tile by which the statistics are laid out: 64 or 128.
+    registers : tuple of int
+        Of a thread that loads and of one that computes; () leaves them as launched.
+    min_blocks : int
+        Blocks a multiprocessor should hold.
+    """
+
+    dtype: str
+    head_dim: int
+    consumers: int
+    tile_n: int
+    k_stages: int = 2
+    v_stages: int = 2
+    q_stages: int = 1
+    do_stages: int = 1
+    stats_m: int = 64
+    registers: tuple = (56, 224)
+    min_blocks: int = 1
+
+    @property
+    def tile_m(self):
+        return ROWS * self.consumers
+
+    @property
+    def part_bytes(self):
+        """Q or dO of one warpgroup."""
+        return self.panels * ROWS * ROW_BYTES
+
+    @property
+    def offsets(self):
+        """Shared memory in bytes: dO, K, V, records, bad keys, barriers (Q is at 0)."""
+        sizes = (
+            self.consumers * self.q_stages * self.part_bytes,
+            self.consumers * self.do_stages * self.part_bytes,
+            self.k_stages * self.kv_bytes,
+            self.v_stages * self.kv_bytes,
+            self.k_stages * RECORD_WORDS * 4,
+            self.k_stages * BAD_WORDS * 4,
+        )
+        return tuple(accumulate(sizes))
+
+    @property
+    def barriers(self):
+        """Where the barriers start: full and empty of Q, dO, K and V, and raw of K."""
+        rows = self.consumers * self.q_stages, self.consumers * self.do_stages
+        keys = self.k_stages, self.v_stages
+        counts = (n for n in (*rows, *keys) for _ in range(2))
+        return tuple(accumulate((8 * n for n in counts), initial=self.offsets[-1]))
+
+    @property
+    def cleaned(self):
+        """Of the operand that 0 is multiplied with: stages, place, bad keys, full and raw."""
+        return self.k_stages, self.offsets[1], self.offsets[4], self.barriers[4], self.barriers[8]
+
+    @property
+    def smem_bytes(self):
+        """Dynamic shared memory of a block, with room to align it."""
+        return self.barriers[-1] + 8 * self.k_stages + ALIGNMENT
+
+
+# head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, do_stages.
+_TABLE = (
+    (64, 2, 128, 3, 3, 2, 2),
+    (128, 2, 128, 2, 2, 1, 2),
+    (192, 2, 64, 3, 2, 1, 1),
+    (256, 2, 64, 2, 1, 1, 1),
+)
+
+
+def dq_config(dtype, head_dim, stats_m):
+    """The row of the table for a problem."""
+    row = next(row for row in _TABLE if head_dim <= row[0])
+    return Sm90DqConfig(dtype, head_dim, *row[1:], stats_m)

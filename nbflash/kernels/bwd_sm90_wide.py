@@ -1,0 +1,168 @@
+"""dK and dV of more than 128 columns: two warpgroups share 64 keys, one gradient each.
+
+The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`. A warpgroup
+computes scores, makes weights of them and multiplies; P goes from one to the other as float32, in
+fragments, through shared memory:
+
+    for each tile t of the stream, the scores of which were issued before
+        warpgroup 0, S = Q Kᵀ                          warpgroup 1, dP = dO Vᵀ
+        P = 2^(S · scale − LSE · log2 e)
+        P → shared memory                              → dS = P ∘ (dP − δ)
+        issue dV += Pᵀ dO                              issue dK += dSᵀ Q
+        issue S of tile t + 1                          issue dP of tile t + 1
+        if t ends a column: dV → out                   dK · scale → out
+
+    barrier        arrives                             waits
+    p_full         warpgroup 0 has stored P            warpgroup 1, before it loads P
+    p_free         warpgroup 1 has loaded P            warpgroup 0, before it stores the next
+    empty_k        warpgroup 0                         loader
+    empty_v        warpgroup 1                         loader
+"""
+
+from nbflash.kernels.bwd_sm90_columns import make_finish, rows_of
+from nbflash.kernels.bwd_sm90_config import END, RECORD_WORDS
+from nbflash.kernels.bwd_sm90_tile import (
+    make_gradients_of,
+    make_probabilities_of,
+    make_record_of,
+)
+from nbflash.ptx._asm import inlined, types
+from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
+from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+from nbflash.tile.pipeline import make_ring, read_record
+from nbflash.tile.warp_math import make_warpgroup_of
+from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.tile.wgmma_gradient import load_part, store_part
+
+P_FULL, P_FREE, THREADS = 1, 2, 256  # named barriers
+
+
+def make_weights(cfg):
+    """P of warpgroup 0 and dS of warpgroup 1, packed.
+
+    ``weights[i](x, kind, smem, stats, place, stage, scale, thread)`` of the scores of a tile.
+    """
+    P = cfg.offsets[3]
+    probabilities_of, (gradients_of, pack) = make_probabilities_of(cfg), make_gradients_of(cfg)
+
+    @inlined
+    def probabilities(s, kind, smem, stats, place, stage, scale, thread):
+        row, pair = rows_of(thread)
+        p = probabilities_of(s, kind, (scale, scale), smem, stats, place, stage, row, pair)
+        bar_sync(P_FREE, THREADS)
+        store_part(stats, place[1] + P // 4 + 4 * thread, p)
+        bar_arrive(P_FULL, THREADS)
+        return pack(p)
+
+    @inlined
+    def gradients(dp, kind, smem, stats, place, stage, scale, thread):
+        _, pair = rows_of(thread)
+        bar_sync(P_FULL, THREADS)
+        p = load_part(stats, place[1] + P // 4 + 4 * thread)
+        bar_arrive(P_FREE, THREADS)
+        return pack(gradients_of(p, dp, kind, stats, place, stage, pair))
+
+    return probabilities, gradients
+
+
+def make_role(cfg, of_keys):
+    """``role(smem, stats, place, out, factor, result, thread)``: one of the two warpgroups.
+
+    K and Q give S, whose weights go to dO; or V and dO give dP, whose weights go to Q.
+    """
+    TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
+    K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
+    _, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    KEYS, FULL, EMPTY, STAGES = (
+        (K, FULL_K, EMPTY_K, cfg.k_stages) if of_keys else (V, FULL_V, EMPTY_V, 1)
+    )
+    QUERIES, VALUES = (0, DO) if of_keys else (DO, 0)
+    S_START = (types.float32(0),) * (TILE_M // 2)
+    ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
+    issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_n, TILE_M)
+    issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
+    record_of, weights_of = make_record_of(cfg), make_weights(cfg)[0 if of_keys else 1]
+    finish, wait_all = make_finish(cfg), wgmma_wait(0)
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(STAGES)
+
+    @inlined
+    def arrived(smem, place, tile):
+        """The record of a tile, once its Q and dO are there."""
+        record = record_of(smem, place, tile)
+        if record[0] != END:
+            mbarrier_wait(place[0] + FULL_DO + 8 * stage_of(tile), phase_of(tile))
+        return record
+
+    @inlined
+    def scores(place, tile, column):
+        """Issue Sᵀ = K Qᵀ, or dPᵀ = V dOᵀ."""
+        base, _ = place
+        keys = types.uint32(lower(base + KEYS, 16) + k_stage_of(column) * (KV_BYTES >> 4))
+        queries = types.uint32(lower(base + QUERIES, 16) + stage_of(tile) * (Q_BYTES >> 4))
+        wgmma_fence()
+        x = issue_scores(S_START, keys, queries)
+        wgmma_commit()
+        return x
+
+    @inlined
+    def role(smem, stats, place, out, factor, result, thread):
+        base, words = place
+        scale_log2, leader, (row, pair) = result[5], thread == 0, rows_of(thread)
+        tile, column, one = types.int32(0), types.int32(0), types.int32(1)
+        kind, _, _, _ = arrived(smem, place, tile)
+        if kind != END:
+            kind = types.int32(-kind)
+            mbarrier_wait(base + FULL + 8 * k_stage_of(column), k_phase_of(column))
+            x = scores(place, tile, column)
+            wait_all()
+            x = settled(x)
+            while kind != END:
+                acc, ends = ACC_START, False
+                while not ends:
+                    stage = stage_of(tile)
+                    weights = weights_of(x, kind, smem, stats, place, stage, scale_log2, thread)
+                    # dV += Pᵀ dO, or dK += dSᵀ Q
+                    wgmma_fence()
+                    values = lower(base + VALUES, TILE_M * ROW_BYTES) + stage * (Q_BYTES >> 4)
+                    acc = issue_acc(acc, weights, types.uint32(values))
+                    wgmma_commit()
+                    kind, _, _, _ = arrived(smem, place, types.int32(tile + one))
+                    ends = kind <= END
+                    if ends:
+                        kind = types.int32(-kind)
+                        _, n_block, bh, _ = read_record(
+                            smem, words + RECORDS // 4 + RECORD_WORDS * stage
+                        )
+                        if leader:
+                            mbarrier_arrive(base + EMPTY + 8 * k_stage_of(column))
+                        column += one
+                        if kind != END:
+                            mbarrier_wait(base + FULL + 8 * k_stage_of(column), k_phase_of(column))
+                    x = scores(place, types.int32(tile + one), column)
+                    wait_all()
+                    acc, x = settled(acc), settled(x)
+                    if leader:
+                        mbarrier_arrive(base + EMPTY_Q + 8 * stage)
+                        mbarrier_arrive(base + EMPTY_DO + 8 * stage)
+                    tile += one
+                finish(out, acc, factor, n_block, bh, result, row, pair)
+
+    return role
+
+
+def make_wide_stream(cfg):
+    """``wide_stream(smem, stats, place, result, thread)``, for every thread that computes."""
+    warpgroup_of, ONE = make_warpgroup_of(2), types.float32(1)
+    of_keys, of_values = make_role(cfg, True), make_role(cfg, False)
+
+    @inlined
+    def wide_stream(smem, stats, place, result, thread):
+        dk, dv, _, _, _, _, scale = result
+        if warpgroup_of(thread) == 0:
+            of_keys(smem, stats, place, dv, ONE, result, thread)
+            bar_sync(P_FREE, THREADS)
+        else:
+            bar_arrive(P_FREE, THREADS)
+            of_values(smem, stats, place, dk, scale, result, types.int32(thread - 128))
+
+    return wide_stream

@@ -1,0 +1,57 @@
+"""The Hopper pass over rows for dQ alone: its tables, and its kernel with arguments bound."""
+
+from functools import cached_property
+
+from nbflash import launch, tensor_map
+from nbflash.constants import LOG2_E
+from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
+from nbflash.kernels.bwd_sm90_dq_config import ROWS, dq_config
+from nbflash.persistent import row_tables
+from nbflash.schedule import TileSchedule
+
+
+class DqPass:
+    """dQ of one problem and mask on one Hopper GPU, the same bits every time.
+
+    Parameters
+    ----------
+    problem : nbflash.problem.Problem
+    mask : masks.Mask
+    stats_m : int
+        Query tile by which the statistics are laid out.
+    config : Sm90DqConfig, optional
+        Instead of the table's row.
+    """
+
+    def __init__(self, problem, mask, stats_m, *, config=None):
+        import cupy
+
+        self._problem, self._cupy = problem, cupy
+        self.config = config or dq_config(problem.dtype, problem.head_dim, stats_m)
+        self.schedule = TileSchedule.from_mask(mask, self.config.tile_m, self.config.tile_n)
+        self._map = tensor_map.Maps(problem.dtype)
+
+    @cached_property
+    def _kernel(self):
+        """The launch with sizes and tables bound, and what must stay alive."""
+        p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
+        items, device = p.batch * p.heads * s.n_row, cupy.cuda.Device(p.device_id)
+        blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
+        walked, live = row_tables(s, p, blocks)
+        stream = cupy.cuda.get_current_stream()
+        with cupy.cuda.using_allocator(None):
+            held = [cupy.asarray(t) for t in walked]
+        stream.synchronize()  # later calls may come on another stream
+        stride = p.nq * p.heads * p.head_dim, p.heads * p.head_dim, p.head_dim
+        sizes = p.nq, p.heads, p.group, s.n_row, items, live
+        trailing = (*stride, *sizes, p.scale * LOG2_E, p.scale, *(t.data.ptr for t in held))
+        return launch.Launch(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
+
+    def __call__(self, dout, q, k, v, stats, dq):
+        """Write ``dq``, which is contiguous, from the statistics of the rows."""
+        n = self.config.tile_n
+        boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
+        maps = [word for x, rows in boxes for word in self._map(x, rows)]
+        kernel, _ = self._kernel
+        stream = self._cupy.cuda.get_current_stream().ptr
+        kernel(stream, [*maps, dq.data.ptr, stats.data.ptr])

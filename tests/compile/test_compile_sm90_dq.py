@@ -1,0 +1,51 @@
+"""The pass for dQ on Hopper: no serialised wgmma, no spills, the instructions it is made of."""
+
+import re
+
+import pytest
+
+from nbflash import assembler
+from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
+from nbflash.kernels.bwd_sm90_dq_config import ROWS, dq_config
+from nbflash.launch import compile_ptx
+
+CAPABILITY = (9, 0)
+CONFIGS = [
+    dq_config(dtype, head_dim, ROWS)
+    for dtype, head_dim in (
+        ("bfloat16", 64),
+        ("bfloat16", 128),
+        ("bfloat16", 192),
+        ("bfloat16", 256),
+        ("float16", 40),
+        ("float16", 96),
+        ("float16", 256),
+    )
+]
+
+
+def label(config):
+    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=label)
+def test_kernel(config):
+    ptx = compile_ptx(bwd_sm90_dq_spec(config), CAPABILITY)
+    report = assembler.report(ptx, "sm_90a")
+    assert " 0 bytes stack frame, 0 bytes spill stores" in report
+    # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
+    assert re.findall(r"C75\d\d", report) == []
+    assert ptx.count("setmaxnreg.") == 2
+    assert ".f64" not in ptx
+    kind = {"float16": "f16", "bfloat16": "bf16"}[config.dtype]
+    scores = rf"wgmma\.mma_async\.sync\.aligned\.m64n{config.tile_n}k16\.f32\.{kind}"
+    # S of the stream's first tile and of every next one, and dP.
+    assert len(re.findall(scores, ptx)) >= 3 * -(-config.head_dim // 16)
+    assert "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group" in ptx
+    assert "stmatrix.sync.aligned.m8n8.x4.shared.b16" in ptx
+    assert not re.search(r"\b(red|atom)\.", ptx)
+    for i in range(5):
+        parameter = f"nbflash_bwd_sm90_dq_param_{i}"
+        assert f".param .align 64 .b8 {parameter}[128]" in ptx
+        assert not re.search(rf"ld\.param\S*\s+\S+ \[{parameter}\]", ptx)
+    assert config.smem_bytes * config.min_blocks <= 227 * 1024
