@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from experiments.errors import BadInput
-from experiments.passes import PASSES
+from experiments.passes import BOTH, PASSES
 from nbflash.config import IMPLEMENTATIONS
 from nbflash.problem import DTYPES
 
@@ -309,6 +309,35 @@ def peers(out, seed, quick, passes, impl, library, mask, head_dim, seqlen):
 
     chosen = {"names": mask, "head_dims": head_dim, "seqlens": seqlen}
     run(out, seed, quick, passes, impl, library, **chosen)
+
+
+@cli.command()
+@click.option("--quick", is_flag=True, help="Two head dimensions, three masks, fewer rounds.")
+@click.option(
+    "--passes",
+    default="forward,backward",
+    show_default=True,
+    metavar="PASS[,PASS]",
+    callback=_passes,
+    help="forward, backward, or one after the other: each has configurations of its own.",
+)
+@head_dims_option
+@masks_option
+@seed_option
+@out_option
+def tune(out, seed, quick, passes, mask, head_dim):
+    """GPU: the configurations of the Hopper kernels against each other, and against the tables.
+
+    For each head dimension and mask, dense, causal and block-sparse: the rows of the tables in
+    nbflash/kernels/sm90_config.py and bwd_sm90_config.py and the candidates of
+    experiments/sweeps/tune.toml, the fastest marked, and whether the table chooses it. Needs a
+    Hopper GPU.
+    """
+    from experiments.tune import run
+
+    if BOTH in passes:
+        raise BadInput("--passes both: the passes have configurations of their own")
+    run(out, seed, quick, passes, names=mask, head_dims=head_dim)
 
 
 def main(args=None):

@@ -31,12 +31,15 @@ class Sm90Executor:
     mask : masks.Mask
     config : Sm90Config, optional
         Instead of the table's row.
+    backward : Sm90BackwardConfig, optional
+        Instead of that table's row.
     """
 
-    def __init__(self, problem, mask, *, config=None):
+    def __init__(self, problem, mask, *, config=None, backward=None):
         import cupy
 
         self._problem, self._mask, self._cupy = problem, mask, cupy
+        self._backward_config = backward
         configs = [config] if config else self._table()
         self._config, self.schedule = choose(configs, self._tiled)
 
@@ -119,7 +122,8 @@ class Sm90Executor:
 
     @cached_property
     def _backward(self):
-        return sm90_backward.Sm90Backward(self._problem, self._mask)
+        cfg = self._backward_config
+        return sm90_backward.Sm90Backward(self._problem, self._mask, config=cfg)
 
     def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
