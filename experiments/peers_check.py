@@ -29,7 +29,8 @@ def random_inputs(xp, shape, dtype, seed):
 
 def sampled(xp, dout, rows):
     """``dout`` with zeros outside the sampled rows."""
-    only, rows, bits = xp.zeros_like(dout), xp.asarray(rows), f"u{dout.itemsize}"
+    only, rows = xp.zeros_like(dout), xp.asarray(rows)
+    bits = np.dtype(f"u{dout.itemsize}")
     only.view(bits)[:, rows] = dout.view(bits)[:, rows]
     return only
 
@@ -74,7 +75,8 @@ def attention(xp, q, k, v, dout, keep, stored):
     dict of out, dq, dk and dv
     """
     scale = q.shape[-1] ** -0.5
-    s = xp.where(keep, stored(scale * (q @ k.swapaxes(1, 2))), -np.inf)
+    s = stored(scale * (q @ k.swapaxes(1, 2)))
+    s = xp.where(keep, s, s.dtype.type(-np.inf))
     top = s.max(axis=-1, keepdims=True)
     p = xp.exp(s - xp.where(xp.isfinite(top), top, 0))
     total = p.sum(axis=-1, keepdims=True)

@@ -90,6 +90,13 @@ class Sm90Config(Panels):
     def tile_m(self):
         return 64 * self.consumers
 
+    def why_not(self):
+        """Reasons why there is no such kernel; empty where there is."""
+        reasons = super().why_not()
+        if self.tile_n % 32 or self.tile_n > 32 * BAD_WORDS:
+            reasons.append(f"tile_n is 32, 64, 96 or 128, got {self.tile_n}")
+        return reasons
+
     @property
     def offsets(self):
         """Shared memory in bytes: K, V, records, bad keys, barriers (Q is at 0)."""

@@ -55,13 +55,15 @@ def test_the_sweep_has_every_regime_at_every_head_dim():
 def test_what_does_not_fit_is_said(capsys):
     big = {"reach": 64, "consumers": 2, "tile_n": 128, "k_stages": 11}
     many = {"reach": 64, "consumers": 3, "tile_n": 64, "registers": [24, 242]}
-    found = candidates(FORWARD, DTYPE, 64, [big, many])
+    odd = {"reach": 64, "consumers": 2, "tile_n": 144, "k_stages": 2}
+    found = candidates(FORWARD, DTYPE, 64, [big, many, odd])
     assert list(found) == [name_of(config) for config in table_of(FORWARD, DTYPE, 64)]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("128×128 k_stages=11 is left out (forward, d=64): 2")
     assert lines[0].endswith("bytes of shared memory, there are 233472")
     assert "96000 registers, there are 65536" in lines[1]
     assert "multiples of 8, got (24, 242)" in lines[1]
+    assert lines[2].endswith("(forward, d=64): tile_n is 32, 64, 96 or 128, got 144")
 
 
 def test_names_and_rows_say_what_differs():
