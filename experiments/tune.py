@@ -25,7 +25,7 @@ SAID = ("consumers", "tile_m", "tile_n")  # by the size of the tile
 
 
 def table_of(which, dtype, head_dim):
-    """The configurations that the source has for a problem; none where its kernel serves none."""
+    """The configurations that the source has for a problem; none where it has no row."""
     from nbflash.kernels import bwd_sm90_config, sm90_config
 
     if which == FORWARD:
@@ -68,7 +68,7 @@ def candidates(which, dtype, head_dim, specs):
     """Name to configuration, the table's rows first; a line for each that does not fit."""
     table = table_of(which, dtype, head_dim)
     if not table:
-        left_out(f"d={head_dim}", which, "no kernel serves it")
+        left_out(f"d={head_dim}", which, "the table has no row for it")
         return {}
     found = {}
     for config in (*table, *others_of(which, dtype, head_dim, specs)):
