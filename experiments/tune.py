@@ -83,7 +83,9 @@ def executor_of(which, config, problem, mask):
     """The Hopper executor with one configuration for a pass and the table's for the other."""
     from nbflash.sm90 import Sm90Executor
 
-    return Sm90Executor(problem, mask, **{{FORWARD: "config", BACKWARD: BACKWARD}[which]: config})
+    if which == FORWARD:
+        return Sm90Executor(problem, mask, config=config)
+    return Sm90Executor(problem, mask, backward=config)
 
 
 class Configured(Nbflash):
