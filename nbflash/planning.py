@@ -32,8 +32,8 @@ _SCRATCH = 1 << 17  # elements
 class AttentionPlan:
     """One attention problem with its mask, ready to run any number of times, from any thread.
 
-    Made by `plan`. Arrays must have the shapes, dtype and device it was made for; another memory
-    layout is planned again, and cached.
+    Made by `plan`, or with an executor of one's own. Arrays must have the shapes, dtype and device
+    it was made for; another memory layout is planned again, and cached.
 
     Attributes
     ----------
@@ -44,9 +44,9 @@ class AttentionPlan:
         The implementation that runs.
     """
 
-    def __init__(self, problem: Problem, mask, impl: str):
+    def __init__(self, problem: Problem, mask, impl: str, executor=None):
         self.problem, self.mask, self.impl = problem, mask, impl
-        self._executor = prepare(impl, problem, mask)
+        self._executor = executor or prepare(impl, problem, mask)
         self._empty, self._device = allocator(problem.device, problem.device_id)
         self._checked = _Cache(_LIMIT)
         self._scratch = None
