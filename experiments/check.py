@@ -32,6 +32,11 @@ class Verdict:
     budget: float
 
 
+def nearest(verdicts):
+    """The one nearest to its budget."""
+    return max(verdicts, key=lambda v: v.error / v.budget if v.budget else 0.0)
+
+
 def sample_rows(nq, limit, seed=0, tile_m=None):
     """Sorted query rows to check: all of them, or a random one from each of many stretches.
 
@@ -100,7 +105,7 @@ class Oracle:
             except AssertionError as failure:
                 raise OutOfBudget(f"{name}: no timing is reported, {failure}") from None
             verdicts.append(Verdict(key, error, error_budget(exact, low, FACTOR[key])))
-        return max(verdicts, key=lambda v: v.error / v.budget if v.budget else 0.0)
+        return nearest(verdicts)
 
     def forget(self, *names):
         """Drop references that are not needed again: dK and dV are as large as K and V."""

@@ -9,11 +9,14 @@ from pathlib import Path
 import click
 
 from experiments.errors import BadInput
-from experiments.passes import PASSES
+from experiments.passes import BOTH, PASSES
 from nbflash.config import IMPLEMENTATIONS
 from nbflash.problem import DTYPES
 
 SIZE = click.IntRange(min=1)
+
+#: The dtypes that a float64 reference is the exact result of.
+STORED = tuple(name for name in DTYPES if name != "float64")
 
 
 def _writable(context, parameter, path):
@@ -30,7 +33,7 @@ def _passes(context, parameter, text):
     passes = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in passes:
         if name not in PASSES:
-            raise BadInput(f"--passes {text}: expected forward, backward or both")
+            raise BadInput(f"--passes {text}: expected some of {', '.join(PASSES)}")
     return passes
 
 
@@ -55,6 +58,30 @@ device_option = click.option(
     default="auto",
     show_default=True,
     help="NumPy on the CPU, or CuPy on a CUDA device; auto takes the device where there is one.",
+)
+passes_option = click.option(
+    "--passes",
+    default=",".join(PASSES),
+    show_default=True,
+    metavar="PASS[,PASS]",
+    callback=_passes,
+    help="Which passes; both is one after the other, timed as one call.",
+)
+impl_option = click.option(
+    "--impl",
+    type=click.Choice(["auto", *IMPLEMENTATIONS]),
+    default="auto",
+    show_default=True,
+    help="Implementation of nbflash; see python -m nbflash.",
+)
+head_dims_option = click.option(
+    "--head-dim", multiple=True, type=click.IntRange(1, 256), help="Only this; may be repeated."
+)
+seqlens_option = click.option(
+    "--seqlen", multiple=True, type=SIZE, help="Only this; may be repeated."
+)
+masks_option = click.option(
+    "--mask", multiple=True, metavar="NAME", help="Only this mask of the sweep; may be repeated."
 )
 
 
@@ -85,14 +112,12 @@ def cli(context):
     "the three stacked first. Fidelity to dense attention is then reported too.",
 )
 @device_option
+@impl_option
 @click.option(
-    "--impl",
-    type=click.Choice(["auto", *IMPLEMENTATIONS]),
-    default="auto",
-    show_default=True,
-    help="Implementation of nbflash; see python -m nbflash.",
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Input dtype; with --impl sm90, float16 unless given.",
 )
-@click.option("--dtype", type=click.Choice(DTYPES), help="Input dtype.")
 @click.option("--seqlen", type=SIZE, help="Sequence length of random input.")
 @click.option("--head-dim", type=click.IntRange(1, 256), help="Head dimension of random input.")
 @click.option("--heads", type=SIZE, help="Heads of random input.")
@@ -125,8 +150,8 @@ def sparsity(quick, full, device, out, **overrides):
     """Runtime and accuracy against the density of the mask.
 
     Butterfly masks, local masks and their union with random masks, from about 1 % to 100 % live
-    blocks, forward and backward, against nbflash's own dense run and against dense masked softmax
-    on the same array library. Defaults come from experiments/sweeps/sparsity.toml.
+    blocks, forward, backward and both, against nbflash's own dense run and against dense masked
+    softmax on the same array library. Defaults come from experiments/sweeps/sparsity.toml.
 
     A CUDA device is timed with events and a cold L2 cache, a CPU by the wall clock. Exit status: 1
     if a result is outside the error budget (nothing is reported then), 2 for bad options or files.
@@ -146,6 +171,36 @@ def sparsity(quick, full, device, out, **overrides):
     section = "quick" if quick else "full"
     settings = read_settings(section, open_backend(device).device, overrides)
     report(measure(settings), out)
+
+
+@cli.command()
+@click.option("--quick", is_flag=True, help="Fewer and shorter lengths, fewer rounds.")
+@click.option(
+    "--paper",
+    is_flag=True,
+    help="The problem of the FlashAttention paper, butterfly up to 65536 tokens, beside its times.",
+)
+@device_option
+@passes_option
+@impl_option
+@click.option("--dtype", type=click.Choice(STORED), help="Input dtype, instead of the sweep's.")
+@head_dims_option
+@seqlens_option
+@masks_option
+@seed_option
+@out_option
+def seqlen(out, quick, paper, mask, head_dim, seqlen, **options):
+    """Runtime against sequence length: dense, causal, butterfly and local masks.
+
+    Forward, backward and both; float32 on a CPU, bfloat16 on a CUDA device, the paper's float16.
+    Sizes, and the paper's times and the devices' peaks: experiments/sweeps/seqlen.toml.
+    """
+    from experiments.seqlen import run
+
+    if quick and paper:
+        raise BadInput("--quick and --paper exclude each other")
+    section = "quick" if quick else "paper" if paper else "full"
+    run(out, section, **options, names=mask, head_dims=head_dim, seqlens=seqlen)
 
 
 @cli.command()
@@ -227,14 +282,7 @@ def simt(out, seed, quick):
 
 @cli.command()
 @click.option("--quick", is_flag=True, help="The cases of the figure alone, in fewer rounds.")
-@click.option(
-    "--passes",
-    default="forward",
-    show_default=True,
-    metavar="PASS[,PASS]",
-    callback=_passes,
-    help="forward, backward or both with a comma between; backward where nbflash has it.",
-)
+@passes_option
 @click.option(
     "--impl",
     type=click.Choice(["auto", "sm90", "simt"]),
@@ -242,13 +290,9 @@ def simt(out, seed, quick):
     show_default=True,
     help="Implementation of nbflash; see python -m nbflash.",
 )
-@click.option(
-    "--head-dim", multiple=True, type=click.IntRange(1, 256), help="Only this; may be repeated."
-)
-@click.option("--seqlen", multiple=True, type=SIZE, help="Only this; may be repeated.")
-@click.option(
-    "--mask", multiple=True, metavar="NAME", help="Only this mask of the sweep; may be repeated."
-)
+@head_dims_option
+@seqlens_option
+@masks_option
 @click.option(
     "--library", multiple=True, metavar="NAME", help="Only this library; may be repeated."
 )
@@ -257,13 +301,43 @@ def simt(out, seed, quick):
 def peers(out, seed, quick, passes, impl, library, mask, head_dim, seqlen):
     """GPU: nbflash beside torch's SDPA, FlexAttention and flash-attn-4, in shuffled rounds.
 
-    bfloat16, on dense, causal and block-sparse masks; every library that is installed takes part
-    in the masks that it can express. Sizes: experiments/sweeps/peers.toml. Needs a CUDA device.
+    Forward, backward and both in bfloat16, on dense, causal and block-sparse masks; every library
+    that is installed takes part in the masks that it can express. Sizes:
+    experiments/sweeps/peers.toml. Needs a CUDA device.
     """
     from experiments.bench_peers import run
 
     chosen = {"names": mask, "head_dims": head_dim, "seqlens": seqlen}
     run(out, seed, quick, passes, impl, library, **chosen)
+
+
+@cli.command()
+@click.option("--quick", is_flag=True, help="Two head dimensions, three masks, fewer rounds.")
+@click.option(
+    "--passes",
+    default="forward,backward",
+    show_default=True,
+    metavar="PASS[,PASS]",
+    callback=_passes,
+    help="forward, backward, or one after the other: each has configurations of its own.",
+)
+@head_dims_option
+@masks_option
+@seed_option
+@out_option
+def tune(out, seed, quick, passes, mask, head_dim):
+    """GPU: the configurations of the Hopper kernels against each other, and against the tables.
+
+    For each head dimension and mask, dense, causal and block-sparse: the rows of the tables in
+    nbflash/kernels/sm90_config.py and bwd_sm90_config.py and the candidates of
+    experiments/sweeps/tune.toml, the fastest marked, and whether the table chooses it. Needs a
+    Hopper GPU.
+    """
+    from experiments.tune import run
+
+    if BOTH in passes:
+        raise BadInput("--passes both: the passes have configurations of their own")
+    run(out, seed, quick, passes, names=mask, head_dims=head_dim)
 
 
 def main(args=None):

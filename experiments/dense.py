@@ -79,6 +79,11 @@ class DenseBaseline:
             dk[c] *= p.dtype.type(self.scale)
         return tuple(map(self._public, self.grads))
 
+    def both(self):
+        """`backward` behind `forward`."""
+        self.forward()
+        return self.backward()
+
     def _public(self, planes):
         """(batch * heads, seqlen, head_dim) in the public layout."""
         batch, n, heads, head_dim = self.shape

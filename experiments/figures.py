@@ -1,8 +1,10 @@
 """Figures, one function per command, drawn without a display."""
 
+from itertools import cycle
+
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from experiments.fit import SLOPE_LIMIT
 from experiments.passes import BASELINE, DENSE, PASSES, live
@@ -36,16 +38,16 @@ def _log_locator():
 
 
 def draw_sparsity(rows, fits, path):
-    """Runtime against density for both passes and, for a user's input, the fidelity."""
+    """Runtime against density for each pass and, for a user's input, the fidelity."""
     fidelity = any(row["output_error"] is not None for row in rows)
-    figure, axes = _axes(2 + fidelity, height=5.2)
+    figure, axes = _axes(len(PASSES) + fidelity, height=5.2)
     for ax, which in zip(axes, PASSES, strict=False):
         of_pass = [row for row in rows if row["pass"] == which]
         fit = next((f for f in fits if f["pass"] == which and f["masks"] == "all"), None)
         _draw_runtime(ax, of_pass, fit)
         ax.set_title(which)
     if fidelity:
-        _draw_fidelity(axes[2], [row for row in rows if row["pass"] == "forward"])
+        _draw_fidelity(axes[-1], [row for row in rows if row["pass"] == "forward"])
     first = rows[0]
     figure.suptitle(
         f"Block-sparse attention, {first['impl']} on {first['device']}\n"
@@ -56,6 +58,57 @@ def draw_sparsity(rows, fits, path):
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def draw_seqlen(rows, path):
+    """Runtime against length, a panel per pass, a line per mask and head dimension.
+
+    Of rows with the paper's times those are drawn too, and what the ratio of the peaks makes them.
+    """
+    passes = list(dict.fromkeys(row["pass"] for row in rows))
+    figure, axes = _axes(len(passes), height=5.2)
+    for ax, which in zip(axes, passes, strict=True):
+        of_pass = [row for row in rows if row["pass"] == which]
+        names = list(dict.fromkeys((row["mask"], row["head_dim"]) for row in of_pass))
+        for (mask, d), marker, colour in zip(names, cycle(MARKERS), cycle(COLOURS), strict=False):
+            group = [row for row in of_pass if (row["mask"], row["head_dim"]) == (mask, d)]
+            n, t, low, high = (
+                np.array([row[key] for row in group])
+                for key in ("seqlen", "median_ms", "p10_ms", "p90_ms")
+            )
+            spread = [np.maximum(t - low, 0), np.maximum(high - t, 0)]
+            ax.errorbar(
+                n, t, spread, marker=marker, color=colour, capsize=2, label=f"{mask}, d={d}"
+            )
+        _draw_paper(ax, [row for row in of_pass if row.get("paper_ms")])
+        ax.set(xscale="log", yscale="log", xlabel="sequence length N", ylabel="median runtime (ms)")
+        lengths = sorted({row["seqlen"] for row in of_pass})
+        ax.set_xticks(lengths, [f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths])
+        ax.xaxis.set_minor_locator(NullLocator())
+        _plain_ticks(ax.yaxis)
+        ax.set_title(which)
+        _legend_below(ax)
+    first = rows[0]
+    figure.suptitle(
+        f"{first['dtype']} attention, {first['library']} on {first['device']}, "
+        f"commit {first['commit']}",
+        fontsize=9,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _draw_paper(ax, rows):
+    lines = {
+        "paper_ms": ("paper, {}", "-"),
+        "paper_at_peak_ratio_ms": ("the same / peak ratio", ":"),
+    }
+    for key, (label, style) in lines.items():
+        group = [row for row in rows if row[key]]
+        if group:
+            n, t = ([row[name] for row in group] for name in ("seqlen", key))
+            label = label.format(group[0]["paper_device"])
+            ax.plot(n, t, linestyle=style, color=GREY, marker="x", label=label)
 
 
 def _families(rows):

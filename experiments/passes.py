@@ -1,27 +1,34 @@
-"""The two passes that are measured, what they are compared with, and their arithmetic."""
+"""The passes that are measured, what they are compared with, and their arithmetic."""
 
-#: Pass to the array that is checked after timing.
-PASSES = {"forward": "out", "backward": "dq"}
+FORWARD, BACKWARD, BOTH = "forward", "backward", "both"
+
+#: Pass to the array that is checked after timing. `BOTH` is one after the other, timed as one call.
+PASSES = {FORWARD: "out", BACKWARD: "dq", BOTH: "dq"}
 
 DENSE = "dense"
 BASELINE = "baseline"
 
-_BACKWARD = 2.5
+_WORK = {FORWARD: 1.0, BACKWARD: 2.5, BOTH: 3.5}
 
 
 def flops(shape, density, which):
-    """Attention's own: 4 · s · N² · d · heads · batch, 2.5 times that in the backward pass.
+    """Attention's own: 4 · s · N² · d · heads · batch forward, 2.5 times that backward.
 
     Parameters
     ----------
     shape : (batch, seqlen, heads, head_dim)
     density : float
         Share of the scores that the mask keeps.
-    which : {"forward", "backward"}
+    which : {"forward", "backward", "both"}
     """
     batch, n, heads, head_dim = shape
-    forward = 4.0 * density * n * n * head_dim * heads * batch
-    return forward * (_BACKWARD if which == "backward" else 1.0)
+    return _WORK[which] * 4.0 * density * n * n * head_dim * heads * batch
+
+
+def both(plan, dout, q, k, v):
+    """dQ, dK and dV by the two passes of a plan."""
+    out, lse = plan(q, k, v)
+    return plan.backward(dout, q, k, v, out, lse)
 
 
 def live(row):

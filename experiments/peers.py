@@ -1,10 +1,10 @@
 """Adapters to the attention libraries that nbflash is measured beside.
 
 Each is made from the q, k and v of one shape, (batch, seqlen, heads, head_dim), and makes calls
-without arguments: that of `forward` returns the output, that of `backward` dQ, dK and dV, all in
-that layout. Block lists and whatever else a call needs are prepared before. torch's tensors share
-the memory of the arrays; SDPA and FlexAttention get a copy in the layout they are documented for,
-(batch, heads, seqlen, head_dim).
+without arguments: that of `forward` returns the output, those of `backward` and of `both`, which
+runs the forward pass first, dQ, dK and dV, all in that layout. Block lists and whatever else a call
+needs are prepared before. torch's tensors share the memory of the arrays; SDPA and FlexAttention
+get a copy in the layout they are documented for, (batch, heads, seqlen, head_dim).
 """
 
 import importlib
@@ -16,6 +16,7 @@ import numpy as np
 
 import masks
 import nbflash
+from experiments.passes import both
 
 DENSE, CAUSAL, BLOCKS = "dense", "causal", "blocks"
 NBFLASH = "nbflash"
@@ -113,6 +114,9 @@ class Nbflash:
         out, lse = plan(*self._inputs)
         return partial(plan.backward, dout, *self._inputs, out, lse)
 
+    def both(self, case, dout):
+        return partial(both, self._plan(case), dout, *self._inputs)
+
 
 class TorchLibrary:
     """What the libraries on torch have in common: a subclass gives ``_attention(case)``."""
@@ -149,16 +153,21 @@ class TorchLibrary:
         return lambda: self._public(attention(*self._inputs))
 
     def backward(self, case, dout):
+        leaves, attention = self._leaves(), self._attention(case)
+        out, dout = attention(*leaves), self._own(dout)
+        return lambda: self._gradients(out, leaves, dout, retain_graph=True)
+
+    def both(self, case, dout):
+        leaves, attention, dout = self._leaves(), self._attention(case), self._own(dout)
+        return lambda: self._gradients(attention(*leaves), leaves, dout)
+
+    def _leaves(self):
+        return [x.detach().requires_grad_() for x in self._inputs]
+
+    def _gradients(self, *args, **options):
         import torch
 
-        leaves = [x.detach().requires_grad_() for x in self._inputs]
-        out, dout = self._attention(case)(*leaves), self._own(dout)
-
-        def run():
-            grads = torch.autograd.grad(out, leaves, dout, retain_graph=True)
-            return tuple(map(self._public, grads))
-
-        return run
+        return tuple(map(self._public, torch.autograd.grad(*args, **options)))
 
 
 class Sdpa(TorchLibrary):

@@ -4,6 +4,7 @@ One round of the measurement runs every mask, the dense run of nbflash itself an
 softmax on the same array library once, in a shuffled order.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,17 @@ import masks
 import nbflash
 from experiments import sweeps
 from experiments.backends import open_backend, parse_dtype
-from experiments.check import Oracle, Verdict, sample_rows, sampled
+from experiments.check import Oracle, Verdict, nearest, sample_rows, sampled
 from experiments.dense import DenseBaseline, fits_in_memory
 from experiments.errors import BadInput, OutOfBudget
 from experiments.inputs import load_qkv, random_qkv
-from experiments.passes import BASELINE, DENSE, PASSES
+from experiments.passes import BACKWARD, BASELINE, BOTH, DENSE, FORWARD, PASSES, both
 from experiments.report import progress
 from experiments.timing import Timing, interleave
 
 BLOCKS_AT_LEAST = 16
 WIDE_HEAD = 64
+GPU_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ def read_settings(section, device, overrides):
             raise BadInput(f"--mask {name}: expected one of {', '.join(names)}")
     chosen = tuple(f for f in families if not wanted or f["name"] in wanted)
     given = {key: value for key, value in overrides.items() if value is not None}
+    if given.get("impl") == "sm90":
+        given = {"dtype": "float16"} | given
     fixed = {"device": device, "families": chosen, "input": overrides["input"]}
     return Settings(**{**sweep[device], **given, **fixed})
 
@@ -167,9 +171,10 @@ def _checked_run(case, settings, backend, host, arrays, block):
     grads = plan.backward(backend.array(sampled(host[3], rows)), q, k, v, run.out, run.lse)
     out, lse, dq, dk, dv = map(backend.numpy, (run.out, run.lse, *grads))
     run.verdicts = {
-        "forward": oracle.check(run.name, out=out[:, rows], lse=lse[:, :, rows]),
-        "backward": oracle.check(run.name, dq=dq[:, rows], dk=dk, dv=dv),
+        FORWARD: oracle.check(run.name, out=out[:, rows], lse=lse[:, :, rows]),
+        BACKWARD: oracle.check(run.name, dq=dq[:, rows], dk=dk, dv=dv),
     }
+    run.verdicts[BOTH] = nearest(run.verdicts.values())
     oracle.forget("dk", "dv")
     for name, array in {"out": out, "dq": dq}.items():
         if not np.isfinite(array).all():
@@ -178,14 +183,17 @@ def _checked_run(case, settings, backend, host, arrays, block):
 
 
 def tile_height(plan):
-    """Rows of the lowest tile that either pass walks; None where no tiles are walked.
+    """Rows that tiles of both passes are made of; None where no tiles are walked.
 
-    On a GPU the backward pass of a wide head walks tiles half as high as the forward pass.
+    On a GPU the backward pass of a wide head walks tiles half as high as the forward pass, and
+    where the forward's are 192 high the backward's are 128.
     """
     if plan.schedule is None:
         return None
-    halved = plan.problem.device == "cuda" and plan.problem.head_dim > WIDE_HEAD
-    return plan.schedule.tile_m // (2 if halved else 1)
+    if plan.problem.device != "cuda":
+        return plan.schedule.tile_m
+    common = math.gcd(plan.schedule.tile_m, GPU_TILE)
+    return common // (2 if plan.problem.head_dim > WIDE_HEAD else 1)
 
 
 def block_density(mask, block):
@@ -208,7 +216,7 @@ def _measure_fidelity(backend, host, runs):
 
 
 def _time(settings, backend, arrays, runs, middle):
-    """Time both passes; fills in ``run.timings`` and returns those of the baseline.
+    """Time every pass; fills in ``run.timings`` and returns those of the baseline.
 
     The baseline computes all scores whatever the mask, so one mask stands for all of them.
     """
@@ -249,12 +257,12 @@ def _dense(run):
 def _tasks(which, arrays, runs, baseline):
     """Calls to time: the first thing each returns is out or dq in the public layout."""
     q, k, v, dout = arrays
-    if which == "forward":
-        tasks = {run.name: partial(run.plan, q, k, v) for run in runs}
-    else:
-        tasks = {
-            run.name: partial(run.plan.backward, dout, q, k, v, run.out, run.lse) for run in runs
-        }
+    make = {
+        FORWARD: lambda run: partial(run.plan, q, k, v),
+        BACKWARD: lambda run: partial(run.plan.backward, dout, q, k, v, run.out, run.lse),
+        BOTH: lambda run: partial(both, run.plan, dout, q, k, v),
+    }[which]
+    tasks = {run.name: make(run) for run in runs}
     if baseline is not None:
         tasks[BASELINE] = getattr(baseline, which)
     return tasks

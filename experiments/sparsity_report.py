@@ -116,7 +116,7 @@ def fits_of(rows):
 
 
 def print_tables(result, rows, fits):
-    """Both tables, with a line that says what each number is."""
+    """The table of each pass, with a line that says what each number is."""
     batch, seqlen, heads, head_dim = result.shape
     fidelity = result.settings.input is not None
     say(
@@ -167,7 +167,8 @@ def _explain(result, coarse, fidelity):
     say(
         "density: live blocks of the mask; / dense: runtime relative to nbflash's own dense run; "
         f"× base: times faster than dense masked softmax in {library}, which keeps its N × N "
-        "probabilities for the backward pass; err/bud: error of the worst array over its budget, "
+        "probabilities for the backward pass; both: the two passes, timed as one call; err/bud: "
+        "error of the worst array over its budget, "
         f"{len(result.dense.oracle.rows)} rows of each head or more checked."
     )
     if coarse:
@@ -183,7 +184,7 @@ def _explain(result, coarse, fidelity):
 
 
 def _warn_of_noise(rows):
-    for which in PASSES:
+    for which in dict.fromkeys(row["pass"] for row in rows):
         spread = median(row["p90_ms"] / row["p10_ms"] for row in rows if row["pass"] == which)
         if spread > NOISY:
             say(

@@ -10,15 +10,18 @@ matrix product took 1.8 times as long on two cores.
 """
 
 import gc
+import math
 import random
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 MIN_ROUNDS = 3
 FLUSH_BYTES = 256 * 2**20
 SETTLE_SECONDS = 0.04
+MOST_CALLS, MOST_FILLERS = 64, 256
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Timing:
 class WallClock:
     """Times a call on the host, in milliseconds."""
 
+    def prepare(self, call):
+        """What `measure` is to be given: one call is enough."""
+        return call
+
     def measure(self, task):
         time.sleep(SETTLE_SECONDS)
         start = time.perf_counter()
@@ -78,6 +85,58 @@ class CudaEvents:
         stop.record()
         stop.synchronize()
         return self._cupy.cuda.get_elapsed_time(start, stop), result
+
+
+@dataclass(frozen=True)
+class Launches:
+    """A run of equal calls, and how much other work goes before it."""
+
+    call: object
+    calls: int = 1
+    fillers: int = 0
+
+    def __call__(self):
+        for _ in range(self.calls):
+            result = self.call()
+        return result
+
+
+class QueuedEvents(CudaEvents):
+    """Times a run of calls that are all enqueued before the device comes to them.
+
+    A run is long enough that neither the events nor the gaps between launches count. It follows
+    work that keeps the device busy while the host enqueues it. Calls after the first find in the L2
+    cache what the one before left there: for inputs that are larger than the cache.
+
+    Parameters
+    ----------
+    sample_ms : float
+        How long a run is to take on the device.
+    """
+
+    def __init__(self, sample_ms):
+        super().__init__()
+        self._sample_ms = sample_ms
+        fill = Launches(partial(self._flush.fill, 0), calls=10)
+        fill()
+        self._filler_ms, _ = self.measure(fill)
+
+    def prepare(self, call):
+        """The run for a call that has been made before."""
+        once, _ = self.measure(Launches(call, fillers=8))
+        calls = min(math.ceil(self._sample_ms / once), MOST_CALLS)
+        self._cupy.cuda.Device().synchronize()
+        start = time.perf_counter()
+        Launches(call, calls)()
+        host_ms = (time.perf_counter() - start) * 1e3
+        return Launches(call, calls, min(math.ceil(host_ms / self._filler_ms), MOST_FILLERS))
+
+    def measure(self, task):
+        """Milliseconds of one call of the run, and what the last one returned."""
+        for _ in range(task.fillers):
+            self._flush.fill(0)
+        duration, result = super().measure(task)
+        return duration / task.calls, result
 
 
 def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, progress=None):

@@ -84,6 +84,7 @@ def attention_backward(
     lse,
     mask=None,
     *,
+    dlse=None,
     causal=False,
     window=None,
     scale=None,
@@ -100,6 +101,9 @@ def attention_backward(
         As given to `attention`.
     out, lse : array
         What ``attention(..., return_lse=True)`` returned for them.
+    dlse : array like lse, optional
+        Gradient of the log-sum-exp; None is zero. What it holds for a row that attends nothing is
+        ignored.
     deterministic : bool
         True: two passes without atomics, bitwise reproducible.
 
@@ -111,12 +115,15 @@ def attention_backward(
 
     Notes
     -----
-    FlashAttention (arXiv 2205.14135), algorithm 4, over the live tiles of the mask.
+    FlashAttention (arXiv 2205.14135), algorithm 4, over the live tiles of the mask. Its appendix
+    B.2 has ``dS = P ∘ (dP − δ)`` with ``δ = rowsum(dO ∘ O)``. The log-sum-exp has the derivative
+    ``∂LSE_i / ∂S_ij = P_ij``, so that with its gradient ``dS = P ∘ (dP − (δ − dLSE))``. Attention
+    over parts of the keys, merged by ``softmax`` over their ``lse``, is differentiated with it.
     """
     deterministic = check_flag("deterministic", deterministic)
-    q, k, v, dout, out, lse = backward_inputs(q, k, v, dout, out, lse)
+    q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl)
-    return plan_.run_backward(dout, q, k, v, out, lse, deterministic)
+    return plan_.run_backward(dout, q, k, v, out, lse, dlse, deterministic)
 
 
 def plan(q, k, v, mask=None, *, causal=False, window=None, scale=None, impl="auto"):

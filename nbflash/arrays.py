@@ -98,6 +98,18 @@ def allocator(device: str, device_id: int):
     return cupy.ndarray, cupy.cuda.Device(device_id)  # cupy.empty takes twice as long
 
 
+def zeros(device: str, device_id: int, shape, dtype):
+    """Zeros in the memory of one, under strides of 0, to be read on any stream."""
+    if device == CPU:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    cupy = _cupy()
+    # Outside the memory pool: freeing waits for the kernels of every stream.
+    with cupy.cuda.Device(device_id), cupy.cuda.using_allocator(None):
+        zero = cupy.zeros((), dtype)
+        cupy.cuda.get_current_stream().synchronize()
+    return cupy.broadcast_to(zero, shape)
+
+
 def overlaps(a, b) -> bool:
     """Whether two native arrays share an element; CUDA memory is compared by address alone."""
     if not isinstance(a, np.ndarray):

@@ -3,7 +3,7 @@
 An executor has ``schedule`` (a `TileSchedule`, or None) and two methods on checked arrays,
 
     forward(q, k, v, out, lse)
-    backward(dout, q, k, v, out, lse, dq, dk, dv, deterministic)
+    backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic)
 
 which write every element of ``out`` and ``lse``, or of ``dq``, ``dk`` and ``dv``.
 """
@@ -41,7 +41,7 @@ class EmptyExecutor:
         out.fill(0)
         lse.fill(-np.inf)
 
-    def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
         for gradient in (dq, dk, dv):
             gradient.fill(0)
 
@@ -59,8 +59,9 @@ class CpuExecutor:
     def forward(self, q, k, v, out, lse):
         self._cpu.forward(q, k, v, out, lse, self.schedule, self._scale)
 
-    def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
-        self._cpu.backward(dout, q, k, v, out, lse, dq, dk, dv, self.schedule, self._scale)
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
+        results = (dq, dk, dv)
+        self._cpu.backward(dout, q, k, v, out, lse, dlse, *results, self.schedule, self._scale)
 
 
 class ReferenceExecutor:
@@ -79,8 +80,8 @@ class ReferenceExecutor:
         results = self._reference.attention(q, k, v, self._mask, self._scale)
         _store((out, lse), results)
 
-    def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
-        results = self._reference.attention_backward(dout, q, k, v, self._mask, self._scale)
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
+        results = self._reference.attention_backward(dout, q, k, v, self._mask, self._scale, dlse)
         _store((dq, dk, dv), results)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
+from functools import cached_property
 
 from nbflash import config
-from nbflash.arrays import allocator, are_native, native, signature
+from nbflash.arrays import allocator, are_native, native, signature, zeros
 from nbflash.executors import prepare
 from nbflash.problem import (
     Problem,
@@ -31,8 +32,8 @@ _SCRATCH = 1 << 17  # elements
 class AttentionPlan:
     """One attention problem with its mask, ready to run any number of times, from any thread.
 
-    Made by `plan`. Arrays must have the shapes, dtype and device it was made for; another memory
-    layout is planned again, and cached.
+    Made by `plan`, or with an executor of one's own. Arrays must have the shapes, dtype and device
+    it was made for; another memory layout is planned again, and cached.
 
     Attributes
     ----------
@@ -43,9 +44,9 @@ class AttentionPlan:
         The implementation that runs.
     """
 
-    def __init__(self, problem: Problem, mask, impl: str):
+    def __init__(self, problem: Problem, mask, impl: str, executor=None):
         self.problem, self.mask, self.impl = problem, mask, impl
-        self._executor = prepare(impl, problem, mask)
+        self._executor = executor or prepare(impl, problem, mask)
         self._empty, self._device = allocator(problem.device, problem.device_id)
         self._checked = _Cache(_LIMIT)
         self._scratch = None
@@ -64,23 +65,38 @@ class AttentionPlan:
         result, lse = self._matching(q, k, v).run_forward(q, k, v, target)
         return (result if out is None else out), lse
 
-    def backward(self, dout, q, k, v, out, lse, *, deterministic=False):
+    def backward(self, dout, q, k, v, out, lse, *, dlse=None, deterministic=False):
         """``(dq, dk, dv)`` of `attention_backward`."""
         deterministic = check_flag("deterministic", deterministic)
-        q, k, v, dout, out, lse = backward_inputs(q, k, v, dout, out, lse)
-        return self._matching(q, k, v).run_backward(dout, q, k, v, out, lse, deterministic)
+        q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+        plan_ = self._matching(q, k, v)
+        return plan_.run_backward(dout, q, k, v, out, lse, dlse, deterministic)
 
-    def vjp(self, q, k, v):
-        """``out`` and ``pullback(dout, deterministic=False) -> (dq, dk, dv)``.
+    def vjp(self, q, k, v, *, return_lse=False):
+        """The result, and the function that takes its gradient to those of q, k and v.
 
-        The pullback keeps q, k, v, out and lse alive; they must not change before it is called.
+        Parameters
+        ----------
+        q, k, v
+            As in `attention`. They must not change before the pullback is called, which keeps
+            them, ``out`` and ``lse`` alive.
+        return_lse : bool
+            ``(out, lse)`` is the result, instead of ``out``.
+
+        Returns
+        -------
+        result : array like q, or (array like q, array (batch, heads, seqlen_q))
+        pullback : callable
+            ``pullback(dout, dlse=None, *, deterministic=False) -> (dq, dk, dv)``, as in
+            `attention_backward`.
         """
+        return_lse = check_flag("return_lse", return_lse)
         out, lse = self(q, k, v)
 
-        def pullback(dout, *, deterministic=False):
-            return self.backward(dout, q, k, v, out, lse, deterministic=deterministic)
+        def pullback(dout, dlse=None, *, deterministic=False):
+            return self.backward(dout, q, k, v, out, lse, dlse=dlse, deterministic=deterministic)
 
-        return out, pullback
+        return ((out, lse) if return_lse else out), pullback
 
     def __repr__(self) -> str:
         return f"AttentionPlan({self.impl}: {self.problem}, {self.schedule or self.mask})"
@@ -117,18 +133,26 @@ class AttentionPlan:
             self._executor.forward(q, k, v, out, lse)
         return out, lse
 
-    def run_backward(self, dout, q, k, v, out, lse, deterministic):
-        """Check ``dout``, ``out`` and ``lse``, allocate the gradients and launch."""
-        call = ("backward", signature(dout), signature(out), signature(lse))
+    @cached_property
+    def _no_dlse(self):
+        """What stands for an absent dlse, so that the implementations know of one case only."""
+        problem = self.problem
+        return zeros(problem.device, problem.device_id, problem.lse_shape, problem.lse_dtype)
+
+    def run_backward(self, dout, q, k, v, out, lse, dlse, deterministic):
+        """Check the arrays of the results, allocate the gradients and launch."""
+        last = None if dlse is None else signature(dlse)
+        call = ("backward", signature(dout), signature(out), signature(lse), last)
         if self._checked.get(call) is None:
-            check_backward(dout, out, lse, self.problem, q)
+            check_backward(dout, out, lse, dlse, self.problem, q)
             self._checked.put(call, True)
+        dlse = self._no_dlse if dlse is None else dlse
         problem = self.problem
         with self._device:
             dq = self._empty(problem.q_shape, q.dtype)
             dk = self._empty(problem.kv_shape, q.dtype)
             dv = self._empty(problem.kv_shape, q.dtype)
-            self._executor.backward(dout, q, k, v, out, lse, dq, dk, dv, deterministic)
+            self._executor.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic)
         return dq, dk, dv
 
     def _check_out(self, out, q, k, v):
@@ -175,12 +199,13 @@ def forward_inputs(q, k, v, out):
     return (q, k, v, out) if are_native(q, k, v, out) else native(q=q, k=k, v=v, out=out)
 
 
-def backward_inputs(q, k, v, dout, out, lse):
-    """q, k, v, dout, out and lse, in this order, as native arrays."""
-    arrays = (q, k, v, dout, out, lse)
-    if are_native(*arrays):
-        return arrays
-    return native(q=q, k=k, v=v, dout=dout, out=out, lse=lse)
+def backward_inputs(q, k, v, dout, out, lse, dlse):
+    """q, k, v, dout, out, lse and dlse (or None), in this order, as native arrays."""
+    named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    if dlse is not None:
+        named["dlse"] = dlse
+    arrays = named.values() if are_native(*named.values()) else native(**named)
+    return arrays if dlse is not None else (*arrays, None)
 
 
 def lookup(q, k, v, mask, causal, window, scale, impl) -> AttentionPlan:

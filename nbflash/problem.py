@@ -24,6 +24,7 @@ _LAYOUT = {
     "out": "(batch, seqlen_q, heads, head_dim)",
     "dout": "(batch, seqlen_q, heads, head_dim)",
     "lse": "(batch, heads, seqlen_q)",
+    "dlse": "(batch, heads, seqlen_q)",
 }
 _INT32_MAX = 2**31 - 1
 
@@ -216,21 +217,23 @@ def check_disjoint(out, q, k, v) -> None:
             raise ValueError(f"out must not overlap {name}; pass separate memory or out=None")
 
 
-def check_backward(dout, out, lse, problem: Problem, q) -> None:
-    """``dout``, ``out`` and ``lse`` belong to a forward call of this problem.
+def check_backward(dout, out, lse, dlse, problem: Problem, q) -> None:
+    """``dout``, ``out``, ``lse`` and ``dlse`` (or None) belong to a forward call of this problem.
 
     Raises
     ------
     TypeError
         If a dtype differs from the inputs' (``dout``, ``out``) or from
-        ``problem.lse_dtype`` (``lse``).
+        ``problem.lse_dtype`` (``lse``, ``dlse``).
     ValueError
         If a shape, the layout or the alignment does not fit.
     """
     device = device_of(q)
     _check_like("dout", dout, problem.q_shape, q.dtype, device)
     _check_like("out", out, problem.q_shape, q.dtype, device)
-    _check_like("lse", lse, problem.lse_shape, np.dtype(problem.lse_dtype), device)
+    for name, x in (("lse", lse), ("dlse", dlse)):
+        if x is not None:
+            _check_like(name, x, problem.lse_shape, np.dtype(problem.lse_dtype), device)
 
 
 def _check_like(name, x, shape, dtype, device) -> None:

@@ -46,7 +46,7 @@ def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
     q, k, v, mask, scale
         As in `attention`.
     dlse : array (batch, heads, nq), optional
-        Gradient of the log-sum-exp; default zero.
+        Gradient of the log-sum-exp; default zero. Ignored where a row attends nothing.
 
     Returns
     -------
@@ -56,18 +56,72 @@ def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
     heads_kv = np.shape(k)[2]
     dout, q, k, v = _heads_first(dout, q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    keep, p, _ = _softmax(q, k, mask, scale)
+    keep, p, lse = _softmax(q, k, mask, scale)
     with np.errstate(invalid="ignore"):
         dp = np.where(keep, dout @ v.swapaxes(-1, -2), 0.0)
         delta = np.sum(p * dp, axis=-1, keepdims=True)  # = rowsum(dO ∘ O), equation 4
         if dlse is not None:
-            delta = delta - np.asarray(dlse, np.float64)[..., None]
+            # ∂LSE/∂S = P: dS = P ∘ (dP − δ) + P ∘ dLSE
+            delta = delta - np.where(np.isneginf(lse), 0.0, dlse)[..., None]
         ds = np.where(keep, p * (dp - delta), 0.0) * scale
     keep_t, ds_t, p_t = (x.swapaxes(-1, -2) for x in (keep, ds, p))
     dq = _product(ds, keep, k)
     dk = _group_sum(_product(ds_t, keep_t, q), heads_kv)
     dv = _group_sum(_product(p_t, keep_t, dout), heads_kv)
     return tuple(x.transpose(0, 2, 1, 3) for x in (dq, dk, dv))
+
+
+def merge(parts):
+    """Attention over all keys from attention over disjoint sets of them.
+
+        LSE = log Σ exp(LSE_p)      O = Σ w_p O_p      w_p = exp(LSE_p − LSE)
+
+    Parameters
+    ----------
+    parts : sequence of (out, lse)
+        As `attention` returns them.
+
+    Returns
+    -------
+    out : float64 (batch, nq, heads, head_dim)
+    lse : float64 (batch, heads, nq)
+    """
+    outs, lses = zip(*parts, strict=True)
+    weights, lse = _merge_weights(lses)
+    return sum(w * out for w, out in zip(weights, outs, strict=True)), lse
+
+
+def merge_backward(dout, dlse, parts):
+    """Gradients of `merge` with respect to its parts.
+
+        dO_p = w_p dO      dLSE_p = w_p (dLSE + rowsum(dO ∘ (O_p − O)))
+
+    Parameters
+    ----------
+    dout : array (batch, nq, heads, head_dim)
+    dlse : array (batch, heads, nq)
+    parts : sequence of (out, lse)
+        As given to `merge`.
+
+    Returns
+    -------
+    list of (dout, dlse), float64, one for each part
+    """
+    dout, dlse = np.asarray(dout, np.float64), np.asarray(dlse, np.float64)
+    whole, _ = merge(parts)
+    gradients = []
+    for (out, _), w in zip(parts, _merge_weights([lse for _, lse in parts])[0], strict=True):
+        towards = np.sum(dout * (out - whole), axis=-1).swapaxes(1, 2)
+        gradients.append((w * dout, w[..., 0].swapaxes(1, 2) * (dlse + towards)))
+    return gradients
+
+
+def _merge_weights(lses):
+    """w_p (batch, nq, heads, 1), 0 where a part attends nothing, and the LSE of all parts."""
+    lses = [np.asarray(lse, np.float64) for lse in lses]
+    lse = np.logaddexp.reduce(lses)
+    finite = np.where(np.isneginf(lse), 0.0, lse)
+    return [np.exp(x - finite).swapaxes(1, 2)[..., None] for x in lses], lse
 
 
 def _heads_first(*arrays):
@@ -101,8 +155,8 @@ def _softmax(q, k, mask, scale):
 def _product(weight, keep, x):
     """``weight @ x`` over the kept pairs alone: weight is 0 elsewhere, but 0 · NaN is not."""
     finite = np.isfinite(x)
-    y = weight @ np.where(finite, x, 0.0)
     with np.errstate(invalid="ignore"):
+        y = weight @ np.where(finite, x, 0.0)
         for j in np.unique(np.nonzero(~finite)[2]):
             term = weight[..., j, None] * np.where(finite, 0.0, x)[..., None, j, :]
             y = y + np.where(keep[..., j, None], term, 0.0)

@@ -20,10 +20,10 @@ from nbflash.schedule import TileSchedule
 
 
 def _strides(x):
-    """Batch, sequence and head strides in elements."""
-    batch, sequence, head, _ = x.strides
+    """The first three strides in elements: batch, sequence, head, or those of an LSE."""
+    first, second, third = x.strides[:3]
     size = x.itemsize
-    return batch // size, sequence // size, head // size
+    return first // size, second // size, third // size
 
 
 def vectors_allowed(dtype, head_dim, alignment):
@@ -139,7 +139,7 @@ class SimtExecutor:
             self._backward_passes[key] = delta, convert, bound
         return self._backward_passes[key]
 
-    def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
         p = self._problem
         alignment = min(p.alignment, arrays.alignment(dout))
@@ -148,7 +148,7 @@ class SimtExecutor:
         wide = np.dtype("float64" if p.dtype == "float64" else "float32")
         lse = lse if lse.flags.c_contiguous else lse.copy()
         delta = self._device.empty(lse.shape, wide)
-        delta_kernel((dout, out, delta), (_strides(dout), _strides(out)))
+        delta_kernel((dout, out, dlse, delta), map(_strides, (dout, out, dlse)))
         for cfg, kernel in passes:
             target = dq
             if cfg.atomic_dq:

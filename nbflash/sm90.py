@@ -26,12 +26,15 @@ class Sm90Executor:
     mask : masks.Mask
     config : Sm90Config, optional
         Instead of the table's row.
+    backward : Sm90BackwardConfig, optional
+        Instead of that table's row.
     """
 
-    def __init__(self, problem, mask, *, config=None):
+    def __init__(self, problem, mask, *, config=None, backward=None):
         import cupy
 
         self._problem, self._mask, self._cupy = problem, mask, cupy
+        self._backward_config = backward
         configs = [config] if config else self._table()
         self._config, self.schedule = choose(configs, self._tiled)
 
@@ -107,10 +110,15 @@ class Sm90Executor:
         """Those that have been asked for, by whether they are in two passes."""
         return {}
 
-    def backward(self, dout, q, k, v, out, lse, dq, dk, dv, deterministic):
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
         two_passes = sm90_backward.in_two_passes(self._problem, deterministic)
         if two_passes not in self._backwards:
-            made = sm90_backward.Sm90Backward(self._problem, self._mask, two_passes=two_passes)
+            made = sm90_backward.Sm90Backward(
+                self._problem,
+                self._mask,
+                two_passes=two_passes,
+                config=None if two_passes else self._backward_config,
+            )
             self._backwards[two_passes] = made
-        self._backwards[two_passes](dout, q, k, v, out, lse, dq, dk, dv)
+        self._backwards[two_passes](dout, q, k, v, out, lse, dlse, dq, dk, dv)

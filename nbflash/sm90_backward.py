@@ -134,7 +134,7 @@ class Sm90Backward:
             return x
         return self._cupy.ascontiguousarray(x)
 
-    def __call__(self, dout, q, k, v, out, lse, dq, dk, dv):
+    def __call__(self, dout, q, k, v, out, lse, dlse, dq, dk, dv):
         """Write ``dq``, ``dk`` and ``dv``, which are contiguous."""
         cfg, cupy = self.config, self._cupy
         dout, out = self._readable(dout), self._readable(out)
@@ -144,8 +144,8 @@ class Sm90Backward:
         total = cupy.empty((self._slots, cfg.consumers, PART), np.float32) if cfg.with_dq else stats
         before, main, _ = self._kernels
         stream = cupy.cuda.get_current_stream().ptr
-        pointers = (x.data.ptr for x in (dout, out, lse, stats, total))
-        before(stream, [*pointers, *_strides(dout), *_strides(out)])
+        pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
+        before(stream, [*pointers, *_strides(dout), *_strides(out), *_strides(dlse)])
         boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
         maps = [word for x, rows in boxes for word in self._map(x, rows)]
         main(stream, [*maps, *(x.data.ptr for x in (total, stats, dk, dv))])

@@ -124,12 +124,13 @@ def low_precision(q, k, v, mask=None, scale=None):
     return rounded(_in_order(p, v), keep_dtype=True).transpose(0, 2, 1, 3), lse.astype(work)
 
 
-def low_precision_backward(dout, q, k, v, mask=None, scale=None):
+def low_precision_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
     """Gradients by the dense equations in the inputs' own dtype; see `low_precision`.
 
     delta = rowsum(dO ∘ O), over O as it is stored, is moved away from rowsum(P ∘ dP) by one
     rounding of rowsum |dO ∘ O|: however the two are summed, they differ by about as much. Where a
-    row attends a single key, dP - delta is nothing but that rounding.
+    row attends a single key, dP - delta is nothing but that rounding. ``dlse`` is as in
+    `reference.attention_backward`, and as finite.
 
     Returns
     -------
@@ -146,6 +147,8 @@ def low_precision_backward(dout, q, k, v, mask=None, scale=None):
     delta = np.sum(terms, axis=-1, keepdims=True)
     rounding = np.finfo(work).eps * np.sum(np.abs(terms), axis=-1, keepdims=True)
     delta += np.copysign(rounding, delta - np.sum(p * dp, axis=-1, keepdims=True))
+    if dlse is not None:
+        delta = delta - np.asarray(dlse, work)[..., None]
     ds = rounded(rounded(p * (dp - delta)) * work(scale_))
     dq = _in_order(ds, k)
     dk = reference._group_sum(_in_order(ds.swapaxes(-1, -2), q), heads_kv)[:, :, ::-1]

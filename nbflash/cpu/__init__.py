@@ -50,7 +50,7 @@ def forward(q, k, v, out, lse, schedule, scale):
         out[...] = target
 
 
-def backward(dout, q, k, v, out, lse, dq, dk, dv, schedule, scale):
+def backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale):
     """Gradients of `forward`; deterministic: two passes (dQ by rows, dK and dV by columns).
 
     Parameters
@@ -59,6 +59,8 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, schedule, scale):
     lse : (batch, heads, nq)
         As `forward` wrote it. The scores are recomputed against it, so its precision bounds that
         of the gradients: keep it in float64 for float64 inputs.
+    dlse : like lse
+        Gradient of ``lse``: dS = P ∘ (dP − δ) with δ = rowsum(dO ∘ O) − dlse.
     dq, dk, dv : like q, k, v
         Written.
     schedule : TileSchedule
@@ -69,12 +71,13 @@ def backward(dout, q, k, v, out, lse, dq, dk, dv, schedule, scale):
     q, k, v, dout, out = _operands(real, q, k, v, dout, out)
     results = [(x, _result(real, x)) for x in (dq, dk, dv)]
     batch, nq, heads, _ = q.shape
-    delta = np.einsum("bnhd,bnhd->bhn", dout, out).reshape(batch * heads, nq)
+    with np.errstate(invalid="ignore", over="ignore"):
+        delta = np.einsum("bnhd,bnhd->bhn", dout, out) - dlse
     lse = np.asarray(lse, np.float64).reshape(batch * heads, nq) * LOG2_E
     lse = np.where(np.isneginf(lse), math.inf, lse).astype(real)
     tensors = {Q: q, K: k, V: v, DOUT: dout}
     tensors.update(zip((DQ, DK, DV), (target for _, target in results), strict=True))
-    operands = _tensors(schedule, scale, lse, delta, tensors)
+    operands = _tensors(schedule, scale, lse, delta.reshape(lse.shape), tensors)
     rows, columns, group = schedule, schedule.T, heads // k.shape[2]
     _run(kernels.backward_dq, rows, operands, rows.work(batch, heads), rows.tile_n)
     _run(kernels.backward_dkdv, columns, operands, columns.work(batch, heads, group), rows.tile_m)

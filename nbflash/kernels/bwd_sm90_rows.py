@@ -1,10 +1,11 @@
 """What surrounds the Hopper backward: the statistics of the queries before it, dQ after it.
 
-    statistics   shift = −LSE · log2 e and δ = rowsum(dO ∘ O), tile by tile; dQ's sum = 0
+    statistics   shift = −LSE · log2 e and δ = rowsum(dO ∘ O) − dLSE, tile by tile; dQ's sum = 0
     rounding     scale · dQ to the storage type
 
 A query that attends nothing (LSE = −∞), or that does not exist, gets shift −∞; one whose results
-must be NaN gets a shift of NaN: see :mod:`nbflash.tile.wgmma_gradient`.
+must be NaN gets a shift of NaN: see :mod:`nbflash.tile.wgmma_gradient`. A NaN of dLSE stays in δ:
+it concerns dS alone, and no dV.
 """
 
 import math
@@ -49,7 +50,10 @@ class RowsConfig:
 
 
 def make_statistics_sm90(cfg):
-    """The kernel: dout, out, lse, stats, dq; strides of dout and out; nq, heads, n_col, rows."""
+    """The kernel: dout, out, lse, dlse, stats, dq; strides; nq, heads, n_col, rows.
+
+    The strides are those of dout and out, and of dlse along batch, heads and queries.
+    """
     DTYPE, HEAD_DIM, TILE_M, LANES = cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.lanes
     WITH_DQ = cfg.with_dq
     TO_BASE_2 = types.float32(-LOG2_E)
@@ -78,7 +82,9 @@ def make_statistics_sm90(cfg):
         store4(dq, at, (zero,) * 4)
         store4(dq, at + 4, (zero,) * 4)
 
-    def statistics_sm90(dout, out, lse, stats, dq, do_stride, o_stride, nq, heads, n_col, rows):
+    def statistics_sm90(
+        dout, out, lse, dlse, stats, dq, do_stride, o_stride, l_stride, nq, heads, n_col, rows
+    ):
         thread = types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         row, column = thread // LANES, types.int32(thread % LANES) * CHUNK
         h, i, b = row % heads, row // heads % (n_col * TILE_M), row // heads // (n_col * TILE_M)
@@ -96,8 +102,9 @@ def make_statistics_sm90(cfg):
                 bh = b * heads + h
                 if inside:
                     natural = lse[bh * nq + i]
+                    gradient = dlse[b * l_stride[0] + h * l_stride[1] + i * l_stride[2]]
                     if natural != types.float32(-math.inf):
-                        shift, delta = natural * TO_BASE_2, x
+                        shift, delta = natural * TO_BASE_2, x - gradient
                         if not (abs(natural) < HUGE and abs(x) < HUGE):
                             shift = types.float32(math.nan)
                 at = (bh * n_col + i // TILE_M) * (2 * TILE_M) + i % TILE_M
@@ -158,8 +165,8 @@ def make_round_sm90(cfg):
 def statistics_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
     halves, floats = types.CPointer(types.uint32), types.CPointer(types.float32)
-    pointers, sizes = (halves, halves, *(floats,) * 3), (*(types.int32,) * 3, types.int64)
-    signature = (*pointers, STRIDES, STRIDES, *sizes)
+    pointers, sizes = (halves, halves, *(floats,) * 4), (*(types.int32,) * 3, types.int64)
+    signature = (*pointers, *(STRIDES,) * 3, *sizes)
     return KernelSpec("nbflash_statistics_sm90", make_statistics_sm90, cfg, signature)
 
 

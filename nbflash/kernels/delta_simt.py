@@ -1,6 +1,7 @@
-"""δ = rowsum(dO ∘ O), the preprocessing of the backward pass (Algorithm 4, line 19).
+"""δ = rowsum(dO ∘ O) − dLSE, the preprocessing of the backward pass (Algorithm 4, line 19).
 
-One warp per row of (batch, query, head); lanes stride over head_dim.
+dLSE, the gradient of the log-sum-exp, belongs here because ∂LSE/∂S = P: dS = P ∘ (dP − δ). One
+warp per row of (batch, query, head); lanes stride over head_dim.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,10 @@ def blocks_for(rows):
 
 
 def make_delta_simt(cfg):
-    """The kernel: dout, out, delta; their strides; nq, heads, rows = batch · nq · heads."""
+    """The kernel: dout, out, dlse, delta; strides; nq, heads, rows = batch · nq · heads.
+
+    The strides are those of dout and out, and of dlse along batch, heads and queries.
+    """
     HEAD_DIM, ZERO = cfg.head_dim, cfg.accumulator(0)
     to_accumulator, _ = make_convert(cfg.dtype)
 
@@ -47,7 +51,7 @@ def make_delta_simt(cfg):
             lane_mask //= 2
         return x
 
-    def delta_simt(dout, out, delta, do_stride, o_stride, nq, heads, rows):
+    def delta_simt(dout, out, dlse, delta, do_stride, o_stride, l_stride, nq, heads, rows):
         row = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP
         lane = cuda.threadIdx.x % WARP
         if row < rows:
@@ -59,7 +63,8 @@ def make_delta_simt(cfg):
                 total += to_accumulator(dout[do_base + d]) * to_accumulator(out[o_base + d])
             total = warp_sum(total)
             if lane == 0:
-                delta[(b * heads + h) * nq + i] = total
+                at = b * l_stride[0] + h * l_stride[1] + i * l_stride[2]
+                delta[(b * heads + h) * nq + i] = total - dlse[at]
 
     return delta_simt
 
@@ -67,6 +72,6 @@ def make_delta_simt(cfg):
 def delta_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
     tensor = types.CPointer(STORAGE[cfg.dtype])
-    pointers = (tensor, tensor, types.CPointer(cfg.accumulator))
-    signature = (*pointers, STRIDES, STRIDES, types.int32, types.int32, types.int64)
+    pointers = (tensor, tensor, *(types.CPointer(cfg.accumulator),) * 2)
+    signature = (*pointers, *(STRIDES,) * 3, types.int32, types.int32, types.int64)
     return KernelSpec("nbflash_delta_simt", make_delta_simt, cfg, signature)

@@ -8,6 +8,8 @@ RECORD_WORDS = 4  # kind, first key, row, head
 BAD_WORDS = 4  # a bit for each of 128 keys
 END = 0  # kind of the record that closes a stream
 FIRST = 1 << 30  # added to the kind of a row's first tile
+# Of a multiprocessor: bytes of shared memory, those of them that a block has for itself, registers.
+SMEM_BYTES, RESERVED_BYTES, REGISTERS = 228 << 10, 1 << 10, 1 << 16
 
 
 class Panels:
@@ -28,6 +30,21 @@ class Panels:
     @property
     def kv_bytes(self):
         return self.panels * self.tile_n * 2 * PANEL
+
+    def why_not(self):
+        """Reasons why a multiprocessor cannot hold ``min_blocks`` blocks; empty where it can."""
+        reasons = []
+        smem = self.min_blocks * (self.smem_bytes + RESERVED_BYTES)
+        if smem > SMEM_BYTES:
+            reasons.append(f"{smem} bytes of shared memory, there are {SMEM_BYTES}")
+        if self.registers:
+            load, compute = self.registers
+            registers = self.min_blocks * 128 * (load + self.consumers * compute)
+            if registers > REGISTERS:
+                reasons.append(f"{registers} registers, there are {REGISTERS}")
+            if load % 8 or compute % 8:
+                reasons.append(f"registers of a thread are multiples of 8, got {self.registers}")
+        return reasons
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,13 @@ class Sm90Config(Panels):
     def tile_m(self):
         return 64 * self.consumers
 
+    def why_not(self):
+        """Reasons why there is no such kernel; empty where there is."""
+        reasons = super().why_not()
+        if self.tile_n % 32 or self.tile_n > 32 * BAD_WORDS:
+            reasons.append(f"tile_n is 32, 64, 96 or 128, got {self.tile_n}")
+        return reasons
+
     @property
     def offsets(self):
         """Shared memory in bytes: K, V, records, bad keys, barriers (Q is at 0)."""
@@ -101,7 +125,8 @@ class Sm90Config(Panels):
 
 # A row for head_dims up to its first number: consumers, tile_n, k_stages, v_stages, q_stages,
 # registers, min_blocks; and TFLOP/s over the scores of its tiles (bf16, N = 8192, 2048 / head_dim
-# heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses.
+# heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses. To measure them
+# anew, beside candidates: ``python -m experiments tune``.
 _TABLE = (
     # 192 × 96: three warpgroups hide more, if the mask does not mind.
     (64, 3, 96, 4, 3, 2, (56, 152), 1, 490),

@@ -82,7 +82,14 @@ def cupy(monkeypatch):
     module.ndarray = module.empty = DeviceArray
     module.asarray = lambda x: x.array
     module.from_dlpack = lambda x: x.__dlpack__()
-    module.cuda = types.SimpleNamespace(Device=Ampere)
+    module.zeros = DeviceArray
+    module.broadcast_to = lambda x, shape: DeviceArray(shape, x.dtype, strides=(0,) * len(shape))
+    stream = types.SimpleNamespace(synchronize=lambda: None)
+    module.cuda = types.SimpleNamespace(
+        Device=Ampere,
+        using_allocator=contextlib.nullcontext,
+        get_current_stream=lambda: stream,
+    )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(arrays, "_native_types", {np.ndarray})
     monkeypatch.setattr(planning, "_plans", planning._Cache(16))
@@ -109,11 +116,26 @@ def test_cuda_arrays_run_on_simt_without_a_copy(executor, wrap):
     assert type(out) is type(lse) is DeviceArray
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (SHAPE, q.dtype, LSE_SHAPE, np.float32)
     assert executor.calls.pop() == (q, k, v, out, lse)
-    gradients = nbflash.attention_backward(
-        *map(wrap, (dout, q, k, v, out, lse)), causal=True, deterministic=True
-    )
-    assert executor.calls.pop() == (dout, q, k, v, out, lse, *gradients, True)
-    assert [(x.shape, x.dtype) for x in gradients] == [(SHAPE, q.dtype)] * 3
+    dlse, options = DeviceArray(LSE_SHAPE), {"causal": True, "deterministic": True}
+    for given in ({}, {"dlse": wrap(dlse)}):
+        arrays_given = map(wrap, (dout, q, k, v, out, lse))
+        gradients = nbflash.attention_backward(*arrays_given, **given, **options)
+        *operands, passed = executor.calls[-1][:7]
+        assert operands == [dout, q, k, v, out, lse]
+        assert executor.calls[-1][7:] == (*gradients, True)
+        assert [(x.shape, x.dtype) for x in gradients] == [(SHAPE, q.dtype)] * 3
+        assert (passed is dlse) == ("dlse" in given)
+        assert (passed.shape, passed.dtype) == (LSE_SHAPE, np.float32)
+
+
+def test_without_dlse_one_zero_serves_every_call(executor):
+    q, k, v, dout = device_arrays(4)
+    _, pullback = nbflash.plan(q, k, v).vjp(q, k, v)
+    pullback(dout)
+    pullback(dout)
+    (*_, zero, _, _, _, _), (*_, again, _, _, _, _) = executor.calls[1:]
+    assert zero is again
+    assert zero.strides == (0, 0, 0)
 
 
 def test_auto_on_cuda_arrays_is_simt_and_the_same_plan(executor):
@@ -168,10 +190,10 @@ def test_cuda_arrays_of_two_devices_do_not_mix(executor, name):
     assert len(executor.calls) == 1
 
 
-@pytest.mark.parametrize("name", ["dout", "out", "lse"])
+@pytest.mark.parametrize("name", ["dout", "out", "lse", "dlse"])
 def test_gradients_of_two_devices_do_not_mix(executor, name):
     given = dict(zip(("dout", "q", "k", "v", "out"), device_arrays(5), strict=True))
-    given["lse"] = DeviceArray(LSE_SHAPE)
+    given["lse"], given["dlse"] = DeviceArray(LSE_SHAPE), DeviceArray(LSE_SHAPE)
     nbflash.attention_backward(**given)
     given[name] = DeviceArray(given[name].shape, device_id=1)
     with pytest.raises(ValueError, match=f"{name} is on CUDA device 1 but q is on device 0"):

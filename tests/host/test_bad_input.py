@@ -78,6 +78,26 @@ BACKWARD_CASES = {
         ValueError,
         f"lse {CONTIGUOUS}",
     ),
+    "dlse-list": ({"dlse": [0.0]}, TypeError, "dlse must be a NumPy or CuPy array, .* got list"),
+    "dlse-number": ({"dlse": 1.0}, TypeError, "dlse must be a NumPy or CuPy array, .* got float"),
+    "dlse-on-cuda": ({"dlse": CudaInterface()}, TypeError, "dlse is a .* in CUDA memory but q"),
+    "dlse-axes": ({"dlse": zeros(BATCH, NQ)}, ValueError, r"dlse must have 3 axes .* \(2, 6\)"),
+    "dlse-heads-last": (
+        {"dlse": zeros(BATCH, NQ, HEADS)},
+        ValueError,
+        r"dlse must have shape \(batch, heads, seqlen_q\) = \(2, 4, 6\), got \(2, 6, 4\)",
+    ),
+    "dlse-dtype": (
+        {"dlse": zeros(*LSE_SHAPE, dtype=np.float64)},
+        TypeError,
+        "dlse must have dtype float32, got float64",
+    ),
+    "dlse-layout": (
+        {"dlse": zeros(BATCH, NQ, HEADS).swapaxes(1, 2)},
+        ValueError,
+        f"dlse {CONTIGUOUS}",
+    ),
+    "dlse-misaligned": ({"dlse": misaligned(LSE_SHAPE)}, ValueError, "dlse must be aligned"),
     "deterministic-int": ({"deterministic": 1}, TypeError, "deterministic must be True or False"),
     "deterministic-none": ({"deterministic": None}, TypeError, "deterministic must be .* got None"),
 }
@@ -188,6 +208,25 @@ def test_a_plan_refuses_a_flag_that_is_none():
     arguments = {"dout": dout, **arrays, "out": zeros(*Q_SHAPE), "lse": zeros(*LSE_SHAPE)}
     match = "deterministic must be True or False, got None"
     assert_refused(plan.backward, {**arguments, "deterministic": None}, TypeError, match)
+    match = "return_lse must be True or False, got None"
+    assert_refused(plan.vjp, {**arrays, "return_lse": None}, TypeError, match)
+
+
+def test_dlse_is_checked_after_a_good_call_without_it(monkeypatch):
+    """The checks of a call are cached by what it gives."""
+    arrays, dout = inputs()
+    plan = nbflash.plan(**arrays, impl="reference")
+    monkeypatch.setattr(ReferenceExecutor, "forward", lambda *arguments: None)
+    monkeypatch.setattr(ReferenceExecutor, "backward", lambda *arguments: None)
+    _, pullback = plan.vjp(**arrays)
+    good = zeros(*LSE_SHAPE)
+    pullback(dout)
+    pullback(dout, good)
+    match = r"dlse must have shape .* got \(2, 4, 5\)"
+    assert_refused(pullback, {"dout": dout, "dlse": good[..., 1:]}, ValueError, match)
+    wide = good.astype(np.float64)
+    match = "dlse must have dtype float32, got float64"
+    assert_refused(pullback, {"dout": dout, "dlse": wide}, TypeError, match)
 
 
 @pytest.mark.parametrize(

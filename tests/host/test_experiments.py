@@ -60,7 +60,9 @@ def test_help_lists_every_command(capsys):
         assert status == 0
         assert all(option.help for option in cli.cli.commands[command].params)
         assert "--out" in text
-    assert set(cli.cli.commands) == {"sparsity", "io", "masks", "cpu", "simt", "peers"}
+    assert set(cli.cli.commands) == {
+        *("sparsity", "seqlen", "io", "masks", "cpu", "simt", "peers", "tune"),
+    }
 
 
 def test_sparsity_on_random_input(tmp_path, capsys):
@@ -72,7 +74,7 @@ def test_sparsity_on_random_input(tmp_path, capsys):
     assert PROVENANCE | wanted <= set(rows[0])
     families = {"butterfly", "local", "union", "dense", "baseline"}
     assert {row["family"] for row in rows} == families
-    for which in ("forward", "backward"):
+    for which, work_of in {"forward": 1, "backward": 2.5, "both": 3.5}.items():
         masks = [row for row in rows if row["pass"] == which and row["error"]]
         densities = [float(row["density"]) for row in masks]
         assert min(densities) == 1 / 16
@@ -82,9 +84,9 @@ def test_sparsity_on_random_input(tmp_path, capsys):
             assert float(row["error"]) <= float(row["budget"])
             assert 0 < float(row["p10_ms"]) <= float(row["median_ms"]) <= float(row["p90_ms"])
             work = 4 * float(row["density"]) * 128 * 128 * 8 * 2
-            work *= 1 if which == "forward" else 2.5
+            work *= work_of
             assert float(row["tflops"]) == pytest.approx(work / float(row["median_ms"]) / 1e9)
-    assert_figure(tmp_path / "sparsity.png", 2)
+    assert_figure(tmp_path / "sparsity.png", 3)
 
 
 def test_sparsity_on_a_users_input_reports_fidelity(tmp_path, capsys):
@@ -102,15 +104,15 @@ def test_sparsity_on_a_users_input_reports_fidelity(tmp_path, capsys):
             # Equal keys share the attention evenly, and equal values make every average the same.
             assert float(row["attention_kept"]) == pytest.approx(float(row["density"]))
             assert float(row["output_error"]) < 1e-6
-    assert_figure(tmp_path / "sparsity-mine.png", 3)
+    assert_figure(tmp_path / "sparsity-mine.png", 4)
 
 
 def test_full_sweep_is_the_default(tmp_path, capsys):
     options = TINY.replace("--quick ", "")
     status, out, _ = run(capsys, options, "--impl", "reference", "--out", tmp_path)
     assert status == 0
-    assert out.count("of a tile of the dense run") == 2
-    assert len(read_csv(tmp_path / "sparsity.csv")) > 2 * 16
+    assert out.count("of a tile of the dense run") == 3
+    assert len(read_csv(tmp_path / "sparsity.csv")) > 3 * 16
 
 
 def test_one_wrong_tile_is_refused_however_few_rows_are_asked_for(tmp_path, capsys, monkeypatch):

@@ -83,11 +83,18 @@ def test_oracle_of_sampled_rows_agrees_with_the_whole_reference(dtype):
 
 
 @pytest.mark.parametrize(
-    ("device", "head_dim", "height"), [("cpu", 128, 128), ("cuda", 64, 128), ("cuda", 128, 64)]
+    ("device", "head_dim", "tile_m", "height"),
+    [
+        ("cpu", 128, 192, 192),
+        ("cuda", 64, 128, 128),
+        ("cuda", 64, 192, 64),
+        ("cuda", 64, 64, 64),
+        ("cuda", 128, 128, 64),
+    ],
 )
-def test_tile_height_is_that_of_the_lower_pass(device, head_dim, height):
+def test_tiles_of_both_passes_are_made_of_the_tile_height(device, head_dim, tile_m, height):
     problem = SimpleNamespace(device=device, head_dim=head_dim)
-    plan = SimpleNamespace(problem=problem, schedule=SimpleNamespace(tile_m=128))
+    plan = SimpleNamespace(problem=problem, schedule=SimpleNamespace(tile_m=tile_m))
     assert tile_height(plan) == height
     assert tile_height(SimpleNamespace(problem=problem, schedule=None)) is None
 

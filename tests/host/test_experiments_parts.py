@@ -18,6 +18,7 @@ from experiments.gallery import row_of
 from experiments.inputs import load_qkv
 from experiments.patterns import PATTERNS
 from experiments.provenance import provenance
+from experiments.sparsity import read_settings
 from experiments.timing import MIN_ROUNDS, Timing, WallClock, interleave
 from nbflash.testing import make_qkv
 
@@ -92,6 +93,15 @@ def test_cases_are_distinct_and_say_what_they_are():
     np.testing.assert_array_equal(found[-1].mask.dense(), expected.dense())
     assert "stages 4" not in [case.label for case in found]
     assert sweeps.cases([family, family | {"name": "again"}], 64, 8) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [({}, "float32"), ({"impl": "sm90"}, "float16"), ({"impl": "sm90", "dtype": "b"}, "b")],
+)
+def test_the_hopper_kernels_are_measured_in_a_dtype_that_they_have(given, dtype):
+    options = {"impl": "auto", "input": None, "seed": 0, "mask": ()} | given
+    assert read_settings("full", "cuda", options).dtype == dtype
 
 
 @pytest.mark.parametrize("section", ["quick", "full"])

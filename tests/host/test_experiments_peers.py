@@ -11,10 +11,12 @@ import pytest
 import masks
 from experiments import bench_peers, cli, sweeps
 from experiments.backends import open_backend
-from experiments.bench_peers import BACKWARD, COLUMNS, FORWARD, Bench, read_cases
+from experiments.bench import Bench
+from experiments.bench_peers import COLUMNS
 from experiments.check import sample_rows
 from experiments.errors import BadInput, OutOfBudget
-from experiments.passes import flops
+from experiments.grid import read_cases
+from experiments.passes import BACKWARD, BOTH, FORWARD, flops
 from experiments.peers import BLOCKS, CAUSAL, LIBRARIES, Case, Nbflash, block_lists
 from experiments.peers_check import DeviceOracle, poison, random_inputs, sampled
 from experiments.peers_report import draw, ratios, show_ratios, show_rows
@@ -88,6 +90,7 @@ def test_work_is_counted_by_density():
     assert work["causal"] == work["dense"] / 2
     assert work["random-64"] == work["dense"] / 8
     assert flops(SHAPE, 1.0, BACKWARD) == 2.5 * flops(SHAPE, 1.0, FORWARD)
+    assert flops(SHAPE, 1.0, BOTH) == flops(SHAPE, 1.0, FORWARD) + flops(SHAPE, 1.0, BACKWARD)
 
 
 # Block lists
@@ -197,11 +200,13 @@ def test_right_results_are_timed_and_wrong_ones_named(arrays, capsys):
 
     ours = partial(Nbflash, impl="cpu")
     bench = bench_of(arrays, nbflash=ours, wrong=partial(Wrong, impl="cpu"), absent=absent)
-    rows = bench.measure(case_of(masks.butterfly(128, 32)), (FORWARD, BACKWARD))
+    rows = bench.measure(case_of(masks.butterfly(128, 32)), (FORWARD, BACKWARD, BOTH))
     assert [(row["library"], row["pass"]) for row in rows] == [
         ("nbflash cpu", FORWARD),
         ("nbflash cpu", BACKWARD),
         ("wrong", BACKWARD),
+        ("nbflash cpu", BOTH),
+        ("wrong", BOTH),
     ]
     for row in rows:
         assert set(row) == set(COLUMNS) - {"device", "driver", "commit", "date"}
@@ -283,7 +288,7 @@ def test_the_command_passes_its_options_on(tmp_path, monkeypatch, capsys):
     assert calls == [((tmp_path, 0, False, passes, "auto", ("nbflash",)), chosen)]
     with pytest.raises(SystemExit, match="2"):
         cli.main(["peers", "--out", str(tmp_path), "--passes", "sideways"])
-    assert "--passes sideways: expected forward, backward or both" in capsys.readouterr().err
+    assert "--passes sideways: expected some of forward, backward, both" in capsys.readouterr().err
     with pytest.raises(BadInput, match="--library fa5: expected one of nbflash, sdpa-flash"):
         bench_peers.open_factories(("fa5",), "auto")
 
@@ -298,15 +303,18 @@ def test_a_run_leaves_table_csv_and_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench_peers, "QueuedEvents", lambda sample_ms: FakeClock())
     missing = lambda name: "" if name == "nbflash" else "not here"
     monkeypatch.setattr(bench_peers, "why_not_here", missing)
-    bench_peers.run(tmp_path, quick=True, impl="cpu", names=("dense", "random-64"))
+    chosen = {"passes": (FORWARD, BOTH), "names": ("dense", "random-64")}
+    bench_peers.run(tmp_path, quick=True, impl="cpu", **chosen)
     printed = capsys.readouterr().out
     assert "flash-attn-4 is left out (this machine): not here" in printed
     assert "bfloat16: batch=1, seqlen=256, heads=2, head_dim=16" in printed
     with (tmp_path / "peers.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
-    assert [(row["mask"], row["density"], row["tile"]) for row in rows] == [
-        ("dense", "1.0", "128"),
-        ("random-64", "0.25", "64"),
+    assert [(row["mask"], row["pass"], row["density"], row["tile"]) for row in rows] == [
+        ("dense", FORWARD, "1.0", "128"),
+        ("dense", BOTH, "1.0", "128"),
+        ("random-64", FORWARD, "0.25", "64"),
+        ("random-64", BOTH, "0.25", "64"),
     ]
     assert (tmp_path / "peers.png").exists()

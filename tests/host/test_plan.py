@@ -24,10 +24,14 @@ def test_plan_gives_the_results_of_the_functions(impl):
     assert out is target
     out_by_vjp, pullback = plan.vjp(q, k, v)
     np.testing.assert_array_equal(out_by_vjp, out)
+    both, pullback_of_both = plan.vjp(q, k, v, return_lse=True)
+    for x, y in zip(both, (out, lse), strict=True):
+        np.testing.assert_array_equal(x, y)
     for deterministic in (False, True):
         for gradients in (
             plan.backward(dout, q, k, v, out, lse, deterministic=deterministic),
             pullback(dout, deterministic=deterministic),
+            pullback_of_both(dout, np.zeros_like(lse), deterministic=deterministic),
         ):
             for x, y in zip((out, lse, *gradients), expected, strict=True):
                 np.testing.assert_array_equal(x, y)

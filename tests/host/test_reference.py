@@ -48,14 +48,17 @@ def _case(shape, mask, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("scale", "with_dlse"), [(None, False), (0.7, True), (-1.3, True)], ids=["", "dlse", "negative"]
+    ("scale", "loss"),
+    [(None, "out"), (0.7, "out and lse"), (-1.3, "out and lse"), (0.9, "lse")],
+    ids=["", "dlse", "negative", "dlse-alone"],
 )
 @pytest.mark.parametrize(("shape", "mask"), CASES, ids=IDS)
-def test_gradients_equal_central_differences(shape, mask, scale, with_dlse):
+def test_gradients_equal_central_differences(shape, mask, scale, loss):
     """A step of eps^(1/3) leaves an error of about eps^(2/3) of the loss's magnitude: 4e-11."""
     q, k, v, dout, keep = _case(shape, mask)
     batch, nq, _, heads, _, _ = shape
-    dlse = np.random.default_rng(1).standard_normal((batch, heads, nq)) * with_dlse
+    dout = dout * ("out" in loss)
+    dlse = np.random.default_rng(1).standard_normal((batch, heads, nq)) * ("lse" in loss)
 
     def loss_terms(q, k, v):
         out, lse = reference.attention(q, k, v, keep, scale)
@@ -64,7 +67,8 @@ def test_gradients_equal_central_differences(shape, mask, scale, with_dlse):
         )
 
     step = EPS ** (1 / 3)
-    grads = reference.attention_backward(dout, q, k, v, keep, scale, dlse if with_dlse else None)
+    given = dlse if "lse" in loss else None
+    grads = reference.attention_backward(dout, q, k, v, keep, scale, given)
     magnitude = np.abs(loss_terms(q, k, v)).sum() + max(np.abs(g).max() for g in grads)
     for x, grad in zip((q, k, v), grads, strict=True):
         assert grad.shape == x.shape
@@ -269,16 +273,6 @@ def test_the_order_of_keys_and_queries_does_not_matter(mask):
         assert_within_reference(got, want[:, order], low[:, order], "gradient")
 
 
-def _merge(parts):
-    """Combine (out, lse) of disjoint sets of keys: weights exp(lse − lse_total)."""
-    outs, lses = zip(*parts, strict=True)
-    with np.errstate(invalid="ignore"):
-        total = np.logaddexp.reduce(lses)
-        weights = [np.where(np.isneginf(x), 0, np.exp(x - total)) for x in lses]
-    weights = [w.transpose(0, 2, 1)[..., None] for w in weights]
-    return sum(w * o for w, o in zip(weights, outs, strict=True)), total
-
-
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("cuts", [(4,), (0, 3, 8)], ids=["two-parts", "four-parts-one-empty"])
 def test_parts_merge_by_their_lse(mask, cuts):
@@ -291,11 +285,64 @@ def test_parts_merge_by_their_lse(mask, cuts):
     ]
     out, lse = reference.attention(q, k, v, keep)
     out_low, lse_low = low_precision(q, k, v, keep)
-    merged_out, merged_lse = _merge(parts)
+    merged_out, merged_lse = reference.merge(parts)
     # each part is rounded on its own before the weights are
     factor = 2 * len(parts)
     assert_within_reference(merged_out, out, out_low, "out", factor)
     assert_within_reference(merged_lse, lse, lse_low, "lse", factor)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_gradients_of_a_merge_equal_central_differences(mask):
+    """Of every out and lse of two parts, one of which may attend nothing in a row."""
+    q, k, v, dout, keep = _case((1, 4, 5, 2, 2, 2), mask)
+    keep = np.broadcast_to(True if keep is None else keep, (1, 2, 4, 5))
+    parts = [
+        reference.attention(q, k[:, at], v[:, at], keep[..., at])
+        for at in (slice(0, 2), slice(2, 5))
+    ]
+    dlse = np.random.default_rng(2).standard_normal((1, 2, 4))
+
+    def loss_terms():
+        out, lse = reference.merge(parts)
+        finite = np.where(lse > -np.inf, lse, 0)
+        return np.concatenate([(dout * out).ravel(), (dlse * finite).ravel()])
+
+    step, magnitude = EPS ** (1 / 3), 2 * np.abs(loss_terms()).sum()
+    gradients = reference.merge_backward(dout, dlse, parts)
+    for x, grad in zip(itertools.chain(*parts), itertools.chain(*gradients), strict=True):
+        assert grad.shape == x.shape
+        for at in zip(*np.nonzero(x > -np.inf), strict=True):
+            kept = x[at]
+            x[at] = kept + step
+            above = loss_terms()
+            x[at] = kept - step
+            below = loss_terms()
+            x[at] = kept
+            difference = (above - below).sum() / (2 * step)
+            assert abs(difference - grad[at]) <= EPS ** (2 / 3) * magnitude
+        assert not grad[np.isneginf(x)].any()
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf])
+def test_dlse_counts_where_something_is_attended(garbage):
+    """In a row that attends nothing, or scores of -inf alone, it is ignored; elsewhere it shows."""
+    q, k, v, dout = make_qkv(1, 4, 5, 1, 1, 2, np.float64)
+    q[..., 0], k[0, :2, 0, 0] = 1.0, -np.inf
+    keep = np.ones((4, 5), bool)
+    keep[1], keep[2, 2:] = False, False
+    dlse = np.zeros((1, 1, 4))
+    clean = reference.attention_backward(dout, q, k, v, keep, dlse=dlse)
+    dlse[..., [1, 2]] = garbage
+    dirty = reference.attention_backward(dout, q, k, v, keep, dlse=dlse)
+    dlse[..., 3] = garbage
+    dq, dk, dv = reference.attention_backward(dout, q, k, v, keep, dlse=dlse)
+    for a, b in zip(dirty, clean, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(dq[:, :3], clean[0][:, :3])
+    np.testing.assert_array_equal(dv, clean[2])
+    assert not np.isfinite(dq[:, 3]).any()
+    assert not np.isfinite(dk[:, 2:]).any()
 
 
 @pytest.mark.parametrize("shift", [-1000.0, -120.0, 120.0, 1000.0])

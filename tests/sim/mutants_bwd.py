@@ -153,6 +153,18 @@ ROW_KERNELS = (
             "first element twice", "to_accumulator(out[o_base + d])", "to_accumulator(out[o_base])"
         ),
     ),
+    (DELTA, Mutant("dlse added", "total - dlse[at]", "total + dlse[at]")),
+    (DELTA, Mutant("dlse dropped", "total - dlse[at]", "total")),
+    (DELTA, Mutant("dlse of the first batch", "at = b * l_stride[0] + h", "at = h")),
+    (
+        DELTA,
+        Mutant(
+            "dlse by query and head",
+            "h * l_stride[1] + i * l_stride[2]",
+            "i * l_stride[1] + h * l_stride[2]",
+        ),
+    ),
+    (EXECUTOR, Mutant("dlse with O's strides", "(dout, out, dlse)))", "(dout, out, out)))")),
     (ROUND, Mutant("target with the source's stride", "i * t_stride[1]", "i * s_stride[1]")),
     (ROUND, Mutant("last column not written", "HEAD_DIM, WARP)", "HEAD_DIM - 1, WARP)")),
     (EXECUTOR, Mutant("atomics add to what was there", "                target.fill(0)\n", "")),

@@ -35,7 +35,7 @@ GEOMETRY = (
     Mutant("records in V", "records = v + self.v_stages * self.kv_bytes", "records = v"),
     Mutant("bad keys in the records", "RECORD_WORDS * self.k_stages", "RECORD_WORDS"),
     Mutant("barriers in the bad keys", "BAD_WORDS * self.v_stages", "BAD_WORDS"),
-    Mutant("room for one panel", "_cdiv(self.head_dim, PANEL)", "1"),
+    Mutant("room for one panel", "-(-self.head_dim // PANEL)", "1"),
     Mutant("room for one warpgroup", "self.panels * self.tile_m * 2", "self.panels * 64 * 2"),
     Mutant("room for 64 keys", "self.panels * self.tile_n * 2", "self.panels * 64 * 2"),
     Mutant("FIRST among the kinds", "FIRST = 1 << 30", "FIRST = 1"),

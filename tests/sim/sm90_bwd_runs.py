@@ -26,26 +26,43 @@ SHARED = Sm90BackwardConfig("float16", 136, 2, 64, with_dq=False, k_stages=1)
 FACTOR = 3.0
 
 
-def flat(x):
-    """All of an array's elements in the order of memory, in words."""
+def in_memory(x):
+    """All of an array's elements in the order of memory."""
     order = np.argsort([-s for s in x.strides], kind="stable")
-    return x.transpose(order).reshape(-1).view(np.uint32)
+    return x.transpose(order).reshape(-1)
+
+
+def flat(x):
+    """The same in words."""
+    return in_memory(x).view(np.uint32)
 
 
 def strides(x):
     return tuple(s // x.itemsize for s in x.strides[:3])
 
 
-def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
+def run(
+    cfg,
+    mask,
+    inputs,
+    *,
+    scale=None,
+    blocks=1,
+    results=None,
+    dlse=None,
+    statistics=statistics_sm90_spec,
+):
     """``(dq, dk, dv)`` on poisoned outputs; dtype and head_dim of ``cfg`` are the problem's.
 
-    Without dQ in the configuration, ``(dk, dv)``.
+    Without dQ in the configuration, ``(dk, dv)``. ``results`` are ``(out, lse)``, if not those of
+    the reference; ``dlse`` has any order of axes.
     """
     q, k, v, dout = inputs
     p = check_forward(q, k, v, scale)
     cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim)
     out, lse = results or reference.attention(q, k, v, mask, scale)
     out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
+    dlse = np.zeros_like(lse) if dlse is None else dlse
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
     arrays, live = tables(schedule, p.batch, p.heads, p.group, p.head_dim, blocks)
     rows = rows_config(cfg)
@@ -54,11 +71,11 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
     total = testing.poisoned(slots * cfg.tile_m * 64 * cfg.panels)
     queries = slots * cfg.tile_m
     launch.simulate(
-        statistics_sm90_spec(rows),
+        statistics(rows),
         rows.statistics_blocks(queries),
         (
-            *(flat(dout), flat(out), lse.reshape(-1), stats, total),
-            *(strides(dout), strides(out), p.nq, p.heads, n_col, queries),
+            *(flat(dout), flat(out), lse.reshape(-1), in_memory(dlse), stats, total),
+            *(strides(dout), strides(out), strides(dlse), p.nq, p.heads, n_col, queries),
         ),
     )
     dq, dk, dv = (testing.poisoned(x.shape, q.dtype) for x in (q, k, v))
@@ -94,8 +111,9 @@ def check(cfg, mask, inputs, *, scale=None, **more):
     """Run and hold every block of the gradients to its budget; returns them."""
     q, k, v, dout = inputs
     got = run(cfg, mask, inputs, scale=scale, **more)
-    exact = reference.attention_backward(dout, q, k, v, mask, scale)
-    low = testing.low_precision_backward(dout, q, k, v, mask, scale)
+    dlse = more.get("dlse")
+    exact = reference.attention_backward(dout, q, k, v, mask, scale, dlse)
+    low = testing.low_precision_backward(dout, q, k, v, mask, scale, dlse)
     names = ("dq", "dk", "dv")
     for name, *values in zip(*(x[-len(got) :] for x in (names, got, exact, low)), strict=True):
         testing.assert_within_reference(*values, name=name, factor=FACTOR)

@@ -31,13 +31,13 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
     rows = RowsConfig(cfg.dtype, cfg.head_dim, cfg.stats_m, cfg.panels, with_dq=False)
     tiles = -(-p.nq // cfg.stats_m)
     queries = p.batch * p.heads * tiles * cfg.stats_m
-    stats = testing.poisoned(2 * queries)
+    stats, dlse = testing.poisoned(2 * queries), np.zeros_like(lse)
     launch.simulate(
         statistics_sm90_spec(rows),
         rows.statistics_blocks(queries),
         (
-            *(flat(dout), flat(out), lse.reshape(-1), stats, stats),
-            *(strides(dout), strides(out), p.nq, p.heads, tiles, queries),
+            *(flat(dout), flat(out), lse.reshape(-1), dlse.reshape(-1), stats, stats),
+            *(strides(dout), strides(out), strides(dlse), p.nq, p.heads, tiles, queries),
         ),
     )
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)

@@ -145,14 +145,25 @@ def problem(case):
 
 
 @functools.cache
+def gradient_of_lse(case):
+    """dlse in an order of its own; NaN where nothing is attended."""
+    mask, _ = problem(case)
+    shape = case.batch, case.heads[0], case.nq
+    dlse = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    dlse[~np.broadcast_to(mask.dense().any(-1), shape)] = np.nan
+    return np.ascontiguousarray(dlse.transpose(1, 2, 0)).transpose(2, 0, 1)
+
+
+@functools.cache
 def expected(case):
     """Reference and low-precision results: ``(out, lse)`` and ``(dq, dk, dv)`` of each."""
     mask, (q, k, v, dout) = problem(case)
+    dlse = np.nan_to_num(gradient_of_lse(case))
     return (
         reference.attention(q, k, v, mask, case.scale),
         testing.low_precision(q, k, v, mask, case.scale),
-        reference.attention_backward(dout, q, k, v, mask, case.scale),
-        testing.low_precision_backward(dout, q, k, v, mask, case.scale),
+        reference.attention_backward(dout, q, k, v, mask, case.scale, dlse),
+        testing.low_precision_backward(dout, q, k, v, mask, case.scale, dlse),
     )
 
 
@@ -188,6 +199,7 @@ def check_backward(executors, case):
     """Raise unless both forms of the backward kernel are right on ``case``."""
     mask, (q, k, v, dout) = problem(case)
     _, (out, lse), exact, low = expected(case)
+    dlse = gradient_of_lse(case)
     for form in (ROWS_AND_COLUMNS, ONE_PASS):
         configs = [case.config(SimtBackwardConfig, **fields) for fields in form]
         executor = executors.SimtExecutor(
@@ -199,7 +211,7 @@ def check_backward(executors, case):
         got = [testing.poisoned(x.shape, x.dtype) for x in (q, k, v)]
         got[0], got[2] = relaid(got[0], (0, 2, 1, 3)), relaid(got[2], (2, 0, 1, 3))
         with sim.options(race=case.race):
-            executor.backward(dout, q, k, v, out, lse, *got, form is ROWS_AND_COLUMNS)
+            executor.backward(dout, q, k, v, out, lse, dlse, *got, form is ROWS_AND_COLUMNS)
         for name, *values in zip(("dq", "dk", "dv"), got, exact, low, strict=True):
             testing.assert_within_reference(*values, name=name, factor=GRADIENT_FACTOR)
 

@@ -26,19 +26,20 @@ def strides(x):
 @pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1), (2, 3, 3, 7), (1, 5, 2, 32), (2, 1, 2, 33), (1, 3, 1, 70)]
 )
-def test_delta_is_the_row_sum_of_dout_and_out(shape, dtype):
+def test_delta_is_the_row_sum_of_dout_and_out_without_dlse(shape, dtype):
     """Integers: exact whatever the order. The layouts differ, and rows do not fill the blocks."""
     batch, nq, heads, head_dim = shape
     rng, wide = np.random.default_rng(head_dim), WIDE[dtype]
     dout, out = (rng.integers(-3, 4, shape).astype(DTYPES[dtype]) for _ in range(2))
     out_t = np.ascontiguousarray(out.transpose(1, 0, 2, 3)).transpose(1, 0, 2, 3)
+    dlse = rng.integers(-9, 9, (nq, batch, heads)).astype(wide).transpose(1, 2, 0)
     delta = np.full(batch * heads * nq + 1, np.nan, wide)
-    flat = stored(dout), stored(out_t.transpose(1, 0, 2, 3)), delta
+    flat = stored(dout), stored(out_t.transpose(1, 0, 2, 3)), stored(dlse.transpose(2, 0, 1)), delta
     rows = batch * nq * heads
-    arguments = (*flat, strides(dout), strides(out_t), nq, heads, rows)
+    arguments = (*flat, strides(dout), strides(out_t), strides(dlse), nq, heads, rows)
     simulate(delta_simt_spec(RowConfig(dtype, head_dim)), blocks_for(rows), arguments)
     exact = (dout.astype(np.float64) * out.astype(np.float64)).sum(axis=-1).transpose(0, 2, 1)
-    np.testing.assert_array_equal(delta[:-1].reshape(exact.shape), exact)
+    np.testing.assert_array_equal(delta[:-1].reshape(exact.shape), exact - dlse)
     assert np.isnan(delta[-1])
 
 

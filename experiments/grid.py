@@ -1,0 +1,77 @@
+"""The cases of a sweep that compares libraries, lengths or configurations, shape by shape."""
+
+import masks
+from experiments.errors import BadInput
+from experiments.peers import BLOCKS, CAUSAL, DENSE, Case
+from experiments.sparsity import block_density
+
+#: Tables of a sweep, and the keys of a mask that say where it is run in them.
+SECTIONS = ("full", "quick", "paper")
+
+
+def read_cases(sweep, section, names=(), head_dims=(), seqlens=()):
+    """The cases of a section of the sweep, shape by shape.
+
+    Parameters
+    ----------
+    sweep : dict
+        As in ``peers.toml``.
+    section : str
+        Name of a table of the sweep, which has precedence over the sweep's own keys.
+    names, head_dims, seqlens : sequence
+        What the user chose; empty for the section's own.
+
+    Returns
+    -------
+    dict of (batch, seqlen, heads, head_dim) to list of Case
+
+    Raises
+    ------
+    BadInput
+        If a name is none of the sweep's, or nothing is left to run.
+    """
+    sweep = sweep | sweep[section]
+    known = [spec["name"] for spec in sweep["mask"]]
+    for name in names:
+        if name not in known:
+            raise BadInput(f"--mask {name}: expected one of {', '.join(known)}")
+    found = {}
+    for head_dim in head_dims or sweep["head_dim"]:
+        for n in seqlens or sweep["seqlen"]:
+            shape = _shape(sweep, n, head_dim)
+            for spec in sweep["mask"]:
+                if _chosen(spec, section, names, head_dim) and _has_room(spec, n):
+                    found.setdefault(shape, []).append(_case(spec, shape))
+    if not found:
+        raise BadInput("no mask of the sweep is left to run at these sizes")
+    return found
+
+
+def _shape(sweep, n, head_dim):
+    """By ``batch`` and ``heads``, or by how many ``tokens`` of which ``width`` there are in all."""
+    if "batch" in sweep:
+        return sweep["batch"], n, sweep["heads"], head_dim
+    return max(1, sweep["tokens"] // n), n, max(1, sweep["width"] // head_dim), head_dim
+
+
+def _chosen(spec, section, names, head_dim):
+    """A mask may list, by section, the head dimensions that it is run at there."""
+    if names:
+        return spec["name"] in names
+    return head_dim in spec.get(section, (head_dim,))
+
+
+def _has_room(spec, n):
+    """Whether the sequence is made of whole blocks, and of more than the mask is wide."""
+    return n % spec["tile"] == 0 and spec.get("width", 0) < n // spec["tile"]
+
+
+def _case(spec, shape):
+    pattern, n, tile = spec["pattern"], shape[1], spec["tile"]
+    if pattern in (DENSE, CAUSAL):
+        density = 1.0 if pattern == DENSE else 0.5
+        return Case(spec["name"], pattern, getattr(masks, pattern)(n), density, tile, shape)
+    own = {"name", "pattern", "tile", *SECTIONS}
+    arguments = {key: value for key, value in spec.items() if key not in own}
+    mask = getattr(masks, pattern)(n, block=tile, **arguments)
+    return Case(spec["name"], BLOCKS, mask, block_density(mask, tile), tile, shape)

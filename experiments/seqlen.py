@@ -1,0 +1,161 @@
+"""Runtime against sequence length, and beside the FlashAttention paper's at its own problem.
+
+The masks of a length are checked and timed against each other as in :mod:`experiments.bench`, one
+length after the other.
+"""
+
+from functools import partial
+
+from experiments import sweeps
+from experiments.backends import open_backend, parse_dtype
+from experiments.bench import measure_all
+from experiments.errors import OutOfBudget
+from experiments.grid import read_cases
+from experiments.passes import DENSE, PASSES
+from experiments.peers import NBFLASH, Nbflash
+from experiments.provenance import provenance
+from experiments.report import say, show, write_csv, wrote
+from experiments.timing import QueuedEvents
+
+PAPER = "paper"
+COLUMNS = {"mask": "", "d": "d", "N": "d", "density": ".1%", "ms": ".3f", "p10": ".3f"}
+COLUMNS |= {"p90": ".3f", "TFLOP/s": ",.3g", "/ dense": ".3f", "error": ".1e"}
+KEYS = ("mask", "head_dim", "seqlen", "density", "median_ms", "p10_ms", "p90_ms", "tflops")
+KEYS += ("time_over_dense", "error")
+
+
+def beside_dense(rows):
+    """The rows of a shape with their time relative to the dense mask's, None without one."""
+    dense = {row["pass"]: row["median_ms"] for row in rows if row["mask"] == DENSE}
+    times = [
+        row["median_ms"] / dense[row["pass"]] if row["pass"] in dense else None for row in rows
+    ]
+    return [row | {"time_over_dense": x} for row, x in zip(rows, times, strict=True)]
+
+
+def peak_ratio(peaks, device, other):
+    """How many times faster a device is than another on paper; None for one without a peak.
+
+    Parameters
+    ----------
+    peaks : dict of str to float
+        Part of a device's name to its peak.
+    """
+    found = [next((x for name, x in peaks.items() if name in of), None) for of in (device, other)]
+    return None if None in found else found[0] / found[1]
+
+
+def beside_paper(rows, section, device):
+    """Rows with the paper's time, alone and divided by the ratio of the devices' peaks.
+
+    Parameters
+    ----------
+    section : dict
+        ``paper`` of ``seqlen.toml``.
+    device : str
+    """
+    figures = section["figures"]
+    ratio = peak_ratio(section["peak_tflops"], device, figures["device"])
+    found = []
+    for row in rows:
+        paper = None
+        if row["mask"] == figures["mask"] and row["seqlen"] in figures["seqlen"]:
+            paper = figures[row["pass"]][figures["seqlen"].index(row["seqlen"])]
+        scaled = paper / ratio if paper and ratio else None
+        found.append(
+            row
+            | {
+                "paper_device": figures["device"],
+                "paper_ms": paper,
+                "speedup_over_paper": paper and paper / row["median_ms"],
+                "peak_ratio": ratio,
+                "paper_at_peak_ratio_ms": scaled,
+                "speedup_at_peak_ratio": scaled and scaled / row["median_ms"],
+            }
+        )
+    return found
+
+
+def show_passes(rows):
+    """A table for each pass, mask after mask and length after length."""
+    for which in dict.fromkeys(row["pass"] for row in rows):
+        of_pass = [row for row in rows if row["pass"] == which]
+        of_pass.sort(key=lambda row: (row["mask"] != DENSE, row["mask"], row["head_dim"]))
+        cells = [[row[key] for key in KEYS] for row in of_pass]
+        show(f"\n{which}: runtime against sequence length", COLUMNS, cells)
+
+
+def show_paper(rows, section):
+    """The paper's times beside those measured."""
+    ratio, figures = rows[0]["peak_ratio"], section["figures"]
+    device = figures["device"]
+    columns = {"pass": "", "N": "d", "keys of a query": ".0f", "ms": ".3f", f"{device} ms": ".2f"}
+    columns |= {"× paper": ".2f", f"{device} ms / peak ratio": ".3f", "× that": ".2f"}
+    keys = ("pass", "seqlen", "keys", "median_ms", "paper_ms", "speedup_over_paper")
+    keys += ("paper_at_peak_ratio_ms", "speedup_at_peak_ratio")
+    of_paper = [row | {"keys": row["density"] * row["seqlen"]} for row in rows if row["paper_ms"]]
+    show(f"\nbeside {figures['source']}", columns, [[row[key] for key in keys] for row in of_paper])
+    if ratio:
+        peaks = section["peak_tflops"]
+        name = next(name for name in peaks if name in rows[0]["device"])
+        say(
+            f"peak ratio: {name} over {device}, {peaks[name]} / {peaks[device]} dense float16 "
+            f"TFLOP/s = {ratio:.2f}."
+        )
+    say(
+        "The paper's times grow with N alone from 4096 on, as for a fixed number of keys of each "
+        "query; here their number grows with log N: the problem is the same by name, not by scores."
+    )
+
+
+def run(
+    out, section, device="auto", impl="auto", dtype=None, seed=0, passes=tuple(PASSES), **chosen
+):
+    """Measure, print the tables, write ``seqlen.csv`` and ``seqlen.png`` to the directory ``out``.
+
+    Parameters
+    ----------
+    out : pathlib.Path
+    section : {"full", "quick", "paper"}
+        Files are named ``seqlen-paper`` for the last.
+    device : {"auto", "cpu", "cuda"}
+    impl : str
+        Implementation of nbflash.
+    dtype : str, optional
+        Instead of the sweep's.
+    seed : int
+        Seed of the inputs and of the order of the rounds.
+    passes : sequence of {"forward", "backward", "both"}
+    **chosen
+        ``names``, ``head_dims`` and ``seqlens`` of `read_cases`.
+    """
+    from experiments.figures import draw_seqlen
+
+    backend, sweep = open_backend(device), sweeps.load("seqlen")
+    sweep |= sweep[backend.device]
+    cases = read_cases(sweep, section, **chosen)
+    settings = sweep | sweep[section] | {"seed": seed, "xp": backend.xp}
+    settings["dtype"] = parse_dtype(dtype or settings["dtype"])
+    clock = backend.clock if backend.device == "cpu" else QueuedEvents(sweep["sample_ms"])
+    origin = provenance(backend.device)
+    say(f"[bold]{origin['device']}[/bold], {settings['dtype'].name}, commit {origin['commit']}")
+    stem, rows = f"seqlen-{PAPER}" if section == PAPER else "seqlen", []
+
+    def keep(found):
+        found = beside_dense(found)
+        if section == PAPER:
+            found = beside_paper(found, sweep[PAPER], origin["device"])
+        rows.extend(row | origin for row in found)
+        write_csv(out / f"{stem}.csv", rows)
+
+    factories = {NBFLASH: partial(Nbflash, impl=impl)}
+    wrong = measure_all(cases, clock, factories, settings, passes, keep)
+    if rows:
+        show_passes(rows)
+        if section == PAPER:
+            show_paper(rows, sweep[PAPER])
+        draw_seqlen(rows, out / f"{stem}.png")
+        wrote(out / f"{stem}.csv", out / f"{stem}.png")
+    if wrong or not rows:
+        raise OutOfBudget(f"nbflash is wrong: {'; '.join(wrong)}" if wrong else "nothing measured")
+    return rows

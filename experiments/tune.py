@@ -1,0 +1,289 @@
+"""Configurations of the Hopper kernels against each other: what their tables are chosen from.
+
+For each head dimension and mask the rows of the table in the source and the candidates of
+``sweeps/tune.toml`` are checked and timed in shuffled rounds, as in :mod:`experiments.bench`, each
+configuration in the place of a library. The table agrees where what it chooses for the mask is the
+fastest, or is not told from it: its median is within the fastest one's 90th percentile.
+"""
+
+from dataclasses import fields
+from functools import partial
+
+from experiments import sweeps
+from experiments.backends import open_backend, parse_dtype
+from experiments.bench import describe, left_out, measure_all
+from experiments.errors import BadInput, OutOfBudget
+from experiments.grid import read_cases
+from experiments.passes import BACKWARD, FORWARD, flops
+from experiments.peers import DENSE, Nbflash
+from experiments.provenance import provenance
+from experiments.report import say, show, write_csv, wrote
+from experiments.timing import QueuedEvents
+
+PROBLEM = ("dtype", "head_dim", "negate")
+SAID = ("consumers", "tile_m", "tile_n")  # by the size of the tile
+
+
+def table_of(which, dtype, head_dim):
+    """The configurations that the source has for a problem; none where it has no row."""
+    from nbflash.kernels import bwd_sm90_config, sm90_config
+
+    if which == FORWARD:
+        return sm90_config.forward_configs(dtype, head_dim)
+    if head_dim > bwd_sm90_config.MOST_HEAD_DIM:
+        return []
+    return [bwd_sm90_config.backward_config(dtype, head_dim)]
+
+
+def others_of(which, dtype, head_dim, specs):
+    """The candidates of a sweep: those of the least reach that the problem is within."""
+    from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
+    from nbflash.kernels.sm90_config import Sm90Config
+
+    cls = Sm90Config if which == FORWARD else Sm90BackwardConfig
+    least = min((spec["reach"] for spec in specs if head_dim <= spec["reach"]), default=None)
+    return [cls(dtype, head_dim, **_arguments(spec)) for spec in specs if spec["reach"] == least]
+
+
+def _arguments(spec):
+    found = {key: value for key, value in spec.items() if key != "reach"}
+    return found | {"registers": tuple(found["registers"])} if "registers" in found else found
+
+
+def name_of(config):
+    """Tile, and what else differs from the class's defaults."""
+    parts = [f"{config.tile_m}×{config.tile_n}"]
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name not in (*PROBLEM, *SAID, "speed") and value != field.default:
+            parts.append(f"{field.name}={_plain(value)}")
+    return " ".join(parts)
+
+
+def _plain(value):
+    return "/".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def candidates(which, dtype, head_dim, specs):
+    """Name to configuration, the table's rows first; a line for each that does not fit."""
+    table = table_of(which, dtype, head_dim)
+    if not table:
+        left_out(f"d={head_dim}", which, "the table has no row for it")
+        return {}
+    found = {}
+    for config in (*table, *others_of(which, dtype, head_dim, specs)):
+        if reasons := config.why_not():
+            left_out(name_of(config), f"{which}, d={head_dim}", "; ".join(reasons))
+        else:
+            found.setdefault(name_of(config), config)
+    return found
+
+
+def executor_of(which, config, problem, mask):
+    """The Hopper executor with one configuration for a pass and the table's for the other."""
+    from nbflash.sm90 import Sm90Executor
+
+    if which == FORWARD:
+        return Sm90Executor(problem, mask, config=config)
+    return Sm90Executor(problem, mask, backward=config)
+
+
+class Configured(Nbflash):
+    """nbflash with one configuration for one pass, as a library of its own."""
+
+    def __init__(self, q, k, v, *, which, name, config):
+        super().__init__(q, k, v)
+        self._which, self._name, self._config = which, name, config
+
+    def label(self, case):
+        return self._name
+
+    def _plan(self, case):
+        from nbflash import AttentionPlan
+        from nbflash.problem import check_forward
+
+        problem = check_forward(*self._inputs)
+        executor = executor_of(self._which, self._config, problem, case.mask)
+        return AttentionPlan(problem, case.mask, "sm90", executor)
+
+
+def schedule_of(config, mask):
+    """The tiles of a mask that a configuration walks."""
+    from nbflash.schedule import TileSchedule
+
+    return TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
+
+
+def choice_of(which, table, mask):
+    """The name of what the table chooses for a mask."""
+    from nbflash.kernels.sm90_config import choose
+
+    if which == BACKWARD:
+        return name_of(table[0])
+    return name_of(choose(table, partial(schedule_of, mask=mask))[0])
+
+
+def judged(rows, choice):
+    """Rows of one mask with the fastest marked, and whether the table's choice is as good.
+
+    Parameters
+    ----------
+    choice : str
+        Name of the configuration that the table chooses.
+    """
+    best = min(rows, key=lambda row: row["median_ms"])
+    chosen = next((row for row in rows if row["config"] == choice), None)
+    agrees = chosen is not None and chosen["median_ms"] <= best["p90_ms"]
+    return [
+        row
+        | {
+            "over_fastest": row["median_ms"] / best["median_ms"],
+            "fastest": row is best,
+            "table_chooses": row is chosen,
+            "table_agrees": agrees,
+        }
+        for row in rows
+    ]
+
+
+def detailed(row, config, mask, in_source):
+    """A row of the comparison with its configuration and its speed over the scores of its tiles.
+
+    Parameters
+    ----------
+    in_source : bool
+        Whether the configuration is a row of the table: its recorded speed stands beside this one.
+    """
+    n, schedule = row["seqlen"], schedule_of(config, mask)
+    walked = schedule.col_idx.size * config.tile_m * config.tile_n / (schedule.planes * n * n)
+    shape = row["batch"], n, row["heads"], row["head_dim"]
+    speed = flops(shape, walked, row["pass"]) / row["median_ms"] / 1e9
+    changed = {"walked": walked, "tile_tflops": speed, "in_source": in_source}
+    recorded = getattr(config, "speed", None) if in_source else None
+    rest = {key: value for key, value in row.items() if key != "library"}
+    first = {"config": row["library"], "table_row": table_row(config, speed)}
+    return first | rest | changed | {"tile_tflops_in_source": recorded}
+
+
+def table_row(config, speed):
+    """A configuration as a row of the table in the source, without defaults at its end."""
+    row, kept = [], 0
+    for field in fields(config):
+        if field.name not in PROBLEM:
+            value = round(speed) if field.name == "speed" else getattr(config, field.name)
+            row.append(value)
+            kept = kept if value == field.default else len(row)
+    return f"({config.head_dim}, {', '.join(map(str, row[:kept]))})"
+
+
+def show_rows(rows):
+    """The configurations of one shape, mask after mask, the fastest first."""
+    columns = {"mask": "", "configuration": "", "ms": ".3f", "p10": ".3f", "p90": ".3f"}
+    columns |= {"TFLOP/s": ".0f", "of tiles": ".0f", "in source": ".0f", "× fastest": ".3f", "": ""}
+    keys = ("mask", "config", "median_ms", "p10_ms", "p90_ms", "tflops", "tile_tflops")
+    keys += ("tile_tflops_in_source", "over_fastest")
+    masks = list(dict.fromkeys(row["mask"] for row in rows))
+    rows = sorted(rows, key=lambda row: (masks.index(row["mask"]), row["median_ms"]))
+    marks = ["table" if row["table_chooses"] else "" for row in rows]
+    cells = [[*(row[key] for key in keys), mark] for row, mark in zip(rows, marks, strict=True)]
+    first = rows[0]
+    sizes = ", ".join(f"{key}={first[key]}" for key in ("batch", "seqlen", "heads", "head_dim"))
+    show(f"\n{first['pass']}, {first['dtype']}: {sizes}", columns, cells)
+
+
+def show_verdicts(rows):
+    """What is fastest where, whether the tables agree, and the rows that they would have."""
+    columns = {"pass": "", "d": "d", "mask": "", "fastest": "", "table's choice ×": ".3f"}
+    chosen = {_regime(row): row["over_fastest"] for row in rows if row["table_chooses"]}
+    cells = []
+    for row in rows:
+        if row["fastest"]:
+            verdict = "agrees" if row["table_agrees"] else "differs"
+            cells.append([*_regime(row), row["config"], chosen.get(_regime(row)), verdict])
+    show("\nthe tables in the source", columns | {"": ""}, cells)
+    say("Rows of what is fastest somewhere; speed is that over its tiles, dense where measured:")
+    best = {}
+    for row in rows:
+        if row["fastest"]:
+            best.setdefault((row["pass"], row["head_dim"], row["config"]), []).append(row["mask"])
+    for key, masks in best.items():
+        group = [row for row in rows if (row["pass"], row["head_dim"], row["config"]) == key]
+        row = next((row for row in group if row["mask"] == DENSE), group[0])
+        say(f"  {key[0]}: {row['table_row']},  # {', '.join(masks)}".replace("[", "\\["))
+
+
+def _regime(row):
+    return row["pass"], row["head_dim"], row["mask"]
+
+
+def run(out, seed=0, quick=False, passes=(FORWARD, BACKWARD), **chosen):
+    """Measure, print the tables, write ``tune.csv`` to the directory ``out``.
+
+    Parameters
+    ----------
+    out : pathlib.Path
+    seed : int
+        Seed of the inputs and of the order of the rounds.
+    quick : bool
+        The section of the sweep.
+    passes : sequence of {"forward", "backward"}
+    **chosen
+        ``names`` and ``head_dims`` of `read_cases`.
+
+    Raises
+    ------
+    OutOfBudget
+        If what the table chooses is wrong or does not run.
+    """
+    from nbflash.config import why_not_here
+
+    section, sweep = "quick" if quick else "full", sweeps.load("tune")
+    cases = read_cases(sweep, section, **chosen)
+    backend, dtype = open_backend("cuda"), parse_dtype(sweep["dtype"])
+    if reasons := why_not_here("sm90"):
+        raise BadInput("; ".join(reasons))
+    origin, clock = provenance("cuda"), QueuedEvents(sweep["sample_ms"])
+    say(f"[bold]{origin['device']}[/bold], {dtype.name}, commit {origin['commit']}")
+    settings = sweep | sweep[section] | {"seed": seed, "xp": backend.xp, "dtype": dtype}
+    rows, missing = [], []
+    for which in passes:
+        for shape, of_shape in cases.items():
+            found = compare(which, shape, of_shape, clock, settings, missing)
+            if found:
+                show_rows(found)
+                rows += [row | origin for row in found]
+                write_csv(out / "tune.csv", rows)
+    if rows:
+        show_verdicts(rows)
+        wrote(out / "tune.csv")
+    if missing or not rows:
+        what = "; ".join(missing)
+        raise OutOfBudget(f"the table's choice failed: {what}" if what else "nothing measured")
+    return rows
+
+
+def compare(which, shape, cases, clock, settings, missing):
+    """Rows of one pass at one shape; cases whose choice by the table failed go to ``missing``."""
+    dtype, head_dim = settings["dtype"].name, shape[3]
+    configs = candidates(which, dtype, head_dim, settings.get(which, []))
+    if not configs:
+        return []
+    factories = {
+        name: partial(Configured, which=which, name=name, config=config)
+        for name, config in configs.items()
+    }
+    measured = []
+    measure_all({shape: cases}, clock, factories, settings, (which,), measured.extend)
+    table = table_of(which, dtype, head_dim)
+    names, found = set(map(name_of, table)), []
+    for case in cases:
+        rows = [
+            detailed(row, configs[row["library"]], case.mask, row["library"] in names)
+            for row in measured
+            if row["mask"] == case.name
+        ]
+        rows = judged(rows, choice_of(which, table, case.mask)) if rows else []
+        if not any(row["table_chooses"] for row in rows):
+            missing.append(f"{which}, {describe(case)}")
+        found += rows
+    return found

@@ -1,0 +1,196 @@
+"""Configurations against each other: candidates, verdicts and a whole run, on the CPU kernels."""
+
+import csv
+
+import numpy as np
+import pytest
+
+import masks
+from experiments import cli, sweeps, tune
+from experiments.backends import open_backend
+from experiments.errors import BadInput, OutOfBudget
+from experiments.grid import read_cases
+from experiments.passes import BACKWARD, FORWARD
+from experiments.provenance import provenance
+from experiments.tune import candidates, judged, name_of, table_of, table_row
+from nbflash import executors
+from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
+from nbflash.kernels.sm90_config import Sm90Config
+
+DTYPE = "bfloat16"
+HEAD_DIMS = (64, 96, 128, 192, 256)
+
+
+# Candidates
+
+
+@pytest.mark.parametrize("dtype", ["float16", DTYPE])
+@pytest.mark.parametrize("head_dim", [8, *HEAD_DIMS])
+def test_every_row_of_the_tables_fits_and_is_a_candidate(dtype, head_dim, capsys):
+    sweep = sweeps.load("tune")
+    for which in (FORWARD, BACKWARD):
+        table = table_of(which, dtype, head_dim)
+        assert not any(config.why_not() for config in table)
+        found = candidates(which, dtype, head_dim, sweep[which])
+        assert list(found)[: len(table)] == list(map(name_of, table))
+        # All that the sweep lists fit as well, and no two are the same.
+        reach = min((s["reach"] for s in sweep[which] if head_dim <= s["reach"]), default=None)
+        listed = sum(spec["reach"] == reach for spec in sweep[which]) if table else 0
+        assert len(found) == len(table) + listed
+        assert all(config.head_dim == head_dim for config in found.values())
+    said = capsys.readouterr().out
+    wide = f"d={head_dim} is left out (backward): the table has no row for it\n"
+    assert said == ("" if table_of(BACKWARD, dtype, head_dim) else wide)
+
+
+def test_the_sweep_has_every_regime_at_every_head_dim():
+    cases = read_cases(sweeps.load("tune"), "full")
+    assert sorted(shape[3] for shape in cases) == list(HEAD_DIMS)
+    for of in cases.values():
+        names = [case.name for case in of]
+        assert names == ["dense", "causal", "butterfly", "local-1", "random-64"]
+    quick = read_cases(sweeps.load("tune"), "quick")
+    assert sum(map(len, quick.values())) == 6
+
+
+def test_what_does_not_fit_is_said(capsys):
+    big = {"reach": 64, "consumers": 2, "tile_n": 128, "k_stages": 11}
+    many = {"reach": 64, "consumers": 3, "tile_n": 64, "registers": [24, 242]}
+    odd = {"reach": 64, "consumers": 2, "tile_n": 144, "k_stages": 2}
+    found = candidates(FORWARD, DTYPE, 64, [big, many, odd])
+    assert list(found) == [name_of(config) for config in table_of(FORWARD, DTYPE, 64)]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("128×128 k_stages=11 is left out (forward, d=64): 2")
+    assert lines[0].endswith("bytes of shared memory, there are 233472")
+    assert "96000 registers, there are 65536" in lines[1]
+    assert "multiples of 8, got (24, 242)" in lines[1]
+    assert lines[2].endswith("(forward, d=64): tile_n is 32, 64, 96 or 128, got 144")
+
+
+def test_names_and_rows_say_what_differs():
+    config = Sm90Config(DTYPE, 128, 2, 128, registers=(56, 224), q_stages=1, speed=600)
+    assert name_of(config) == "128×128 q_stages=1 registers=56/224"
+    assert table_row(config, 612.6) == "(128, 2, 128, 3, 2, 1, (56, 224), 1, 613)"
+    backward = Sm90BackwardConfig(DTYPE, 64, 2, 128)
+    assert name_of(backward) == "128×128"
+    assert table_row(backward, 500) == "(64, 2, 128)"
+    assert Sm90Config(DTYPE, 128, *(2, 128, 3, 2, 1, (56, 224), 1, 600)) == config
+
+
+# Verdicts
+
+
+def test_the_table_agrees_within_the_spread_of_the_fastest():
+    rows = [
+        {"config": "a", "median_ms": 1.0, "p90_ms": 1.05},
+        {"config": "b", "median_ms": 1.04, "p90_ms": 1.2},
+        {"config": "c", "median_ms": 1.1, "p90_ms": 1.2},
+    ]
+    for choice, agrees in {"a": True, "b": True, "c": False, "absent": False}.items():
+        found = judged(rows, choice)
+        assert [row["fastest"] for row in found] == [True, False, False]
+        assert [row["config"] for row in found if row["table_chooses"]] == [
+            name for name in "abc" if name == choice
+        ]
+        assert {row["table_agrees"] for row in found} == {agrees}
+        assert [row["over_fastest"] for row in found] == [1.0, 1.04, 1.1]
+
+
+def test_the_speed_is_that_over_the_tiles_that_are_walked():
+    config = Sm90Config(DTYPE, 64, 2, 128)
+    row = {"library": "x", "pass": FORWARD, "batch": 1, "seqlen": 256, "heads": 2, "head_dim": 64}
+    row |= {"median_ms": 1.0}
+    found = tune.detailed(row, config, masks.causal(256), in_source=False)
+    # Three of four tiles hold the triangle.
+    assert found["walked"] == 0.75
+    assert found["tile_tflops"] == pytest.approx(0.75 * 4 * 256**2 * 64 * 2 / 1e9)
+    assert found["tile_tflops_in_source"] is None
+
+
+# A whole run
+
+
+class Clock:
+    """One millisecond for every call."""
+
+    def __init__(self, sample_ms):
+        assert sample_ms == 2.0
+
+    def prepare(self, call):
+        return call
+
+    def measure(self, task):
+        return 1.0, task()
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """The CPU kernels in the place of the Hopper kernels; what they were asked for."""
+    cpu, origin, made = open_backend("cpu"), provenance("cpu"), []
+
+    def executor_of(which, config, problem, mask):
+        made.append((which, config))
+        return executors.CpuExecutor(problem, mask)
+
+    sweep = sweeps.load("tune") | {"tokens": 256, "width": 128, "check_rows": 32}
+    sweep["quick"] |= {"seqlen": [256], "rounds": 3}
+    monkeypatch.setattr(sweeps, "load", lambda name: sweep)
+    monkeypatch.setattr(tune, "open_backend", lambda device: cpu)
+    monkeypatch.setattr(tune, "provenance", lambda device: origin)
+    monkeypatch.setattr(tune, "QueuedEvents", Clock)
+    monkeypatch.setattr(tune, "executor_of", executor_of)
+    monkeypatch.setattr("nbflash.config.why_not_here", lambda impl: [])
+    return made
+
+
+def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, stand_in):
+    tune.run(tmp_path, quick=True, names=("dense", "random-64"), head_dims=(64,))
+    with (tmp_path / "tune.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for which in (FORWARD, BACKWARD):
+        names = list(candidates(which, DTYPE, 64, sweeps.load("tune")[which]))
+        for mask in ("dense", "random-64"):
+            group = [row for row in rows if (row["pass"], row["mask"]) == (which, mask)]
+            assert [row["config"] for row in group] == names
+            assert sum(row["fastest"] == "True" for row in group) == 1
+            assert sum(row["table_chooses"] == "True" for row in group) == 1
+        assert {config.head_dim for asked, config in stand_in if asked == which} == {64}
+    wanted = {"commit", "date", "device", "driver", "numba_cuda", "cupy", "table_row", "walked"}
+    assert wanted <= set(rows[0])
+    # 256 queries are two tiles of 192 and three tiles of 96 keys hold 256 of 288.
+    walked = {row["config"]: float(row["walked"]) for row in rows if row["mask"] == "dense"}
+    assert walked["192×96 k_stages=4 v_stages=3 registers=56/152"] == 2 * 3 * 192 * 96 / 256**2
+    printed = capsys.readouterr().out
+    assert "the tables in the source" in printed
+    assert "backward: (64, 2, 128)" in printed
+
+
+def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, stand_in, capsys):
+    class Wrong(executors.CpuExecutor):
+        def forward(self, q, k, v, out, lse):
+            super().forward(q, k, v, out, lse)
+            out[...] = np.nan
+
+    wrong = name_of(table_of(FORWARD, DTYPE, 128)[0])
+
+    def executor_of(which, config, problem, mask):
+        cls = Wrong if name_of(config) == wrong else executors.CpuExecutor
+        return cls(problem, mask)
+
+    monkeypatch.setattr(tune, "executor_of", executor_of)
+    with pytest.raises(OutOfBudget, match="the table's choice failed: forward, dense, d=128"):
+        tune.run(tmp_path, quick=True, passes=(FORWARD,), names=("dense",), head_dims=(128,))
+    printed = capsys.readouterr().out
+    assert f"{wrong} is left out (forward, dense, d=128, N=256): out is not finite" in printed
+    assert "differs" in printed
+
+
+def test_the_command_needs_a_hopper_gpu_and_passes_of_its_own(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["tune", "--out", str(tmp_path), "--passes", "both"])
+    assert "--passes both: the passes have configurations" in capsys.readouterr().err
+    cpu = open_backend("cpu")
+    monkeypatch.setattr(tune, "open_backend", lambda device: cpu)
+    monkeypatch.setattr("nbflash.config.why_not_here", lambda impl: ["no Hopper", "no ptxas"])
+    with pytest.raises(BadInput, match="no Hopper; no ptxas"):
+        tune.run(tmp_path)

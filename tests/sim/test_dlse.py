@@ -1,0 +1,158 @@
+"""dlse in the simulator: merged partial attentions, garbage, and the planted fault of its sign."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from merged_parts import check
+from mutants import Mutant, mutated_modules, rebuilt
+from simt_runs import DTYPES
+from sm90_bwd_runs import ALONE, BROAD, TALL, run
+from sm90_bwd_runs import check as check_sm90
+
+import nbflash.cpu
+from nbflash import reference, sim
+from nbflash.kernels import bwd_sm90_rows
+from nbflash.schedule import TileSchedule
+from nbflash.testing import make_qkv, mask_gallery, poisoned
+
+T = 64
+CONFIGS = {"alone": ALONE, "tall": TALL, "broad": BROAD}
+CAUSAL, DEAD = "causal", "dead-scattered"
+
+
+def vjp_of_simt(inputs, scale=None, *, deterministic=False):
+    q, k, v, _ = inputs
+
+    def vjp(part):
+        plan = nbflash.plan(q, k, v, part, scale=scale, impl="simt")
+        results, pullback = plan.vjp(q, k, v, return_lse=True)
+        return results, lambda dout, dlse: pullback(dout, dlse, deterministic=deterministic)
+
+    return vjp
+
+
+def vjp_of_sm90(inputs, cfg, scale=None, **more):
+    """The forward is the reference's, rounded."""
+    q, k, v, _ = inputs
+
+    def vjp(part):
+        out, lse = reference.attention(q, k, v, part, scale)
+        results = out.astype(q.dtype), lse.astype(np.float32)
+
+        def pullback(dout, dlse):
+            values = q, k, v, dout
+            return run(cfg, part, values, scale=scale, results=results, dlse=dlse, **more)
+
+        return results, pullback
+
+    return vjp
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "cut", "heads", "head_dim", "dtype", "deterministic"),
+    [
+        (CAUSAL, (5, 9), 4, (1, 1), 8, "float32", False),
+        (DEAD, (9, 5), 2, (2, 1), 3, "float16", True),
+        ("window", (3, 7), 6, (4, 2), 16, "bfloat16", False),
+        ("per-batch-per-head", (4, 6), 3, (2, 2), 5, "float64", True),
+        ("dense", (1, 2), 1, (3, 1), 8, "float64", False),
+        (CAUSAL, (70, 75), 37, (2, 1), 8, "float32", True),
+    ],
+)
+def test_simt(name, shape, cut, heads, head_dim, dtype, deterministic):
+    mask = mask_gallery(*shape, heads=heads[0])[name]
+    inputs = make_qkv(mask.batch or 1, *shape, *heads, head_dim, DTYPES[dtype])
+    check(vjp_of_simt(inputs, -0.6, deterministic=deterministic), mask, inputs, cut, scale=-0.6)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "cut", "heads", "config", "dtype"),
+    [
+        (CAUSAL, (1, 2), 1, (1, 1), "alone", np.float16),
+        (CAUSAL, (5, 9), 7, (2, 1), "alone", ml_dtypes.bfloat16),
+        (DEAD, (T + 3, T - 1), 20, (4, 2), "alone", np.float16),
+        ("checkerboard", (T, T + 1), T, (3, 1), "alone", np.float16),
+        (DEAD, (130, T + 9), 30, (1, 1), "tall", np.float16),
+        (CAUSAL, (T + 1, T + 1), 40, (1, 1), "broad", ml_dtypes.bfloat16),
+    ],
+)
+def test_sm90(name, shape, cut, heads, config, dtype):
+    cfg, mask = CONFIGS[config], mask_gallery(*shape)[name]
+    inputs = make_qkv(1, *shape, *heads, cfg.head_dim, dtype)
+    check(vjp_of_sm90(inputs, cfg, 0.4, blocks=2), mask, inputs, cut, scale=0.4)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_sm90_reads_any_layout_of_dlse(order):
+    mask, inputs = mask_gallery(T + 1)[CAUSAL], make_qkv(2, T + 1, T + 1, 2, 1, 16, np.float16)
+    dlse = np.random.default_rng(0).standard_normal((2, 2, T + 1)).astype(np.float32)
+    moved = np.ascontiguousarray(dlse.transpose(order)).transpose(np.argsort(order))
+    with sim.options(race=True):
+        check_sm90(ALONE, mask, inputs, dlse=moved)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["window", DEAD, "checkerboard", "dense"])
+def test_one_poisoned_row(name, poison):
+    """It reaches dq of its row and dk of what the row attends; all else, every dv, stays as it is,
+    bit for bit."""
+    n, bad = 2 * T + 1, T + 2
+    mask, inputs = mask_gallery(n)[name], make_qkv(1, n, n, 1, 1, 16, np.float16)
+    keys = mask.dense()[bad]
+    dlse = np.random.default_rng(0).standard_normal((1, 1, n)).astype(np.float32)
+    before = run(ALONE, mask, inputs, dlse=dlse)
+    dlse[..., bad] = poison
+    after = run(ALONE, mask, inputs, dlse=dlse)
+    hits = (np.arange(n) == bad) & keys.any(), keys, np.zeros(n, bool)
+    for a, b, hit in zip(after, before, hits, strict=True):
+        np.testing.assert_array_equal(a[:, ~hit], b[:, ~hit])
+        assert not np.isfinite(a[:, hit]).any()
+
+
+def vjp_of_reference(inputs, scale, sign):
+    q, k, v, _ = inputs
+    fault = Mutant("sign of dlse", "delta = delta - np", f"delta = delta {sign} np")
+    backward = rebuilt(reference.attention_backward, fault)
+
+    def vjp(part):
+        results = reference.attention(q, k, v, part, scale)
+        return results, lambda dout, dlse: backward(dout, q, k, v, part, scale, dlse)
+
+    return vjp
+
+
+def vjp_of_cpu(inputs, scale, sign):
+    q, k, v, _ = inputs
+    fault = Mutant("sign of dlse", "dout, out) - dlse", f"dout, out) {sign} dlse")
+    name = nbflash.cpu.__name__
+    cpu = mutated_modules(name, fault, ())[name]
+
+    def vjp(part):
+        schedule = TileSchedule.from_mask(part, 16, 16)
+        results = poisoned(q.shape, q.dtype), poisoned((q.shape[0], q.shape[2], q.shape[1]))
+        cpu.forward(q, k, v, *results, schedule, scale)
+
+        def pullback(dout, dlse):
+            gradients = [poisoned(x.shape, x.dtype) for x in (q, k, v)]
+            cpu.backward(dout, q, k, v, *results, dlse, *gradients, schedule, scale)
+            return gradients
+
+        return results, pullback
+
+    return vjp
+
+
+def vjp_of_rebuilt_sm90(inputs, scale, sign):
+    name = bwd_sm90_rows.__name__
+    fault = Mutant("sign of dlse", "x - gradient", f"x {sign} gradient")
+    statistics = mutated_modules(name, fault, ())[name].statistics_sm90_spec
+    return vjp_of_sm90(inputs, ALONE, scale, statistics=statistics)
+
+
+@pytest.mark.parametrize("made", [vjp_of_reference, vjp_of_cpu, vjp_of_rebuilt_sm90])
+def test_sign_of_dlse(made):
+    """With the right one the same case passes; the fault of simt is in `mutants_bwd`."""
+    mask, inputs = mask_gallery(9, 20)[CAUSAL], make_qkv(1, 9, 20, 2, 1, 16, np.float16)
+    check(made(inputs, 0.3, "-"), mask, inputs, 12, scale=0.3)
+    with pytest.raises(AssertionError, match="dq"):
+        check(made(inputs, 0.3, "+"), mask, inputs, 12, scale=0.3)
