@@ -36,7 +36,7 @@ def strides(x):
     return tuple(s // x.itemsize for s in x.strides[:3])
 
 
-def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
+def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None, spec_of=bwd_sm90_spec):
     """``(dq, dk, dv)`` on poisoned outputs; dtype and head_dim of ``cfg`` are the problem's.
 
     Without dQ in the configuration, ``(dk, dv)``.
@@ -76,7 +76,7 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
     )
     scales = np.float32(p.scale * LOG2_E), np.float32(p.scale)
     launch.simulate(
-        bwd_sm90_spec(cfg),
+        spec_of(cfg),
         blocks,
         (*maps, total, stats, flat(dk), flat(dv), strides(dk), *sizes, *scales, *arrays),
     )
