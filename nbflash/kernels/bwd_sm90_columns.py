@@ -32,7 +32,7 @@ from nbflash.tile.wgmma_rows import WARP_BYTES, make_store_rows
 @unrolled
 def rows_of(thread):
     """The upper one of a thread's two keys and its first query, in 32 bits: registers are few."""
-    return thread // 128 * 64 + thread % 128 // 32 * 16 + thread % 32 // 4, thread % 4 * 2
+    return thread // 32 * 16 + thread % 32 // 4, thread % 4 * 2
 
 
 def make_finish(cfg, others=0):

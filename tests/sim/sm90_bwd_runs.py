@@ -51,6 +51,7 @@ def run(
     results=None,
     dlse=None,
     statistics=statistics_sm90_spec,
+    spec_of=bwd_sm90_spec,
 ):
     """``(dq, dk, dv)`` on poisoned outputs; dtype and head_dim of ``cfg`` are the problem's.
 
@@ -93,7 +94,7 @@ def run(
     )
     scales = np.float32(p.scale * LOG2_E), np.float32(p.scale)
     launch.simulate(
-        bwd_sm90_spec(cfg),
+        spec_of(cfg),
         blocks,
         (*maps, total, stats, flat(dk), flat(dv), strides(dk), *sizes, *scales, *arrays),
     )

@@ -1,0 +1,136 @@
+"""Mutation tests of the Hopper pass over columns: every planted fault is noticed.
+
+As in ``test_sm90_mutants``; what the pass shares with the default mode is not mutated.
+"""
+
+from dataclasses import replace
+
+import pytest
+from mutants import Mutant, mutated_modules
+from mutants_sm90_load import without
+from sm90_bwd_runs import COLUMN, COLUMNS, SHARED, check
+from test_sm90_backward import inputs
+
+from nbflash import sim
+from nbflash.testing import mask_gallery
+
+KEYS, ROWS = "nbflash.tile.wgmma_keys", "nbflash.tile.wgmma_rows"
+LOAD, ALONE = "nbflash.kernels.bwd_sm90_load", "nbflash.kernels.bwd_sm90_columns"
+WIDE, KERNEL = "nbflash.kernels.bwd_sm90_wide", "nbflash.kernels.bwd_sm90"
+# In the order of their imports.
+CHAIN = (KEYS, ROWS, LOAD, ALONE, WIDE, KERNEL)
+FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
+
+# Configuration, mask, nq, nk, heads, blocks, seed; the odd seeds look for races.
+KEPT, LAST = replace(COLUMN, head_dim=40, k_stages=1), replace(COLUMNS, k_stages=1)
+CASES = (
+    (KEPT, "checkerboard", 70, 129, (2, 1), 1, 0),
+    (SHARED, "checkerboard", 70, 129, (2, 1), 1, 0),
+    (LAST, "per-batch-per-head", 129, 129, (2, 2), 2, 0),
+    (KEPT, "causal", 193, 129, (1, 1), 1, 1),
+    (SHARED, "causal", 193, 129, (1, 1), 1, 1),
+    (COLUMNS, "window", 257, 257, (1, 1), 1, 1),
+    (KEPT, "dense", 321, 129, (1, 1), 1, 3),
+)
+
+STORE = (
+    Mutant("swizzle of what is stored", "lane % 8 // 2)", "lane % 4)"),
+    Mutant("swizzle of what is loaded", "lane // 8)", "lane // 4)"),
+    Mutant("second step in the place of the first", "row ^ (32 * k)", "row"),
+    without("wait before the rows are read", "            cuda.syncwarp()", 2),
+    without("wait before the next columns", "            cuda.syncwarp()", 2, 1),
+    Mutant("row past the end", "if row < rows:", "if row <= rows:"),
+    Mutant("lower row past the end", "if row + 8 < rows:", "if row < rows:"),
+    Mutant("4 rows below", "to + 4 * stride", "to + 2 * stride"),
+    Mutant("upper rows twice", "words + loaded + 128", "words + loaded"),
+    Mutant("columns past the end", "if chunk < chunks:", "if chunk <= chunks:"),
+    Mutant("half of the columns", "chunks = min(COLUMNS, head_dim - first) // 8", "chunks = 2"),
+)
+KEPT_KEYS = (
+    Mutant("keys not swizzled", "(swizzle ^ chunk)", "(chunk)"),
+    Mutant("lower key is the upper one", "8 * i * (ROW_BYTES // 4)", "0 * i"),
+    Mutant("one step of Q", "2 * STEP * i >> 4", "0 * i"),
+)
+LOADING = (
+    without("wait for the place of K", "mbarrier_wait(empty, phase ^ 1)"),
+    Mutant("K counted as V", "base + FULL_K + 8 * k_stage\n", "base + FULL_V\n"),
+)
+COMPUTE = (
+    without("wait for K", "mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(column))"),
+    without("wait for V", "mbarrier_wait(base + FULL_V, v_phase_of(column))"),
+    without("wait for dO", "mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))"),
+    Mutant("K of stage 0", "K + stage * KV_BYTES", "K"),
+    Mutant("fragment of the first warpgroup", "at + turn * 64 * ROW_BYTES", "at"),
+    Mutant("kept keys of one row", "row * (ROW_BYTES // 4) + pair // 2", "pair // 2"),
+    Mutant("dK of dO", "issue_acc(acc_dk, ds, q)", "issue_acc(acc_dk, ds, dout)"),
+    without("release of K", "mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))"),
+    without("release of V", "mbarrier_arrive(base + EMPTY_V)"),
+    without("release of Q", "mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))"),
+    without("release of dO", "mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))"),
+    Mutant("K of the last column", "column += one", "column += 0 * one"),
+    Mutant("dK not scaled", "finish(dk, acc_dk, scale,", "finish(dk, acc_dk, ONE,"),
+    Mutant("dV scaled", "finish(dv, acc_dv, ONE,", "finish(dv, acc_dv, scale,"),
+    Mutant("one warp's memory for all", "types.int32(OUT + WARP_BYTES * warp)", "types.int32(OUT)"),
+    Mutant("head 0", "b * stride[0] + h * stride[2]", "b * stride[0]"),
+    Mutant("batch 0", "b * stride[0] + h * stride[2]", "h * stride[2]"),
+    Mutant("last row left out", "nk - first)", "nk - first - 1)"),
+)
+WAIT_FOR_KEYS = "mbarrier_wait(base + FULL + 8 * k_stage_of(column), k_phase_of(column))"
+ROLES = (
+    without("wait for P", "bar_sync(P_FULL, THREADS)"),
+    Mutant("P stored before it is read", "bar_sync(P_FREE, THREADS)\n        store", "store"),
+    Mutant("P announced before it is there", "bar_arrive(P_FULL, THREADS)", "pass"),
+    Mutant(
+        "P given back before it is read", "bar_arrive(P_FREE, THREADS)\n        return", "return"
+    ),
+    without(
+        "wait for dO", "mbarrier_wait(place[0] + FULL_DO + 8 * stage_of(tile), phase_of(tile))"
+    ),
+    Mutant("dV of Q", "QUERIES, VALUES = (0, DO)", "QUERIES, VALUES = (0, 0)"),
+    Mutant("dP of Q", "else (DO, 0)", "else (0, 0)"),
+    Mutant(
+        "rows of both in one place", "make_finish(cfg, 0 if of_keys else 4)", "make_finish(cfg)"
+    ),
+    Mutant("gradients swapped", "place, dv, ONE, result", "place, dk, ONE, result"),
+    without("release of keys", "mbarrier_arrive(base + EMPTY + 8 * k_stage_of(column))"),
+    without("wait for the first keys", WAIT_FOR_KEYS, 2),
+    without("wait for the next keys", WAIT_FOR_KEYS, 2, 1),
+    without("release of Q", "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"),
+    without("release of dO", "mbarrier_arrive(base + EMPTY_DO + 8 * stage)"),
+    Mutant("P free from the start twice", "bar_arrive(P_FREE, THREADS)\n            of", "of"),
+)
+MUTANTS = [
+    (module, mutant)
+    for module, mutants in (
+        (ROWS, STORE),
+        (KEYS, KEPT_KEYS),
+        (LOAD, LOADING),
+        (ALONE, COMPUTE),
+        (WIDE, ROLES),
+    )
+    for mutant in mutants
+]
+
+
+def check_all(**more):
+    """The cases, until one fails."""
+    for config, name, nq, nk, heads, blocks, seed in CASES:
+        mask = mask_gallery(nq, nk, batch=2, heads=heads[0])[name]
+        values = inputs(nq, nk, batch=mask.batch or 1, heads=heads, head_dim=config.head_dim)
+        with sim.options(seed=seed, race=seed % 2 == 1):
+            check(config, mask, values, blocks=blocks, scale=0.3, **more)
+
+
+def test_kernel_passes():
+    check_all()
+
+
+def name_of(target, mutant):
+    return f"{target.rpartition('.')[2]}-{mutant}"
+
+
+@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
+def test_mutant_is_caught(target, mutant):
+    modules = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])
+    with pytest.raises(FAULTS):
+        check_all(spec_of=modules[KERNEL].bwd_sm90_spec)
