@@ -6,14 +6,19 @@ computes sees only a stream of tiles, row after row, each with a record (kind, L
 row; first key, row, head). dQ of a row stays in registers and is written once: the same bits every
 time. Scores and their gradients are recomputed:
 
-    for each tile t of the stream, S of which was issued before
-        issue dP = dO Vᵀ                     P = 2^(S · scale − LSE · log2 e)
-        wait for dP:                         dS = P ∘ (dP − δ)
-        issue dQ += dS K                     dS as an A operand in registers
-        issue S of tile t + 1                wait for both
-        if t ends a row: scale · dQ → the place of its dO → out
+    for each row
+        issue dP of its first tile           P = 2^(S · scale − LSE · log2 e)
+        for each tile t of it, S of which was issued before
+            wait for dP:                     dS = P ∘ (dP − δ), an A operand in registers
+            issue dQ += dS K
+            issue S = Q Kᵀ of t + 1          wait for dQ
+            issue dP = dO Vᵀ of t + 1        wait for S:     P of t + 1
+        scale · dQ → the place of its dO → out               (S of the next row is on its way)
 
-One warpgroup's arithmetic runs under the other's products.
+    products     … dQ(t) S(t+1) dP(t+1)          dQ(t+1) S(t+2) …
+    arithmetic   … dS(t)          P(t+1) dS(t+1)                …
+
+In the gap the other warpgroup's products run.
 
     barrier        arrives                                     waits
     full_q[w, i]   loader of rows, bytes of Q                  warpgroup w, before a row's first S

@@ -70,7 +70,7 @@ def make_statistics_of(cfg):
 
 
 def make_compute_stream(cfg):
-    """``compute_stream(smem, place, result, masking, thread)``, for every thread."""
+    """``compute_stream(smem, place, result, stats, masking, thread)``, for every thread."""
     TILE_N, Q_STAGES, DO_STAGES = cfg.tile_n, cfg.q_stages, cfg.do_stages
     PART_BYTES, KV_BYTES, KV_PANEL = cfg.part_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     DO, K, V, RECORDS, *_ = cfg.offsets
@@ -84,12 +84,14 @@ def make_compute_stream(cfg):
     apply_keep = make_apply_keep(TILE_N, 0)
     bounds_of, keep_of, bad_of = make_masking(cfg)
     statistics_of, finish_row = make_statistics_of(cfg), make_finish_row(cfg)
+    # By votes wherever it is used: descriptors stay in uniform registers, and few of them.
     warpgroup_of, wait_all, wait_all_but_one = (
         make_warpgroup_of(cfg.consumers),
         *map(wgmma_wait, (0, 1)),
     )
-    (k_stage_of, k_phase_of), (v_stage_of, v_phase_of) = map(
-        make_ring, (cfg.k_stages, cfg.v_stages)
+    (k_stage_of, k_phase_of), (v_stage_of, v_phase_of) = (
+        make_ring(cfg.k_stages),
+        make_ring(cfg.v_stages),
     )
     (q_stage_of, q_phase_of), (do_stage_of, do_phase_of) = map(make_ring, (Q_STAGES, DO_STAGES))
 
@@ -106,13 +108,16 @@ def make_compute_stream(cfg):
         return read_record(smem, record_at(words, tile))
 
     @inlined
-    def scores(place, nth_row, tile, thread):
-        """Issue S = Q Kᵀ."""
+    def issue_s(place, nth_row, tile, thread):
+        """Issue S = Q Kᵀ; of END's tile, which is none, nobody uses it."""
         base, _ = place
+        wgmma_fence()
         part = warpgroup_of(thread) * Q_STAGES + q_stage_of(nth_row)
         q = types.uint32(lower(base, 16) + part * (PART_BYTES >> 4))
         k = types.uint32(lower(base + K, 16) + k_stage_of(tile) * (KV_BYTES >> 4))
-        return issue_scores(S_START, q, k)
+        s = issue_scores(S_START, q, k)
+        wgmma_commit()
+        return s
 
     @inlined
     def probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scale, thread):
@@ -157,75 +162,73 @@ def make_compute_stream(cfg):
         return acc
 
     @inlined
+    def under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread):
+        """P of a tile while dP is computed; both."""
+        base, words = place
+        p = probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scale, thread)
+        wait_all()
+        dp = settled(dp)
+        if thread % 128 == 0:
+            mbarrier_arrive(base + EMPTY_V + 8 * v_stage_of(tile))
+        return p, dp
+
+    @inlined
+    def behind_dq(acc, place, nth_row, tile, thread):
+        """Issue S of a tile and wait for dQ of the one before; both."""
+        base, _ = place
+        s = issue_s(place, nth_row, tile, thread)
+        wait_all_but_one()
+        acc = settled(acc)
+        if thread % 128 == 0:
+            mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(types.int32(tile - 1)))
+        return s, acc
+
+    @inlined
     def compute_stream(smem, place, result, stats, masking, thread):
         base, words = place
         turn, leader, nq, scale = warpgroup_of(thread), thread % 128 == 0, masking[4], result[3]
-        empty_q, full_q = base + EMPTY_Q + 8 * Q_STAGES * turn, base + FULL_Q + 8 * Q_STAGES * turn
-        empty_do = base + EMPTY_DO + 8 * DO_STAGES * turn
+        full_q, empty_q = base + FULL_Q + 8 * Q_STAGES * turn, base + EMPTY_Q + 8 * Q_STAGES * turn
         full_do = base + FULL_DO + 8 * DO_STAGES * turn
+        empty_do = base + EMPTY_DO + 8 * DO_STAGES * turn
         tile, nth_row, one = types.int32(0), types.int32(0), types.int32(1)
         kind, n0, row, bh = record_of(smem, place, tile)
         if kind != END:
             mbarrier_wait(full_q, 0)
-            wgmma_fence()
-            s = scores(place, nth_row, tile, thread)
-            wgmma_commit()
+            s = issue_s(place, nth_row, tile, thread)
             wait_all()
             s = settled(s)
             while kind != END:
                 if kind >= LAST and leader:
                     mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
-                one_of = hide(thread)  # or addresses stay in registers
-                m, delta = statistics_of(stats, row, bh, nq, one_of)
-                rows, acc = (m, bounds_of(masking, row, bh, one_of)), ACC_START
+                who = hide(thread)  # or addresses stay in registers
+                m, delta = statistics_of(stats, row, bh, nq, who)
+                rows, acc = (m, bounds_of(masking, row, bh, who)), ACC_START
                 mbarrier_wait(full_do + 8 * do_stage_of(nth_row), do_phase_of(nth_row))
                 dp = issue_dp(place, nth_row, tile, thread)
-                p = probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scale, thread)
-                wait_all()
-                dp = settled(dp)
-                if leader:
-                    mbarrier_arrive(base + EMPTY_V + 8 * v_stage_of(tile))
+                p, dp = under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread)
                 while kind < LAST:
                     acc = accumulate(acc, p, dp, kind, delta, place, tile)
-                    # S of the row's next tile
                     tile += one
                     kind, n0, _, _ = record_of(smem, place, tile)
-                    wgmma_fence()
-                    s = scores(place, nth_row, tile, thread)
-                    wgmma_commit()
-                    wait_all_but_one()
-                    acc = settled(acc)
-                    if leader:
-                        mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(types.int32(tile - one)))
+                    s, acc = behind_dq(acc, place, nth_row, tile, thread)
                     dp = issue_dp(place, nth_row, tile, thread)
                     wait_all_but_one()
                     s = settled(s)
                     if kind >= LAST and leader:
                         mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
-                    p = probabilities_of(
-                        s, kind, n0, rows, smem, words, tile, masking, scale, thread
+                    p, dp = under_dp(
+                        s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread
                     )
-                    wait_all()
-                    dp = settled(dp)
-                    if leader:
-                        mbarrier_arrive(base + EMPTY_V + 8 * v_stage_of(tile))
-                # Read while the products to come still keep the record from its release.
+                # Read before a product that all warps issue: its wait may release the record.
                 _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
                 acc = accumulate(acc, p, dp, types.int32(kind - LAST), delta, place, tile)
-                # S of the next row's first tile
                 do_stage = do_stage_of(nth_row)
                 tile += one
                 nth_row += one
                 kind, n0, row, bh = record_of(smem, place, tile)
                 if kind != END:
                     mbarrier_wait(full_q + 8 * q_stage_of(nth_row), q_phase_of(nth_row))
-                wgmma_fence()
-                s = scores(place, nth_row, tile, thread)
-                wgmma_commit()
-                wait_all_but_one()
-                acc = settled(acc)
-                if leader:
-                    mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(types.int32(tile - one)))
+                s, acc = behind_dq(acc, place, nth_row, tile, thread)
                 start = types.uint32(base + DO + (turn * DO_STAGES + do_stage) * PART_BYTES)
                 finish_row(acc, start, this_row, this_bh, result, turn, thread)
                 wait_all()

@@ -21,7 +21,7 @@ PAIR = Sm90DqConfig("float16", 16, 2, 64, stats_m=128)
 DEEP = Sm90DqConfig("float16", 72, 1, 128, 3, 1, 2, 2, registers=())
 
 
-def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
+def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None, spec_of=bwd_sm90_dq_spec):
     """dQ on a poisoned output; dtype and head_dim of ``cfg`` are the problem's."""
     q, k, v, dout = inputs
     p = check_forward(q, k, v, scale)
@@ -48,7 +48,7 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None):
     sizes = p.nq, p.heads, p.group, schedule.n_row, len(arrays[0]) // 2, live
     scales = np.float32(p.scale * LOG2_E), np.float32(p.scale)
     launch.simulate(
-        bwd_sm90_dq_spec(cfg),
+        spec_of(cfg),
         blocks,
         (*maps, flat(dq), stats, strides(dq), *sizes, *scales, *arrays),
     )

@@ -1,0 +1,134 @@
+"""Faults of the pass for dQ on Hopper, as data: loaders, computing warpgroups, geometry."""
+
+from mutants import Mutant
+from mutants_sm90_load import without
+
+CONFIG, LOAD = "nbflash.kernels.bwd_sm90_dq_config", "nbflash.kernels.bwd_sm90_dq_load"
+COMPUTE, KERNEL = "nbflash.kernels.bwd_sm90_dq_compute", "nbflash.kernels.bwd_sm90_dq"
+CHAIN = (CONFIG, LOAD, COMPUTE, KERNEL)
+
+SEND_K = "send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)"
+SEND_V = "send(to, KV_PANEL, v_map, n0, h_kv, b, bar, KV_BYTES)"
+SEND_PART = "send(to + part * PART_BYTES, PANEL_BYTES, tensor_map, q0, h, b, bar, PART_BYTES)"
+END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)"
+LOADING = (
+    Mutant("masked K not looked at", "(FULL_K if kind[t] == FULL else RAW_K)", "FULL_K"),
+    Mutant("rows never end", "LAST if t + 1 == end else 0", "0"),
+    Mutant("every tile ends a row", "LAST if t + 1 == end else 0", "LAST"),
+    Mutant("walk of plane 0", "plane_of[bh] * n_row + row", "row"),
+    Mutant("K of the query head", SEND_K, SEND_K.replace("h_kv", "h")),
+    Mutant("V of the query head", SEND_V, SEND_V.replace("h_kv", "h")),
+    Mutant("K in one stage", SEND_K, SEND_K.replace("stage * KV_BYTES", "0")),
+    Mutant("V of batch 0", SEND_V, SEND_V.replace("h_kv, b", "h_kv, zero")),
+    Mutant("bytes of a part for K", SEND_K, SEND_K.replace("bar, KV_BYTES", "bar, KV_BYTES - 128")),
+    without("wait for empty V", "mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)"),
+    without("wait for empty K", "mbarrier_wait(base + EMPTY_K + 8 * stage, phase)", 2),
+    without("wait for an empty part", "mbarrier_wait(empty + 8 * part, phase)"),
+    Mutant("V's ring as long as K's", "= advance_v(v_stage", "= advance(v_stage"),
+    without("record of the end", END_RECORD),
+    Mutant("parts of the first queries", "row * TILE_M + turn * ROWS", "row * TILE_M"),
+    Mutant("parts in one place", SEND_PART, SEND_PART.replace("part * PART_BYTES", "0")),
+    Mutant("parts side by side", "turn * stages + stage", "turn + stage"),
+    Mutant("Q for dO", "send_parts(base + DO, do_map", "send_parts(base + DO, q_map"),
+    without("next stage of dO", "do, do_phase = advance_do(do, do_phase)"),
+    Mutant("empty rows of one block", "range(live + cuda.blockIdx.x, items", "range(live, items"),
+    Mutant("empty rows past the end", "min(TILE_M, nq - row * TILE_M)", "TILE_M"),
+    Mutant("empty rows of head 0", "b * stride[0] + h * stride[2]", "b * stride[0]"),
+    Mutant("empty rows half written", "* PAIRS, LOOKERS", "* PAIRS // 2, LOOKERS"),
+)
+READ = "_, _, this_row, this_bh = read_record(smem, record_at(words, tile))"
+ACCUMULATE = "acc = accumulate(acc, p, dp, types.int32(kind - LAST), delta, place, tile)"
+LINE = "\n" + " " * 16
+NOTE = "# Read before a product that all warps issue: its wait may release the record."
+ARRIVE_Q = "mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))"
+COMPUTING = (
+    Mutant("scale of dQ", "(scale, scale)", "(scale * 0 + 1, scale * 0 + 1)"),
+    without("fence before dQ leaves", "fence_proxy_async()"),
+    without("barrier before dQ leaves", "bar_sync(STORERS + turn, 128)"),
+    Mutant("dQ over the first queries", "q0 = row * TILE_M + turn * ROWS", "q0 = row * TILE_M"),
+    Mutant("first panel of dQ again", "panel * PANEL, q0", "0, q0"),
+    Mutant("panels of dQ from one place", "start + types.uint32(panel * PANEL_BYTES)", "start"),
+    Mutant("sign of LSE", "return -stats[at]", "return stats[at]"),
+    Mutant("no δ", "stats[at + STATS_M]", "stats[at] * 0"),
+    Mutant("statistics of head 0", "types.int64(bh) * tiles", "types.int64(0) * tiles"),
+    Mutant(
+        "statistics of the upper row", "first, min(upper + 8, nq - 1)", "first, min(upper, nq - 1)"
+    ),
+    Mutant("statistics past the end", "first, min(upper, nq - 1)", "first, upper"),
+    without("wait for full K", "mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(tile))"),
+    without("wait for full V", "mbarrier_wait(base + FULL_V + 8 * stage, v_phase_of(tile))"),
+    Mutant("Q of the first warpgroup", "warpgroup_of(thread) * Q_STAGES", "0"),
+    Mutant("dO of the first warpgroup", "warpgroup_of(thread) * DO_STAGES", "0"),
+    Mutant("Q in stage 0", " + q_stage_of(nth_row)\n", "\n"),
+    Mutant("dO in stage 0", " + do_stage_of(nth_row)\n", "\n"),
+    Mutant(
+        "S of the first K", " + k_stage_of(tile) * (KV_BYTES >> 4))\n        s =", ")\n        s ="
+    ),
+    Mutant("V in K's stage", "stage, part = v_stage_of(tile)", "stage, part = k_stage_of(tile)"),
+    Mutant("nobody poisoned", "m = poisoned(m, bad_of", "_ = poisoned(m, bad_of"),
+    Mutant("bad keys of stage 0", "bad_of(smem, words, k_stage_of(tile)", "bad_of(smem, words, 0"),
+    Mutant(
+        "nothing hidden",
+        "exponentials(apply_keep(exponents(s, m, scale), keep))",
+        "exponentials(exponents(s, m, scale))",
+    ),
+    Mutant(
+        "dP of what is hidden", "return ds_masked(p, dp, delta)", "return ds_full(p, dp, delta)"
+    ),
+    Mutant(
+        "V released in K's stage",
+        "EMPTY_V + 8 * v_stage_of(tile)",
+        "EMPTY_V + 8 * k_stage_of(tile)",
+    ),
+    Mutant("next K released", "k_stage_of(types.int32(tile - 1))", "k_stage_of(types.int32(tile))"),
+    Mutant("S left in flight", "                    wait_all_but_one()\n", ""),
+    Mutant(
+        "one arrival too few for Q",
+        f"if kind >= LAST and leader:\n{LINE[1:]}    {ARRIVE_Q}",
+        "pass",
+        0,
+        1,
+    ),
+    Mutant(
+        "Q released every tile",
+        "                    if kind >= LAST and leader:\n",
+        "                    if leader:\n",
+    ),
+    Mutant(
+        "record read after its products",
+        NOTE + LINE + READ + LINE + ACCUMULATE,
+        ACCUMULATE + LINE + READ,
+    ),
+    Mutant(
+        "sum of the row before",
+        "bounds_of(masking, row, bh, who)), ACC_START",
+        "bounds_of(masking, row, bh, who)), ACC_START if nth_row == 0 else acc",
+    ),
+    Mutant("dQ in the next row", "finish_row(acc, start, this_row", "finish_row(acc, start, row"),
+    Mutant("dQ over dO that comes", "(turn * DO_STAGES + do_stage)", "(turn * DO_STAGES)"),
+    without("wait for dQ to leave", "bulk_wait_read()"),
+    without("arrival of dO", "mbarrier_arrive(empty_do + 8 * do_stage)"),
+)
+GEOMETRY = (
+    Mutant("room for one panel of a part", "self.panels * ROWS * ROW_BYTES", "ROWS * ROW_BYTES"),
+    Mutant("dO over Q", "            self.consumers * self.q_stages * self.part_bytes,", "0,"),
+    Mutant("V over K", "            self.k_stages * self.kv_bytes,", "self.kv_bytes,"),
+    Mutant("one raw barrier", "self.barriers[-1] + 8 * self.k_stages", "self.barriers[-1]"),
+    Mutant("LAST among the kinds", "LAST = 1 << 30", "LAST = 1"),
+)
+ARRIVALS = (
+    Mutant("K released by one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
+    Mutant("V released by one", "EMPTY_V + 8 * i, CONSUMERS", "EMPTY_V + 8 * i, 1"),
+    Mutant("two arrivals of raw K", "RAW_K + 8 * i, 1", "RAW_K + 8 * i, 2"),
+    without("looking for NaN", "clean_stream(smem, apart(place), sizes, schedule, looker)"),
+)
+MUTANTS = [
+    (target, mutant)
+    for target, mutants in (
+        (LOAD, LOADING),
+        (COMPUTE, COMPUTING),
+        (CONFIG, GEOMETRY),
+        (KERNEL, ARRIVALS),
+    )
+    for mutant in mutants
+]
