@@ -27,7 +27,7 @@ class Sm90Executor:
     config : Sm90Config, optional
         Instead of the table's row.
     backward : Sm90BackwardConfig, optional
-        Instead of that table's row.
+        Instead of that table's row; it says whether there are two passes, too.
     """
 
     def __init__(self, problem, mask, *, config=None, backward=None):
@@ -110,15 +110,22 @@ class Sm90Executor:
         """Those that have been asked for, by whether they are in two passes."""
         return {}
 
+    def _in_two_passes(self, deterministic):
+        if deterministic or not self._backward_config:
+            density = self.schedule.density
+            return sm90_backward.in_two_passes(self._problem, density, deterministic)
+        return not self._backward_config.with_dq
+
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
-        two_passes = sm90_backward.in_two_passes(self._problem, deterministic)
+        two_passes = self._in_two_passes(deterministic)
         if two_passes not in self._backwards:
-            made = sm90_backward.Sm90Backward(
+            config = self._backward_config
+            fits = config and config.with_dq != two_passes
+            self._backwards[two_passes] = sm90_backward.Sm90Backward(
                 self._problem,
                 self._mask,
                 two_passes=two_passes,
-                config=None if two_passes else self._backward_config,
+                config=config if fits else None,
             )
-            self._backwards[two_passes] = made
         self._backwards[two_passes](dout, q, k, v, out, lse, dlse, dq, dk, dv)

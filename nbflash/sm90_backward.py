@@ -8,7 +8,11 @@ from masks import FULL
 from nbflash import arrays, launch, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
-from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM, backward_config, columns_config
+from nbflash.kernels.bwd_sm90_config import (
+    backward_config,
+    columns_config,
+    keys_for_two_passes,
+)
 from nbflash.kernels.bwd_sm90_rows import RowsConfig, round_sm90_spec, statistics_sm90_spec
 from nbflash.persistent import L2_BYTES, ordered
 from nbflash.schedule import TileSchedule
@@ -61,9 +65,14 @@ def rows_config(cfg):
     return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels, cfg.with_dq)
 
 
-def in_two_passes(problem, deterministic):
-    """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always."""
-    return deterministic or problem.head_dim > MOST_HEAD_DIM
+def in_two_passes(problem, density, deterministic):
+    """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
+
+    Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
+    rounded once a row, however few its tiles. ``density``: live tiles over all.
+    """
+    keys = density * problem.nk
+    return deterministic or keys <= keys_for_two_passes(problem.head_dim)
 
 
 class Sm90Backward:

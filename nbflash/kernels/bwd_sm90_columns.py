@@ -17,6 +17,7 @@ from nbflash.kernels.bwd_sm90_tile import (
     make_gradients_of,
     make_probabilities_of,
     make_record_of,
+    make_statistics_of,
 )
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
@@ -40,7 +41,7 @@ def make_finish(cfg, others=0):
 
     ``others``: the warps before the thread's first that have rows of the same numbers.
     """
-    TILE_N, OUT = cfg.tile_n, cfg.offsets[4] + WARP_BYTES * others
+    TILE_N, OUT = cfg.tile_n, cfg.out_offset + WARP_BYTES * others
     store_rows = make_store_rows(cfg.head_dim, cfg.dtype)
 
     @inlined
@@ -95,7 +96,10 @@ def make_columns_stream(cfg):
     keys_of, issue_scores = make_keys(cfg)
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
-    gradients_of, pack = make_gradients_of(cfg)
+    (gradients_of, pack), (shifts_of, _, less_deltas) = (
+        make_gradients_of(cfg),
+        make_statistics_of(cfg),
+    )
     finish, ONE = make_finish(cfg), types.float32(1)
     wait_all_but_one, wait_all = wgmma_wait(1), wgmma_wait(0)
     EARLY_DV, warpgroup_of = cfg.early_dv, make_warpgroup_of(cfg.consumers)
@@ -129,7 +133,8 @@ def make_columns_stream(cfg):
         # dPᵀ = V dOᵀ
         mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
         dp = scores(v, place, DO, stage)
-        p = probabilities_of(s, kind, scales, smem, stats, place, stage, row, pair)
+        shifts = shifts_of(stats, place, stage, pair)
+        p = probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair)
         # dV += Pᵀ dO
         dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
         if EARLY_DV:
@@ -140,8 +145,8 @@ def make_columns_stream(cfg):
             wait_all_but_one()
         else:
             wait_all()
-        dp = settled(dp)
-        ds = pack(gradients_of(p, dp, kind, stats, place, stage, pair))
+        dp = less_deltas(settled(dp), stats, place, stage, pair)
+        ds = pack(gradients_of(p, dp, kind))
         wgmma_fence()
         if not EARLY_DV:
             acc_dv = issue_acc(acc_dv, pack(p), dout)

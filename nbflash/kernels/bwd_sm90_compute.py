@@ -2,6 +2,7 @@
 
 import math
 
+from nbflash.kernels.bwd_sm90_columns import make_finish, rows_of
 from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, RECORD_WORDS
 from nbflash.kernels.bwd_sm90_load import (
     DQ_EMPTY,
@@ -13,6 +14,7 @@ from nbflash.kernels.bwd_sm90_tile import (
     make_gradients_of,
     make_probabilities_of,
     make_record_of,
+    make_statistics_of,
 )
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
@@ -23,43 +25,18 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.tile.pipeline import divided, make_ring, read_record
-from nbflash.tile.unroll import equal, select, unrolled
+from nbflash.tile.pipeline import make_ring, read_record
+from nbflash.tile.unroll import equal, hide, select, unrolled
 from nbflash.tile.warp_math import make_warpgroup_of, row_of_thread
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_gradient import (
     PART,
     make_gemm_dq,
-    make_store_rows,
     store_part,
 )
 from nbflash.tile.wgmma_store import make_store_fragment
 
 DS_FREE, DS_FULL = 1, 3  # named barriers of each warpgroup
-
-
-def make_finish_column(cfg):
-    """``finish_column(dk, dv, n_block, bh, result, thread)``: to global memory, dK scaled."""
-    TILE_N, HEAD_DIM = cfg.tile_n, cfg.head_dim
-    store_upper, store_lower = make_store_rows(HEAD_DIM, cfg.dtype)
-    ONE = types.float32(1)
-
-    @inlined
-    def finish_column(acc_dk, acc_dv, n_block, bh, result, thread):
-        dk, dv, stride, nk, heads_kv, _, scale = result
-        upper, quad = n_block * TILE_N + row_of_thread(thread), thread % 4
-        b, _ = divided(bh, heads_kv)
-        start = b * stride[0] + (bh - b * heads_kv) * stride[2]
-        if upper < nk:
-            at = (start + upper * stride[1]) // 2 + quad
-            store_upper(dk, at, acc_dk, scale)
-            store_upper(dv, at, acc_dv, ONE)
-        if upper + 8 < nk:
-            at = (start + (upper + 8) * stride[1]) // 2 + quad
-            store_lower(dk, at, acc_dk, scale)
-            store_lower(dv, at, acc_dv, ONE)
-
-    return finish_column
 
 
 def make_write_empty_columns(cfg):
@@ -101,13 +78,16 @@ def make_compute_stream(cfg):
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
     DQ_START = (types.float32(0),) * (PART // 128)
     issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M)
+    issue_dp = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M, accumulate=True)
     issue_acc, issue_dq = make_gemm_pv(cfg.dtype, TILE_M), make_gemm_dq(cfg.dtype, TILE_N)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
-    gradients_of, pack = make_gradients_of(cfg)
+    (gradients_of, pack), statistics = make_gradients_of(cfg), make_statistics_of(cfg)
+    shifts_of, dp_start, less_deltas = statistics
     store_scores = make_store_fragment(TILE_M, TILE_N)
-    finish_column = make_finish_column(cfg)
+    finish, ONE = make_finish(cfg), types.float32(1)
     wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
-    EARLY_DV, warpgroup_of = cfg.early_dv, make_warpgroup_of(CONSUMERS)
+    EARLY, warpgroup_of = cfg.early_dv, make_warpgroup_of(CONSUMERS)
+    LATER = (types.float32(0),) * (TILE_M // 4)
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
     _, v_phase_of = make_ring(1)
 
@@ -156,25 +136,36 @@ def make_compute_stream(cfg):
         bar_arrive(DQ_FULL + turn, DQ_THREADS)
 
     @inlined
+    def ahead(stats, place, tile, thread):
+        """What the next tile begins with, while the tensor cores are busy with this one."""
+        _, pair = rows_of(thread)
+        if EARLY:
+            at = stage_of(tile)
+            return dp_start(stats, place, at, pair), shifts_of(stats, place, at, pair)
+        return S_START, LATER
+
+    @inlined
     def step(state, tile, k_stage, smem, stats, place, scales, thread):
         """One tile, up to the issue of dQ."""
-        s, acc_dk, acc_dv, kind = state
+        s, dp, shifts, acc_dk, acc_dv, kind = state
         base, _ = place
         turn, stage = warpgroup_of(thread), stage_of(tile)
         k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
         v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
         ds_part = types.uint32(lower(base + DS + turn * PART_DS, KV_PANEL))
-        # dPᵀ = V dOᵀ
+        # dPᵀ = V dOᵀ, or dPᵀ − δ
         mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
         wgmma_fence()
         dout = types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4))
-        dp = issue_scores(S_START, v, dout)
+        dp = issue_dp(dp, v, dout) if EARLY else issue_scores(S_START, v, dout)
         wgmma_commit()
-        row, pair = row_of_thread(thread), 2 * (thread % 4)
-        p = probabilities_of(s, kind, scales, smem, stats, place, stage, row, pair)
+        row, pair = rows_of(thread)
+        if not EARLY:
+            shifts = shifts_of(stats, place, stage, pair)
+        p = probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair)
         # dV += Pᵀ dO
         dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
-        if EARLY_DV:
+        if EARLY:
             packed = pack(p)
             wgmma_fence()
             acc_dv = issue_acc(acc_dv, packed, dout)
@@ -183,10 +174,12 @@ def make_compute_stream(cfg):
         else:
             wait_all()
         dp = settled(dp)
-        ds = pack(gradients_of(p, dp, kind, stats, place, stage, pair))
+        if not EARLY:
+            dp = less_deltas(dp, stats, place, stage, pair)
+        ds = pack(gradients_of(p, dp, kind))
         share_scores(ds, turn, place, thread)
         wgmma_fence()
-        if not EARLY_DV:
+        if not EARLY:
             acc_dv = issue_acc(acc_dv, pack(p), dout)
             wgmma_commit()
         # dK += dSᵀ Q
@@ -203,18 +196,20 @@ def make_compute_stream(cfg):
     @inlined
     def compute_stream(smem, stats, place, result, thread):
         base, words = place
-        turn, scale_log2 = warpgroup_of(thread), result[5]
+        dk, dv, _, _, _, scale_log2, scale = result
+        turn = warpgroup_of(thread)
         leader = thread % 128 == 0
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         if CONSUMERS == 2:
             bar_arrive(DS_FREE + 1 - turn, 256)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
-            kind = -kind
+            kind = types.int32(-kind)
             scales = first_scales(smem, place, column, scale_log2, thread)
             wgmma_fence()
             s = scores(turn, place, stage_of(tile), k_stage_of(column))
             wgmma_commit()
+            dp, shifts = ahead(stats, place, tile, thread)
             wait_all()
             s = settled(s)
             while kind != END:
@@ -222,7 +217,7 @@ def make_compute_stream(cfg):
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
                 ends = False
                 while not ends:
-                    state = s, acc_dk, acc_dv, kind
+                    state = s, dp, shifts, acc_dk, acc_dv, kind
                     acc_dk, acc_dv, dq = step(
                         state, tile, k_stage_of(column), smem, stats, place, scales, thread
                     )
@@ -230,7 +225,7 @@ def make_compute_stream(cfg):
                     kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
                     ends = kind <= END
                     if ends:
-                        kind = -kind
+                        kind = types.int32(-kind)
                         if leader:
                             mbarrier_arrive(base + EMPTY_V)
                         column += one
@@ -253,12 +248,14 @@ def make_compute_stream(cfg):
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
                         mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))
                     share_part(dq, slot, turn, smem, stats, place, thread)
+                    tile += one
+                    dp, shifts = ahead(stats, place, tile, thread)
                     wait_all()
                     s = settled(s)
-                    tile += one
                 if leader:
                     mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column - one))))
-                finish_column(acc_dk, acc_dv, n_block, bh, result, thread)
+                finish(dk, acc_dk, scale, n_block, bh, smem, place, result, hide(thread))
+                finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, hide(thread))
         if CONSUMERS == 2:
             bar_sync(DS_FREE + turn, 256)
         bar_sync(DQ_EMPTY + turn, DQ_THREADS)

@@ -1,5 +1,6 @@
 """Frozen configurations of the Hopper backward kernel and the table they are chosen from."""
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -88,6 +89,16 @@ class Sm90BackwardConfig(Panels):
         return max(self.stat_bytes, self.bit_bytes)
 
     @property
+    def sum_bytes(self):
+        """Of a warpgroup's part of dQ."""
+        return 4 * PART if self.with_dq else 0
+
+    @property
+    def out_offset(self):
+        """Where the warps' rows of dK and dV wait to leave, behind dQ."""
+        return self.offsets[4] + self.consumers * self.sum_bytes
+
+    @property
     def offsets(self):
         """Shared memory in bytes; Q is at 0.
 
@@ -101,7 +112,7 @@ class Sm90BackwardConfig(Panels):
             self.kv_bytes,
             self.stages * self.q_bytes,
             self.tile_m * self.tile_n * 2 if self.with_dq else exchange,
-            self.consumers * (4 * PART if self.with_dq else 4 * WARP_BYTES),
+            self.consumers * (self.sum_bytes + 4 * WARP_BYTES),
             self.stages * self.stat_bytes,
             self.stages * self.mask_bytes,
             self.stages * RECORD_WORDS * 4,
@@ -122,15 +133,28 @@ class Sm90BackwardConfig(Panels):
         return self.barriers[-1] + 8 * self.k_stages + ALIGNMENT
 
 
-# head_dim up to; consumers, tile_m.
-_TABLE = ((64, 2, 128), (128, 2, 64))
-MOST_HEAD_DIM = _TABLE[-1][0]
+# head_dim up to; consumers, tile_m; mean keys of a query up to which two passes are faster. Time of
+# one pass over that of two, all kernels, at 384 keys a query (local 1), 896 (butterfly), 1113
+# (local 4), 8192 (dense); bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3,
+# 2026-11-21.
+_TABLE = (
+    (64, 2, 128, 512),  # 1.07, 0.94, 0.92, 0.84
+    (128, 2, 64, 768),  # 1.20, 1.01, 0.98, 0.86
+)
+MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
+
+
+def keys_for_two_passes(head_dim):
+    """How many keys a query may see on average for two passes to be the faster way."""
+    if head_dim > MOST_HEAD_DIM:
+        return math.inf
+    return next(row[3] for row in _TABLE if head_dim <= row[0])
 
 
 def backward_config(dtype, head_dim):
     """The row of the table for a problem."""
     row = next(row for row in _TABLE if head_dim <= row[0])
-    return Sm90BackwardConfig(dtype, head_dim, *row[1:])
+    return Sm90BackwardConfig(dtype, head_dim, *row[1:3])
 
 
 # Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages. TFLOP/s of the kernel,

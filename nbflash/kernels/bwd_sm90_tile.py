@@ -5,7 +5,11 @@ from nbflash.kernels.bwd_sm90_config import RECORD_WORDS
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import mbarrier_wait
 from nbflash.tile.pipeline import make_ring, read_record
-from nbflash.tile.wgmma_gradient import make_probabilities, make_score_gradients
+from nbflash.tile.wgmma_gradient import (
+    make_probabilities,
+    make_score_gradients,
+    make_statistics,
+)
 
 
 def make_record_of(cfg):
@@ -23,44 +27,59 @@ def make_record_of(cfg):
     return record_of
 
 
+def make_statistics_of(cfg):
+    """``shifts_of, dp_start``, −δ, of ``(stats, place, stage, pair)``; ``less_deltas(dp, …)``."""
+    TILE_M, STATS, STAT_WORDS = cfg.tile_m, cfg.offsets[5] // 4, cfg.stat_bytes // 4
+    shifts, minus_deltas, less = make_statistics(TILE_M)
+
+    @inlined
+    def shifts_of(stats, place, stage, pair):
+        return shifts(stats, place[1] + STATS + stage * STAT_WORDS + pair)
+
+    @inlined
+    def dp_start(stats, place, stage, pair):
+        return minus_deltas(stats, place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair)
+
+    @inlined
+    def less_deltas(dp, stats, place, stage, pair):
+        return less(dp, stats, place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair)
+
+    return shifts_of, dp_start, less_deltas
+
+
 def make_probabilities_of(cfg):
-    """``probabilities_of(s, kind, scales, smem, stats, place, stage, row, pair)``: P of a tile.
+    """``probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair)``: P of a tile.
 
     What is hidden is masked to −∞ before the exponential; ``scales`` are those of a thread's keys,
     ``row`` is the upper key's and ``pair`` the first query's number in the tile.
     """
-    TILE_N, STAT_BYTES, MASK_BYTES = cfg.tile_n, cfg.stat_bytes, cfg.mask_bytes
-    WORDS = -(-TILE_N // 32)
-    *_, STATS, MASKS, RECORDS, _, _, _ = cfg.offsets
+    TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
+    *_, MASKS, RECORDS, _, _, _ = cfg.offsets
     p_full, p_interval, p_bits = make_probabilities(cfg.tile_m, TILE_N)
 
     @inlined
-    def probabilities_of(s, kind, scales, smem, stats, place, stage, row, pair):
+    def probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair):
         _, words = place
-        at = words + STATS // 4 + stage * (STAT_BYTES // 4) + pair
         if kind == FULL:
-            return p_full(s, scales, stats, at)
+            return p_full(s, scales, shifts)
         mask = words + MASKS // 4 + stage * (MASK_BYTES // 4)
         if kind == INTERVAL:
             n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
             key = types.int32(n_block * TILE_N + row)
-            return p_interval(s, scales, stats, at, smem, mask + pair, key)
-        return p_bits(s, scales, stats, at, smem, mask + pair * WORDS, types.int32(row))
+            return p_interval(s, scales, shifts, smem, mask + pair, key)
+        return p_bits(s, scales, shifts, smem, mask + pair * WORDS, types.int32(row))
 
     return probabilities_of
 
 
 def make_gradients_of(cfg):
-    """``gradients_of(p, dp, kind, stats, place, stage, pair)``: dS of a tile; and ``pack``."""
-    TILE_M, STATS, STAT_BYTES = cfg.tile_m, cfg.offsets[5], cfg.stat_bytes
-    ds_full, ds_masked, pack = make_score_gradients(TILE_M, cfg.dtype)
+    """``gradients_of(p, dp, kind)``: dS of a tile, of P and dP − δ; and ``pack``."""
+    ds_full, ds_masked, pack = make_score_gradients(cfg.tile_m, cfg.dtype)
 
     @inlined
-    def gradients_of(p, dp, kind, stats, place, stage, pair):
-        _, words = place
-        at = words + (STATS + 4 * TILE_M) // 4 + stage * (STAT_BYTES // 4) + pair
+    def gradients_of(p, dp, kind):
         if kind == FULL:
-            return ds_full(p, dp, stats, at)
-        return ds_masked(p, dp, stats, at)
+            return ds_full(p, dp)
+        return ds_masked(p, dp)
 
     return gradients_of, pack

@@ -25,6 +25,7 @@ from nbflash.kernels.bwd_sm90_tile import (
     make_gradients_of,
     make_probabilities_of,
     make_record_of,
+    make_statistics_of,
 )
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
@@ -45,11 +46,13 @@ def make_weights(cfg):
     """
     P = cfg.offsets[3]
     probabilities_of, (gradients_of, pack) = make_probabilities_of(cfg), make_gradients_of(cfg)
+    shifts_of, _, less_deltas = make_statistics_of(cfg)
 
     @inlined
     def probabilities(s, kind, smem, stats, place, stage, scale, thread):
         row, pair = rows_of(thread)
-        p = probabilities_of(s, kind, (scale, scale), smem, stats, place, stage, row, pair)
+        shifts = shifts_of(stats, place, stage, pair)
+        p = probabilities_of(s, kind, (scale, scale), shifts, smem, place, stage, row, pair)
         bar_sync(P_FREE, THREADS)
         store_part(stats, place[1] + P // 4 + 4 * thread, p)
         bar_arrive(P_FULL, THREADS)
@@ -61,7 +64,7 @@ def make_weights(cfg):
         bar_sync(P_FULL, THREADS)
         p = load_part(stats, place[1] + P // 4 + 4 * thread)
         bar_arrive(P_FREE, THREADS)
-        return pack(gradients_of(p, dp, kind, stats, place, stage, pair))
+        return pack(gradients_of(p, less_deltas(dp, stats, place, stage, pair), kind))
 
     return probabilities, gradients
 

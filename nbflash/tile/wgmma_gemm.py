@@ -27,8 +27,8 @@ def lower(address, panel_bytes):
     return (panel_bytes >> 4 << 16) + (address >> 4)
 
 
-def make_gemm_qk(dtype, head_dim, tile_m, tile_n, *, negate=False):
-    """``issue(s, q, k)``: S = Q Kᵀ (or −Q Kᵀ), of the lower words of Q and K."""
+def make_gemm_qk(dtype, head_dim, tile_m, tile_n, *, negate=False, accumulate=False):
+    """``issue(s, q, k)``: S = Q Kᵀ (or −Q Kᵀ, or S += Q Kᵀ), of the lower words of Q and K."""
 
     @unrolled
     def issue(s, q, k):
@@ -36,7 +36,7 @@ def make_gemm_qk(dtype, head_dim, tile_m, tile_n, *, negate=False):
             panel, inside = divmod(i * STEP, PANEL)
             a = q + (panel * tile_m * ROW_BYTES + 2 * inside >> 4), UPPER
             b = k + (panel * tile_n * ROW_BYTES + 2 * inside >> 4), UPPER
-            s = wgmma(dtype, s, a, b, accumulate=i > 0, negate_a=negate)
+            s = wgmma(dtype, s, a, b, accumulate=accumulate or i > 0, negate_a=negate)
         return s
 
     return issue

@@ -22,7 +22,6 @@ from nbflash.tile.unroll import (
     load2,
     load4,
     select,
-    store,
     store4,
     unrolled,
 )
@@ -36,38 +35,37 @@ PART = 64 * 64  # elements of dQ that one warpgroup computes
 def make_probabilities(tile_m, tile_n):
     """``full, interval, bits``: P of a tile of each kind.
 
-    ``full(s, scales, stats, at)``; ``at`` is where a thread's first pair of shifts lies, ``scales``
-    are those of its two keys. ``interval(…, smem, mask, key)`` and ``bits(…, smem, mask, key)``
-    mask before the exponential: ``mask`` is where the bounds of the first pair of queries, or their
-    words, lie; ``key`` is the first key's number, in the sequence or in the tile.
+    ``full(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
+    queries'. ``interval(…, smem, mask, key)`` and ``bits(…, smem, mask, key)`` mask before the
+    exponential: ``mask`` is where the bounds of the first pair of queries, or their words, lie;
+    ``key`` is the first key's number, in the sequence or in the tile.
     """
-    pairs, words = tile_m // 8, -(-tile_n // 32)
+    pairs, words = range(tile_m // 8), -(-tile_n // 32)
 
-    def scaled(s, scales, stats, at, j):
+    def scaled(s, scales, shifts, j):
         """The scores of a pair of queries, as exponents."""
-        shift = load2(stats, at + 8 * j)
-        return [fma(s[4 * j + n], scales[n // 2], shift[n % 2]) for n in range(4)]
+        return [fma(s[4 * j + n], scales[n // 2], shifts[2 * j + n % 2]) for n in range(4)]
 
     @unrolled
-    def full(s, scales, stats, at):
-        return tuple(exp2(x) for j in range(pairs) for x in scaled(s, scales, stats, at, j))
+    def full(s, scales, shifts):
+        return tuple(exp2(x) for j in pairs for x in scaled(s, scales, shifts, j))
 
     @unrolled
-    def interval(s, scales, stats, at, smem, mask, key):
+    def interval(s, scales, shifts, smem, mask, key):
         keys, out = (key, key + 8), []
-        for j in range(pairs):
+        for j in pairs:
             low, high = load2(smem, mask + 8 * j), load2(smem, mask + (tile_m + 8 * j))
-            for n, x in enumerate(scaled(s, scales, stats, at, j)):
+            for n, x in enumerate(scaled(s, scales, shifts, j)):
                 inside = both(keys[n // 2] >= low[n % 2], keys[n // 2] < high[n % 2])
                 out.append(exp2(select(inside, x, NEG_INF)))
         return tuple(out)
 
     @unrolled
-    def bits(s, scales, stats, at, smem, mask, key):
+    def bits(s, scales, shifts, smem, mask, key):
         first, bit, out = mask + key // 32, key % 32, []
-        for j in range(pairs):
+        for j in pairs:
             seen = [load(smem, first + words * (8 * j + e)) >> bit for e in range(2)]
-            for n, x in enumerate(scaled(s, scales, stats, at, j)):
+            for n, x in enumerate(scaled(s, scales, shifts, j)):
                 hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
                 out.append(exp2(select(hidden, NEG_INF, x)))
         return tuple(out)
@@ -75,24 +73,44 @@ def make_probabilities(tile_m, tile_n):
     return full, interval, bits
 
 
+def make_statistics(tile_m):
+    """``shifts, minus_deltas, less_deltas``, of a thread's pairs of queries.
+
+    ``shifts(stats, at)``, where the first pair's lie; ``minus_deltas(stats, at)``, a fragment that
+    dP may start with; ``less_deltas(dp, stats, at)``, dP − δ of one that started with zeros.
+    """
+
+    def pairs(stats, at):
+        return (load2(stats, at + 8 * j) for j in range(tile_m // 8))
+
+    @unrolled
+    def shifts(stats, at):
+        return tuple(x for pair in pairs(stats, at) for x in pair)
+
+    @unrolled
+    def minus_deltas(stats, at):
+        negative = [[x * -1.0 for x in pair] for pair in pairs(stats, at)]
+        return tuple(x for pair in negative for x in 2 * pair)
+
+    @unrolled
+    def less_deltas(dp, stats, at):
+        deltas = (x for pair in pairs(stats, at) for x in 2 * pair)
+        return tuple(x - delta for x, delta in zip(dp, deltas, strict=True))
+
+    return shifts, minus_deltas, less_deltas
+
+
 def make_score_gradients(tile_m, dtype):
-    """``full, masked, pack``: dS of a tile, and neighbours rounded and packed."""
-
-    def gradients(p, dp, stats, at):
-        for j in range(tile_m // 8):
-            delta = load2(stats, at + 8 * j)
-            for n in range(4):
-                yield p[4 * j + n] * (dp[4 * j + n] - delta[n % 2])
+    """``full, masked, pack``: dS of a tile, of P and dP − δ, and neighbours rounded and packed."""
 
     @unrolled
-    def full(p, dp, stats, at):
-        return tuple(gradients(p, dp, stats, at))
+    def full(p, dp):
+        return tuple(x * y for x, y in zip(p, dp, strict=True))
 
     @unrolled
-    def masked(p, dp, stats, at):
+    def masked(p, dp):
         """0 where P is 0: there dP may be NaN."""
-        ds = gradients(p, dp, stats, at)
-        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, ds, strict=True))
+        return tuple(select(equal(x, 0.0), 0.0, x * y) for x, y in zip(p, dp, strict=True))
 
     @unrolled
     def pack(x):
@@ -149,18 +167,3 @@ def store_part(smem, at, dq):
 def load_part(smem, at):
     """What :func:`store_part` stored."""
     return tuple(x for i in range(0, PART // 128, 4) for x in load4(smem, at + 128 * i))
-
-
-def make_store_rows(head_dim, dtype):
-    """``store_rows[i](out, at, acc, factor)``: of a thread's two rows one, rounded."""
-
-    def make(which):
-        @unrolled
-        def store_row(out, at, acc, factor):
-            for j in range(head_dim // 8):
-                pair = (acc[4 * j + 2 * which + e] * factor for e in range(2))
-                store(out, at + 4 * j, pack_half(dtype, *pair))
-
-        return store_row
-
-    return make(0), make(1)

@@ -1,5 +1,7 @@
 """The Hopper backward kernel: parity block by block, exact results, garbage, strides, streams."""
 
+import math
+
 import cupy
 import numpy as np
 import pytest
@@ -17,12 +19,24 @@ from device_runs import (
 
 import masks
 import nbflash
-from nbflash import config
+from nbflash import config, sm90_backward
+from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM, keys_for_two_passes
 from nbflash.testing import assert_blocks_within_reference, code_word_oracle
 
 pytestmark = pytest.mark.skipif(
     bool(config.why_not_here("sm90")), reason="; ".join(config.why_not_here("sm90"))
 )
+
+
+@pytest.fixture(autouse=True)
+def one_pass(monkeypatch):
+    """One pass wherever there is one, though the rows of these problems are short."""
+
+    def keys(head_dim):
+        return math.inf if head_dim > MOST_HEAD_DIM else 0
+
+    monkeypatch.setattr(sm90_backward, "keys_for_two_passes", keys)
+
 
 NAMES = tuple(gallery(8, 8))
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
@@ -190,6 +204,24 @@ def test_reruns_of_dk_and_dv_give_the_same_bits():
         again = run(inputs, mask, impl="sm90")
         for a, b in zip(again[3:], first[3:], strict=True):
             assert bool((a.view(np.uint16) == b.view(np.uint16)).all())
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_short_rows_take_two_passes(head_dim, monkeypatch):
+    """Unasked, where two are faster: the bits are those of the deterministic mode."""
+    monkeypatch.setattr(sm90_backward, "keys_for_two_passes", keys_for_two_passes)
+    inputs, mask = make_qkv(1, 1024, 1024, 2, 2, head_dim, "float16"), gallery(1024, 1024)["local"]
+    default, asked = (run(inputs, mask, impl="sm90", deterministic=x) for x in (False, True))
+    for a, b in zip(default, asked, strict=True):
+        assert host(a).tobytes() == host(b).tobytes()
+
+
+def test_the_order_of_arrival_shows():
+    """Or the tests of the deterministic mode could not fail."""
+    inputs, mask = make_qkv(2, 4096, 4096, 8, 8, 128, "bfloat16"), masks.dense(4096)
+    first = run(inputs, mask, impl="sm90")[2]
+    again = (run(inputs, mask, impl="sm90")[2] for _ in range(RERUNS))
+    assert any(host(x).tobytes() != host(first).tobytes() for x in again)
 
 
 @pytest.mark.parametrize("name", ["bigbird", "causal"])
