@@ -98,15 +98,30 @@ def allocator(device: str, device_id: int):
     return cupy.ndarray, cupy.cuda.Device(device_id)  # cupy.empty takes twice as long
 
 
+def strides(x) -> tuple[int, int, int]:
+    """The first three strides in elements: batch, sequence, head, or those of an LSE."""
+    first, second, third = x.strides[:3]
+    size = x.itemsize
+    return first // size, second // size, third // size
+
+
+def resident(tables):
+    """NumPy arrays on the current CUDA device, to be read on any stream."""
+    cupy = _cupy()
+    # Outside the memory pool: freeing waits for the kernels of every stream.
+    with cupy.cuda.using_allocator(None):
+        held = [cupy.asarray(np.ascontiguousarray(t)) for t in tables]
+    cupy.cuda.get_current_stream().synchronize()
+    return held
+
+
 def zeros(device: str, device_id: int, shape, dtype):
     """Zeros in the memory of one, under strides of 0, to be read on any stream."""
     if device == CPU:
         return np.broadcast_to(np.zeros((), dtype), shape)
     cupy = _cupy()
-    # Outside the memory pool: freeing waits for the kernels of every stream.
-    with cupy.cuda.Device(device_id), cupy.cuda.using_allocator(None):
-        zero = cupy.zeros((), dtype)
-        cupy.cuda.get_current_stream().synchronize()
+    with cupy.cuda.Device(device_id):
+        (zero,) = resident([np.zeros((), dtype)])
     return cupy.broadcast_to(zero, shape)
 
 

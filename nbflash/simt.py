@@ -19,13 +19,6 @@ from nbflash.ptx._asm import SIM
 from nbflash.schedule import TileSchedule
 
 
-def _strides(x):
-    """The first three strides in elements: batch, sequence, head, or those of an LSE."""
-    first, second, third = x.strides[:3]
-    size = x.itemsize
-    return first // size, second // size, third // size
-
-
 def vectors_allowed(dtype, head_dim, alignment):
     """Whether rows may be read four elements at a time."""
     itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[dtype]
@@ -110,7 +103,7 @@ class SimtExecutor:
 
     def forward(self, q, k, v, out, lse):
         """Write ``out`` and ``lse``."""
-        self._forward((q, k, v, out, lse), (*self._qkv_strides, _strides(out)))
+        self._forward((q, k, v, out, lse), (*self._qkv_strides, arrays.strides(out)))
 
     def _passes(self, deterministic, vectors):
         """The bound backward kernels, with their configurations, made once."""
@@ -148,17 +141,17 @@ class SimtExecutor:
         wide = np.dtype("float64" if p.dtype == "float64" else "float32")
         lse = lse if lse.flags.c_contiguous else lse.copy()
         delta = self._device.empty(lse.shape, wide)
-        delta_kernel((dout, out, dlse, delta), map(_strides, (dout, out, dlse)))
+        delta_kernel((dout, out, dlse, delta), map(arrays.strides, (dout, out, dlse)))
         for cfg, kernel in passes:
             target = dq
             if cfg.atomic_dq:
                 target = dq if dq.dtype == wide else self._device.empty(dq.shape, wide)
                 target.fill(0)
             tensors = (q, k, v, dout, lse, delta, target, dk, dv)
-            changing = (_strides(x) for x in (dout, target, dk, dv))
+            changing = (arrays.strides(x) for x in (dout, target, dk, dv))
             kernel(tensors, (*self._qkv_strides, *changing))
             if target is not dq:
-                round_kernel((target, dq), (_strides(target), _strides(dq)))
+                round_kernel((target, dq), map(arrays.strides, (target, dq)))
 
 
 class _Gpu:
@@ -179,10 +172,7 @@ class _Gpu:
     def bind(self, spec, blocks, constants, tables):
         """A callable ``bound(tensors, strides)``."""
         stream_of = self._cupy.cuda.get_current_stream
-        # Outside the memory pool: freeing waits for the kernels of every stream.
-        with self._cupy.cuda.using_allocator(None):
-            held = [self._cupy.asarray(np.ascontiguousarray(t)) for t in tables]
-        stream_of().synchronize()  # later calls may come on another stream
+        held = arrays.resident(tables)
         addresses = (t.data.ptr for t in held)
         bound = launch.Launch(spec, blocks, (*constants, *addresses), self._id)
 

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from nbflash import launch, sm90_backward, tensor_map
+from nbflash import arrays, launch, sm90_backward, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import choose, forward_configs
@@ -11,10 +11,6 @@ from nbflash.schedule import TileSchedule
 
 # exp2(S · scale) is 1 at scale 0, and −∞ · scale must stay −∞.
 _LEAST_SCALE = 1e-30
-
-
-def _strides(x):
-    return tuple(s // x.itemsize for s in x.strides[:3])
 
 
 class Sm90Executor:
@@ -34,7 +30,7 @@ class Sm90Executor:
         import cupy
 
         self._problem, self._mask, self._cupy = problem, mask, cupy
-        self._backward_config = backward
+        self._backward_config, self._map = backward, tensor_map.Maps(problem.dtype)
         configs = [config] if config else self._table()
         self._config, self.schedule = choose(configs, self._tiled)
 
@@ -56,10 +52,7 @@ class Sm90Executor:
         tables, live = row_tables(s, p, blocks)
         scale = max(abs(p.scale) * LOG2_E, _LEAST_SCALE)
         sizes = (p.nq, p.heads, p.group, s.n_row, items, live, scale)
-        stream = self._cupy.cuda.get_current_stream()
-        with self._cupy.cuda.using_allocator(None):
-            held = [self._cupy.asarray(t) for t in tables]
-        stream.synchronize()  # later calls may come on another stream
+        held = arrays.resident(tables)
         trailing = (*sizes, *(t.data.ptr for t in held))
         bound = launch.Launch(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
         return bound, held
@@ -71,23 +64,13 @@ class Sm90Executor:
         shapes = ((p.batch, p.nq, p.heads), *((p.batch, p.nk, heads_kv),) * 2)
         rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n)
         return [
-            self._layout(shape, three[:3], n)
+            self._map.layout((*shape, p.head_dim), three[:3], n)
             for shape, three, n in zip(shapes, p.strides, rows, strict=True)
         ]
 
-    def _layout(self, shape, strides, rows):
-        """The words of a tensor map, without the address."""
-        p = self._problem
-        return tensor_map.encode(1 << 20, (*shape, p.head_dim), strides, rows, p.dtype)[1:]
-
-    @cached_property
-    def _out_layouts(self):
-        """Those of out, by its strides."""
-        return {}
-
     def forward(self, q, k, v, out, lse):
         """Write ``out`` and ``lse``."""
-        strides, address = _strides(out), out.data.ptr
+        strides, address = arrays.strides(out), out.data.ptr
         if address % tensor_map.ALIGNMENT or any(2 * s % tensor_map.ALIGNMENT for s in strides):
             target = self._cupy.empty(out.shape, out.dtype)
             self.forward(q, k, v, target, lse)
@@ -97,10 +80,7 @@ class Sm90Executor:
         for x, layout in zip((q, k, v), self._layouts, strict=True):
             words.append(x.data.ptr)
             words += layout
-        if strides not in self._out_layouts:
-            p = self._problem
-            self._out_layouts[strides] = self._layout((p.batch, p.nq, p.heads), strides, 64)
-        words += [address, *self._out_layouts[strides]]
+        words += [address, *self._map.layout(out.shape, strides, 64)]
         bound, _ = self._forward
         stream = self._cupy.cuda.get_current_stream().ptr
         bound(stream, [*words, address, lse.data.ptr, *strides])

@@ -6,6 +6,7 @@ import numpy as np
 
 from masks import FULL
 from nbflash import arrays, launch, tensor_map
+from nbflash.arrays import strides
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import (
@@ -111,10 +112,7 @@ class Sm90Backward:
         device = cupy.cuda.Device(p.device_id)
         blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
         walked, live = tables(s, p.batch, p.heads, p.group, p.head_dim, blocks)
-        stream = cupy.cuda.get_current_stream()
-        with cupy.cuda.using_allocator(None):
-            held = [cupy.asarray(t) for t in walked]
-        stream.synchronize()  # later calls may come on another stream
+        held = arrays.resident(walked)
         stride = p.nk * heads_kv * p.head_dim, heads_kv * p.head_dim, p.head_dim
         sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)
         scales = p.scale * LOG2_E, p.scale
@@ -154,15 +152,11 @@ class Sm90Backward:
         before, main, _ = self._kernels
         stream = cupy.cuda.get_current_stream().ptr
         pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
-        before(stream, [*pointers, *_strides(dout), *_strides(out), *_strides(dlse)])
+        before(stream, [*pointers, *strides(dout), *strides(out), *strides(dlse)])
         boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
         maps = [word for x, rows in boxes for word in self._map(x, rows)]
         main(stream, [*maps, *(x.data.ptr for x in (total, stats, dk, dv))])
         if cfg.with_dq:
-            self._round(stream, [total.data.ptr, dq.data.ptr, *_strides(dq)])
+            self._round(stream, [total.data.ptr, dq.data.ptr, *strides(dq)])
         else:
             self.rows(dout, q, k, v, stats, dq)
-
-
-def _strides(x):
-    return tuple(s // x.itemsize for s in x.strides[:3])

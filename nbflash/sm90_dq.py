@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from nbflash import launch, tensor_map
+from nbflash import arrays, launch, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
 from nbflash.kernels.bwd_sm90_dq_config import ROWS, dq_config
@@ -38,10 +38,7 @@ class DqPass:
         items, device = p.batch * p.heads * s.n_row, cupy.cuda.Device(p.device_id)
         blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
         walked, live = row_tables(s, p, blocks)
-        stream = cupy.cuda.get_current_stream()
-        with cupy.cuda.using_allocator(None):
-            held = [cupy.asarray(t) for t in walked]
-        stream.synchronize()  # later calls may come on another stream
+        held = arrays.resident(walked)
         stride = p.nq * p.heads * p.head_dim, p.heads * p.head_dim, p.head_dim
         sizes = p.nq, p.heads, p.group, s.n_row, items, live
         trailing = (*stride, *sizes, p.scale * LOG2_E, p.scale, *(t.data.ptr for t in held))

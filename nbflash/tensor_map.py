@@ -5,6 +5,8 @@ Source: CUDA driver API, ``cuTensorMapEncodeTiled``.
 
 from functools import lru_cache
 
+from nbflash import arrays
+
 _PANEL = 64  # columns of a box: 128 bytes, the span of the swizzle
 ALIGNMENT = 16  # bytes, of the address and of every stride
 
@@ -64,15 +66,17 @@ def encode(address, shape, strides, rows, dtype):
 
 
 class Maps:
-    """Tensor maps of arrays of one dtype, each layout encoded once."""
+    """Tensor maps of arrays of one dtype, each layout encoded once.
+
+    ``layout(shape, strides, rows)``: the words of a map without the first, the address.
+    """
 
     def __init__(self, dtype):
         def layout(shape, strides, rows):
             return encode(1 << 20, shape, strides, rows, dtype)[1:]
 
-        self._layout = lru_cache(maxsize=16)(layout)
+        self.layout = lru_cache(maxsize=16)(layout)
 
     def __call__(self, x, rows):
         """The words of the map of ``x`` for boxes of ``rows`` tokens."""
-        strides = tuple(s // x.itemsize for s in x.strides[:3])
-        return [x.data.ptr, *self._layout(x.shape, strides, rows)]
+        return [x.data.ptr, *self.layout(x.shape, arrays.strides(x), rows)]

@@ -31,7 +31,7 @@ ARROWS = {
         "ml_dtypes",
     ),
     "nbflash": ("masks numpy nbflash", "cupy ml_dtypes nbflash.reference"),
-    "nbflash.tensor_map": ("", "cuda.bindings"),
+    "nbflash.tensor_map": ("nbflash.arrays", "cuda.bindings"),
     "nbflash.launch": ("numpy nbflash", "cupy cuda.core cuda.bindings"),
     "experiments": (
         "experiments masks nbflash nbflash.reference numpy scipy click rich matplotlib",

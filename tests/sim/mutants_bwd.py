@@ -177,7 +177,9 @@ ROW_KERNELS = (
     (
         EXECUTOR,
         Mutant(
-            "strides of out are q's", "_qkv_strides, _strides(out)", "_qkv_strides, _strides(q)"
+            "strides of out are q's",
+            "_qkv_strides, arrays.strides(out)",
+            "_qkv_strides, arrays.strides(q)",
         ),
     ),
     (EXECUTOR, Mutant("base e in base 2", "scales = (p.scale * LOG2_E,)", "scales = (p.scale,)")),
