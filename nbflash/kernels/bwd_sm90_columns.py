@@ -26,7 +26,7 @@ from nbflash.tile.pipeline import divided, make_ring, read_record
 from nbflash.tile.unroll import hide, unrolled
 from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
-from nbflash.tile.wgmma_keys import make_gemm_kept, make_load_keys
+from nbflash.tile.wgmma_kept import make_gemm_kept, make_load_kept
 from nbflash.tile.wgmma_rows import WARP_BYTES, make_store_rows
 
 
@@ -65,14 +65,14 @@ def make_keys(cfg):
     what it is read for; of the others ``keys`` is the lower word.
     """
     if cfg.keys_in_registers:
-        issue, load_keys = make_gemm_kept(cfg.dtype, cfg.head_dim), make_load_keys(cfg.head_dim)
+        issue, load_kept = make_gemm_kept(cfg.dtype, cfg.head_dim), make_load_kept(cfg.head_dim)
 
         @inlined
         def keys_of(smem, place, at, turn, thread):
             _, words = place
             row, pair = rows_of(thread)
             at = words + at // 4 + row * (ROW_BYTES // 4) + pair // 2
-            return load_keys(smem, types.int32(at), types.int32(row & 7))
+            return load_kept(smem, types.int32(at), types.int32(row & 7))
 
     else:
         issue = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_n, cfg.tile_m)

@@ -25,6 +25,7 @@ from nbflash.tile.wgmma_gemm import (
     make_gemm_qk,
     settled,
 )
+from nbflash.tile.wgmma_kept import make_gemm_kept, make_load_kept
 from nbflash.tile.wgmma_softmax import (
     make_apply_keep,
     make_finish,
@@ -161,17 +162,45 @@ def poisoned(l, bad):
     return tuple(select(equal(b, 0), x, math.nan) for x, b in zip(l, bad, strict=True))
 
 
+def make_queries(cfg):
+    """``q_of(smem, place, stage, turn, thread)``, ``issue(s, q, k)``: S = Q Kᵀ (or −Q Kᵀ).
+
+    A narrow Q stays in registers, which saves shared memory a third of what it is read for; of
+    another ``q`` is the lower word.
+    """
+    Q_BYTES = cfg.q_bytes
+    if cfg.q_in_registers:
+        load_kept = make_load_kept(cfg.head_dim)
+
+        @inlined
+        def q_of(smem, place, stage, turn, thread):
+            _, words = place
+            row = row_of_thread(thread)
+            at = words + stage * (Q_BYTES // 4) + row * (ROW_BYTES // 4) + thread % 4
+            return load_kept(smem, types.int32(at), types.int32(row & 7))
+
+        return q_of, make_gemm_kept(cfg.dtype, cfg.head_dim, negate=cfg.negate)
+
+    @inlined
+    def q_of(smem, place, stage, turn, thread):
+        base, _ = place
+        return types.uint32(lower(base + stage * Q_BYTES + turn * 64 * ROW_BYTES, 16))
+
+    tiles = cfg.tile_m, cfg.tile_n
+    return q_of, make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate)
+
+
 def make_compute_stream(cfg):
     """``compute_stream(smem, place, result, masking, thread)``, for every thread."""
     HALF, warpgroup_of = cfg.tile_n // 2, make_warpgroup_of(cfg.consumers)
-    Q_BYTES, KV_BYTES, KV_PANEL = cfg.q_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
+    KV_BYTES, KV_PANEL = cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     K, V, RECORDS, _, _ = cfg.offsets
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
     S_START, P_START = (types.float32(0),) * (HALF // 2), (types.uint32(0),) * (HALF // 4)
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     STAGED = cfg.q_stages > 1
     NEXT_HALF = HALF * ROW_BYTES >> 4
-    issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.tile_n, negate=cfg.negate)
+    q_of, issue_qk = make_queries(cfg)
     issue_pv = make_gemm_pv(cfg.dtype, HALF)
     softmax = make_wgmma_softmax(HALF, cfg.dtype)
     row_max, reference, exponents, outgrown, rise, rescale, lowered, *softmax = softmax
@@ -245,16 +274,15 @@ def make_compute_stream(cfg):
         def step(state, q, now, ago, kind, keep, ending, smem, place, scale, who):
             acc, p, s_a, m, l, seen = state
             base, words = place
-            (q_start, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
+            (q_now, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
             v_ago, is_there = ago
             thread, lead, turn = who
             after = advance(stage, phase)
             following = record_of(smem, place, after[0], after[1])
             # O += P V of the last second half;  S = Q Kᵀ of this one
-            q_at = q_start + types.uint32(q_stage * (Q_BYTES >> 4))
             wgmma_fence()
             acc = issue_pv(acc, p, v_ago + NEXT_HALF)
-            s_b = issue_qk(S_START, q_at, k_of(base, stage) + NEXT_HALF)
+            s_b = issue_qk(S_START, q_now, k_of(base, stage) + NEXT_HALF)
             wgmma_commit()
             if masked:
                 s_a = keep_a(s_a, keep)
@@ -288,11 +316,12 @@ def make_compute_stream(cfg):
                         release_q(base, q_ago)
                 q_stage, q_phase = advance_q(q_stage, q_phase)
                 mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
+                q_now = q_of(smem, place, q_stage, turn, thread)
             # O += P V of this first half;  S = Q Kᵀ of the next
-            p, q_at = pack(weights), q_start + types.uint32(q_stage * (Q_BYTES >> 4))
+            p = pack(weights)
             wgmma_fence()
             acc = issue_pv(acc, p, v_of(base, v_stage))
-            s_a = issue_qk(S_START, q_at, k_of(base, after[0]))
+            s_a = issue_qk(S_START, q_now, k_of(base, after[0]))
             wgmma_commit()
             if masked:
                 s_b = keep_b(s_b, keep)
@@ -304,7 +333,7 @@ def make_compute_stream(cfg):
                 release_q(base, q_ago)
             if grown:
                 acc = scale_fragment(acc, alpha)
-            return (acc, pack(weights), s_a, m, l, seen), following, (q_start, q_stage, q_phase)
+            return (acc, pack(weights), s_a, m, l, seen), following, (q_now, q_stage, q_phase)
 
         return step
 
@@ -318,14 +347,13 @@ def make_compute_stream(cfg):
         thread = hide(types.int32(thread))
         lead = hide(types.int32(thread % 128))
         who = thread, lead, types.int32(turn)
-        q_start = types.uint32(lower(base + turn * 64 * ROW_BYTES, 16))
         kind, n0, next_row, next_bh = record_of(smem, place, zero, zero)
         if kind != END:
-            row, bh, q, q_ago = types.int32(PAST), zero, (q_start, zero, zero), zero
-            now = zero, zero, zero, zero
+            row, bh, q_ago, now = types.int32(PAST), zero, zero, (zero, zero, zero, zero)
             mbarrier_wait(base + FULL_Q, 0)
+            q = q_of(smem, place, zero, types.int32(turn), thread), zero, zero
             wgmma_fence()
-            s = issue_qk(S_START, q_start, k_of(base, zero))
+            s = issue_qk(S_START, q[0], k_of(base, zero))
             wgmma_commit()
             wait_all()
             # O of no row, which nobody stores: of no weights, and K instead of V.
@@ -339,14 +367,14 @@ def make_compute_stream(cfg):
                         state, q, now, ago, kind, keep, ending, smem, place, scale, who
                     )
                 elif kind & FIRST:
-                    q_now = q[1]
+                    q_stage = q[1]
                     kind, ending = kind & ~FIRST, (row, bh, result, q_ago)
                     bounds = bounds_of(masking, next_row, next_bh, thread)
                     keep = keep_of(kind, n0, bounds, masking, thread)
                     state, following, q = step_first(
                         state, q, now, ago, kind, keep, ending, smem, place, scale, who
                     )
-                    row, bh, q_ago = next_row, next_bh, q_now
+                    row, bh, q_ago = next_row, next_bh, q_stage
                 else:
                     keep, ending = keep_of(kind, n0, bounds, masking, thread), zero
                     state, following, q = step_masked(

@@ -90,6 +90,11 @@ class Sm90Config(Panels):
     def tile_m(self):
         return 64 * self.consumers
 
+    @property
+    def q_in_registers(self):
+        """Whether it is narrow and there are some left: three warpgroups have 152 a thread."""
+        return self.head_dim <= PANEL and self.consumers < 3
+
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
         reasons = super().why_not()

@@ -14,7 +14,7 @@ from test_sm90_backward import inputs
 from nbflash import sim
 from nbflash.testing import mask_gallery
 
-KEYS, ROWS = "nbflash.tile.wgmma_keys", "nbflash.tile.wgmma_rows"
+KEYS, ROWS = "nbflash.tile.wgmma_kept", "nbflash.tile.wgmma_rows"
 LOAD, ALONE = "nbflash.kernels.bwd_sm90_load", "nbflash.kernels.bwd_sm90_columns"
 WIDE, KERNEL = "nbflash.kernels.bwd_sm90_wide", "nbflash.kernels.bwd_sm90"
 # In the order of their imports.
