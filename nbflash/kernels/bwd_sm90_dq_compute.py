@@ -195,14 +195,14 @@ def make_compute_stream(cfg):
         if kind != END:
             mbarrier_wait(full_q, 0)
             s = issue_s(place, nth_row, tile, thread)
+            m, delta = statistics_of(stats, row, bh, nq, hide(thread))
             wait_all()
             s = settled(s)
             while kind != END:
                 if kind >= LAST and leader:
                     mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
-                who = hide(thread)  # or addresses stay in registers
-                m, delta = statistics_of(stats, row, bh, nq, who)
-                rows, acc = (m, bounds_of(masking, row, bh, who)), ACC_START
+                # Hidden, or addresses stay in registers.
+                rows, acc = (m, bounds_of(masking, row, bh, hide(thread))), ACC_START
                 mbarrier_wait(full_do + 8 * do_stage_of(nth_row), do_phase_of(nth_row))
                 dp = issue_dp(place, nth_row, tile, thread)
                 p, dp = under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread)
@@ -231,6 +231,7 @@ def make_compute_stream(cfg):
                 s, acc = behind_dq(acc, place, nth_row, tile, thread)
                 start = types.uint32(base + DO + (turn * DO_STAGES + do_stage) * PART_BYTES)
                 finish_row(acc, start, this_row, this_bh, result, turn, thread)
+                m, delta = statistics_of(stats, row, bh, nq, hide(thread))  # of END's: row 0
                 wait_all()
                 s = settled(s)
                 if leader:
