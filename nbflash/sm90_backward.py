@@ -63,7 +63,7 @@ def tables(schedule, batch, heads, group, head_dim, blocks):
 
 def rows_config(cfg):
     """The configuration of the kernels around the main one."""
-    return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels, cfg.with_dq)
+    return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
 
 
 def in_two_passes(problem, density, deterministic):
@@ -105,8 +105,8 @@ class Sm90Backward:
         return self._problem.batch * self._problem.heads * self.schedule.n_col
 
     @cached_property
-    def _kernels(self):
-        """The launches with sizes and tables bound, and what must stay alive."""
+    def _main(self):
+        """The pass over columns with sizes and tables bound, and what must stay alive."""
         p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
         items, heads_kv = s.n_row * p.batch * p.heads // p.group, p.heads // p.group
         device = cupy.cuda.Device(p.device_id)
@@ -117,23 +117,21 @@ class Sm90Backward:
         sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)
         scales = p.scale * LOG2_E, p.scale
         trailing = (*stride, *sizes, *scales, *(t.data.ptr for t in held))
-        main = launch.Launch(bwd_sm90_spec(cfg), blocks, trailing, p.device_id)
+        return launch.Launch(bwd_sm90_spec(cfg), blocks, trailing, p.device_id), held
+
+    @cached_property
+    def _around(self):
+        """The launches before and after one pass, bound: statistics and clearing, rounding."""
+        p, cfg, n_col = self._problem, self.config, self.schedule.n_col
         rows, queries = rows_config(cfg), self._slots * cfg.tile_m
         before = launch.Launch(
             statistics_sm90_spec(rows),
             rows.statistics_blocks(queries),
-            (p.nq, p.heads, s.n_col, queries),
+            (p.nq, p.heads, n_col, queries),
             p.device_id,
         )
-        return before, main, held
-
-    @cached_property
-    def _round(self):
-        """The launch that rounds the sum of dQ, bound."""
-        p, cfg = self._problem, self.config
-        sizes = p.nq, p.heads, self.schedule.n_col, p.scale
-        spec = round_sm90_spec(rows_config(cfg))
-        return launch.Launch(spec, self._slots * cfg.consumers, sizes, p.device_id)
+        sizes, blocks = (p.nq, p.heads, n_col, p.scale), self._slots * cfg.consumers
+        return before, launch.Launch(round_sm90_spec(rows), blocks, sizes, p.device_id)
 
     def _readable(self, x):
         """``x``, or a copy that can be read 16 bytes at a time."""
@@ -147,16 +145,17 @@ class Sm90Backward:
         dout, out = self._readable(dout), self._readable(out)
         lse = lse if lse.flags.c_contiguous else lse.copy()
         stats = cupy.empty((self._slots, 2, cfg.tile_m), np.float32)
-        # The sum of dQ; in two passes there is none.
-        total = cupy.empty((self._slots, cfg.consumers, PART), np.float32) if cfg.with_dq else stats
-        before, main, _ = self._kernels
         stream = cupy.cuda.get_current_stream().ptr
-        pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
-        before(stream, [*pointers, *strides(dout), *strides(out), *strides(dlse)])
         boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
         maps = [word for x, rows in boxes for word in self._map(x, rows)]
+        main, _ = self._main
+        if self.rows:
+            self.rows(dout, q, k, v, out, lse, dlse, stats, dq)
+            main(stream, [*maps, 0, *(x.data.ptr for x in (stats, dk, dv))])
+            return
+        total = cupy.empty((self._slots, cfg.consumers, PART), np.float32)
+        before, after = self._around
+        pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
+        before(stream, [*pointers, *strides(dout), *strides(out), *strides(dlse)])
         main(stream, [*maps, *(x.data.ptr for x in (total, stats, dk, dv))])
-        if cfg.with_dq:
-            self._round(stream, [total.data.ptr, dq.data.ptr, *strides(dq)])
-        else:
-            self.rows(dout, q, k, v, stats, dq)
+        after(stream, [total.data.ptr, dq.data.ptr, *strides(dq)])

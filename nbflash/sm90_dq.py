@@ -44,11 +44,12 @@ class DqPass:
         trailing = (*stride, *sizes, p.scale * LOG2_E, p.scale, *(t.data.ptr for t in held))
         return launch.Launch(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
 
-    def __call__(self, dout, q, k, v, stats, dq):
-        """Write ``dq``, which is contiguous, from the statistics of the rows."""
+    def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq):
+        """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
         n = self.config.tile_n
         boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
         maps = [word for x, rows in boxes for word in self._map(x, rows)]
         kernel, _ = self._kernel
         stream = self._cupy.cuda.get_current_stream().ptr
-        kernel(stream, [*maps, dq.data.ptr, stats.data.ptr])
+        pointers = (x.data.ptr for x in (dq, out, lse, dlse, stats))
+        kernel(stream, [*maps, *pointers, *arrays.strides(out), *arrays.strides(dlse)])

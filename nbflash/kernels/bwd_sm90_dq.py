@@ -7,6 +7,7 @@ row; first key, row, head). dQ of a row stays in registers and is written once: 
 time. Scores and their gradients are recomputed:
 
     for each row
+        δ = rowsum(dO ∘ O) − dLSE            O was read while the last row left
         issue dP of its first tile           P = 2^(S · scale − LSE · log2 e)
         for each tile t of it, S of which was issued before
             wait for dP:                     dS = P ∘ (dP − δ), an A operand in registers
@@ -81,10 +82,11 @@ def make_init_barriers(cfg):
 def make_bwd_sm90_dq(cfg):
     """The kernel for a :class:`~nbflash.kernels.bwd_sm90_dq_config.Sm90DqConfig`.
 
-    Arguments of the kernel: tensor maps of q, k, v, dout and dq; dq; the statistics of the queries;
-    strides (batch, sequence, head) of dq, in elements; nq, heads, group = heads // heads_kv; tiles
-    per plane, items of the work list and how many of them have tiles; scale · log2 e and scale;
-    then the schedule.
+    Arguments of the kernel: tensor maps of q, k, v, dout and dq; dq, out, lse, dlse and the
+    statistics of the queries, which it writes; strides in elements: of out (batch, sequence, head),
+    of dlse (batch, head, sequence), of dq; nq, heads, group = heads // heads_kv; tiles per plane,
+    items of the work list and how many of them have tiles; scale · log2 e and scale; then the
+    schedule.
     """
     REGISTERS = bool(cfg.registers)
     fewer, more = (
@@ -102,7 +104,12 @@ def make_bwd_sm90_dq(cfg):
         do_map,
         dq_map,
         dq,
+        out,
+        lse,
+        dlse,
         stats,
+        o_stride,
+        l_stride,
         stride,
         nq,
         heads,
@@ -145,7 +152,8 @@ def make_bwd_sm90_dq(cfg):
             if REGISTERS:
                 more()
             result, masking = (dq_map, nq, heads, scale_log2, scale), (plane_of, lo, hi, bits, nq)
-            compute_stream(smem, place, result, stats, masking, types.int32(tid - 128))
+            source, thread = (out, lse, dlse, o_stride, l_stride), types.int32(tid - 128)
+            compute_stream(smem, place, result, source, stats, masking, thread)
 
     return bwd_sm90_dq
 
@@ -153,14 +161,15 @@ def make_bwd_sm90_dq(cfg):
 def bwd_sm90_dq_spec(cfg):
     """How to compile and launch the kernel of ``cfg``; the first five arguments are maps."""
     maps = (types.uint64,) * 5
-    pointers = types.CPointer(types.uint32), types.CPointer(types.float32)
+    halves, floats = types.CPointer(types.uint32), types.CPointer(types.float32)
+    pointers = halves, halves, floats, floats, floats
     sizes, scales = (types.int32,) * 6, (types.float32,) * 2
     schedule = (*(INDEX,) * 7, types.CPointer(types.uint32))
     return KernelSpec(
         "nbflash_bwd_sm90_dq",
         make_bwd_sm90_dq,
         cfg,
-        (*maps, *pointers, STRIDES, *sizes, *scales, *schedule),
+        (*maps, *pointers, *(STRIDES,) * 3, *sizes, *scales, *schedule),
         maps=len(maps),
         whole_program=True,
     )

@@ -2,6 +2,7 @@
 
 from masks import FULL
 from nbflash.kernels.bwd_sm90_dq_config import LAST, ROWS
+from nbflash.kernels.bwd_sm90_dq_statistics import make_load_out, make_statistics_of
 from nbflash.kernels.sm90_compute import make_masking, poisoned
 from nbflash.kernels.sm90_config import END, RECORD_WORDS
 from nbflash.ptx._asm import inlined, types
@@ -10,7 +11,7 @@ from nbflash.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import divided, make_ring, read_record
 from nbflash.tile.unroll import hide
-from nbflash.tile.warp_math import make_warpgroup_of, row_of_thread
+from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_gradient import make_row_gradients
 from nbflash.tile.wgmma_softmax import make_apply_keep, make_wgmma_softmax, scale_fragment
@@ -46,31 +47,8 @@ def make_finish_row(cfg):
     return finish_row
 
 
-def make_statistics_of(cfg):
-    """``statistics_of(result, row, bh, nq, thread)``: LSE · log2 e and δ of a thread's rows."""
-    TILE_M, STATS_M = cfg.tile_m, cfg.stats_m
-
-    @inlined
-    def of_query(stats, first, q):
-        tile, inside = divided(types.int32(q), types.int32(STATS_M))
-        at = (first + tile) * types.int64(2 * STATS_M) + inside
-        return -stats[at], stats[at + STATS_M]
-
-    @inlined
-    def statistics_of(stats, row, bh, nq, thread):
-        """Rows past the end repeat the last one's."""
-        upper = row * TILE_M + row_of_thread(thread)
-        tiles, _ = divided(types.int32(nq + STATS_M - 1), types.int32(STATS_M))
-        first = types.int64(bh) * tiles
-        m0, delta0 = of_query(stats, first, min(upper, nq - 1))
-        m1, delta1 = of_query(stats, first, min(upper + 8, nq - 1))
-        return (m0, m1), (delta0, delta1)
-
-    return statistics_of
-
-
 def make_compute_stream(cfg):
-    """``compute_stream(smem, place, result, stats, masking, thread)``, for every thread."""
+    """``compute_stream(smem, place, result, source, stats, masking, thread)``, for every thread."""
     TILE_N, Q_STAGES, DO_STAGES = cfg.tile_n, cfg.q_stages, cfg.do_stages
     PART_BYTES, KV_BYTES, KV_PANEL = cfg.part_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     DO, K, V, RECORDS, *_ = cfg.offsets
@@ -83,7 +61,8 @@ def make_compute_stream(cfg):
     ds_full, ds_masked = make_row_gradients(TILE_N)
     apply_keep = make_apply_keep(TILE_N, 0)
     bounds_of, keep_of, bad_of = make_masking(cfg)
-    statistics_of, finish_row = make_statistics_of(cfg), make_finish_row(cfg)
+    load_out, statistics_of = make_load_out(cfg), make_statistics_of(cfg)
+    finish_row = make_finish_row(cfg)
     # By votes wherever it is used: descriptors stay in uniform registers, and few of them.
     warpgroup_of, wait_all, wait_all_but_one = (
         make_warpgroup_of(cfg.consumers),
@@ -184,9 +163,10 @@ def make_compute_stream(cfg):
         return s, acc
 
     @inlined
-    def compute_stream(smem, place, result, stats, masking, thread):
+    def compute_stream(smem, place, result, source, stats, masking, thread):
         base, words = place
-        turn, leader, nq, scale = warpgroup_of(thread), thread % 128 == 0, masking[4], result[3]
+        turn, leader, scale = warpgroup_of(thread), thread % 128 == 0, result[3]
+        sizes = result[1], result[2]
         full_q, empty_q = base + FULL_Q + 8 * Q_STAGES * turn, base + EMPTY_Q + 8 * Q_STAGES * turn
         full_do = base + FULL_DO + 8 * DO_STAGES * turn
         empty_do = base + EMPTY_DO + 8 * DO_STAGES * turn
@@ -195,15 +175,18 @@ def make_compute_stream(cfg):
         if kind != END:
             mbarrier_wait(full_q, 0)
             s = issue_s(place, nth_row, tile, thread)
-            m, delta = statistics_of(stats, row, bh, nq, hide(thread))
+            loaded = load_out(source, row, bh, sizes, hide(thread))
             wait_all()
             s = settled(s)
             while kind != END:
                 if kind >= LAST and leader:
                     mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
-                # Hidden, or addresses stay in registers.
-                rows, acc = (m, bounds_of(masking, row, bh, hide(thread))), ACC_START
-                mbarrier_wait(full_do + 8 * do_stage_of(nth_row), do_phase_of(nth_row))
+                stage, who = do_stage_of(nth_row), hide(thread)  # or addresses stay in registers
+                mbarrier_wait(full_do + 8 * stage, do_phase_of(nth_row))
+                part = turn * DO_STAGES + stage
+                dout = words + DO // 4 + part * (PART_BYTES // 4)
+                m, delta = statistics_of(loaded, smem, dout, stats, row, bh, sizes, who)
+                rows, acc = (m, bounds_of(masking, row, bh, who)), ACC_START
                 dp = issue_dp(place, nth_row, tile, thread)
                 p, dp = under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread)
                 while kind < LAST:
@@ -231,7 +214,7 @@ def make_compute_stream(cfg):
                 s, acc = behind_dq(acc, place, nth_row, tile, thread)
                 start = types.uint32(base + DO + (turn * DO_STAGES + do_stage) * PART_BYTES)
                 finish_row(acc, start, this_row, this_bh, result, turn, thread)
-                m, delta = statistics_of(stats, row, bh, nq, hide(thread))  # of END's: row 0
+                loaded = load_out(source, row, bh, sizes, hide(thread))  # of END's: row 0
                 wait_all()
                 s = settled(s)
                 if leader:

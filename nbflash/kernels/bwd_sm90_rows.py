@@ -13,28 +13,24 @@ from dataclasses import dataclass
 
 from nbflash.constants import LOG2_E
 from nbflash.kernels.spec import STRIDES, KernelSpec
-from nbflash.ptx._asm import cuda, types
+from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.tile.unroll import load4, shuffle_xor, store4, total, unrolled
 from nbflash.tile.warp_math import pack_half, unpack_half
 from nbflash.tile.wgmma_gradient import PART
 
 THREADS = 256
 CHUNK = 8  # elements that a thread reads of a row: 16 bytes
-HUGE = types.float32(3e38)
+HUGE, TO_BASE_2 = types.float32(3e38), types.float32(-LOG2_E)
 
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """Geometry of the two kernels: that of the main kernel's query tiles.
-
-    Without ``with_dq`` there is no sum of dQ to set to zero.
-    """
+    """Geometry of the two kernels: that of the main kernel's query tiles."""
 
     dtype: str
     head_dim: int
     tile_m: int
     panels: int
-    with_dq: bool = True
     threads: int = THREADS
     min_blocks: int = 1
     smem_bytes: int = 0
@@ -49,25 +45,42 @@ class RowsConfig:
         return -(-rows * self.lanes // self.threads)
 
 
+def make_product(dtype):
+    """``product(x, y)``: the sum of the products of 8 neighbours, four words of two."""
+
+    def product(x, y):
+        pairs = (
+            pair
+            for words in zip(x, y, strict=True)
+            for pair in zip(*(unpack_half(dtype, word) for word in words), strict=True)
+        )
+        return total([x * y for x, y in pairs])
+
+    return product
+
+
+@inlined
+def shift_and_delta(natural, x, gradient, inside):
+    """Of a query, or of none, with its LSE, rowsum(dO ∘ O) and dLSE."""
+    shift, delta = types.float32(-math.inf), types.float32(0)
+    if inside and natural != types.float32(-math.inf):
+        shift, delta = natural * TO_BASE_2, x - gradient
+        if not (abs(natural) < HUGE and abs(x) < HUGE):
+            shift = types.float32(math.nan)
+    return shift, delta
+
+
 def make_statistics_sm90(cfg):
     """The kernel: dout, out, lse, dlse, stats, dq; strides; nq, heads, n_col, rows.
 
     The strides are those of dout and out, and of dlse along batch, heads and queries.
     """
     DTYPE, HEAD_DIM, TILE_M, LANES = cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.lanes
-    WITH_DQ = cfg.with_dq
-    TO_BASE_2 = types.float32(-LOG2_E)
+    product_of = make_product(DTYPE)
 
     @unrolled
     def product(dout, do_at, out, o_at):
-        """The sum of the products of 8 neighbours."""
-        pairs = zip(load4(dout, do_at), load4(out, o_at), strict=True)
-        terms = [
-            x * y
-            for pair in pairs
-            for x, y in zip(*(unpack_half(DTYPE, word) for word in pair), strict=True)
-        ]
-        return total(terms)
+        return product_of(load4(dout, do_at), load4(out, o_at))
 
     @unrolled
     def row_sum(x):
@@ -95,18 +108,13 @@ def make_statistics_sm90(cfg):
             x = product(dout, do_at // 2, out, o_at // 2)
         x = row_sum(x)
         if row < rows:
-            if WITH_DQ:
-                clear(dq, thread * CHUNK, types.float32(0))
+            clear(dq, thread * CHUNK, types.float32(0))
             if column == 0:
-                shift, delta = types.float32(-math.inf), types.float32(0)
-                bh = b * heads + h
+                bh, natural, gradient = b * heads + h, types.float32(0), types.float32(0)
                 if inside:
                     natural = lse[bh * nq + i]
                     gradient = dlse[b * l_stride[0] + h * l_stride[1] + i * l_stride[2]]
-                    if natural != types.float32(-math.inf):
-                        shift, delta = natural * TO_BASE_2, x - gradient
-                        if not (abs(natural) < HUGE and abs(x) < HUGE):
-                            shift = types.float32(math.nan)
+                shift, delta = shift_and_delta(natural, x, gradient, inside)
                 at = (bh * n_col + i // TILE_M) * (2 * TILE_M) + i % TILE_M
                 stats[at] = shift
                 stats[at + TILE_M] = delta

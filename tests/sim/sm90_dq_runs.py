@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-from sm90_bwd_runs import FACTOR, flat, strides
+from sm90_bwd_runs import FACTOR, flat, in_memory, strides
 
 from nbflash import launch, reference, testing
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
 from nbflash.kernels.bwd_sm90_dq_config import Sm90DqConfig
-from nbflash.kernels.bwd_sm90_rows import RowsConfig, statistics_sm90_spec
 from nbflash.persistent import row_tables
 from nbflash.problem import check_forward
 from nbflash.schedule import TileSchedule
@@ -21,25 +20,31 @@ PAIR = Sm90DqConfig("float16", 16, 2, 64, stats_m=128)
 DEEP = Sm90DqConfig("float16", 72, 1, 128, 3, 1, 2, 2, registers=())
 
 
-def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None, spec_of=bwd_sm90_dq_spec):
-    """dQ on a poisoned output; dtype and head_dim of ``cfg`` are the problem's."""
+def run(
+    cfg,
+    mask,
+    inputs,
+    *,
+    scale=None,
+    blocks=1,
+    results=None,
+    dlse=None,
+    stats=None,
+    spec_of=bwd_sm90_dq_spec,
+):
+    """dQ on a poisoned output; dtype and head_dim of ``cfg`` are the problem's.
+
+    ``results`` are ``(out, lse)``, if not those of the reference; ``dlse`` has any order of axes;
+    the statistics for the pass over columns are left in ``stats``.
+    """
     q, k, v, dout = inputs
     p = check_forward(q, k, v, scale)
     cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim)
     out, lse = results or reference.attention(q, k, v, mask, scale)
     out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
-    rows = RowsConfig(cfg.dtype, cfg.head_dim, cfg.stats_m, cfg.panels, with_dq=False)
-    tiles = -(-p.nq // cfg.stats_m)
-    queries = p.batch * p.heads * tiles * cfg.stats_m
-    stats, dlse = testing.poisoned(2 * queries), np.zeros_like(lse)
-    launch.simulate(
-        statistics_sm90_spec(rows),
-        rows.statistics_blocks(queries),
-        (
-            *(flat(dout), flat(out), lse.reshape(-1), dlse.reshape(-1), stats, stats),
-            *(strides(dout), strides(out), strides(dlse), p.nq, p.heads, tiles, queries),
-        ),
-    )
+    dlse = np.zeros_like(lse) if dlse is None else dlse
+    if stats is None:
+        stats = testing.poisoned(2 * p.batch * p.heads * -(-p.nq // cfg.stats_m) * cfg.stats_m)
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
     arrays, live = row_tables(schedule, p, blocks)
     dq = testing.poisoned(q.shape, q.dtype)
@@ -50,7 +55,10 @@ def run(cfg, mask, inputs, *, scale=None, blocks=1, results=None, spec_of=bwd_sm
     launch.simulate(
         spec_of(cfg),
         blocks,
-        (*maps, flat(dq), stats, strides(dq), *sizes, *scales, *arrays),
+        (
+            *(*maps, flat(dq), flat(out), lse.reshape(-1), in_memory(dlse), stats),
+            *(strides(out), strides(dlse), strides(dq), *sizes, *scales, *arrays),
+        ),
     )
     return dq
 
@@ -59,7 +67,8 @@ def check(cfg, mask, inputs, *, scale=None, **more):
     """Run and hold dQ to its budget; returns it."""
     q, k, v, dout = inputs
     got = run(cfg, mask, inputs, scale=scale, **more)
-    exact, _, _ = reference.attention_backward(dout, q, k, v, mask, scale)
-    low, _, _ = testing.low_precision_backward(dout, q, k, v, mask, scale)
+    dlse = more.get("dlse")
+    exact, _, _ = reference.attention_backward(dout, q, k, v, mask, scale, dlse)
+    low, _, _ = testing.low_precision_backward(dout, q, k, v, mask, scale, dlse)
     testing.assert_within_reference(got, exact, low, name="dq", factor=FACTOR)
     return got

@@ -1,0 +1,106 @@
+"""Statistics of a row's queries, by the warpgroup that has its dO: LSE · log2 e and δ.
+
+    δ = rowsum(dO ∘ O) − dLSE
+
+The quad that has two rows of a fragment reads them 16 bytes a lane, O from global memory and dO
+from where the copy engine has swizzled it to:
+
+    lane 4 r + q of warp w, step j    rows 16 w + r and 8 below,  columns 32 j + 8 q … + 7
+
+Of the columns past the end dO is zero. The pass over columns, which runs next, reads the same
+statistics from global memory; their layout is that of :mod:`nbflash.kernels.bwd_sm90_rows`.
+"""
+
+from nbflash.kernels.bwd_sm90_dq_config import ROWS
+from nbflash.kernels.bwd_sm90_rows import make_product, shift_and_delta
+from nbflash.ptx._asm import inlined, types
+from nbflash.tile.pipeline import divided
+from nbflash.tile.unroll import load4, select, shuffle_xor, unrolled
+from nbflash.tile.warp_math import row_of_thread
+from nbflash.tile.wgmma_gemm import ROW_BYTES
+
+STEP = 32  # columns that a quad reads at once
+
+
+def make_load_out(cfg):
+    """``load_out(source, row, bh, sizes, thread)``: a thread's O, LSE and dLSE of its two rows.
+
+    ``source``: out, lse, dlse and the strides of out and dlse. Rows past the end repeat the last.
+    """
+    TILE_M, HEAD_DIM, LAST_WORD = cfg.tile_m, cfg.head_dim, (cfg.head_dim - 8) // 2
+
+    @unrolled
+    def load_rows(out, upper, lower, quad):
+        words = []
+        for j in range(-(-HEAD_DIM // STEP)):
+            at = quad * 4 + STEP // 2 * j
+            if STEP * (j + 1) > HEAD_DIM:
+                at = select(at < LAST_WORD, at, at * 0 + LAST_WORD)
+            words += [*load4(out, upper + at), *load4(out, lower + at)]
+        return tuple(words)
+
+    @inlined
+    def load_out(source, row, bh, sizes, thread):
+        out, lse, dlse, o_stride, l_stride = source
+        nq, heads = sizes
+        b, h = divided(types.int32(bh), heads)
+        upper = row * TILE_M + row_of_thread(thread)
+        q0, q1 = min(upper, nq - 1), min(upper + 8, nq - 1)
+        start = b * o_stride[0] + h * o_stride[2]
+        at0, at1 = (start + q0 * o_stride[1]) // 2, (start + q1 * o_stride[1]) // 2
+        words = load_rows(out, at0, at1, types.int64(thread % 4))
+        at, to = types.int64(bh) * nq, b * l_stride[0] + h * l_stride[1]
+        natural = lse[at + q0], lse[at + q1]
+        return words, natural, (dlse[to + q0 * l_stride[2]], dlse[to + q1 * l_stride[2]])
+
+    return load_out
+
+
+def make_statistics_of(cfg):
+    """``statistics_of(loaded, smem, dout, stats, row, bh, sizes, thread)``, once dO is there.
+
+    ``dout`` is where the warpgroup's dO lies, in words. Returns LSE · log2 e and δ of a thread's
+    two rows, and leaves them in ``stats`` for the pass over columns.
+    """
+    TILE_M, STATS_M, HEAD_DIM = cfg.tile_m, cfg.stats_m, cfg.head_dim
+    PANEL_WORDS, ROW_WORDS = ROWS * ROW_BYTES // 4, ROW_BYTES // 4
+    product = make_product(cfg.dtype)
+
+    @unrolled
+    def row_sums(words, smem, at, swizzle, quad):
+        sums = [None, None]
+        for j in range(-(-HEAD_DIM // STEP)):
+            chunk = (swizzle ^ (quad + 4 * (j % 2))) * 4 + j // 2 * PANEL_WORDS
+            for i in range(2):
+                dout = load4(smem, at + (chunk + 8 * i * ROW_WORDS))
+                x = product(words[8 * j + 4 * i :][:4], dout)
+                sums[i] = x if sums[i] is None else sums[i] + x
+        for lane_mask in (1, 2):
+            sums = [x + shuffle_xor(x, lane_mask) for x in sums]
+        return tuple(sums)
+
+    @inlined
+    def leave(stats, shift, delta, q, bh, nq):
+        tiles, _ = divided(types.int32(nq + STATS_M - 1), types.int32(STATS_M))
+        tile, inside = divided(types.int32(q), types.int32(STATS_M))
+        if tile < tiles:
+            at = (types.int64(bh) * tiles + tile) * types.int64(2 * STATS_M) + inside
+            stats[at] = shift
+            stats[at + STATS_M] = delta
+
+    @inlined
+    def statistics_of(loaded, smem, dout, stats, row, bh, sizes, thread):
+        words, natural, gradient = loaded
+        nq, _ = sizes
+        inner = types.int32(row_of_thread(thread % 128))
+        at, swizzle = types.int32(dout + inner * ROW_WORDS), types.int32(inner & 7)
+        sums = row_sums(words, smem, at, swizzle, types.int32(thread % 4))
+        upper = types.int32(row * TILE_M + row_of_thread(thread))
+        shift0, delta0 = shift_and_delta(natural[0], sums[0], gradient[0], upper < nq)
+        shift1, delta1 = shift_and_delta(natural[1], sums[1], gradient[1], upper + 8 < nq)
+        if thread % 4 == 0:
+            leave(stats, shift0, delta0, upper, bh, nq)
+            leave(stats, shift1, delta1, upper + 8, bh, nq)
+        return (-shift0, -shift1), (delta0, delta1)
+
+    return statistics_of
