@@ -229,21 +229,22 @@ def check_backward(dout, out, lse, dlse, problem: Problem, q) -> None:
         If a shape, the layout or the alignment does not fit.
     """
     device = device_of(q)
+    lse_type = problem.lse_shape, np.dtype(problem.lse_dtype), device
     _check_like("dout", dout, problem.q_shape, q.dtype, device)
     _check_like("out", out, problem.q_shape, q.dtype, device)
-    for name, x in (("lse", lse), ("dlse", dlse)):
-        if x is not None:
-            _check_like(name, x, problem.lse_shape, np.dtype(problem.lse_dtype), device)
+    _check_like("lse", lse, *lse_type)
+    if dlse is not None:  # in any layout: that of lse.sum() is a single number
+        _check_like("dlse", dlse, *lse_type, check_layout=_check_aligned)
 
 
-def _check_like(name, x, shape, dtype, device) -> None:
+def _check_like(name, x, shape, dtype, device, check_layout=None) -> None:
     _check_device(name, x, device)
     _check_rank(name, x, len(shape))
     if x.shape != shape:
         raise ValueError(f"{name} must have shape {_LAYOUT[name]} = {shape}, got {x.shape}")
     if x.dtype != dtype:
         raise TypeError(f"{name} must have dtype {dtype}, got {x.dtype}")
-    _check_layout(name, x)
+    (check_layout or _check_layout)(name, x)
 
 
 def _check_device(name, x, device) -> None:
@@ -297,6 +298,13 @@ def _check_layout(name, x) -> None:
             f"{name} must have a contiguous last axis (stride {itemsize} bytes), got strides "
             f"{x.strides}; copy it first"
         )
+    _check_aligned(name, x)
+
+
+def _check_aligned(name, x) -> None:
+    itemsize = x.dtype.itemsize
+    if x.size == 0:
+        return
     if pointer(x) % itemsize:
         raise ValueError(
             f"{name} must be aligned to its item size of {itemsize} bytes, got a base address "

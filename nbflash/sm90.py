@@ -30,7 +30,8 @@ class Sm90Executor:
         import cupy
 
         self._problem, self._mask, self._cupy = problem, mask, cupy
-        self._backward_config, self._map = backward, tensor_map.Maps(problem.dtype)
+        self._backward_config, self._backwards = backward, {}  # by whether in two passes
+        self._map = tensor_map.Maps(problem.dtype)
         configs = [config] if config else self._table()
         self._config, self.schedule = choose(configs, self._tiled)
 
@@ -85,11 +86,6 @@ class Sm90Executor:
         stream = self._cupy.cuda.get_current_stream().ptr
         bound(stream, [*words, address, lse.data.ptr, *strides])
 
-    @cached_property
-    def _backwards(self):
-        """Those that have been asked for, by whether they are in two passes."""
-        return {}
-
     def _in_two_passes(self, deterministic):
         if deterministic or not self._backward_config:
             density = self.schedule.density
@@ -99,13 +95,15 @@ class Sm90Executor:
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
         two_passes = self._in_two_passes(deterministic)
-        if two_passes not in self._backwards:
+        made = self._backwards.get(two_passes)
+        if made is None:
             config = self._backward_config
             fits = config and config.with_dq != two_passes
-            self._backwards[two_passes] = sm90_backward.Sm90Backward(
+            made = sm90_backward.Sm90Backward(
                 self._problem,
                 self._mask,
                 two_passes=two_passes,
                 config=config if fits else None,
             )
-        self._backwards[two_passes](dout, q, k, v, out, lse, dlse, dq, dk, dv)
+            self._backwards[two_passes] = made
+        made(dout, q, k, v, out, lse, dlse, dq, dk, dv)

@@ -21,7 +21,7 @@ from nbflash.sm90_dq import DqPass
 from nbflash.tile.wgmma_gradient import PART
 
 
-def tables(schedule, batch, heads, group, head_dim, blocks):
+def tables(schedule, batch, heads, group, head_dim, blocks, with_dq=True):
     """What the kernel walks: work, planes, the transposed schedule, bounds by query tiles.
 
     Parameters
@@ -31,6 +31,8 @@ def tables(schedule, batch, heads, group, head_dim, blocks):
     batch, heads, group, head_dim : int
     blocks : int
         How many will walk at the same time.
+    with_dq : bool
+        Whether they add to a sum of dQ.
 
     Returns
     -------
@@ -49,7 +51,7 @@ def tables(schedule, batch, heads, group, head_dim, blocks):
     ]
     length, masked = (count[work[:, 1], work[:, 0]] for count in per_item)
     # Q, dO and the sum of dQ.
-    head_bytes = s.nq * group * head_dim * (2 + 2 + 4)
+    head_bytes = s.nq * group * head_dim * (2 + 2 + 4 * with_dq)
     work = ordered(np.column_stack([work, masked]), length, -(-L2_BYTES // head_bytes), blocks)
     n_block, head, masked = work.T
     work = np.stack([n_block, *np.divmod(head, heads // group), masked > 0], 1).astype(np.int32)
@@ -111,7 +113,7 @@ class Sm90Backward:
         items, heads_kv = s.n_row * p.batch * p.heads // p.group, p.heads // p.group
         device = cupy.cuda.Device(p.device_id)
         blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
-        walked, live = tables(s, p.batch, p.heads, p.group, p.head_dim, blocks)
+        walked, live = tables(s, p.batch, p.heads, p.group, p.head_dim, blocks, cfg.with_dq)
         held = arrays.resident(walked)
         stride = p.nk * heads_kv * p.head_dim, heads_kv * p.head_dim, p.head_dim
         sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)

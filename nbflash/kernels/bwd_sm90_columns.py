@@ -1,4 +1,4 @@
-"""dK and dV without dQ: the Hopper backward pass over columns of the deterministic mode.
+"""dK and dV without dQ: the second of two passes, over columns, of the Hopper backward.
 
 The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`, but that K goes
 to full_k at once, after dO. Nothing is exchanged, so the warpgroups do not wait for each other, and

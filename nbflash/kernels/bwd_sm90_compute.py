@@ -26,7 +26,7 @@ from nbflash.ptx.mbarrier import (
 )
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import make_ring, read_record
-from nbflash.tile.unroll import equal, hide, select, unrolled
+from nbflash.tile.unroll import equal, select, unrolled
 from nbflash.tile.warp_math import make_warpgroup_of, row_of_thread
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_gradient import (
@@ -254,8 +254,8 @@ def make_compute_stream(cfg):
                     s = settled(s)
                 if leader:
                     mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column - one))))
-                finish(dk, acc_dk, scale, n_block, bh, smem, place, result, hide(thread))
-                finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, hide(thread))
+                finish(dk, acc_dk, scale, n_block, bh, smem, place, result, thread)
+                finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, thread)
         if CONSUMERS == 2:
             bar_sync(DS_FREE + turn, 256)
         bar_sync(DQ_EMPTY + turn, DQ_THREADS)

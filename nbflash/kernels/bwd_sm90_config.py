@@ -30,13 +30,13 @@ class Sm90BackwardConfig(Panels):
     tile_m : int
         Queries of a tile.
     stages : int
-        Tiles of Q, and of dO, in flight: a power of two.
+        Tiles of Q, and of dO, in flight.
     registers : tuple of int
         Of a thread that loads and of one that computes; () leaves them as launched.
     with_dq : bool
         False: dK and dV alone, in four products, without a sum in the order of arrival.
     k_stages : int
-        Two: the next column's K is there before this one's is done.
+        With two the next column's K is there before this one's is done.
     """
 
     dtype: str
@@ -68,6 +68,27 @@ class Sm90BackwardConfig(Panels):
     def early_dv(self):
         """Whether registers suffice to issue dV before dS is computed."""
         return self.tile_m == 64
+
+    def why_not(self):
+        """Reasons why there is no such kernel; empty where there is."""
+        reasons = super().why_not()
+        if self.head_dim % 8:
+            reasons.append(f"head_dim is a multiple of 8, got {self.head_dim}")
+        if self.tile_m not in (64, 128):
+            reasons.append(f"tile_m is 64 or 128, got {self.tile_m}")
+        if self.stages < 2:
+            reasons.append(f"S of the next tile needs two stages, got {self.stages}")
+        if self.with_dq:
+            parts = self.tile_m // 64 * self.panels
+            if self.split:
+                reasons.append(f"head_dim is at most {MOST_HEAD_DIM} with dQ, got {self.head_dim}")
+            if self.consumers != parts:
+                reasons.append(f"{parts} parts of dQ for {self.consumers} warpgroups")
+            if self.k_stages < 2:
+                reasons.append(f"the search in K needs two stages, got {self.k_stages}")
+        elif self.split and (self.consumers, self.tile_m) != (2, 64):
+            reasons.append("above 128 columns two warpgroups share 64 keys and 64 queries")
+        return reasons
 
     @property
     def tile_n(self):
@@ -133,28 +154,28 @@ class Sm90BackwardConfig(Panels):
         return self.barriers[-1] + 8 * self.k_stages + ALIGNMENT
 
 
-# head_dim up to; consumers, tile_m; mean keys of a query up to which two passes are faster. Time of
-# one pass over that of two, all kernels, at 384 keys a query (local 1), 896 (butterfly), 1113
-# (local 4), 8192 (dense); bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3,
-# 2026-11-21.
-_TABLE = (
-    (64, 2, 128, 512),  # 1.07, 0.94, 0.92, 0.84
-    (128, 2, 64, 768),  # 1.20, 1.01, 0.98, 0.86
-)
+# head_dim up to; consumers, tile_m.
+_TABLE = ((64, 2, 128), (128, 2, 64))
 MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
+
+# Mean keys of a query up to which two passes are faster, for head_dims up to. Time of one pass over
+# that of two, all kernels, at 384 keys a query (local 1), 896 (butterfly), 1113 (local 4), 8192
+# (dense); bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21.
+_KEYS_FOR_TWO_PASSES = (
+    (64, 512),  # 1.07, 0.94, 0.92, 0.84
+    (128, 768),  # 1.20, 1.01, 0.98, 0.86
+)
 
 
 def keys_for_two_passes(head_dim):
     """How many keys a query may see on average for two passes to be the faster way."""
-    if head_dim > MOST_HEAD_DIM:
-        return math.inf
-    return next(row[3] for row in _TABLE if head_dim <= row[0])
+    return next((keys for d, keys in _KEYS_FOR_TWO_PASSES if head_dim <= d), math.inf)
 
 
 def backward_config(dtype, head_dim):
     """The row of the table for a problem."""
     row = next(row for row in _TABLE if head_dim <= row[0])
-    return Sm90BackwardConfig(dtype, head_dim, *row[1:3])
+    return Sm90BackwardConfig(dtype, head_dim, *row[1:])
 
 
 # Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages. TFLOP/s of the kernel,

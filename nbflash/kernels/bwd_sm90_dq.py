@@ -1,4 +1,4 @@
-"""dQ on Hopper, row by row: the first half of a backward pass without atomics.
+"""dQ on Hopper, row by row: the first of two passes, without atomics.
 
 A block is one warpgroup that loads and one or two that compute, 64 query rows each, on their own.
 Blocks are persistent: each takes row tiles off the work list, longest first, there and back. What

@@ -48,6 +48,16 @@ class Sm90DqConfig(Panels):
     registers: tuple = (56, 224)
     min_blocks: int = 1
 
+    def why_not(self):
+        """Reasons why there is no such kernel; empty where there is."""
+        reasons = super().why_not()
+        if self.head_dim % 8:
+            reasons.append(f"head_dim is a multiple of 8, got {self.head_dim}")
+        for name in ("tile_n", "stats_m"):
+            if getattr(self, name) not in (64, 128):
+                reasons.append(f"{name} is 64 or 128, got {getattr(self, name)}")
+        return reasons
+
     @property
     def tile_m(self):
         return ROWS * self.consumers

@@ -1,4 +1,4 @@
-"""What surrounds the Hopper backward: the statistics of the queries before it, dQ after it.
+"""What surrounds the Hopper backward in one pass: statistics of the queries before, dQ after it.
 
     statistics   shift = −LSE · log2 e and δ = rowsum(dO ∘ O) − dLSE, tile by tile; dQ's sum = 0
     rounding     scale · dQ to the storage type

@@ -10,6 +10,7 @@ import nbflash
 from nbflash import config, reference
 from nbflash.testing import assert_within_reference, low_precision_backward, make_qkv
 
+pytestmark = pytest.mark.usefixtures("one_pass")
 REASONS = config.why_not_here("sm90")
 ON_HOPPER = pytest.mark.skipif(bool(REASONS), reason="; ".join(REASONS))
 IMPLS = ("simt", pytest.param("sm90", marks=ON_HOPPER))

@@ -55,12 +55,15 @@ def test_kernels(name, shape, head_dim, dtype, heads, deterministic):
     assert_within_budget(results, inputs, mask)
 
 
+@FORMS
 @pytest.mark.skipif(bool(config.why_not_here("sm90")), reason="needs a Hopper GPU")
+@pytest.mark.usefixtures("one_pass")
 @pytest.mark.parametrize(("name", "shape", "head_dim", "dtype", "heads"), HOPPER)
-def test_hopper(name, shape, head_dim, dtype, heads):
+def test_hopper(name, shape, head_dim, dtype, heads, deterministic):
     mask = gallery(*shape, heads=heads[0])[name]
     inputs = testing.make_qkv(mask.batch or 1, *shape, *heads, head_dim, DTYPES[dtype])
-    results = run([cupy.asarray(x) for x in inputs], mask, impl="sm90")
+    inputs_there = [cupy.asarray(x) for x in inputs]
+    results = run(inputs_there, mask, impl="sm90", deterministic=deterministic)
     assert_within_budget(results, inputs, mask)
 
 

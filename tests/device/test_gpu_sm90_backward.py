@@ -1,7 +1,5 @@
 """The Hopper backward kernel: parity block by block, exact results, garbage, strides, streams."""
 
-import math
-
 import cupy
 import numpy as np
 import pytest
@@ -20,23 +18,15 @@ from device_runs import (
 import masks
 import nbflash
 from nbflash import config, sm90_backward
-from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM, keys_for_two_passes
+from nbflash.kernels.bwd_sm90_config import keys_for_two_passes
 from nbflash.testing import assert_blocks_within_reference, code_word_oracle
 
-pytestmark = pytest.mark.skipif(
-    bool(config.why_not_here("sm90")), reason="; ".join(config.why_not_here("sm90"))
-)
-
-
-@pytest.fixture(autouse=True)
-def one_pass(monkeypatch):
-    """One pass wherever there is one, though the rows of these problems are short."""
-
-    def keys(head_dim):
-        return math.inf if head_dim > MOST_HEAD_DIM else 0
-
-    monkeypatch.setattr(sm90_backward, "keys_for_two_passes", keys)
-
+pytestmark = [
+    pytest.mark.skipif(
+        bool(config.why_not_here("sm90")), reason="; ".join(config.why_not_here("sm90"))
+    ),
+    pytest.mark.usefixtures("one_pass"),
+]
 
 NAMES = tuple(gallery(8, 8))
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)

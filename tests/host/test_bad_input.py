@@ -92,11 +92,6 @@ BACKWARD_CASES = {
         TypeError,
         "dlse must have dtype float32, got float64",
     ),
-    "dlse-layout": (
-        {"dlse": zeros(BATCH, NQ, HEADS).swapaxes(1, 2)},
-        ValueError,
-        f"dlse {CONTIGUOUS}",
-    ),
     "dlse-misaligned": ({"dlse": misaligned(LSE_SHAPE)}, ValueError, "dlse must be aligned"),
     "deterministic-int": ({"deterministic": 1}, TypeError, "deterministic must be True or False"),
     "deterministic-none": ({"deterministic": None}, TypeError, "deterministic must be .* got None"),

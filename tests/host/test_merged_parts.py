@@ -101,8 +101,10 @@ def test_strides_of_dlse(impl):
     out, lse = plan(q, k, v)
     dlse = np.random.default_rng(0).standard_normal(lse.shape).astype(np.float32)
     moved = np.ascontiguousarray(dlse.transpose(1, 0, 2)).transpose(1, 0, 2)
-    backwards = np.ascontiguousarray(dlse[::-1, ::-1])[::-1, ::-1]
-    expected = plan.backward(dout, q, k, v, out, lse, dlse=dlse)
-    for x in (moved, backwards):
+    backwards = np.ascontiguousarray(dlse[::-1, ::-1, ::-1])[::-1, ::-1, ::-1]
+    queries_first = np.ascontiguousarray(dlse.transpose(2, 0, 1)).transpose(1, 2, 0)
+    of_a_sum = np.broadcast_to(np.float32(0.5), lse.shape)
+    for x in (moved, backwards, queries_first, of_a_sum):
+        expected = plan.backward(dout, q, k, v, out, lse, dlse=x.copy())
         for a, b in zip(plan.backward(dout, q, k, v, out, lse, dlse=x), expected, strict=True):
             assert a.tobytes() == b.tobytes()
