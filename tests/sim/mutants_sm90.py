@@ -2,11 +2,11 @@
 
 from mutants import Mutant
 from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped, without
-from mutants_sm90_tile import CONFIG, FWD, GEMM, SOFTMAX, STORE, TILES
+from mutants_sm90_tile import CONFIG, FWD, GEMM, SOFTMAX, STORE, TILES, WARPS
 
 COMPUTE = "nbflash.kernels.sm90_compute"
 # In the order of their imports.
-CHAIN = (PIPELINE, FINITE, GEMM, STORE, SOFTMAX, CONFIG, LOAD, COMPUTE, FWD)
+CHAIN = (PIPELINE, FINITE, WARPS, GEMM, STORE, SOFTMAX, CONFIG, LOAD, COMPUTE, FWD)
 START_OF_O = "start = types.uint32(base + stage * Q_BYTES + turn * 64 * ROW_BYTES)"
 SEND_O = "tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * turn, h, b, source)"
 UPPER, LOWER = "if upper < nq:", "if upper + 8 < nq:"
@@ -58,8 +58,6 @@ ROW = (
     Mutant("lse of head 0", "lse[bh * nq + upper] =", "lse[upper] ="),
     Mutant("lse of row tile 0", "upper, (b, h) = row * TILE_M + row_of", "upper, (b, h) = row_of"),
     Mutant("lse by every other quad", "if thread % 4 == 0:", "if thread % 8 == 0:"),
-    Mutant("rows of one warpgroup", "thread // 128 * 64 + thread", "thread"),
-    Mutant("warps 8 rows apart", "thread % 128 // 32 * 16", "thread % 128 // 32 * 8"),
 )
 BITS_OF = "keep_bits(bits, tile, r + 8, quad)"
 GATHERED = "types.int32(2 * (thread % 4))))"
@@ -275,7 +273,6 @@ STATISTICS = (
 STREAM = (
     without("wait for the first Q", "mbarrier_wait(base + FULL_Q, 0)"),
     Mutant("one warpgroup's rows", "lower(base + turn * 64 * ROW_BYTES, 16)", "lower(base, 16)"),
-    Mutant("turns of the first two", "for i in range(1, CONSUMERS):", "for i in range(1, 1):"),
     Mutant(
         "END not noticed by the first",
         "        if kind != END:\n            row",
