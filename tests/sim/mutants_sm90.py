@@ -2,7 +2,7 @@
 
 from mutants import Mutant
 from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped, without
-from mutants_sm90_tile import CONFIG, FWD, GEMM, SOFTMAX, STORE, TILES
+from mutants_sm90_tile import CONFIG, FWD, GEMM, SOFTMAX, STORE, TILES, WARPS
 
 COMPUTE = "nbflash.kernels.sm90_compute"
 WARPS = "nbflash.tile.warp_math"

@@ -6,6 +6,7 @@ from mutants_sm90_load import without
 GEMM, STORE = "nbflash.tile.wgmma_gemm", "nbflash.tile.wgmma_store"
 SOFTMAX, CONFIG = "nbflash.tile.wgmma_softmax", "nbflash.kernels.sm90_config"
 FWD, LIST = "nbflash.kernels.fwd_sm90", "nbflash.persistent"
+WARPS = "nbflash.tile.warp_math"
 SETUP = (
     Mutant("empty K counts one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
     Mutant("empty V counts one", "EMPTY_V + 8 * i, CONSUMERS", "EMPTY_V + 8 * i, 1"),
@@ -161,6 +162,11 @@ STORING = (
         "[words[4 * k + (i ^ 1)] for i in range(4)]",
     ),
 )
+THREADS = (
+    Mutant("rows of one warpgroup", "thread // 128 * 64 + thread", "thread"),
+    Mutant("warps 8 rows apart", "thread % 128 // 32 * 16", "thread % 128 // 32 * 8"),
+    Mutant("turns of the first two", "for i in range(1, count):", "for i in range(1, 1):"),
+)
 WORK_LIST = (
     Mutant("shortest first", "np.argsort(-length[items]", "np.argsort(length[items]"),
     Mutant("one head at a time", "work[:live, 1] // heads_at_a_time", "work[:live, 1]"),
@@ -193,4 +199,5 @@ TILES = (
     *((GEMM, mutant) for mutant in PRODUCTS),
     *((SOFTMAX, mutant) for mutant in NUMBERS),
     *((STORE, mutant) for mutant in STORING),
+    *((WARPS, mutant) for mutant in THREADS),
 )

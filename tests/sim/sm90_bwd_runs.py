@@ -51,6 +51,7 @@ def run(
     results=None,
     dlse=None,
     statistics=statistics_sm90_spec,
+    rounding=round_sm90_spec,
     spec_of=bwd_sm90_spec,
 ):
     """``(dq, dk, dv)`` on poisoned outputs; dtype and head_dim of ``cfg`` are the problem's.
@@ -101,7 +102,7 @@ def run(
     if not cfg.with_dq:
         return dk, dv
     launch.simulate(
-        round_sm90_spec(rows),
+        rounding(rows),
         slots * cfg.consumers,
         (total, flat(dq), strides(dq), p.nq, p.heads, n_col, scales[1]),
     )

@@ -1,0 +1,184 @@
+"""Faults of the Hopper backward in one pass, as data: a tile, what is around, set-up, shape."""
+
+from mutants import Mutant
+from mutants_sm90_bwd_compute import COMPUTE, STREAMING
+from mutants_sm90_bwd_load import LOAD, LOADING
+from mutants_sm90_load import without
+
+GRADIENT, CONFIG = "nbflash.tile.wgmma_gradient", "nbflash.kernels.bwd_sm90_config"
+TILE, COLUMNS = "nbflash.kernels.bwd_sm90_tile", "nbflash.kernels.bwd_sm90_columns"
+KERNEL, ROWS = "nbflash.kernels.bwd_sm90", "nbflash.kernels.bwd_sm90_rows"
+# In the order of their imports.
+CHAIN = (GRADIENT, CONFIG, LOAD, TILE, COLUMNS, COMPUTE, KERNEL, ROWS)
+
+MASK_PLACE = "words + MASKS // 4 + stage * (MASK_BYTES // 4)"
+DELTA_PLACE = "place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair"
+OF_A_TILE = (
+    without("wait for Q", "mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))"),
+    Mutant("Q of the other phase", "phase_of(tile))", "phase_of(tile) ^ 1)"),
+    Mutant("record of stage 0", "RECORDS // 4 + RECORD_WORDS * stage)", "RECORDS // 4)"),
+    Mutant("shifts of stage 0", "STATS + stage * STAT_WORDS + pair)", "STATS + pair)"),
+    Mutant(
+        "shifts of other queries",
+        "STATS + stage * STAT_WORDS + pair)",
+        "STATS + stage * STAT_WORDS)",
+    ),
+    Mutant("−δ of stage 0", DELTA_PLACE, DELTA_PLACE.replace(" + stage * STAT_WORDS", ""), 0, 2),
+    Mutant("−δ of other queries", DELTA_PLACE, DELTA_PLACE.replace(" + pair", ""), 0, 2),
+    Mutant("shifts for late δ", DELTA_PLACE, DELTA_PLACE.replace(" + TILE_M", ""), 1, 2),
+    Mutant("late δ of other queries", DELTA_PLACE, DELTA_PLACE.replace(" + pair", ""), 1, 2),
+    Mutant(
+        "intervals taken for full tiles",
+        "if kind == FULL:\n            return p_",
+        "if kind <= INTERVAL:\n            return p_",
+    ),
+    Mutant("bits taken for intervals", "if kind == INTERVAL:", "if kind >= INTERVAL:"),
+    Mutant("masks of stage 0", MASK_PLACE, "words + MASKS // 4"),
+    Mutant("keys of stage 0's tile", "RECORDS // 4 + RECORD_WORDS * stage + 1", "RECORDS // 4 + 1"),
+    Mutant("keys of tile 0", "types.int32(n_block * TILE_N + row)", "types.int32(row)"),
+    Mutant("bounds of other queries", "mask + pair, key)", "mask, key)"),
+    Mutant("bits of other queries", "mask + pair * WORDS", "mask"),
+    Mutant("dS of what is hidden", "return ds_masked(p, dp)", "return ds_full(p, dp)"),
+)
+HIDE_BITS = "out.append(exp2(select(hidden, NEG_INF, x)))"
+HIDE_INTERVAL = "out.append(exp2(select(inside, x, NEG_INF)))"
+NUMBERS = (
+    Mutant("scale of the upper key", "scales[n // 2]", "scales[0]"),
+    Mutant("shift of the first query", "shifts[2 * j + n % 2]", "shifts[2 * j]"),
+    Mutant("interval from the next key", "keys[n // 2] >= low", "keys[n // 2] > low"),
+    Mutant("interval to its end", "keys[n // 2] < high", "keys[n // 2] <= high"),
+    Mutant("interval 4 keys below", "(key, key + 8), []", "(key, key + 4), []"),
+    Mutant("low ends for high ends", "(tile_m + 8 * j))", "(8 * j))"),
+    Mutant(
+        "intervals masked after 2^x",
+        HIDE_INTERVAL,
+        "out.append(exp2(x) * select(inside, x * 0 + 1, x * 0))",
+    ),
+    Mutant(
+        "bits masked after 2^x", HIDE_BITS, "out.append(exp2(x) * select(hidden, x * 0, x * 0 + 1))"
+    ),
+    Mutant("bits of the first word", "mask + key // 32, key % 32", "mask, key % 32"),
+    Mutant("bits of one word each", "words * (8 * j + e)", "(8 * j + e)"),
+    Mutant("bits of the upper key", "(1 << 8 * (n // 2))", "1"),
+    Mutant("shifts of the first queries", "load2(stats, at + 8 * j)", "load2(stats, at)"),
+    Mutant("δ added", "[x * -1.0 for x in pair]", "list(pair)"),
+    Mutant(
+        "δ by the key",
+        "for pair in negative for x in 2 * pair",
+        "for pair in negative for x in sorted(2 * pair)",
+    ),
+    Mutant("NaN of what is hidden", "select(equal(x, 0.0), 0.0, x * y)", "x * y"),
+    Mutant(
+        "dS swapped in pairs",
+        "pack_half(dtype, x[i], x[i + 1])",
+        "pack_half(dtype, x[i + 1], x[i])",
+    ),
+    Mutant("dQ misses the last keys", "range(tile_n // STEP)", "range(tile_n // STEP - 1)"),
+    Mutant("dQ of the first dS", "(ds + row, UPPER)", "(ds, UPPER)"),
+    Mutant("dS not transposed", "transpose_a=True, transpose_b=True", "transpose_b=True"),
+    Mutant("K not transposed", "transpose_a=True, transpose_b=True", "transpose_a=True"),
+    Mutant("dQ keeps what was there", "accumulate=i > 0", "accumulate=i > 1"),
+)
+O_AT = "b * o_stride[0] + i * o_stride[1] + h * o_stride[2] + column"
+DO_AT = "b * do_stride[0] + i * do_stride[1] + h * do_stride[2] + column"
+DLSE_AT = "b * l_stride[0] + h * l_stride[1] + i * l_stride[2]"
+CLEAR = "store4(dq, at + 4, (zero,) * 4)"
+AROUND = (
+    Mutant("half of δ", "lane_mask = LANES // 2", "lane_mask = LANES // 4"),
+    without("clearing of half of dQ's sum", CLEAR),
+    Mutant("dQ's sum not cleared", "if WITH_DQ:", "if False:"),
+    Mutant("dQ's sum of rows that exist", "if WITH_DQ:", "if WITH_DQ and inside:"),
+    Mutant("queries past the end", "row < rows and i < nq", "row < rows"),
+    Mutant("columns past the end", "if inside and column < HEAD_DIM:", "if inside:"),
+    Mutant("dO of head 0", DO_AT, DO_AT.replace(" + h * do_stride[2]", "")),
+    Mutant("dLSE of head 0", DLSE_AT, DLSE_AT.replace(" + h * l_stride[1]", "")),
+    Mutant("dLSE added", "x - gradient", "x + gradient"),
+    Mutant("dLSE forgotten", "x - gradient", "x"),
+    Mutant("LSE in base e", "natural * TO_BASE_2", "natural * types.float32(-1)"),
+    Mutant(
+        "shift 0 of idle rows",
+        "types.float32(-math.inf), types.float32(0)\n",
+        "types.float32(0), types.float32(0)\n",
+    ),
+    Mutant("LSE −∞ of idle rows", "if natural != types.float32(-math.inf):", "if True:"),
+    Mutant("bad O or dO kept", "(abs(natural) < HUGE and abs(x) < HUGE)", "(abs(natural) < HUGE)"),
+    Mutant("statistics of tile 0", "(bh * n_col + i // TILE_M)", "(bh * n_col)"),
+    Mutant("δ over the shifts", "stats[at + TILE_M] = delta", "stats[at] = delta"),
+    Mutant(
+        "dQ not scaled",
+        "(DTYPE, x[2 * i] * scale, x[2 * i + 1] * scale)",
+        "(DTYPE, x[2 * i], x[2 * i + 1])",
+    ),
+    Mutant("dQ of the first 64", "row += 64 * which", "pass"),
+    Mutant("first panel of dQ", "column += 64 * which", "pass"),
+    Mutant("dQ past the last column", "if column < HEAD_DIM and row < nq:", "if row < nq:"),
+    Mutant("dQ past the end", "if column < HEAD_DIM and row < nq:", "if column < HEAD_DIM:"),
+    Mutant("lower row past the end", "if row + 8 < nq:", "if row < nq:"),
+    Mutant("dQ of head 0", " + (bh % heads) * stride[2]", ""),
+)
+SETUP = (
+    Mutant("empty Q counts one", "EMPTY_Q + 8 * i, CONSUMERS", "EMPTY_Q + 8 * i, 1"),
+    Mutant("empty dO counts one", "EMPTY_DO + 8 * i, CONSUMERS", "EMPTY_DO + 8 * i, 1"),
+    Mutant("raw counts one", "RAW + 8 * i, 2", "RAW + 8 * i, 1"),
+    Mutant("empty K counts one", "EMPTY_K + 8 * i, READERS", "EMPTY_K + 8 * i, 1"),
+    Mutant("empty V counts one", "base + EMPTY_V, READERS", "base + EMPTY_V, 1"),
+    Mutant("barriers of one K", "for i in range(K_STAGES):", "for i in range(1):"),
+    without("fence after init", "fence_mbarrier_init()", 1),
+    without("barrier after init", "cuda.syncthreads()"),
+    Mutant("shared memory as it is", "(start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)", "start"),
+    Mutant("words from the start", "types.int32((base - start) >> 2)", "types.int32(0)"),
+    Mutant("one warp stores", "32 + 32 * CONSUMERS:", "64:"),
+    Mutant("empty columns by threads from 128", "items, live, tid - 128)", "items, live, tid)"),
+)
+GEOMETRY = (
+    Mutant(
+        "room for one Q",
+        "            self.stages * self.q_bytes,\n            self.k_stages",
+        "            self.q_bytes,\n            self.k_stages",
+    ),
+    Mutant("room for one K", "self.k_stages * self.kv_bytes,", "self.kv_bytes,"),
+    Mutant("dO over V", "            self.kv_bytes,\n", "            0,\n"),
+    Mutant(
+        "room for half of dS", "self.tile_m * self.tile_n * 2 if", "self.tile_m * self.tile_n if"
+    ),
+    Mutant("room for one part of dQ", "self.consumers * (self.sum_bytes", "(self.sum_bytes"),
+    Mutant("dK over dQ", "self.offsets[4] + self.consumers * self.sum_bytes", "self.offsets[4]"),
+    Mutant(
+        "room for one tile's statistics",
+        "            self.stages * self.stat_bytes,",
+        "            self.stat_bytes,",
+    ),
+    Mutant(
+        "room for one mask",
+        "            self.stages * self.mask_bytes,",
+        "            self.mask_bytes,",
+    ),
+    Mutant(
+        "room for bits alone",
+        "return max(self.stat_bytes, self.bit_bytes)",
+        "return self.bit_bytes // 2",
+    ),
+    Mutant("bytes of shifts alone", "return 2 * 4 * self.tile_m", "return 4 * self.tile_m"),
+    Mutant("room for one record", "self.stages * RECORD_WORDS * 4", "RECORD_WORDS * 4"),
+    Mutant("room for one K's bad keys", "self.k_stages * BAD_WORDS * 4", "BAD_WORDS * 4"),
+    Mutant("no room for slots", "            4 * 4,\n", "            0,\n"),
+    Mutant("barriers of one stage", "(*(self.stages,) * 4,", "(*(1,) * 4,"),
+    Mutant("barriers of one K", "*(self.k_stages,) * 2, 1, 1", "*(1,) * 2, 1, 1"),
+    Mutant("END among the kinds", "END = 0 ", "END = 1 "),
+)
+MUTANTS = (
+    *LOADING,
+    *STREAMING,
+    *(
+        (module, mutant)
+        for module, mutants in (
+            (TILE, OF_A_TILE),
+            (GRADIENT, NUMBERS),
+            (ROWS, AROUND),
+            (KERNEL, SETUP),
+            (CONFIG, GEOMETRY),
+        )
+        for mutant in mutants
+    ),
+)
+CAUGHT_BY = {}

@@ -1,0 +1,250 @@
+"""Faults of the computing warpgroups of the Hopper backward in one pass, as data."""
+
+from mutants import Mutant
+from mutants_sm90_load import without
+
+COMPUTE = "nbflash.kernels.bwd_sm90_compute"
+
+
+def lines(indent, *text):
+    """Lines of the source."""
+    return "".join(f"{' ' * indent}{line}\n" for line in text)
+
+
+IN_SHARE = "\n" + " " * 8
+FENCE, COMMIT = "wgmma_fence()", "wgmma_commit()"
+EMPTY = (
+    Mutant("empty columns past the end", "min(TILE_N, nk - n_block * TILE_N)", "TILE_N"),
+    Mutant("empty columns of head 0", "b * stride[0] + h_kv * stride[2]", "b * stride[0]"),
+    without("dK of empty columns", "dk[at] = zero"),
+    without("dV of empty columns", "dv[at] = zero"),
+    Mutant("empty columns of the work list", "types.int32(live + cuda.b", "types.int32(cuda.b"),
+)
+SHARED_ROW = "key = row_of_thread(thread) - lane // 4 + lane // 8 % 2 * 8 + lane % 8"
+DS_FULL = "if CONSUMERS == 2:\n            bar_arrive(DS_FULL + 1 - turn, 256)\n"
+WAIT_DS = "bar_sync(DS_FREE + turn, 128 * CONSUMERS)"
+ARRIVE_DQ = "bar_arrive(DQ_FULL + turn, DQ_THREADS)\n\n    @inlined\n    def ahead"
+PLACE_OF_PART = "words + DQ // 4 + turn * PART + thread % 128 * 4"
+SHARING = (
+    Mutant("nobody poisoned", "scale, math.nan)", "scale, scale)"),
+    Mutant("lower key as the upper", "for i in (0, 8))", "for i in (0, 0))"),
+    without("wait for K", "mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase_of(column))"),
+    Mutant(
+        "K of the other phase", "k_stage, k_phase_of(column))", "k_stage, k_phase_of(column) ^ 1)"
+    ),
+    Mutant("bad keys of stage 0", "BAD // 4 + BAD_WORDS * k_stage + key", "BAD // 4 + key"),
+    Mutant("bad keys of word 0", " + key // 32] >>", "] >>"),
+    Mutant("bad key 0", ">> key % 32", ">> 0"),
+    Mutant(
+        "keys of the first warpgroup",
+        "lower(base + K + turn * 64 * ROW",
+        "lower(base + K + 0 * ROW",
+    ),
+    Mutant("K in stage 0", "16) + k_stage * (KV_BYTES >> 4))", "16))"),
+    Mutant("Q in stage 0", "lower(base, 16) + stage * (Q_BYTES >> 4)", "lower(base, 16)"),
+    Mutant("dS of the upper keys", SHARED_ROW, SHARED_ROW.replace("lane // 8 % 2 * 8 + ", "")),
+    Mutant("dS not swizzled", "((lane // 16) ^ (lane % 8))", "(lane // 16)"),
+    without("wait until dS has been read", WAIT_DS),
+    Mutant("dS of one for both", WAIT_DS, WAIT_DS.replace(" + turn", "")),
+    without("fence after dS", "fence_proxy_async()", 2),
+    Mutant("dS not announced", DS_FULL, ""),
+    Mutant(
+        "dS announced before its fence",
+        f"fence_proxy_async(){IN_SHARE}{DS_FULL}",
+        f"{DS_FULL}{IN_SHARE}fence_proxy_async()\n",
+    ),
+    Mutant("dS announced to oneself", "DS_FULL + 1 - turn", "DS_FULL + turn"),
+    Mutant("parts of dQ in one place", PLACE_OF_PART, PLACE_OF_PART.replace("turn * PART + ", "")),
+    without("fence after dQ", "fence_proxy_async()", 2, 1),
+    Mutant(
+        "fence after dQ's arrival",
+        "fence_proxy_async()" + IN_SHARE + ARRIVE_DQ,
+        ARRIVE_DQ.replace(")\n\n", ")" + IN_SHARE + "fence_proxy_async()\n\n", 1),
+    ),
+    Mutant("dQ not announced", ARRIVE_DQ, "pass\n\n    @inlined\n    def ahead"),
+    Mutant("dQ announced to the first", ARRIVE_DQ, ARRIVE_DQ.replace(" + turn", "")),
+    Mutant("slots in one place", "SLOTS // 4 + turn] = slot", "SLOTS // 4] = slot"),
+    Mutant("slot of the first warpgroup", "if thread % 128 == 0:", "if thread == 0:"),
+)
+WAIT_DO = "mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))"
+PART_OF_K = "lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)"
+START_OF_DP = "issue_dp(dp, v, dout)"
+WAIT_FULL = "bar_sync(DS_FULL + turn, 128 * CONSUMERS)"
+STEP = (
+    Mutant("δ of the first stage", "at = stage_of(tile)\n", "at = stage_of(tile) * 0\n"),
+    Mutant("shifts for −δ", "return dp_start(stats", "return shifts_of(stats"),
+    Mutant("panels of dS above 64 queries", "KV_PANEL if TILE_M > 64 else 0", "0"),
+    Mutant("panels of K at 64 queries", "0 if TILE_M > 64 else KV_PANEL", "0"),
+    Mutant("a panel of K for each 64 queries", "0 if TILE_M > 64 else KV_PANEL", "KV_PANEL"),
+    Mutant("first panel of K", PART_OF_K, PART_OF_K.replace("turn * PART_K", "0")),
+    Mutant("dQ with K of stage 0", PART_OF_K, "lower(base + K + turn * PART_K, KV_PANEL)"),
+    Mutant("first queries' dS", "DS + turn * PART_DS", "DS"),
+    Mutant("V of the first warpgroup", "base + V + turn * 64 * ROW_BYTES", "base + V"),
+    without("wait for dO", WAIT_DO),
+    Mutant("dO of the other phase", WAIT_DO, WAIT_DO.replace("(tile)", "(tile) ^ 1")),
+    Mutant("dO of stage 0", WAIT_DO, WAIT_DO.replace(" + 8 * stage", "")),
+    Mutant(
+        "dP with dO of stage 0",
+        "lower(base + DO, 16) + stage * (Q_BYTES >> 4)",
+        "lower(base + DO, 16)",
+    ),
+    Mutant(
+        "dV with dO of stage 0",
+        "Q_PANEL) + stage * (Q_BYTES >> 4))\n        if",
+        "Q_PANEL))\n        if",
+    ),
+    Mutant("dP without δ", START_OF_DP, "issue_scores(S_START, v, dout)"),
+    Mutant("no δ, late", "dp = less_deltas(dp, stats, place, stage, pair)", "pass"),
+    Mutant(
+        "late shifts of stage 0",
+        "shifts_of(stats, place, stage, pair)",
+        "shifts_of(stats, place, 0, pair)",
+    ),
+    Mutant(
+        "late δ of stage 0",
+        "less_deltas(dp, stats, place, stage,",
+        "less_deltas(dp, stats, place, 0,",
+    ),
+    Mutant(
+        "mask of the first key",
+        "smem, place, stage, row, pair)",
+        "smem, place, stage, row * 0, pair)",
+    ),
+    Mutant(
+        "late wait for dP",
+        "        else:\n            wait_all()\n",
+        "        else:\n            pass\n",
+    ),
+    Mutant(
+        "early wait for dP",
+        "            wait_all_but_one()\n        else",
+        "            pass\n        else",
+    ),
+    Mutant("dP not settled", "dp = settled(dp)", "pass"),
+    *(without(f"fence before product {i}", FENCE, 6, i) for i in range(6)),
+    *(without(f"commit of product {i}", COMMIT, 7, i) for i in range(7)),
+    Mutant(
+        "dS before its mask",
+        "pack(gradients_of(p, dp, kind))",
+        "pack(gradients_of(p, dp, types.int32(1)))",
+    ),
+    Mutant("dS not shared", "share_scores(ds, turn, place, thread)", "pass"),
+    Mutant("P shared for dS", "share_scores(ds, turn", "share_scores(pack(p), turn"),
+    Mutant("early dV of V", "issue_acc(acc_dv, packed, dout)", "issue_acc(acc_dv, packed, v)"),
+    Mutant("dK of dO", "issue_acc(acc_dk, ds, q)", "issue_acc(acc_dk, ds, dout)"),
+    Mutant(
+        "dK with Q of stage 0",
+        "lower(base, Q_PANEL) + stage * (Q_BYTES >> 4)",
+        "lower(base, Q_PANEL)",
+    ),
+    without("wait for the other's dS", WAIT_FULL),
+    Mutant("dS of the first for both", WAIT_FULL, WAIT_FULL.replace(" + turn", "")),
+)
+RELEASE_V = "mbarrier_arrive(base + EMPTY_V)"
+RELEASE_Q = "mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))"
+RELEASE_DO = "mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))"
+RELEASE_K = "mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column - one))))"
+START = lines(8, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
+FREE = lines(20, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
+END_OF_DS = lines(8, "if CONSUMERS == 2:", "    bar_sync(DS_FREE + turn, 256)")
+WAIT_DV, WAIT_DQ = lines(20, "wait_all_but_two()"), lines(20, "wait_all_but_one()")
+FIRST_S, WAIT_S = lines(12, "wait_all()", "s = settled(s)"), lines(20, "wait_all()")
+FIRST_KIND = lines(8, "if kind != END:", "    kind = types.int32(-kind)")
+SETTLED = lines(20, "acc_dk, dq = settled(acc_dk), settled(dq)")
+WAIT_EMPTY = lines(20, "bar_sync(DQ_EMPTY + turn, DQ_THREADS)")
+RELEASES = lines(20, "if leader:", f"    {RELEASE_Q}", f"    {RELEASE_DO}")
+NEXT, AHEAD = lines(20, "tile += one"), lines(20, "dp, shifts = ahead(stats, place, tile, thread)")
+SHARE = lines(20, "share_part(dq, slot, turn, smem, stats, place, thread)")
+RECORD = lines(
+    20,
+    "_, n_block, bh, slot = read_record(",
+    "    smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)",
+    ")",
+)
+COLUMN = lines(24, "column += one")
+EARLY_K = lines(
+    24,
+    "if leader:",
+    "    mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(types.int32(column - one)))",
+)
+SCALES = "scales = first_scales(smem, place, column, scale_log2, thread)"
+NEXT_SCALES = lines(24, "if kind != END:", f"    {SCALES}")
+NEXT_SCORES = "scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))"
+SUMS, NO_SUMS = "acc_dk, acc_dv = ACC_START, ACC_START", "if column == 0:"
+NOT_YET = lines(16, "ends = False")
+STREAM = (
+    Mutant("dS not free at first", START, ""),
+    Mutant("dS free for oneself", START, START.replace("1 - turn", "turn")),
+    Mutant("first S left in flight", FIRST_S, lines(12, "s = settled(s)")),
+    Mutant("S left in flight", WAIT_S, ""),
+    Mutant("first S not settled", FIRST_S, lines(12, "wait_all()")),
+    Mutant("sums of the column before", SUMS, f"{NO_SUMS}\n{lines(20, SUMS)}"),
+    without("wait for V", "mbarrier_wait(base + FULL_V, v_phase_of(column))"),
+    Mutant("V of the other phase", "v_phase_of(column))", "v_phase_of(column) ^ 1)"),
+    Mutant("dQ with the first K", "tile, k_stage_of(column), smem", "tile, 0, smem"),
+    Mutant(
+        "this tile again",
+        "record_of(smem, place, types.int32(tile + one))",
+        "record_of(smem, place, tile)",
+    ),
+    without("release of V", RELEASE_V),
+    Mutant("V released by every warp", lines(24, "if leader:"), lines(24, "if thread % 32 == 0:")),
+    Mutant("V released before dP", NOT_YET, NOT_YET + lines(16, "if leader:", f"    {RELEASE_V}")),
+    Mutant("column never ends", "column += one", "column += 0 * one"),
+    Mutant("next K not awaited", NEXT_SCALES, ""),
+    Mutant(
+        "S with the last K",
+        NEXT_SCORES,
+        NEXT_SCORES.replace("(column)", "(types.int32(column - ends))"),
+    ),
+    Mutant("S of this tile", NEXT_SCORES, NEXT_SCORES.replace("types.int32(tile + one)", "tile")),
+    Mutant("dV left in flight", WAIT_DV, ""),
+    Mutant("dV not settled", "acc_dv = settled(acc_dv)\n", "pass\n"),
+    Mutant("dQ left in flight", WAIT_DQ, ""),
+    Mutant("dQ not settled", SETTLED, lines(20, "acc_dk = settled(acc_dk)")),
+    Mutant("dK not settled", SETTLED, lines(20, "dq = settled(dq)")),
+    Mutant("dS never free again", FREE, ""),
+    Mutant("dS free before dQ", WAIT_DQ + SETTLED + FREE, FREE + WAIT_DQ + SETTLED),
+    Mutant("no wait until dQ has been read", WAIT_EMPTY, ""),
+    Mutant("dQ's place of the first", WAIT_EMPTY, WAIT_EMPTY.replace(" + turn", "")),
+    without("release of Q", RELEASE_Q),
+    without("release of dO", RELEASE_DO),
+    Mutant("release of the next Q", RELEASE_Q, RELEASE_Q.replace("(tile)", "(tile + 1)")),
+    Mutant("release of dO of stage 0", RELEASE_DO, RELEASE_DO.replace(" + 8 * stage_of(tile)", "")),
+    Mutant(
+        "Q and dO released by every warp", RELEASES, RELEASES.replace("leader", "thread % 32 == 0")
+    ),
+    Mutant(
+        "record read after its release",
+        RECORD + WAIT_EMPTY + RELEASES,
+        WAIT_EMPTY + RELEASES + RECORD,
+    ),
+    Mutant(
+        "released before all have read the record", WAIT_EMPTY + RELEASES, RELEASES + WAIT_EMPTY
+    ),
+    Mutant("Q released before dK", WAIT_DV, lines(20, "if leader:", f"    {RELEASE_Q}") + WAIT_DV),
+    Mutant(
+        "dQ stored before the last was read",
+        WAIT_EMPTY + RELEASES + SHARE,
+        SHARE + WAIT_EMPTY + RELEASES,
+    ),
+    Mutant("shift of this tile", NEXT + AHEAD, AHEAD + NEXT),
+    Mutant(
+        "record of the next tile", RECORD, RECORD.replace("(tile)", "(types.int32(tile + one))")
+    ),
+    without("release of K", RELEASE_K),
+    Mutant("next K released", RELEASE_K, RELEASE_K.replace("column - one", "column")),
+    Mutant("K released before dQ", COLUMN, COLUMN + EARLY_K),
+    Mutant("dK not scaled", "finish(dk, acc_dk, scale,", "finish(dk, acc_dk, ONE,"),
+    Mutant("dV scaled", "finish(dv, acc_dv, ONE,", "finish(dv, acc_dv, scale,"),
+    Mutant("END not noticed", "if kind != END:\n            kind", "if True:\n            kind"),
+    Mutant("−kind of a first tile", FIRST_KIND, lines(8, "if kind != END:")),
+    Mutant("−kind of a column's first tile", lines(24, "kind = types.int32(-kind)"), ""),
+    Mutant("end before dS is free", END_OF_DS, ""),
+    Mutant(
+        "no last wait for dQ", lines(8, "bar_sync(DQ_EMPTY + turn, DQ_THREADS)")[8:], "pass\n", 1, 2
+    ),
+    Mutant("stores never end", "turn] = -1", "turn] = 0"),
+    without("last arrival for dQ", "bar_arrive(DQ_FULL + turn, DQ_THREADS)", 2, 1),
+)
+STREAMING = tuple((COMPUTE, mutant) for mutant in (*EMPTY, *SHARING, *STEP, *STREAM))

@@ -1,0 +1,162 @@
+"""Mutation tests of the Hopper backward in one pass: every planted fault is noticed.
+
+As in ``test_sm90_mutants``; what the pass over columns shares is mutated where it has its own test.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from mutants import Mutant, mutated_modules
+from mutants_sm90_bwd import CAUGHT_BY, CHAIN, CONFIG, KERNEL, MUTANTS, ROWS
+from sm90_bwd_runs import ALONE, BROAD, FACTOR, TALL, run
+from sm90_runs import DTYPES
+
+from nbflash import reference, sim, testing
+from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
+
+NOTHING = "def make_bwd_sm90(cfg):"
+FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem; ``bad`` is a row of q, v or dout that is NaN, or one of k that is −∞.
+
+    With ``hide``, what nothing attends, or what attends nothing, is NaN.
+    """
+
+    name: str
+    config: Sm90BackwardConfig
+    mask: str
+    nq: int
+    nk: int
+    heads: tuple = (1, 1)
+    batch: int = 1
+    dtype: str = "float16"
+    scale: float = 0.3
+    blocks: int = 1
+    bad: tuple = ()
+    hide: bool = False
+    race: bool = False
+    seed: int = 0
+
+    def __str__(self):
+        return self.name
+
+
+CASES = (
+    Case("tall", TALL, "causal", 193, 129, dtype="bfloat16"),
+    Case("bits", ALONE, "checkerboard", 70, 129, (2, 1)),
+    Case("broad", BROAD, "window", 129, 129),
+    Case("heads", ALONE, "per-batch-per-head", 70, 65, (4, 2), 2, blocks=3, hide=True),
+    Case("hidden", BROAD, "dead-scattered", 129, 129, blocks=2, hide=True),
+    Case("empty", ALONE, "vertical-slash", 20, 200, (2, 2), 2, blocks=2),
+    Case("bad-k", BROAD, "dead-scattered", 20, 199, bad=("k", 143), dtype="bfloat16", race=True),
+    Case("bad-q", ALONE, "window", 129, 129, bad=("q", 100)),
+    Case("bad-v", ALONE, "window", 129, 129, blocks=4, bad=("v", 66)),
+    Case("bad-dout", ALONE, "window", 129, 129, bad=("dout", 66)),
+    Case("race", ALONE, "dense", 129, 129, race=True, seed=1),
+    Case("tall-race", TALL, "causal", 193, 129, race=True, seed=1),
+    Case("broad-race", BROAD, "window", 129, 129, race=True, seed=3),
+)
+
+
+@functools.cache
+def problem(case):
+    """``mask, clean, inputs, results, hit``: rows of dq, dk and dv that meet what is bad."""
+    (heads, heads_kv), d = case.heads, case.config.head_dim
+    mask = testing.mask_gallery(case.nq, case.nk, batch=case.batch, heads=heads)[case.mask]
+    clean = testing.make_qkv(
+        case.batch, case.nq, case.nk, heads, heads_kv, d, DTYPES[case.dtype], seed=3
+    )
+    keep = np.broadcast_to(mask.dense(), (case.batch, heads, case.nq, case.nk))
+    which, at = case.bad or ("", -1)
+    if which == "k":
+        clean[0][..., -1], clean[1][..., -1] = np.abs(clean[0][..., -1]) + 1, 0
+    out, lse = (x.copy() for x in reference.attention(*clean[:3], mask, case.scale))
+    dirty = {name: x.copy() for name, x in zip(("q", "k", "v", "dout"), clean, strict=True)}
+    rows = np.zeros(keep.shape[:3], bool)
+    if which in ("k", "v"):
+        rows = keep[..., at]
+    elif which:
+        rows[..., at] = keep[:, :, at].any(-1)
+    keys = (keep & rows[..., None]).any(2)
+    if which == "k":
+        dirty["k"][:, at, :, -1] = -np.inf
+        keys[..., :at], keys[..., at + 1 :] = False, False
+    elif which:
+        dirty[which][:, at] = np.nan
+        out[rows.transpose(0, 2, 1)] = np.nan if which != "dout" else 1
+    if which == "q":
+        lse[rows] = np.nan
+    if case.hide:
+        unseen = ~keep.any(2).reshape(case.batch, heads_kv, -1, case.nk).any(2).transpose(0, 2, 1)
+        idle = ~keep.any(3).transpose(0, 2, 1)
+        for name in dirty:
+            dirty[name][unseen if name in "kv" else idle] = np.nan
+    keys = keys.reshape(case.batch, heads_kv, -1, case.nk).any(2).transpose(0, 2, 1)
+    return mask, clean, tuple(dirty.values()), (out, lse), (rows.transpose(0, 2, 1), keys, keys)
+
+
+@functools.cache
+def expected(case):
+    """Gradient of dLSE; the gradients in float64 and in low precision, without what is bad."""
+    mask, (q, k, v, dout), *_ = problem(case)
+    shape = case.batch, case.heads[0], case.nq
+    dlse = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    arguments = dout, q, k, v, mask, case.scale, dlse
+    low = testing.low_precision_backward(*arguments)
+    return dlse, reference.attention_backward(*arguments), low
+
+
+def check(case, modules):
+    """Raise unless the kernels of ``modules`` are right on ``case``."""
+    mask, _, inputs, results, hits = problem(case)
+    dlse, *yardsticks = expected(case)
+    config = modules[CONFIG].Sm90BackwardConfig(**vars(case.config))
+    with sim.options(race=case.race, seed=case.seed):
+        got = run(
+            config,
+            mask,
+            inputs,
+            scale=case.scale,
+            blocks=case.blocks,
+            results=results,
+            dlse=dlse,
+            statistics=modules[ROWS].statistics_sm90_spec,
+            rounding=modules[ROWS].round_sm90_spec,
+            spec_of=modules[KERNEL].bwd_sm90_spec,
+        )
+    for name, x, exact, low, hit in zip(("dq", "dk", "dv"), got, *yardsticks, hits, strict=True):
+        assert np.isnan(x[hit].astype(np.float32)).any(-1).all()
+        testing.assert_within_reference(x[~hit], exact[~hit], low[~hit], name=name, factor=FACTOR)
+
+
+def rebuilt(target, mutant):
+    """The modules with the fault, and those that import them."""
+    return mutated_modules(target, mutant, CHAIN)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel_passes(case):
+    """Rebuilt as the mutants are."""
+    check(case, rebuilt(KERNEL, Mutant("none", NOTHING, NOTHING)))
+
+
+def name_of(target, mutant):
+    return f"{target.rpartition('.')[2]}-{mutant}"
+
+
+def check_all(modules, mutant):
+    """The case that is known to catch the mutant, then the others, until one fails."""
+    for case in sorted(CASES, key=lambda case: mutant.name not in CAUGHT_BY.get(case.name, ())):
+        check(case, modules)
+
+
+@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
+def test_mutant_is_caught(target, mutant):
+    modules = rebuilt(target, mutant)
+    with pytest.raises(FAULTS):
+        check_all(modules, mutant)
