@@ -162,8 +162,8 @@ MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
 # that of two, all kernels, at 384 keys a query (local 1), 896 (butterfly), 1113 (local 4), 8192
 # (dense); bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21.
 _KEYS_FOR_TWO_PASSES = (
-    (64, 512),  # 1.07, 0.94, 0.92, 0.84
-    (128, 768),  # 1.20, 1.01, 0.98, 0.86
+    (64, 768),  # 1.16, 1.00, 0.97, 0.85
+    (128, 1536),  # 1.30, 1.09, 1.05, 0.94
 )
 
 

@@ -5,7 +5,8 @@ from mutants_sm90_load import without
 
 CONFIG, LOAD = "nbflash.kernels.bwd_sm90_dq_config", "nbflash.kernels.bwd_sm90_dq_load"
 COMPUTE, KERNEL = "nbflash.kernels.bwd_sm90_dq_compute", "nbflash.kernels.bwd_sm90_dq"
-CHAIN = (CONFIG, LOAD, COMPUTE, KERNEL)
+STATISTICS = "nbflash.kernels.bwd_sm90_dq_statistics"
+CHAIN = (CONFIG, LOAD, STATISTICS, COMPUTE, KERNEL)
 
 SEND_K = "send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)"
 SEND_V = "send(to, KV_PANEL, v_map, n0, h_kv, b, bar, KV_BYTES)"
@@ -48,13 +49,6 @@ COMPUTING = (
     Mutant("dQ over the first queries", "q0 = row * TILE_M + turn * ROWS", "q0 = row * TILE_M"),
     Mutant("first panel of dQ again", "panel * PANEL, q0", "0, q0"),
     Mutant("panels of dQ from one place", "start + types.uint32(panel * PANEL_BYTES)", "start"),
-    Mutant("sign of LSE", "return -stats[at]", "return stats[at]"),
-    Mutant("no δ", "stats[at + STATS_M]", "stats[at] * 0"),
-    Mutant("statistics of head 0", "types.int64(bh) * tiles", "types.int64(0) * tiles"),
-    Mutant(
-        "statistics of the upper row", "first, min(upper + 8, nq - 1)", "first, min(upper, nq - 1)"
-    ),
-    Mutant("statistics past the end", "first, min(upper, nq - 1)", "first, upper"),
     without("wait for full K", "mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(tile))"),
     without("wait for full V", "mbarrier_wait(base + FULL_V + 8 * stage, v_phase_of(tile))"),
     Mutant("Q of the first warpgroup", "warpgroup_of(thread) * Q_STAGES", "0"),
@@ -109,6 +103,29 @@ COMPUTING = (
     without("wait for dQ to leave", "bulk_wait_read()"),
     without("arrival of dO", "mbarrier_arrive(empty_do + 8 * do_stage)"),
 )
+SWIZZLED = "(swizzle ^ (quad + 4 * (j % 2)))"
+OF_QUERIES = (
+    Mutant("sign of LSE", "return (-shift0, -shift1)", "return (shift0, shift1)"),
+    Mutant("no rowsum", "natural[0], sums[0], gradient[0]", "natural[0], sums[0] * 0, gradient[0]"),
+    Mutant("no dLSE", "sums[1], gradient[1]", "sums[1], gradient[1] * 0"),
+    Mutant("LSE of head 0", "types.int64(bh) * nq", "types.int64(0) * nq"),
+    Mutant("dLSE of head 0", " + h * l_stride[1]", ""),
+    Mutant("dLSE contiguous", "q0 * l_stride[2]", "q0"),
+    Mutant("O of head 0", " + h * o_stride[2]", ""),
+    Mutant("O of the upper row", "q1 * o_stride[1]", "q0 * o_stride[1]"),
+    Mutant("O past the end", "min(upper, nq - 1), ", "upper, "),
+    Mutant("O's last columns again", "select(at < LAST_WORD, at, at * 0 + LAST_WORD)", "at * 0"),
+    Mutant("dO as if not swizzled", SWIZZLED, "(quad + 4 * (j % 2))"),
+    Mutant("half of dO's panel", SWIZZLED, "(swizzle ^ quad)"),
+    Mutant("first panel of dO", " + j // 2 * PANEL_WORDS", ""),
+    Mutant("upper rows of dO", "chunk + 8 * i * ROW_WORDS", "chunk"),
+    Mutant("half a quad", "for lane_mask in (1, 2):", "for lane_mask in (1,):"),
+    Mutant("queries past the end count", "gradient[1], upper + 8 < nq)", "gradient[1], True)"),
+    Mutant("left for head 0", "types.int64(bh) * tiles", "types.int64(0) * tiles"),
+    Mutant("left in the next head", "        if tile < tiles:\n", "        if True:\n"),
+    Mutant("upper rows left twice", "leave(stats, shift1, delta1", "leave(stats, shift0, delta0"),
+    Mutant("lower rows not left", "delta1, upper + 8, bh, nq)", "delta1, upper, bh, nq)"),
+)
 GEOMETRY = (
     Mutant("room for one panel of a part", "self.panels * ROWS * ROW_BYTES", "ROWS * ROW_BYTES"),
     Mutant("dO over Q", "            self.consumers * self.q_stages * self.part_bytes,", "0,"),
@@ -127,6 +144,7 @@ MUTANTS = [
     for target, mutants in (
         (LOAD, LOADING),
         (COMPUTE, COMPUTING),
+        (STATISTICS, OF_QUERIES),
         (CONFIG, GEOMETRY),
         (KERNEL, ARRIVALS),
     )

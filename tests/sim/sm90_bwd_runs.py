@@ -8,7 +8,7 @@ from nbflash import launch, reference, testing
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
-from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
+from nbflash.kernels.bwd_sm90_rows import CHUNK, round_sm90_spec, statistics_sm90_spec
 from nbflash.problem import check_forward
 from nbflash.schedule import TileSchedule
 from nbflash.sim.hopper import SimTensorMap
@@ -70,8 +70,8 @@ def run(
     rows = rows_config(cfg)
     n_col, slots = schedule.n_col, p.batch * p.heads * schedule.n_col
     stats = testing.poisoned(slots * 2 * cfg.tile_m)
-    total = testing.poisoned(slots * cfg.tile_m * 64 * cfg.panels)
     queries = slots * cfg.tile_m
+    total = testing.poisoned(queries * rows.lanes * CHUNK)
     launch.simulate(
         statistics(rows),
         rows.statistics_blocks(queries),

@@ -72,3 +72,28 @@ def check(cfg, mask, inputs, *, scale=None, **more):
     low, _, _ = testing.low_precision_backward(dout, q, k, v, mask, scale, dlse)
     testing.assert_within_reference(got, exact, low, name="dq", factor=FACTOR)
     return got
+
+
+def check_statistics(cfg, mask, inputs, **more):
+    """Run with a dLSE, transposed, and look at the statistics of every query, and of none.
+
+    Every row tile has tiles; out is float16.
+    """
+    q, k, v, dout = inputs
+    batch, nq, heads, head_dim = q.shape
+    out, lse = reference.attention(q, k, v, mask)
+    out, lse = out.astype(np.float16), lse.astype(np.float32)
+    dlse = np.random.default_rng(0).standard_normal((nq, batch, heads), np.float32)
+    dlse = dlse.transpose(1, 2, 0)
+    stats = testing.poisoned((batch, heads, -(-nq // cfg.stats_m), 2, cfg.stats_m))
+    check(cfg, mask, inputs, results=(out, lse), dlse=dlse, stats=stats.reshape(-1), **more)
+    shift, delta = stats.transpose(3, 0, 1, 2, 4).reshape(2, batch, heads, -1)
+    assert np.isneginf(shift[..., nq:]).all()
+    assert (delta[..., nq:] == 0).all()
+    dead = np.isneginf(lse)
+    assert np.isneginf(shift[..., :nq][dead]).all()
+    np.testing.assert_array_equal(shift[..., :nq][~dead], -np.float32(LOG2_E) * lse[~dead])
+    terms = (dout.astype(np.float64) * out).transpose(0, 2, 1, 3)
+    error = np.abs(delta[..., :nq] - (terms.sum(-1) - dlse))
+    rounding = np.finfo(np.float32).eps * (np.abs(terms).sum(-1) * head_dim + np.abs(dlse))
+    assert (error <= rounding)[~dead].all()

@@ -8,7 +8,7 @@ import pytest
 from mutants import mutated_modules
 from mutants_sm90_dq import CHAIN, CONFIG, KERNEL, MUTANTS
 from sm90_bwd_runs import FACTOR
-from sm90_dq_runs import ALONE, DEEP, PAIR, run
+from sm90_dq_runs import ALONE, DEEP, PAIR, check_statistics, run
 from sm90_runs import DTYPES
 
 from nbflash import reference, sim, testing
@@ -106,7 +106,19 @@ def test_kernel_passes(case):
     check(case, bwd_sm90_dq_spec)
 
 
+def check_left(spec_of, config_of=Sm90DqConfig):
+    """Raise unless the statistics for the next pass are right."""
+    shape = 2, 69, 80, 2, 1, 72
+    mask, inputs = testing.mask_gallery(69, 80)["causal"], testing.make_qkv(*shape, np.float16)
+    check_statistics(config_of(**vars(BOTH)), mask, inputs, spec_of=spec_of)
+
+
+def test_statistics_pass():
+    check_left(bwd_sm90_dq_spec)
+
+
 def check_all(built):
+    check_left(built[KERNEL].bwd_sm90_dq_spec, built[CONFIG].Sm90DqConfig)
     for case in CASES:
         check(case, built[KERNEL].bwd_sm90_dq_spec, built[CONFIG].Sm90DqConfig)
 
