@@ -3,7 +3,6 @@
 CAUGHT_BY = {
     "bits": (
         "K in stage 0",
-        "K released before dQ",
         "S with the last K",
         "V released by every warp",
         "bits masked after 2^x",
@@ -125,6 +124,7 @@ CAUGHT_BY = {
         "next K not awaited",
         "no clearing of K",
         "no fence after K is cleared",
+        "no wait for the lanes that clear K",
         "nobody poisoned",
         "one panel of K looked at",
         "scale of the upper key",

@@ -53,7 +53,6 @@ KEPT_KEYS = (
 )
 LOADING = (
     without("wait for the place of K", "mbarrier_wait(empty, phase ^ 1)"),
-    without("wait for empty dO", "mbarrier_wait(base + EMPTY_DO + 8 * stage, phase_of(tile) ^ 1)"),
     Mutant("K counted as V", "base + FULL_K + 8 * k_stage\n", "base + FULL_V\n"),
 )
 COMPUTE = (
