@@ -156,4 +156,9 @@ CAUGHT_BY = {
         "dS announced before its fence",
         "dS free before dQ",
     ),
+    "deep": (
+        "K released before dQ",
+        "empty K counts one",
+        "empty V counts one",
+    ),
 }
