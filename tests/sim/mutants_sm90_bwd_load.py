@@ -50,12 +50,10 @@ SENDING = (
 LOADER = (
     without("wait for empty Q", WAIT_Q, 2),
     without("wait for the last empty Q", WAIT_Q, 2, 1),
-    without("wait for empty dO", WAIT_DO),
     without("wait for empty V", WAIT_V),
     Mutant("empty Q of the other phase", WAIT_Q, WAIT_Q.replace(" ^ 1", ""), 0, 2),
     Mutant("empty dO of the other phase", WAIT_DO, WAIT_DO.replace(" ^ 1", "")),
     Mutant("empty V of the other phase", WAIT_V, WAIT_V.replace(" ^ 1", "")),
-    Mutant("empty dO of stage 0", WAIT_DO, WAIT_DO.replace(" + 8 * stage", "")),
     Mutant("record in stage 0", PLACE_OF_RECORD, "record = words + RECORDS // 4"),
     Mutant("end in stage 0", END_RECORD, END_RECORD.replace(" + RECORD_WORDS * stage", "")),
     without("record of the end", END_RECORD),
