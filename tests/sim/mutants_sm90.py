@@ -2,12 +2,11 @@
 
 from mutants import Mutant
 from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped, without
-from mutants_sm90_tile import CONFIG, FWD, GEMM, SOFTMAX, STORE, TILES, WARPS
+from mutants_sm90_tile import CONFIG, FWD, GEMM, KEPT, SOFTMAX, STORE, TILES, WARPS
 
 COMPUTE = "nbflash.kernels.sm90_compute"
-WARPS = "nbflash.tile.warp_math"
 # In the order of their imports.
-CHAIN = (PIPELINE, FINITE, WARPS, GEMM, STORE, SOFTMAX, CONFIG, LOAD, COMPUTE, FWD)
+CHAIN = (PIPELINE, FINITE, WARPS, GEMM, KEPT, STORE, SOFTMAX, CONFIG, LOAD, COMPUTE, FWD)
 START_OF_O = "start = types.uint32(base + stage * Q_BYTES + turn * 64 * ROW_BYTES)"
 SEND_O = "tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * turn, h, b, source)"
 UPPER, LOWER = "if upper < nq:", "if upper + 8 < nq:"
@@ -116,7 +115,6 @@ RELEASE = f"if lead == 0:\n{LINE}    {ARRIVE_K}\n"
 RELEASE_V = f"{LINE}    if not first or is_there >= 0:\n{LINE}        {ARRIVE_V}\n"
 SETTLED = "acc, s_b = settled(acc), settled(s_b)\n"
 WAITED = HOLD + LINE + WAIT + LINE + SETTLED + LINE
-STAGE_OF_Q = "q_start + types.uint32(q_stage * (Q_BYTES >> 4))"
 NEXT_K = "k_of(base, stage) + NEXT_HALF"
 LATE_RELEASE = "row != PAST and not following[0] & FIRST:"
 STEP = (
@@ -148,8 +146,9 @@ STEP = (
     ),
     Mutant("V of the tile before in both halves", "p, v_of(base, v_stage))", "p, v_ago)"),
     Mutant("next K from this tile", "k_of(base, after[0])", "k_of(base, stage)"),
-    Mutant("Q of stage 0", f"q_at = {STAGE_OF_Q}", "q_at = q_start"),
-    Mutant("next Q of stage 0", f"pack(weights), {STAGE_OF_Q}", "pack(weights), q_start"),
+    Mutant("Q of stage 0", "words + stage * (Q_BYTES // 4) + row", "words + row"),
+    Mutant("wide Q of stage 0", "lower(base + stage * Q_BYTES + turn", "lower(base + turn"),
+    without("Q of the next row", "q_now = q_of(smem, place, q_stage, turn, thread)"),
     *(without(f"fence before product {i}", FENCE.strip(), 4, i) for i in range(4)),
     *(without(f"commit of product {i}", COMMIT.strip(), 4, i) for i in range(4)),
     *(without(f"wait for product {i}", WAIT.strip(), 4, i) for i in range(4)),
@@ -271,9 +270,10 @@ STATISTICS = (
         "return weights, m, PAIR",
     ),
 )
+KEPT_ON = "row, bh, q_ago = next_row, next_bh, q_stage"
 STREAM = (
     without("wait for the first Q", "mbarrier_wait(base + FULL_Q, 0)"),
-    Mutant("one warpgroup's rows", "lower(base + turn * 64 * ROW_BYTES, 16)", "lower(base, 16)"),
+    Mutant("one warpgroup's rows", " + turn * 64 * ROW_BYTES, 16)", ", 16)"),
     Mutant(
         "END not noticed by the first",
         "        if kind != END:\n            row",
@@ -294,7 +294,9 @@ STREAM = (
     Mutant("FIRST left in the kind", "kind & ~FIRST, (row,", "kind, (row,"),
     Mutant("finishes the next row", "(row, bh, result, q_ago)", "(next_row, bh, result, q_ago)"),
     Mutant("finishes the next head", "(row, bh, result, q_ago)", "(row, next_bh, result, q_ago)"),
-    Mutant("finishes in this row's stage", "(row, bh, result, q_ago)", "(row, bh, result, q_now)"),
+    Mutant(
+        "finishes in this row's stage", "(row, bh, result, q_ago)", "(row, bh, result, q_stage)"
+    ),
     Mutant(
         "bounds of the row before",
         "                    bounds = bounds_of(masking, next_row",
@@ -307,20 +309,10 @@ STREAM = (
         1,
         2,
     ),
-    Mutant(
-        "row not kept", "row, bh, q_ago = next_row, next_bh, q_now", "bh, q_ago = next_bh, q_now"
-    ),
-    Mutant(
-        "head not kept", "row, bh, q_ago = next_row, next_bh, q_now", "row, q_ago = next_row, q_now"
-    ),
-    Mutant(
-        "stage not kept", "row, bh, q_ago = next_row, next_bh, q_now", "row, bh = next_row, next_bh"
-    ),
-    Mutant(
-        "stage kept too late",
-        "row, bh, q_ago = next_row, next_bh, q_now",
-        "row, bh, q_ago = next_row, next_bh, q[1]",
-    ),
+    Mutant("row not kept", KEPT_ON, "bh, q_ago = next_bh, q_stage"),
+    Mutant("head not kept", KEPT_ON, "row, q_ago = next_row, q_stage"),
+    Mutant("stage not kept", KEPT_ON, "row, bh = next_row, next_bh"),
+    Mutant("stage kept too late", KEPT_ON, "row, bh, q_ago = next_row, next_bh, q[1]"),
     Mutant(
         "tile before in K's stage",
         "ago = v_of(base, now[2]), now[2]",
@@ -344,14 +336,8 @@ STREAM = (
     ),
     Mutant("end before O has left", "if STAGED and lead == 0:", "if False:"),
 )
-OF_WARPS = (
-    Mutant("rows of one warpgroup", "thread // 128 * 64 + thread", "thread"),
-    Mutant("warps 8 rows apart", "thread % 128 // 32 * 16", "thread % 128 // 32 * 8"),
-    Mutant("turns of the first two", "for i in range(1, count):", "for i in range(1, 1):"),
-)
 MUTANTS = (
     *LOADING,
     *TILES,
-    *((WARPS, mutant) for mutant in OF_WARPS),
     *((COMPUTE, mutant) for mutant in (*ROW, *MASKING, *STEP, *STATISTICS, *STREAM)),
 )

@@ -82,12 +82,13 @@ NUMBERS = (
 O_AT = "b * o_stride[0] + i * o_stride[1] + h * o_stride[2] + column"
 DO_AT = "b * do_stride[0] + i * do_stride[1] + h * do_stride[2] + column"
 DLSE_AT = "b * l_stride[0] + h * l_stride[1] + i * l_stride[2]"
+CLEAR_ALL = "clear(dq, thread * CHUNK, types.float32(0))"
 CLEAR = "store4(dq, at + 4, (zero,) * 4)"
 AROUND = (
     Mutant("half of δ", "lane_mask = LANES // 2", "lane_mask = LANES // 4"),
     without("clearing of half of dQ's sum", CLEAR),
-    Mutant("dQ's sum not cleared", "if WITH_DQ:", "if False:"),
-    Mutant("dQ's sum of rows that exist", "if WITH_DQ:", "if WITH_DQ and inside:"),
+    without("dQ's sum not cleared", CLEAR_ALL),
+    Mutant("dQ's sum of rows that exist", CLEAR_ALL, f"if inside: {CLEAR_ALL}"),
     Mutant("queries past the end", "row < rows and i < nq", "row < rows"),
     Mutant("columns past the end", "if inside and column < HEAD_DIM:", "if inside:"),
     Mutant("dO of head 0", DO_AT, DO_AT.replace(" + h * do_stride[2]", "")),

@@ -6,7 +6,7 @@ from mutants_sm90_load import without
 GEMM, STORE = "nbflash.tile.wgmma_gemm", "nbflash.tile.wgmma_store"
 SOFTMAX, CONFIG = "nbflash.tile.wgmma_softmax", "nbflash.kernels.sm90_config"
 FWD, LIST = "nbflash.kernels.fwd_sm90", "nbflash.persistent"
-WARPS = "nbflash.tile.warp_math"
+WARPS, KEPT = "nbflash.tile.warp_math", "nbflash.tile.wgmma_kept"
 SETUP = (
     Mutant("empty K counts one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
     Mutant("empty V counts one", "EMPTY_V + 8 * i, CONSUMERS", "EMPTY_V + 8 * i, 1"),
@@ -49,7 +49,9 @@ PRODUCTS = (
     Mutant("Q in K's panels", "panel * tile_m * ROW_BYTES", "panel * tile_n * ROW_BYTES"),
     Mutant("K in one panel", "panel * tile_n * ROW_BYTES + 2 * inside", "2 * inside"),
     Mutant("K in half steps", "tile_n * ROW_BYTES + 2 * inside", "tile_n * ROW_BYTES + inside"),
-    Mutant("S keeps what was there", "accumulate=i > 0", "accumulate=i > 1"),
+    Mutant(
+        "S keeps what was there", "accumulate=accumulate or i > 0", "accumulate=accumulate or i > 1"
+    ),
     Mutant("scale's sign dropped", "negate_a=negate", "negate_a=False"),
     Mutant("O misses the last keys", "range(tile_n // STEP)", "range(tile_n // STEP - 1)"),
     Mutant("P of another step", "p[4 * i : 4 * i + 4]", "p[4 * (i ^ 1) : 4 * (i ^ 1) + 4]"),
@@ -162,6 +164,13 @@ STORING = (
         "[words[4 * k + (i ^ 1)] for i in range(4)]",
     ),
 )
+IN_REGISTERS = (
+    Mutant("Q as if not swizzled", "(swizzle ^ chunk)", "chunk"),
+    Mutant("upper rows of Q twice", "+ 8 * i * (ROW_BYTES // 4)", ""),
+    Mutant("step of Q again", "kept[4 * i : 4 * i + 4]", "kept[0:4]"),
+    Mutant("K in steps of 16 bytes", "2 * STEP * i >> 4", "STEP * i >> 4"),
+    Mutant("scale's sign dropped from Q", "negate_a=negate", "negate_a=False"),
+)
 THREADS = (
     Mutant("rows of one warpgroup", "thread // 128 * 64 + thread", "thread"),
     Mutant("warps 8 rows apart", "thread % 128 // 32 * 16", "thread % 128 // 32 * 8"),
@@ -200,4 +209,5 @@ TILES = (
     *((SOFTMAX, mutant) for mutant in NUMBERS),
     *((STORE, mutant) for mutant in STORING),
     *((WARPS, mutant) for mutant in THREADS),
+    *((KEPT, mutant) for mutant in IN_REGISTERS),
 )

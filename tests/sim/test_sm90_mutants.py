@@ -68,6 +68,8 @@ CASES = (
     Case("ahead", AHEAD, "window", 129, 321, bad=(100,)),
     Case("short", PAIR, "dense", 65, 20, heads=(6, 2)),
     Case("wide", WIDE, "global-local", 129, 129, bad=(100,)),
+    Case("narrow", AHEAD, "causal", 70, 80, head_dim=48, scale=-0.3),
+    Case("rows", ALONE, "causal", 200, 200, head_dim=72, race=True),
     Case("pair-race", PAIR, "window", 129, 129, race=True, seed=1),
 )
 
