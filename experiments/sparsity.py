@@ -24,7 +24,6 @@ from experiments.report import progress
 from experiments.timing import Timing, interleave
 
 BLOCKS_AT_LEAST = 16
-WIDE_HEAD = 64
 GPU_TILE = 128
 
 
@@ -185,15 +184,14 @@ def _checked_run(case, settings, backend, host, arrays, block):
 def tile_height(plan):
     """Rows that tiles of both passes are made of; None where no tiles are walked.
 
-    On a GPU the backward pass of a wide head walks tiles half as high as the forward pass, and
-    where the forward's are 192 high the backward's are 128.
+    On a GPU some backward passes walk tiles half as high as the forward pass, and where the
+    forward's are 192 high the backward's are 128 or 64.
     """
     if plan.schedule is None:
         return None
     if plan.problem.device != "cuda":
         return plan.schedule.tile_m
-    common = math.gcd(plan.schedule.tile_m, GPU_TILE)
-    return common // (2 if plan.problem.head_dim > WIDE_HEAD else 1)
+    return math.gcd(plan.schedule.tile_m, GPU_TILE) // 2
 
 
 def block_density(mask, block):

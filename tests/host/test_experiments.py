@@ -133,9 +133,9 @@ def test_one_wrong_tile_is_refused_however_few_rows_are_asked_for(tmp_path, caps
 WRONG = {
     "out": ("forward", 2, (0, 3, 0, 1)),
     "lse": ("forward", 3, (0, 1, 5)),
-    "dq": ("backward", 6, (0, 7, 0, 0)),
-    "dk": ("backward", 7, (0, 127, 1, 0)),
-    "dv": ("backward", 8, (0, 64, 1, 7)),
+    "dq": ("backward", 7, (0, 7, 0, 0)),
+    "dk": ("backward", 8, (0, 127, 1, 0)),
+    "dv": ("backward", 9, (0, 64, 1, 7)),
 }
 
 
@@ -160,7 +160,7 @@ def test_a_wrong_result_is_refused(tmp_path, capsys, monkeypatch, array, fault):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("method", "argument"), [("forward", 3), ("backward", 6)])
+@pytest.mark.parametrize(("method", "argument"), [("forward", 3), ("backward", 7)])
 def test_a_result_that_goes_wrong_while_it_is_timed_is_refused(
     tmp_path, capsys, monkeypatch, method, argument
 ):
