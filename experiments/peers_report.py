@@ -87,10 +87,10 @@ def draw(rows, path):
             group = [row for row in rows if all(row[key] == value for key, value in at.items())]
             _draw_bars(ax, group, names)
             ax.set_title(f"{which}, d={head_dim}, N={n}", fontsize=9)
-    first = rows[0]
+    first, commits = rows[0], ", ".join(dict.fromkeys(row["commit"] for row in rows))
     figure.legend(*_legend(names), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     figure.suptitle(
-        f"{first['dtype']} attention on {first['device']}, commit {first['commit']}", fontsize=9
+        f"{first['dtype']} attention on {first['device']}, commit {commits}", fontsize=9
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
