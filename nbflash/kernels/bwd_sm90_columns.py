@@ -147,9 +147,11 @@ def make_columns_stream(cfg):
             wait_all()
         dp = less_deltas(settled(dp), stats, place, stage, pair)
         ds = pack(gradients_of(p, dp, kind))
+        if not EARLY_DV:
+            packed = pack(p)
         wgmma_fence()
         if not EARLY_DV:
-            acc_dv = issue_acc(acc_dv, pack(p), dout)
+            acc_dv = issue_acc(acc_dv, packed, dout)
             wgmma_commit()
         # dK += dSᵀ Q
         q = types.uint32(lower(base, Q_PANEL) + stage * (Q_BYTES >> 4))

@@ -178,9 +178,11 @@ def make_compute_stream(cfg):
             dp = less_deltas(dp, stats, place, stage, pair)
         ds = pack(gradients_of(p, dp, kind))
         share_scores(ds, turn, place, thread)
+        if not EARLY:
+            packed = pack(p)
         wgmma_fence()
         if not EARLY:
-            acc_dv = issue_acc(acc_dv, pack(p), dout)
+            acc_dv = issue_acc(acc_dv, packed, dout)
             wgmma_commit()
         # dK += dSᵀ Q
         q = types.uint32(lower(base, Q_PANEL) + stage * (Q_BYTES >> 4))

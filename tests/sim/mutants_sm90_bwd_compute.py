@@ -125,7 +125,9 @@ STEP = (
     *(without(f"commit of product {i}", COMMIT, 7, i) for i in range(7)),
     Mutant("dS not shared", "share_scores(ds, turn, place, thread)", "pass"),
     Mutant("P shared for dS", "share_scores(ds, turn", "share_scores(pack(p), turn"),
-    Mutant("early dV of V", "issue_acc(acc_dv, packed, dout)", "issue_acc(acc_dv, packed, v)"),
+    Mutant(
+        "early dV of V", "issue_acc(acc_dv, packed, dout)", "issue_acc(acc_dv, packed, v)", 0, 2
+    ),
     Mutant("dK of dO", "issue_acc(acc_dk, ds, q)", "issue_acc(acc_dk, ds, dout)"),
     Mutant(
         "dK with Q of stage 0",
