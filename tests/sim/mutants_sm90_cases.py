@@ -152,7 +152,6 @@ CAUGHT_BY = {
         "b and h of a row swapped",
         "plane of the head before",
         "first half of the last V twice",
-        "next Q of stage 0",
         "finishes with the next m",
         "O goes on into the next row",
         "releases of Q by every warp",
