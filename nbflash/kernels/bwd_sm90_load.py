@@ -8,6 +8,7 @@ tiles, and at the statistics of every masked tile: there P and dS are 0 where a 
 
 from masks import BITS, FULL, INTERVAL
 from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.kernels.sm90_load import write_record
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
     bar_arrive,
@@ -52,17 +53,10 @@ def make_load_stream(cfg):
     STATS_WORDS, BITS_WORDS = STAT_BYTES // 4, BIT_BYTES // 4
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
-    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, _, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
-    FULL_K, WITH_DQ = cfg.barriers[4], cfg.with_dq
+    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
+    WITH_DQ = cfg.with_dq
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
     _, v_phase_of = make_ring(1)
-
-    @inlined
-    def write_record(smem, at, kind, n_block, bh_kv, slot):
-        smem[at] = kind
-        smem[at + 1] = n_block
-        smem[at + 2] = bh_kv
-        smem[at + 3] = slot
 
     @inlined
     def send(to, panel_bytes, tensor_map, row, head, batch, bar):
