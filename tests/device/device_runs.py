@@ -57,6 +57,21 @@ def _kept(mask):
     return cupy.asarray(mask.dense())
 
 
+HOPPER_LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
+HOPPER_HEADS = ((2, 2), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1))
+
+
+def hopper_cases(head_dims):
+    """``name, dtype, head_dim, nq, nk, heads, scale``: every mask with every (dtype, head_dim)."""
+    for i, name in enumerate(gallery(8, 8)):
+        for j, (dtype, head_dim) in enumerate(head_dims):
+            nq = HOPPER_LENGTHS[(i + 2 * j) % len(HOPPER_LENGTHS)]
+            nk = HOPPER_LENGTHS[(3 * i + j) % len(HOPPER_LENGTHS)]
+            heads = HOPPER_HEADS[(i + j) % len(HOPPER_HEADS)]
+            scale = -0.5 * head_dim**-0.5 if (i + j) % 7 == 0 else None
+            yield name, dtype, head_dim, nq, nk, heads, scale
+
+
 def make_qkv(batch, nq, nk, heads, heads_kv, head_dim, dtype, seed=0):
     """q, k, v and dout on the device."""
     shapes = batch, nq, nk, heads, heads_kv, head_dim

@@ -11,6 +11,7 @@ from device_runs import (
     differing,
     expected,
     gallery,
+    hopper_cases,
     host,
     make_qkv,
 )
@@ -24,9 +25,6 @@ pytestmark = pytest.mark.skipif(
     bool(config.why_not_here("sm90")), reason="; ".join(config.why_not_here("sm90"))
 )
 
-NAMES = tuple(gallery(8, 8))
-LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
-HEADS = ((2, 2), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1))
 HEAD_DIMS = tuple(
     (dtype, head_dim)
     for dtype, head_dims in {
@@ -36,6 +34,7 @@ HEAD_DIMS = tuple(
     for head_dim in head_dims
     if dtype in DTYPES
 )
+CASES = tuple(hopper_cases(HEAD_DIMS))
 RERUNS = count_from("NBFLASH_RERUNS", 100)
 
 
@@ -50,17 +49,7 @@ def check(inputs, mask, **options):
     return got
 
 
-def cases():
-    for i, name in enumerate(NAMES):
-        for j, (dtype, head_dim) in enumerate(HEAD_DIMS):
-            nq = LENGTHS[(i + 2 * j) % len(LENGTHS)]
-            nk = LENGTHS[(3 * i + j) % len(LENGTHS)]
-            heads = HEADS[(i + j) % len(HEADS)]
-            scale = -0.5 * head_dim**-0.5 if (i + j) % 7 == 0 else None
-            yield name, dtype, head_dim, nq, nk, heads, scale
-
-
-@pytest.mark.parametrize(("name", "dtype", "head_dim", "nq", "nk", "heads", "scale"), cases())
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "nq", "nk", "heads", "scale"), CASES)
 def test_forward(name, dtype, head_dim, nq, nk, heads, scale):
     mask = gallery(nq, nk, heads=heads[0] if name.startswith("per-") else 2)[name]
     inputs = make_qkv(mask.batch or 1, nq, nk, *heads, head_dim, dtype, seed=nq + nk)

@@ -10,6 +10,7 @@ from device_runs import (
     count_from,
     expected,
     gallery,
+    hopper_cases,
     host,
     make_qkv,
     run,
@@ -28,9 +29,6 @@ pytestmark = [
     pytest.mark.usefixtures("one_pass"),
 ]
 
-NAMES = tuple(gallery(8, 8))
-LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
-HEADS = ((2, 2), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1))
 HEAD_DIMS = tuple(
     (dtype, head_dim)
     for dtype, head_dims in {
@@ -41,6 +39,7 @@ HEAD_DIMS = tuple(
     if dtype in DTYPES
 )
 MODES = ((64, False), (64, True), (192, False))  # one pass; two, of each column kernel
+CASES = tuple(hopper_cases(HEAD_DIMS))
 RERUNS = count_from("NBFLASH_RERUNS", 100)
 BLOCK = 64
 
@@ -52,24 +51,14 @@ def check(inputs, mask, **options):
     return got
 
 
-def cases():
-    for i, name in enumerate(NAMES):
-        for j, (dtype, head_dim) in enumerate(HEAD_DIMS):
-            nq = LENGTHS[(i + 2 * j) % len(LENGTHS)]
-            nk = LENGTHS[(3 * i + j) % len(LENGTHS)]
-            heads = HEADS[(i + j) % len(HEADS)]
-            scale = -0.5 * head_dim**-0.5 if (i + j) % 7 == 0 else None
-            yield name, dtype, head_dim, nq, nk, heads, scale
-
-
-@pytest.mark.parametrize(("name", "dtype", "head_dim", "nq", "nk", "heads", "scale"), cases())
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "nq", "nk", "heads", "scale"), CASES)
 def test_backward(name, dtype, head_dim, nq, nk, heads, scale):
     mask = gallery(nq, nk, heads=heads[0] if name.startswith("per-") else 2)[name]
     inputs = make_qkv(mask.batch or 1, nq, nk, *heads, head_dim, dtype, seed=nq + nk)
     check(inputs, mask, scale=scale)
 
 
-@pytest.mark.parametrize(("name", "dtype", "head_dim", "nq", "nk", "heads", "scale"), cases())
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "nq", "nk", "heads", "scale"), CASES)
 def test_two_passes(name, dtype, head_dim, nq, nk, heads, scale):
     """The same grid in deterministic mode, twice: the same bits."""
     mask = gallery(nq, nk, heads=heads[0] if name.startswith("per-") else 2)[name]
