@@ -4,10 +4,6 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 
-# (dtype, head_dim) of the Hopper kernels.
-SM90 = [("float16", d) for d in (8, 64, 72, 128, 192, 256)]
-SM90 += [("bfloat16", d) for d in (64, 96, 128, 136, 192, 200, 256)]
-
 
 def problem_of(dtype, head_dim, vectors):
     """A problem whose kernels are those of every problem with this dtype and head_dim."""
@@ -62,33 +58,36 @@ def _compile(combination, device, capability):
         cached_cubin(spec, capability)
 
 
-def _compile_sm90(dtype, head_dim):
-    from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
-    from nbflash.kernels.sm90_config import forward_configs
-    from nbflash.launch import cached_cubin
-
-    for negate in (False, True):
-        for cfg in forward_configs(dtype, head_dim, negate):
-            cached_cubin(fwd_sm90_spec(cfg), (9, 0))
-
-
-def _compile_sm90_backward(dtype, head_dim):
-    from nbflash.kernels import bwd_sm90_config as one_pass
+def sm90_specs(dtype, head_dim):
+    """The Hopper kernels of every problem with this dtype and head_dim, whatever its mask."""
+    from nbflash.kernels import bwd_sm90_config as columns
     from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
     from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
     from nbflash.kernels.bwd_sm90_dq_config import dq_config
+    from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
+    from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+    from nbflash.kernels.sm90_config import forward_configs
+    from nbflash.sm90_backward import rows_config
+
+    for negate in (False, True):
+        yield from map(fwd_sm90_spec, forward_configs(dtype, head_dim, negate))
+    cfg = columns.columns_config(dtype, head_dim)
+    yield bwd_sm90_spec(cfg)
+    yield bwd_sm90_dq_spec(dq_config(dtype, head_dim, cfg.tile_m))
+    if head_dim <= columns.MOST_HEAD_DIM:
+        cfg = columns.backward_config(dtype, head_dim)
+        yield bwd_sm90_spec(cfg)
+        yield from (of(rows_config(cfg)) for of in (statistics_sm90_spec, round_sm90_spec))
+
+
+def _compile_sm90(dtype, head_dim, which):
     from nbflash.launch import cached_cubin
 
-    columns = one_pass.columns_config(dtype, head_dim)
-    specs = [bwd_sm90_spec(columns), bwd_sm90_dq_spec(dq_config(dtype, head_dim, columns.tile_m))]
-    if head_dim <= one_pass.MOST_HEAD_DIM:
-        specs.append(bwd_sm90_spec(one_pass.backward_config(dtype, head_dim)))
-    for spec in specs:
-        cached_cubin(spec, (9, 0))
+    cached_cubin(list(sm90_specs(dtype, head_dim))[which], (9, 0))
 
 
-def compile_ahead(combinations):
-    """Fill the disk cache for all ``(dtype, head_dim, vectors)``."""
+def compile_ahead(combinations, sm90=()):
+    """Fill the disk cache for all ``(dtype, head_dim, vectors)``, and for Hopper's, without."""
     import cupy
 
     from nbflash import simt
@@ -98,11 +97,11 @@ def compile_ahead(combinations):
     device = {name: x for name, x in vars(simt._Gpu(0)).items() if isinstance(x, simple)}
     digits = cupy.cuda.Device(0).compute_capability
     capability = int(digits[:-1]), int(digits[-1])
+    sm90 = () if why_not_here("sm90") else sm90
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
         jobs = [pool.submit(_compile, c, device, capability) for c in combinations]
-        if not why_not_here("sm90"):
-            both = _compile_sm90, _compile_sm90_backward
-            jobs += [pool.submit(compile_, *c) for compile_ in both for c in SM90]
+        for of in sm90:
+            jobs += [pool.submit(_compile_sm90, *of, i) for i, _ in enumerate(sm90_specs(*of))]
         for job in jobs:
             job.result()

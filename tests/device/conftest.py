@@ -43,14 +43,29 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", rf"default:::{package}(\..*)?")
 
 
+@pytest.hookimpl(trylast=True)  # behind -k
 def pytest_collection_modifyitems(config, items):
     """Compile what the tests will need on all cores, before the first of them waits for it."""
     if items and not SANITIZING and not config.option.collectonly:
         from compile_ahead import compile_ahead
         from device_runs import COMBINATIONS
 
-        simt = any(not item.path.name.startswith("test_gpu_sm90") for item in items)
-        compile_ahead(COMBINATIONS if simt else ())
+        simt, sm90 = False, set()
+        for item in items:
+            given = _parameters(item)
+            if given["impl"] == "sm90":
+                sm90.add((given.get("dtype", "float16"), given.get("head_dim", 64)))
+            else:
+                simt = True
+        compile_ahead(COMBINATIONS if simt else (), sorted(sm90))
+
+
+def _parameters(item):
+    """Those of a test, with those of the ``case`` among them; of which implementation it is."""
+    impl = "sm90" if item.path.name.startswith("test_gpu_sm90") else "simt"
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    case = vars(given["case"]) if "case" in given else {}
+    return {"impl": impl} | given | case
 
 
 @pytest.fixture(autouse=True)

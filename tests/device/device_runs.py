@@ -6,12 +6,19 @@ import os
 
 import cupy
 import numpy as np
+import pytest
 from reference import attention_and_gradients, plain_computation
 
 import nbflash
-from nbflash import testing
+from nbflash import config, testing
 
 IMPL = "simt"
+_REASONS = config.why_not_here("sm90")
+ON_HOPPER = pytest.mark.skipif(bool(_REASONS), reason="; ".join(_REASONS))
+IMPLS = (IMPL, pytest.param("sm90", marks=ON_HOPPER))
+by_impl = pytest.mark.parametrize("impl", IMPLS)
+by_mode = pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
+USUAL = {"simt": "float32", "sm90": "float16"}  # where the dtype does not matter
 RESULTS = ("out", "lse", "dq", "dk", "dv")
 # The budgets of FlashAttention-2's own tests, in units of the plain computation's error: a
 # gradient goes through one more product and one more rounded operand than the output.
@@ -78,14 +85,12 @@ def make_qkv(batch, nq, nk, heads, heads_kv, head_dim, dtype, seed=0):
     return tuple(map(cupy.asarray, testing.make_qkv(*shapes, DTYPES[dtype], seed)))
 
 
-def run(inputs, mask=None, *, scale=None, deterministic=False, out=None, impl=None):
+def run(inputs, mask=None, *, scale=None, deterministic=False, out=None, dlse=None, impl=None):
     """``(out, lse, dq, dk, dv)`` through the public API."""
     (q, k, v, dout), impl = inputs, impl or IMPL
     out, lse = nbflash.attention(q, k, v, mask, scale=scale, out=out, return_lse=True, impl=impl)
-    gradients = nbflash.attention_backward(
-        dout, q, k, v, out, lse, mask, scale=scale, deterministic=deterministic, impl=impl
-    )
-    return out, lse, *gradients
+    options = {"dlse": dlse, "scale": scale, "deterministic": deterministic, "impl": impl}
+    return out, lse, *nbflash.attention_backward(dout, q, k, v, out, lse, mask, **options)
 
 
 def expected(inputs, mask, scale=None):
@@ -186,9 +191,11 @@ class Framed:
         Chooses the layout.
     quantum : int
         Elements of which every stride and the offset are multiples.
+    backwards : float
+        Share of the axes that run backwards in memory.
     """
 
-    def __init__(self, x, rng, quantum=1):
+    def __init__(self, x, rng, quantum=1, backwards=0.2):
         order, strides, step = rng.permutation(3), [0, 0, 0, 1], x.shape[3]
         for axis in order:
             step += int(rng.integers(0, 3)) * quantum
@@ -198,7 +205,7 @@ class Framed:
         first = MARGIN + int(rng.integers(0, 4)) * quantum
         size = first + step + MARGIN
         for axis in order:
-            if rng.random() < 0.2:
+            if rng.random() < backwards:
                 first += (x.shape[axis] - 1) * strides[axis]
                 strides[axis] = -strides[axis]
         self._bits = np.dtype(f"uint{8 * x.itemsize}")

@@ -3,18 +3,14 @@
 import cupy
 import numpy as np
 import pytest
-from device_runs import DTYPES, FACTORS, bits, gallery, host
+from device_runs import DTYPES, FACTORS, ON_HOPPER, bits, by_impl, by_mode, gallery, host
 from merged_parts import check
 
 import nbflash
-from nbflash import config, reference
+from nbflash import reference
 from nbflash.testing import assert_within_reference, low_precision_backward, make_qkv
 
 pytestmark = pytest.mark.usefixtures("one_pass")
-REASONS = config.why_not_here("sm90")
-ON_HOPPER = pytest.mark.skipif(bool(REASONS), reason="; ".join(REASONS))
-IMPLS = ("simt", pytest.param("sm90", marks=ON_HOPPER))
-by_impl = pytest.mark.parametrize("impl", IMPLS)
 # Below one tile; a tile and a row; several tiles of either implementation.
 SHAPES = ((1, 2, 1), (63, 65, 20), (129, 257, 128), (300, 190, 100))
 
@@ -47,7 +43,7 @@ def test_merged_parts(nq, nk, cut, name, impl):
     check(vjp_of(inputs, impl), mask, inputs, cut)
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
+@by_mode
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes_of_simt(dtype, deterministic):
     inputs = make_qkv(2, 150, 170, 3, 1, 40, DTYPES[dtype])
@@ -56,7 +52,7 @@ def test_dtypes_of_simt(dtype, deterministic):
 
 
 @ON_HOPPER
-@pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
+@by_mode
 @pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 72), ("bfloat16", 128)])
 def test_dtypes_of_sm90(dtype, head_dim, deterministic):
     inputs = make_qkv(2, 257, 300, 3, 1, head_dim, DTYPES[dtype])

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 from device_runs import (
     DTYPES,
+    ON_HOPPER,
     UNALIGNED,
+    USUAL,
     Framed,
     Guarded,
     assert_close,
     bits,
+    by_impl,
     count_from,
     expected,
     gallery,
@@ -24,24 +27,31 @@ from device_runs import (
 
 from nbflash import testing
 
+pytestmark = pytest.mark.usefixtures("one_pass")
 COUNT = count_from("NBFLASH_RANDOM_CASES", 256)
 NAMES = tuple(gallery(8, 8))
-COMBINATIONS = (
-    *UNALIGNED,
-    ("float32", 5),
-    ("float32", 128),
-    ("float16", 59),
-    ("float16", 128),
-    ("bfloat16", 17),
-    ("bfloat16", 64),
-    ("float64", 64),
-)
+COMBINATIONS = {
+    "simt": (
+        *UNALIGNED,
+        ("float32", 5),
+        ("float32", 128),
+        ("float16", 59),
+        ("float16", 128),
+        ("bfloat16", 17),
+        ("bfloat16", 64),
+        ("float64", 64),
+    ),
+    # Every head_dim, every other one of each 64 in bfloat16.
+    "sm90": tuple((("float16", "bfloat16")[(d // 8 + d // 64) % 2], d) for d in range(8, 257, 8)),
+}
 
 
 @dataclass(frozen=True)
 class Configuration:
     """One problem, drawn from a seed."""
 
+    impl: str
+    seed: int
     mask: str
     batch: int
     nq: int
@@ -55,12 +65,15 @@ class Configuration:
     scale: float
 
     @classmethod
-    def draw(cls, rng):
-        usable = [c for c in COMBINATIONS if c[0] in DTYPES]
+    def draw(cls, impl, seed):
+        rng = np.random.default_rng(seed)
+        usable = [c for c in COMBINATIONS[impl] if c[0] in DTYPES]
         dtype, head_dim = usable[rng.integers(len(usable))]
         heads_kv, ratio = (int(n) for n in rng.integers(1, 5, 2))
         nq, nk = (int(n) for n in np.exp(rng.uniform(0, np.log(400), 2)))
         return cls(
+            impl=impl,
+            seed=seed,
             mask=NAMES[rng.integers(len(NAMES))],
             batch=int(rng.integers(1, 4)),
             nq=nq,
@@ -69,28 +82,40 @@ class Configuration:
             heads_kv=heads_kv,
             dtype=dtype,
             head_dim=head_dim,
-            # elsewhere, what reads single elements is not compiled ahead
-            aligned=(dtype, head_dim) not in UNALIGNED or bool(rng.integers(2)),
+            # elsewhere, what reads single elements is not there, or not compiled ahead
+            aligned=impl != "simt" or (dtype, head_dim) not in UNALIGNED or bool(rng.integers(2)),
             deterministic=bool(rng.integers(2)),
-            scale=float(rng.uniform(-1, 1) * 2 * head_dim**-0.5),
+            scale=float(rng.uniform(-1, 1) * 2 * head_dim**-0.5) * bool(rng.integers(16)),
         )
 
+    def framed(self, inputs, rng):
+        """q, k, v and dout with layouts of their own, as far as the implementation reads them."""
+        quantum = 16 // inputs[0].itemsize if self.aligned else 1
+        if self.impl == "simt":
+            return [Framed(x, rng, quantum) for x in inputs]
+        *qkv, dout = inputs
+        quantum_of_dout = 1 if rng.random() < 0.5 else quantum  # it is copied where it has to be
+        qkv = [Framed(x, rng, quantum, backwards=0) for x in qkv]
+        return [*qkv, Framed(dout, rng, quantum_of_dout)]
 
-@pytest.mark.parametrize("seed", [pytest.param(n, id=f"seed-{n}") for n in range(COUNT)])
-def test_random_problem(seed):
-    rng = np.random.default_rng(seed)
-    case = Configuration.draw(rng)
+
+CASES = [
+    pytest.param(Configuration.draw(impl, seed), id=f"{impl}-seed-{seed}", marks=marks)
+    for impl, marks in (("simt", ()), ("sm90", ON_HOPPER))
+    for seed in range(COUNT)
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_random_problem(case):
     print(case)
     mask = gallery(case.nq, case.nk, batch=case.batch, heads=case.heads)[case.mask]
-    plain = make_qkv(
-        *(case.batch, case.nq, case.nk, case.heads, case.heads_kv, case.head_dim),
-        case.dtype,
-        seed,
-    )
-    quantum = 16 // plain[0].itemsize if case.aligned else 1
-    framed = [Framed(x, rng, quantum) for x in plain]
+    sizes = case.batch, case.nq, case.nk, case.heads, case.heads_kv, case.head_dim
+    plain = make_qkv(*sizes, case.dtype, case.seed)
+    rng = np.random.default_rng((case.seed, 1))
+    framed = case.framed(plain, rng)
     nan = cupy.asarray(testing.poisoned(plain[0].shape, plain[0].dtype))
-    target, guarded = Framed(nan, rng), Guarded()
+    target, guarded = Framed(nan, rng, int(rng.choice([1, 8]))), Guarded()
     with cupy.cuda.using_allocator(guarded):
         got = run(
             [f.x for f in framed],
@@ -98,6 +123,7 @@ def test_random_problem(seed):
             scale=case.scale,
             deterministic=case.deterministic,
             out=target.x,
+            impl=case.impl,
         )
     guarded.assert_margins_untouched()
     for each in (*framed, target):
@@ -125,11 +151,12 @@ def test_gaps_that_are_written_are_noticed():
         framed.assert_gaps_untouched()
 
 
-def test_layouts_give_the_bits_of_contiguous_arrays():
+@by_impl
+def test_layouts_give_the_bits_of_contiguous_arrays(impl):
     """Aligned layouts take the same kernels as contiguous arrays do."""
-    mask, plain = gallery(150, 170)["causal"], make_qkv(2, 150, 170, 4, 2, 64, "float32")
-    whole = bits(run(plain, mask, deterministic=True))
+    mask, plain = gallery(150, 170)["causal"], make_qkv(2, 150, 170, 4, 2, 64, USUAL[impl])
+    whole = bits(run(plain, mask, deterministic=True, impl=impl))
     for seed in range(8):
-        rng = np.random.default_rng(seed)
-        moved = [Framed(x, rng, 4).x for x in plain]
-        assert bits(run(moved, mask, deterministic=True)) == whole
+        rng, quantum = np.random.default_rng(seed), 16 // plain[0].itemsize
+        moved = [Framed(x, rng, quantum, 0.2 * (impl == "simt")).x for x in plain]
+        assert bits(run(moved, mask, deterministic=True, impl=impl)) == whole

@@ -7,11 +7,15 @@ Inputs come from the host and nothing but nbflash's own kernels computes on the 
 import cupy
 import numpy as np
 import pytest
-from device_runs import DTYPES, assert_close, gallery, run
+from device_runs import DTYPES, ON_HOPPER, assert_close, by_impl, by_mode, gallery, run
 
-from nbflash import config, reference, testing
+import masks
+import nbflash
+from nbflash import reference, testing
 
-CASES = [
+pytestmark = pytest.mark.usefixtures("one_pass")
+
+SIMT = (
     ("dense", (1, 1), 64, "float32", (1, 1)),
     ("causal", (70, 70), 64, "float32", (2, 1)),
     ("causal", (129, 130), 64, "float32", (1, 1)),
@@ -22,52 +26,69 @@ CASES = [
     ("padding", (20, 150), 128, "float32", (2, 1)),
     ("empty", (20, 20), 64, "float32", (1, 1)),
     ("window", (40, 40), 256, "float32", (1, 1)),
-]
-
-
-HOPPER = [
+)
+# Each in one pass and in two, but for the wide heads: they have two passes only.
+HOPPER = (
+    ("dense", (1, 1), 64, "float16", (1, 1)),
     ("causal", (130, 130), 64, "bfloat16", (2, 1)),
     ("window", (70, 200), 128, "float16", (1, 1)),
     ("dead-scattered", (65, 33), 72, "float16", (2, 2)),
     ("checkerboard", (40, 140), 64, "bfloat16", (1, 1)),
     ("dense", (300, 300), 128, "bfloat16", (1, 1)),
+    ("per-batch-per-head", (70, 130), 128, "bfloat16", (2, 2)),
     ("padding", (20, 150), 256, "float16", (2, 1)),
+    ("causal", (130, 140), 192, "bfloat16", (2, 1)),
     ("empty", (20, 20), 64, "float16", (1, 1)),
-]
+)
+COLUMNS = ("impl", "name", "shape", "head_dim", "dtype", "heads")
+ROWS = [("simt", *row) for row in SIMT]
+ROWS += [pytest.param("sm90", *row, marks=ON_HOPPER) for row in HOPPER]
 
-FORMS = pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
 
-
-def assert_within_budget(results, inputs, mask):
+def assert_within_budget(results, inputs, mask, dlse=None):
     q, k, v, dout = inputs
-    ref = reference.attention(q, k, v, mask) + reference.attention_backward(dout, q, k, v, mask)
+    backward = dout, q, k, v, mask
+    ref = reference.attention(q, k, v, mask) + reference.attention_backward(*backward, dlse=dlse)
     low = testing.low_precision(q, k, v, mask)
-    low += testing.low_precision_backward(dout, q, k, v, mask)
+    low += testing.low_precision_backward(*backward, dlse=dlse)
     assert_close(results, ref, low)
 
 
-@FORMS
-@pytest.mark.parametrize(("name", "shape", "head_dim", "dtype", "heads"), CASES)
-def test_kernels(name, shape, head_dim, dtype, heads, deterministic):
+@by_mode
+@pytest.mark.parametrize(COLUMNS, ROWS)
+def test_kernels(impl, name, shape, head_dim, dtype, heads, deterministic):
     mask = gallery(*shape, heads=heads[0])[name]
     inputs = testing.make_qkv(mask.batch or 1, *shape, *heads, head_dim, DTYPES[dtype])
-    results = run([cupy.asarray(x) for x in inputs], mask, deterministic=deterministic)
+    there = [cupy.asarray(x) for x in inputs]
+    results = run(there, mask, impl=impl, deterministic=deterministic)
     assert_within_budget(results, inputs, mask)
 
 
-@FORMS
-@pytest.mark.skipif(bool(config.why_not_here("sm90")), reason="needs a Hopper GPU")
-@pytest.mark.usefixtures("one_pass")
-@pytest.mark.parametrize(("name", "shape", "head_dim", "dtype", "heads"), HOPPER)
-def test_hopper(name, shape, head_dim, dtype, heads, deterministic):
-    mask = gallery(*shape, heads=heads[0])[name]
-    inputs = testing.make_qkv(mask.batch or 1, *shape, *heads, head_dim, DTYPES[dtype])
-    inputs_there = [cupy.asarray(x) for x in inputs]
-    results = run(inputs_there, mask, impl="sm90", deterministic=deterministic)
+@by_mode
+@by_impl
+def test_gradient_of_the_lse(impl, deterministic):
+    mask, inputs = gallery(70, 130)["causal"], testing.make_qkv(1, 70, 130, 2, 1, 64, np.float16)
+    dlse = np.random.default_rng(0).standard_normal((1, 2, 70)).astype(np.float32)
+    there, dlse_there = [cupy.asarray(x) for x in inputs], cupy.asarray(dlse)
+    results = run(there, mask, dlse=dlse_there, impl=impl, deterministic=deterministic)
+    assert_within_budget(results, inputs, mask, dlse)
+
+
+@by_mode
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("impl", [pytest.param("sm90", marks=ON_HOPPER)])
+def test_blocks_of_64(impl, head_dim, deterministic):
+    """The forward's own configuration for them: one warpgroup, two blocks on a multiprocessor."""
+    n = 320
+    mask, inputs = masks.random(n, 64, 0.3), testing.make_qkv(1, n, n, 2, 2, head_dim, np.float16)
+    there = [cupy.asarray(x) for x in inputs]
+    schedule = nbflash.plan(*there[:3], mask, impl=impl).schedule
+    assert (schedule.tile_m, schedule.tile_n) == (64, 64)
+    results = run(there, mask, impl=impl, deterministic=deterministic)
     assert_within_budget(results, inputs, mask)
 
 
-@FORMS
+@by_mode
 def test_rows_that_are_read_one_element_at_a_time(deterministic):
     mask = gallery(70, 40)["causal"]
     inputs = testing.make_qkv(1, 70, 40, 2, 1, 64, np.float32)
@@ -78,7 +99,7 @@ def test_rows_that_are_read_one_element_at_a_time(deterministic):
     assert_within_budget(run(moved, mask, deterministic=deterministic), inputs, mask)
 
 
-@FORMS
+@by_mode
 def test_garbage_between_the_keys(deterministic):
     """Of the threads of a warp, some find the NaN and some do not."""
     mask = gallery(70, 150)["dead-keys"]

@@ -1,12 +1,15 @@
 """Streams, CUDA graphs, threads and the lifetime of memory."""
 
+import functools
 import gc
 import threading
+from dataclasses import dataclass
 
 import cupy
 import numpy as np
 import pytest
-from device_runs import bits, gallery, make_qkv, poisoned_block, run
+from device_runs import ON_HOPPER, bits, by_mode, gallery, make_qkv, poisoned_block
+from device_runs import run as run_impl
 
 import nbflash
 from nbflash import planning
@@ -21,6 +24,37 @@ SPIN = cupy.RawKernel(
     "spin",
 )
 CYCLES = 100_000_000
+pytestmark = pytest.mark.usefixtures("one_pass")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What runs: all but the mask."""
+
+    impl: str
+    dtype: str
+    head_dim: int
+
+    def inputs(self, seed=0):
+        return make_qkv(2, 300, 300, 4, 2, self.head_dim, self.dtype, seed)
+
+
+CASES = (
+    pytest.param(Case("simt", "float32", 64), id="simt"),
+    pytest.param(Case("sm90", "float16", 64), id="sm90", marks=ON_HOPPER),
+    pytest.param(Case("sm90", "float16", 192), id="sm90-wide", marks=ON_HOPPER),
+)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def run(case):
+    """Forward and backward by the implementation of the case."""
+    return functools.partial(run_impl, impl=case.impl)
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +63,12 @@ def mask():
 
 
 @pytest.fixture(scope="module")
-def inputs():
-    return make_qkv(2, 300, 300, 4, 2, 64, "float32")
+def inputs(case):
+    return case.inputs()
 
 
 @pytest.fixture(scope="module")
-def whole(inputs, mask):
+def whole(inputs, mask, run):
     """The results on the default stream."""
     return bits(run(inputs, mask, deterministic=True))
 
@@ -48,7 +82,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-def test_the_current_stream_is_used(kind, inputs, mask, whole):
+def test_the_current_stream_is_used(kind, inputs, mask, whole, run):
     cupy.cuda.Device().synchronize()
     with STREAMS[kind]() as stream:
         results = run(inputs, mask, deterministic=True)
@@ -57,7 +91,7 @@ def test_the_current_stream_is_used(kind, inputs, mask, whole):
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "does-not-wait"])
-def test_a_slow_producer_on_another_stream(waits, inputs, mask, whole):
+def test_a_slow_producer_on_another_stream(waits, inputs, mask, whole, run):
     """Q is written late on one stream and read on another: it is there after its event only.
 
     The second case shows that the kernels run on the stream that is current and nothing else
@@ -82,7 +116,7 @@ def test_a_slow_producer_on_another_stream(waits, inputs, mask, whole):
     cupy.cuda.Device().synchronize()
 
 
-def test_two_streams_at_once(inputs, mask, whole):
+def test_two_streams_at_once(inputs, mask, whole, run):
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
     cupy.cuda.Device().synchronize()
     results = []
@@ -93,7 +127,7 @@ def test_two_streams_at_once(inputs, mask, whole):
     assert all(bits(r) == whole for r in results)
 
 
-def test_threads_share_a_plan(inputs, mask, whole):
+def test_threads_share_a_plan(inputs, mask, whole, run):
     """One bound kernel, many threads: arguments of one call never reach another's launch."""
     others = [x[::-1].copy() for x in inputs]
     expected = {0: whole, 1: bits(run(others, mask, deterministic=True))}
@@ -118,8 +152,8 @@ def test_threads_share_a_plan(inputs, mask, whole):
     assert wrong == []
 
 
-@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "atomic"])
-def test_graph_capture_and_replay(deterministic, inputs, mask):
+@by_mode
+def test_graph_capture_and_replay(deterministic, case, inputs, mask, run):
     """Captured once, replayed on new contents: the results of eager calls."""
     pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream(non_blocking=True)
     q, k, v, dout = (x.copy() for x in inputs)
@@ -132,7 +166,7 @@ def test_graph_capture_and_replay(deterministic, inputs, mask):
         results = run((q, k, v, dout), mask, deterministic=deterministic)
         graph = stream.end_capture()
         for seed in range(3):
-            fresh = make_qkv(2, 300, 300, 4, 2, 64, "float32", seed)
+            fresh = case.inputs(seed)
             for x, y in zip((q, k, v, dout), fresh, strict=True):
                 x[...] = y
             for x in results:
@@ -147,7 +181,7 @@ def test_graph_capture_and_replay(deterministic, inputs, mask):
             assert not any(bool(cupy.isnan(x).any()) for x in results)
 
 
-def test_inputs_that_are_freed_at_once(inputs, mask, whole):
+def test_inputs_that_are_freed_at_once(inputs, mask, whole, run):
     """Their memory is reused on the same stream while the kernels may still be waiting."""
     for _ in range(20):
         copies = [x.copy() for x in inputs]
@@ -159,7 +193,7 @@ def test_inputs_that_are_freed_at_once(inputs, mask, whole):
         del junk
 
 
-def test_plans_that_are_forgotten_while_they_run(inputs, mask, whole):
+def test_plans_that_are_forgotten_while_they_run(inputs, mask, whole, run):
     """The tables of a schedule live until the kernels that read them are done, on any stream.
 
     The memory pool would hand them on at once to the stream on which the plan was made.
@@ -180,10 +214,10 @@ def test_plans_that_are_forgotten_while_they_run(inputs, mask, whole):
 
 
 @pytest.mark.parametrize("last", range(4))
-def test_an_error_leaves_everything_usable(last, inputs, mask, whole):
+def test_an_error_leaves_everything_usable(last, case, inputs, mask, whole, run):
     """Out of memory in the middle of a backward pass, then the same call again."""
     q, k, v, dout = inputs
-    out, lse = nbflash.attention(q, k, v, mask, impl="simt", return_lse=True)
+    out, lse = nbflash.attention(q, k, v, mask, impl=case.impl, return_lse=True)
     calls = 0
 
     def failing(size):
@@ -197,5 +231,5 @@ def test_an_error_leaves_everything_usable(last, inputs, mask, whole):
         cupy.cuda.using_allocator(failing),
         pytest.raises(cupy.cuda.memory.OutOfMemoryError),
     ):
-        nbflash.attention_backward(dout, q, k, v, out, lse, mask, impl="simt")
+        nbflash.attention_backward(dout, q, k, v, out, lse, mask, impl=case.impl)
     assert bits(run(inputs, mask, deterministic=True)) == whole

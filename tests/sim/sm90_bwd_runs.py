@@ -24,6 +24,7 @@ COLUMNS = replace(BROAD, with_dq=False, stages=3)
 SHARED = Sm90BackwardConfig("float16", 136, 2, 64, with_dq=False, k_stages=1)
 # As on a GPU: a gradient goes through one more product and one more rounded operand.
 FACTOR = 3.0
+BLOCK = 64  # rows of a gradient that are held to a budget of their own: a warpgroup's
 
 
 def in_memory(x):
@@ -118,5 +119,5 @@ def check(cfg, mask, inputs, *, scale=None, **more):
     low = testing.low_precision_backward(dout, q, k, v, mask, scale, dlse)
     names = ("dq", "dk", "dv")
     for name, *values in zip(*(x[-len(got) :] for x in (names, got, exact, low)), strict=True):
-        testing.assert_within_reference(*values, name=name, factor=FACTOR)
+        testing.assert_blocks_within_reference(*values, BLOCK, name=name, factor=FACTOR)
     return got
