@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from sm90_runs import BLOCK
 
 from nbflash import launch, reference, testing
 from nbflash.constants import LOG2_E
@@ -24,7 +25,6 @@ COLUMNS = replace(BROAD, with_dq=False, stages=3)
 SHARED = Sm90BackwardConfig("float16", 136, 2, 64, with_dq=False, k_stages=1)
 # As on a GPU: a gradient goes through one more product and one more rounded operand.
 FACTOR = 3.0
-BLOCK = 64  # rows of a gradient that are held to a budget of their own: a warpgroup's
 
 
 def in_memory(x):
@@ -51,6 +51,7 @@ def run(
     blocks=1,
     results=None,
     dlse=None,
+    stats=None,
     statistics=statistics_sm90_spec,
     rounding=round_sm90_spec,
     spec_of=bwd_sm90_spec,
@@ -58,7 +59,7 @@ def run(
     """``(dq, dk, dv)`` on poisoned outputs; dtype and head_dim of ``cfg`` are the problem's.
 
     Without dQ in the configuration, ``(dk, dv)``. ``results`` are ``(out, lse)``, if not those of
-    the reference; ``dlse`` has any order of axes.
+    the reference; ``dlse`` has any order of axes; ``stats`` are what the pass for dQ has left.
     """
     q, k, v, dout = inputs
     p = check_forward(q, k, v, scale)
@@ -70,17 +71,18 @@ def run(
     arrays, live = tables(schedule, p.batch, p.heads, p.group, p.head_dim, blocks)
     rows = rows_config(cfg)
     n_col, slots = schedule.n_col, p.batch * p.heads * schedule.n_col
-    stats = testing.poisoned(slots * 2 * cfg.tile_m)
     queries = slots * cfg.tile_m
     total = testing.poisoned(queries * rows.lanes * CHUNK)
-    launch.simulate(
-        statistics(rows),
-        rows.statistics_blocks(queries),
-        (
-            *(flat(dout), flat(out), lse.reshape(-1), in_memory(dlse), stats, total),
-            *(strides(dout), strides(out), strides(dlse), p.nq, p.heads, n_col, queries),
-        ),
-    )
+    if stats is None:
+        stats = testing.poisoned(slots * 2 * cfg.tile_m)
+        launch.simulate(
+            statistics(rows),
+            rows.statistics_blocks(queries),
+            (
+                *(flat(dout), flat(out), lse.reshape(-1), in_memory(dlse), stats, total),
+                *(strides(dout), strides(out), strides(dlse), p.nq, p.heads, n_col, queries),
+            ),
+        )
     dq, dk, dv = (testing.poisoned(x.shape, q.dtype) for x in (q, k, v))
     boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
     maps = [SimTensorMap(x.view(np.uint16), n) for x, n in boxes]

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-from sm90_bwd_runs import BLOCK, FACTOR, flat, in_memory, strides
+from sm90_bwd_runs import FACTOR, flat, in_memory, strides
+from sm90_runs import BLOCK
 
 from nbflash import launch, reference, testing
 from nbflash.constants import LOG2_E
@@ -18,6 +19,12 @@ from nbflash.sim.hopper import SimTensorMap
 ALONE = Sm90DqConfig("float16", 16, 1, 64)
 PAIR = Sm90DqConfig("float16", 16, 2, 64, stats_m=128)
 DEEP = Sm90DqConfig("float16", 72, 1, 128, 3, 1, 2, 2, registers=())
+
+
+def statistics_for(cfg, q):
+    """Room for what the pass over columns reads."""
+    batch, nq, heads, _ = q.shape
+    return testing.poisoned(2 * batch * heads * -(-nq // cfg.stats_m) * cfg.stats_m)
 
 
 def run(
@@ -43,8 +50,7 @@ def run(
     out, lse = results or reference.attention(q, k, v, mask, scale)
     out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
     dlse = np.zeros_like(lse) if dlse is None else dlse
-    if stats is None:
-        stats = testing.poisoned(2 * p.batch * p.heads * -(-p.nq // cfg.stats_m) * cfg.stats_m)
+    stats = statistics_for(cfg, q) if stats is None else stats
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
     arrays, live = row_tables(schedule, p, blocks)
     dq = testing.poisoned(q.shape, q.dtype)

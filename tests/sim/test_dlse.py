@@ -3,10 +3,11 @@
 import ml_dtypes
 import numpy as np
 import pytest
+import sm90_dq_runs
 from merged_parts import check
 from mutants import Mutant, mutated_modules, rebuilt
 from simt_runs import DTYPES
-from sm90_bwd_runs import ALONE, BROAD, TALL, run
+from sm90_bwd_runs import ALONE, BROAD, COLUMN, SHARED, TALL, run
 from sm90_bwd_runs import check as check_sm90
 
 import nbflash.cpu
@@ -16,7 +17,7 @@ from nbflash.schedule import TileSchedule
 from nbflash.testing import make_qkv, mask_gallery, poisoned
 
 T = 64
-CONFIGS = {"alone": ALONE, "tall": TALL, "broad": BROAD}
+CONFIGS = {"alone": ALONE, "tall": TALL, "broad": BROAD, "column": COLUMN, "shared": SHARED}
 CAUSAL, DEAD = "causal", "dead-scattered"
 
 
@@ -31,6 +32,15 @@ def vjp_of_simt(inputs, scale=None, *, deterministic=False):
     return vjp
 
 
+def gradients_of(cfg, mask, inputs, **more):
+    """In one pass; or dQ by rows, which leaves the statistics for dK and dV by columns."""
+    if cfg.with_dq:
+        return run(cfg, mask, inputs, **more)
+    stats = sm90_dq_runs.statistics_for(sm90_dq_runs.ALONE, inputs[0])
+    dq = sm90_dq_runs.run(sm90_dq_runs.ALONE, mask, inputs, stats=stats, **more)
+    return dq, *run(cfg, mask, inputs, stats=stats, **more)
+
+
 def vjp_of_sm90(inputs, cfg, scale=None, **more):
     """The forward is the reference's, rounded."""
     q, k, v, _ = inputs
@@ -41,7 +51,8 @@ def vjp_of_sm90(inputs, cfg, scale=None, **more):
 
         def pullback(dout, dlse):
             values = q, k, v, dout
-            return run(cfg, part, values, scale=scale, results=results, dlse=dlse, **more)
+            options = {"scale": scale, "results": results, "dlse": dlse}
+            return gradients_of(cfg, part, values, **options, **more)
 
         return results, pullback
 
@@ -74,6 +85,9 @@ def test_simt(name, shape, cut, heads, head_dim, dtype, deterministic):
         ("checkerboard", (T, T + 1), T, (3, 1), "alone", np.float16),
         (DEAD, (130, T + 9), 30, (1, 1), "tall", np.float16),
         (CAUSAL, (T + 1, T + 1), 40, (1, 1), "broad", ml_dtypes.bfloat16),
+        (CAUSAL, (1, 2), 1, (1, 1), "column", ml_dtypes.bfloat16),
+        (DEAD, (T + 3, T - 1), 20, (4, 2), "column", np.float16),
+        ("window", (T + 1, T + 9), 40, (1, 1), "shared", np.float16),
     ],
 )
 def test_sm90(name, shape, cut, heads, config, dtype):
@@ -93,16 +107,17 @@ def test_sm90_reads_any_layout_of_dlse(order):
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["window", DEAD, "checkerboard", "dense"])
-def test_one_poisoned_row(name, poison):
+@pytest.mark.parametrize("config", ["alone", "column"])
+def test_one_poisoned_row(config, name, poison):
     """It reaches dq of its row and dk of what the row attends; all else, every dv, stays as it is,
     bit for bit."""
     n, bad = 2 * T + 1, T + 2
     mask, inputs = mask_gallery(n)[name], make_qkv(1, n, n, 1, 1, 16, np.float16)
     keys = mask.dense()[bad]
     dlse = np.random.default_rng(0).standard_normal((1, 1, n)).astype(np.float32)
-    before = run(ALONE, mask, inputs, dlse=dlse)
+    before = gradients_of(CONFIGS[config], mask, inputs, dlse=dlse)
     dlse[..., bad] = poison
-    after = run(ALONE, mask, inputs, dlse=dlse)
+    after = gradients_of(CONFIGS[config], mask, inputs, dlse=dlse)
     hits = (np.arange(n) == bad) & keys.any(), keys, np.zeros(n, bool)
     for a, b, hit in zip(after, before, hits, strict=True):
         np.testing.assert_array_equal(a[:, ~hit], b[:, ~hit])

@@ -1,18 +1,17 @@
-"""The Hopper backward in the simulator: lengths, masks, heads, scales, garbage, schedules."""
+"""The passes over columns in the simulator in each configuration; how work is shared out."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from sm90_bwd_runs import ALONE, BROAD, COLUMN, COLUMNS, SHARED, TALL, check, run
-from sm90_runs import DTYPES
+from sm90_runs import DTYPES, inputs
 
-from nbflash import reference, sim
+from nbflash import sim
 from nbflash.persistent import ordered
-from nbflash.testing import code_word_oracle, make_qkv, mask_gallery
+from nbflash.testing import code_word_oracle, mask_gallery
 
 T = 64
-EDGES = (1, 2, T - 1, T, T + 1)
 CONFIGS = {
     "alone": ALONE,
     "tall": TALL,
@@ -23,35 +22,6 @@ CONFIGS = {
     "shared": SHARED,
 }
 configs = pytest.mark.parametrize("config", CONFIGS)
-
-
-def inputs(nq, nk=None, *, batch=1, heads=(1, 1), head_dim=16, dtype="float16", seed=0):
-    """q, k, v and dout."""
-    nk = nq if nk is None else nk
-    return make_qkv(batch, nq, nk, *heads, head_dim, DTYPES[dtype], seed=seed)
-
-
-@pytest.mark.parametrize("nk", EDGES)
-@pytest.mark.parametrize("nq", EDGES)
-def test_lengths(nq, nk):
-    """Every pair, with masks, dtypes, schedules and numbers of blocks that change from one to the
-    next, half of them with race detection."""
-    at = EDGES.index(nq) + 2 * EDGES.index(nk)
-    name = ("dense", "causal", "checkerboard", "window")[at % 4]
-    dtype = tuple(DTYPES)[nq % 2]
-    with sim.options(seed=at, race=nk % 2 == 1):
-        check(ALONE, mask_gallery(nq, nk)[name], inputs(nq, nk, dtype=dtype), blocks=1 + at % 3)
-
-
-@pytest.mark.parametrize("name", mask_gallery(2, 2))
-def test_gallery(name):
-    """Columns that are whole and ragged, with and without tiles, in one block and in three."""
-    nq, nk = T + 9, 2 * T - 3
-    mask, seed = mask_gallery(nq, nk)[name], len(name)
-    sizes = {"batch": mask.batch or 1, "heads": (mask.heads or 1, 1)}
-    values = inputs(nq, nk, **sizes, dtype=tuple(DTYPES)[seed % 2])
-    with sim.options(seed=seed):
-        check(ALONE, mask, values, blocks=1 + 2 * (seed % 2))
 
 
 @configs
@@ -85,40 +55,6 @@ def test_head_dims(config, dtype, head_dim):
     check(cfg, mask_gallery(nq, nk)["butterfly-or-local-causal"], values)
 
 
-@pytest.mark.parametrize("name", ["per-head", "per-batch", "per-batch-per-head", "padding"])
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
-def test_heads_and_batches(heads, name):
-    nq, nk = T + 1, T - 1
-    mask = mask_gallery(nq, nk, batch=2, heads=heads[0])[name]
-    with sim.options(seed=sum(heads), race=heads == (4, 2)):
-        check(ALONE, mask, inputs(nq, nk, batch=2, heads=heads), blocks=2)
-
-
-@pytest.mark.parametrize("blocks", [1, 3])
-@pytest.mark.parametrize("name", ["dead-first", "dead-last", "dead-keys", "empty"])
-@pytest.mark.parametrize("config", ["alone", "tall"])
-def test_rows_and_columns_that_attend_nothing(config, name, blocks):
-    n = 3 * CONFIGS[config].tile_n - 5
-    with sim.options(seed=blocks):
-        check(CONFIGS[config], mask_gallery(T, n)[name], inputs(T, n), blocks=blocks)
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scales(dtype, scale):
-    n = T + 3
-    check(ALONE, mask_gallery(n)["causal"], inputs(n, dtype=dtype), scale=scale)
-
-
-@pytest.mark.parametrize("shift", [120.0, -120.0, 1000.0, -1000.0])
-@pytest.mark.parametrize("name", ["dense", "causal", "dead-scattered"])
-def test_shifted_scores(name, shift):
-    """exp(0 − LSE) overflows where a score that does not exist is not masked."""
-    q, k, v, dout = inputs(T + 5, T + 9, head_dim=64, dtype="bfloat16")
-    q[..., -1], k[..., -1] = 8, shift
-    check(ALONE, mask_gallery(T + 5, T + 9)[name], (q, k, v, dout))
-
-
 @configs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["dense", "checkerboard", "dead-scattered"])
@@ -141,55 +77,6 @@ def test_no_races(name, config):
     n = cfg.tile_m + cfg.tile_n + 1
     with sim.options(race=True, seed=seed):
         check(cfg, mask_gallery(n)[name], inputs(n, head_dim=cfg.head_dim), blocks=1 + seed)
-
-
-@pytest.mark.parametrize(
-    ("which", "poison"), [("q", np.nan), ("k", np.inf), ("v", np.nan), ("dout", np.inf)]
-)
-@pytest.mark.parametrize("name", ["window", "dead-scattered", "checkerboard"])
-def test_one_poisoned_row(name, which, poison):
-    """Rows and keys that do not meet it keep their gradients bit for bit."""
-    n, bad = 2 * T + 1, T + 2
-    mask, clean = mask_gallery(n)[name], inputs(n)
-    q, k, v, _ = clean
-    dirty = [x.copy() for x in clean]
-    dirty["qkv".find(which)][:, bad] = poison
-    keep = mask.dense()
-    if which in "kv":
-        rows, keys = keep[:, bad], keep[keep[:, bad]].any(axis=0)
-    else:
-        rows, keys = np.arange(n) == bad, keep[bad]
-    out, lse = (x.copy() for x in reference.attention(q, k, v, mask))
-    before = run(ALONE, mask, clean, results=(out, lse))
-    out[:, rows] = np.nan
-    if which != "dout":
-        lse[..., rows] = np.where(keep[rows].any(axis=1), np.nan, -np.inf)
-    after = run(ALONE, mask, dirty, results=(out, lse))
-    for a, b, hit in zip(after, before, (rows, keys, keys), strict=True):
-        np.testing.assert_array_equal(a[:, ~hit], b[:, ~hit])
-    assert not np.isfinite(after[0][:, rows & keep.any(axis=1)]).any()
-
-
-@pytest.mark.parametrize("name", ["padding", "dead-keys", "documents"])
-def test_what_nothing_attends_may_hold_anything(name):
-    n = 2 * T + 1
-    mask, clean = mask_gallery(n)[name], inputs(n, batch=2, heads=(2, 1))
-    results = reference.attention(*clean[:3], mask)
-    before = run(ALONE, mask, clean, blocks=2, results=results)
-    keep = np.broadcast_to(mask.dense(), (2, 2, n, n))
-    unseen, idle = ~keep.any(axis=(1, 2)), ~keep.any(axis=3).transpose(0, 2, 1)
-    q, k, v, dout = (x.copy() for x in clean)
-    k[unseen], v[unseen], q[idle], dout[idle] = np.nan, np.inf, np.inf, np.nan
-    after = run(ALONE, mask, (q, k, v, dout), blocks=2, results=results)
-    for a, b in zip(after, before, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (2, 0, 1, 3)])
-def test_layouts(axes):
-    n, back = T + 1, np.argsort(axes)
-    values = [np.ascontiguousarray(x.transpose(axes)).transpose(back) for x in inputs(n, batch=2)]
-    check(ALONE, mask_gallery(n)["causal"], values)
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 132])

@@ -9,7 +9,7 @@ import pytest
 from mutants import Mutant, mutated_modules
 from mutants_sm90_load import without
 from sm90_bwd_runs import COLUMN, COLUMNS, SHARED, check
-from test_sm90_backward import inputs
+from sm90_runs import inputs
 
 from nbflash import sim
 from nbflash.testing import mask_gallery

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import sm90_runs
 from sm90_runs import ALONE, DTYPES, PAIR, check, run
 
 import masks
 from nbflash import sim
-from nbflash.testing import code_word_oracle, make_qkv, mask_gallery
+from nbflash.testing import code_word_oracle, mask_gallery
 
 T = 64
 EDGES = (1, 2, T - 1, T, T + 1, 2 * T + 1)
@@ -23,10 +24,9 @@ CONFIGS = {
 configs = pytest.mark.parametrize("config", CONFIGS)
 
 
-def inputs(nq, nk=None, *, batch=1, heads=(1, 1), head_dim=16, dtype="float16", seed=0):
+def inputs(*sizes, **more):
     """q, k and v."""
-    nk = nq if nk is None else nk
-    return make_qkv(batch, nq, nk, *heads, head_dim, DTYPES[dtype], seed=seed)[:3]
+    return sm90_runs.inputs(*sizes, **more)[:3]
 
 
 @pytest.mark.parametrize("nk", EDGES)
