@@ -5,16 +5,15 @@ import math
 import cupy
 import numpy as np
 import pytest
-from device_runs import DTYPES, gallery, host, run
+from device_runs import DTYPES, by_mode, gallery, host, run
 
 import masks
 from nbflash.testing import code_word_oracle, small_integers
 
-FORMS = pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
 SMALL = [d for d in DTYPES if d != "float64"]
 
 
-@FORMS
+@by_mode
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize(
     ("name", "nq", "nk"),
@@ -42,7 +41,7 @@ def test_saturated_softmax_gathers(name, nq, nk, dtype, deterministic):
     assert not dk.any()
 
 
-@FORMS
+@by_mode
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_zero_queries_take_the_mean(count, dtype, deterministic):

@@ -11,6 +11,7 @@ from device_runs import (
     RESULTS,
     assert_close,
     bits,
+    by_mode,
     check,
     count_from,
     expected,
@@ -58,7 +59,7 @@ def test_forward_and_backward(seed):
 
 @pytest.mark.parametrize("name", ["dense", "causal", "butterfly", "local", "bigbird", "window"])
 @pytest.mark.parametrize(("dtype", "head_dim"), [("float32", 64), ("float16", 128)])
-@pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
+@by_mode
 def test_longer_sequences(name, dtype, head_dim, deterministic):
     mask = gallery(1031, 1500)[name]
     inputs = make_qkv(1, 1031, 1500, 4, 2, head_dim, dtype)

@@ -3,25 +3,15 @@
 import cupy
 import numpy as np
 import pytest
-from device_runs import (
-    DTYPES,
-    assert_close,
-    check,
-    expected,
-    gallery,
-    host,
-    make_qkv,
-    run,
-)
+from device_runs import DTYPES, assert_close, by_mode, check, expected, gallery, host, make_qkv, run
 
 import masks
 from nbflash.testing import assert_within_reference
 
-FORMS = pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
 NARROW = [d for d in DTYPES if d != "float64"]
 
 
-@FORMS
+@by_mode
 @pytest.mark.parametrize("name", ["dead-first", "dead-last", "dead-scattered", "causal", "empty"])
 def test_rows_that_attend_nothing(name, deterministic):
     mask = gallery(300, 200)[name]
@@ -34,7 +24,7 @@ def test_rows_that_attend_nothing(name, deterministic):
         assert not x[:, dead].any()
 
 
-@FORMS
+@by_mode
 @pytest.mark.parametrize("dead", [slice(0, 256), slice(256, 512), slice(512, 700)])
 @pytest.mark.parametrize("axis", ["queries", "keys"])
 def test_whole_tiles_without_partners(axis, dead, deterministic):
@@ -49,7 +39,7 @@ def test_whole_tiles_without_partners(axis, dead, deterministic):
         assert not x[:, dead].any()
 
 
-@FORMS
+@by_mode
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
     "name", ["padding", "dead-keys", "dead-scattered", "documents", "per-batch-per-head"]
@@ -104,7 +94,7 @@ def test_shifted_logits(shift, n, name, dtype):
     check((q, k, v, dout), mask, deterministic=n % 2 == 0)
 
 
-@FORMS
+@by_mode
 @pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
 @pytest.mark.parametrize("dtype", NARROW)
 def test_scales(scale, dtype, deterministic):
@@ -112,7 +102,7 @@ def test_scales(scale, dtype, deterministic):
     check(inputs, gallery(190, 190)["causal"], scale=scale, deterministic=deterministic)
 
 
-@FORMS
+@by_mode
 @pytest.mark.parametrize("factor", [3, 5])
 def test_large_half_precision_inputs(factor, deterministic):
     q, k, v, dout = make_qkv(1, 190, 210, 2, 2, 64, "float16")
@@ -121,7 +111,7 @@ def test_large_half_precision_inputs(factor, deterministic):
     )
 
 
-@FORMS
+@by_mode
 def test_equal_scores_everywhere(deterministic):
     q, k, v, dout = make_qkv(1, 190, 210, 2, 2, 64, "float32")
     k[:] = k[:, :1]

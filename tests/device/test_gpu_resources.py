@@ -9,7 +9,7 @@ import time
 import cupy
 import numpy as np
 import pytest
-from device_runs import count_from, gallery, make_qkv, run
+from device_runs import by_mode, count_from, gallery, make_qkv, run
 
 import nbflash
 from nbflash import launch, planning
@@ -17,7 +17,7 @@ from nbflash import launch, planning
 CALLS = count_from("NBFLASH_CALLS", 1000)
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
+@by_mode
 def test_a_thousand_calls_keep_nothing(deterministic):
     inputs, mask = make_qkv(1, 300, 300, 4, 2, 64, "float16"), gallery(300, 300)["causal"]
     pool = cupy.get_default_memory_pool()
