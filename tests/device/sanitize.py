@@ -3,10 +3,10 @@
     python tests/device/sanitize.py                       all four tools
     python tests/device/sanitize.py racecheck -k causal   one tool, and what pytest is to run
 
-Each tool first has to find a fault that is planted for it in a kernel of this file; a tool that
-misses its fault has checked nothing. The exit status is 0 if every tool found its fault and
-nothing else. $COMPUTE_SANITIZER names the program where it is neither on the path nor
-in $CUDA_HOME/bin.
+Each tool first has to find the faults that are planted for it in kernels of this file, on Hopper in
+copies by the copy engine too; a tool that misses one has checked nothing. The exit status is 0 if
+every tool found its faults and nothing else. $COMPUTE_SANITIZER names the program where it is
+neither on the path nor in $CUDA_HOME/bin.
 """
 
 import os
@@ -28,29 +28,77 @@ TOOLS = {
     "synccheck": OURS,
     "initcheck": (),  # to know what is initialised, it has to see everyone's kernels
 }
+# The faults of each tool: the first anywhere, the others where there is a copy engine (Hopper).
 PLANTED = {
-    "memcheck": """
-        out[8192 + threadIdx.x] = 1;""",
-    "racecheck": """
-        __shared__ int s[64];
-        s[threadIdx.x] = threadIdx.x;
-        out[threadIdx.x] = s[63 - threadIdx.x];""",
-    "synccheck": """
-        if (threadIdx.x & 1) __syncthreads();
-        out[threadIdx.x] = 1;""",
-    "initcheck": """
-        out[threadIdx.x] = in[threadIdx.x] + 1;""",
+    "memcheck": (
+        "out[8192 + threadIdx.x] = 1;",
+        "init(&bar); load(s, in + 8192, &bar); wait(&bar); out[threadIdx.x] = s[threadIdx.x];",
+        "s[threadIdx.x] = 1; store(out + 8192, s);",
+    ),
+    "racecheck": (
+        "s[threadIdx.x] = threadIdx.x; out[threadIdx.x] = s[63 - threadIdx.x];",
+        "init(&bar); load(s, in, &bar); out[threadIdx.x] = s[threadIdx.x];",
+        "init(&bar); load(s, in, &bar); s[threadIdx.x] = 1; wait(&bar);",
+    ),
+    "synccheck": (
+        "if (threadIdx.x & 1) __syncthreads(); out[threadIdx.x] = 1;",
+        "load(s, in, &bar); out[threadIdx.x] = 1;",
+        """if (threadIdx.x & 1) asm volatile("bar.sync 1, 64;"); out[threadIdx.x] = 1;""",
+    ),
+    "initcheck": (
+        "out[threadIdx.x] = in[threadIdx.x] + 1;",
+        "init(&bar); load(s, in, &bar); wait(&bar); out[threadIdx.x] = s[threadIdx.x];",
+    ),
 }
+COPY_ENGINE = r"""
+__device__ unsigned shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ void init(long long* bar) {
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+                     "fence.mbarrier_init.release.cluster;" :: "r"(shared(bar)) : "memory");
+    __syncthreads();
+}
+__device__ void load(int* to, const int* from, long long* bar) {
+    if (threadIdx.x) return;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 256;"
+                 :: "r"(shared(bar)) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], 256, [%2];"
+                 :: "r"(shared(to)), "l"(from), "r"(shared(bar)) : "memory");
+}
+__device__ void wait(long long* bar) {
+    for (int done = 0; !done;)
+        asm volatile("{.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\t"
+                     "selp.s32 %0, 1, 0, p;}" : "=r"(done) : "r"(shared(bar)) : "memory");
+}
+__device__ void store(int* to, const int* from) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (threadIdx.x) return;
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256;\n\t"
+                 "cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group 0;"
+                 :: "l"(to), "r"(shared(from)) : "memory");
+}
+"""
 
 
-def control(tool):
+def faults(tool):
+    """Numbers of the faults that this machine can commit."""
+    from nbflash import config
+
+    return range(1 if config.why_not_here("sm90") else len(PLANTED[tool]))
+
+
+def control(tool, fault):
     """Launch the kernel whose fault ``tool`` is to report."""
     import cupy
 
     cupy.cuda.set_allocator(None)
-    source = f"""
+    source = f"""{COPY_ENGINE if fault else ""}
         extern "C" __global__ void nbflash_planted_{tool}(int* out, const int* in) {{
-            {PLANTED[tool]}
+            __shared__ alignas(128) int s[64];
+            __shared__ long long bar;
+            {PLANTED[tool][fault]}
         }}"""
     out, in_ = (cupy.empty(64, cupy.int32) for _ in range(2))
     cupy.RawKernel(source, f"nbflash_planted_{tool}")((1,), (64,), (out, in_))
@@ -101,11 +149,12 @@ def execute(command):
 def check(program, tool, arguments):
     """Whether ``tool`` finds the planted fault, and nothing in nbflash."""
     prefix, start = options_of(program, tool), time.monotonic()
-    _, output = execute([*prefix, sys.executable, __file__, "--control", tool])
-    if not reports(output):
-        print(output[-4000:])
-        print(f"{tool}: NOT CHECKED, the planted fault was not reported")
-        return False
+    for fault in faults(tool):
+        _, output = execute([*prefix, sys.executable, __file__, "--control", tool, str(fault)])
+        if not reports(output):
+            print(output[-4000:])
+            print(f"{tool}: NOT CHECKED, it did not report: {PLANTED[tool][fault]}")
+            return False
     suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     suite += [str(HERE / "test_gpu_sanitized.py"), *arguments]
     status, output = execute([*prefix, *suite])
@@ -115,13 +164,13 @@ def check(program, tool, arguments):
         print(f"{tool}: FAILED, exit status {status}, {count} reports, {seconds:.0f} s")
         return False
     passed = re.findall(r"(\d+) passed", output)
-    print(f"{tool}: 0 reports in {passed[-1]} tests, planted fault found, {seconds:.0f} s")
+    print(f"{tool}: 0 reports in {passed[-1]} tests, planted faults found, {seconds:.0f} s")
     return True
 
 
 def main(arguments):
     if arguments[:1] == ["--control"]:
-        control(arguments[1])
+        control(arguments[1], int(arguments[2]))
         return 0
     tools = arguments[:1] if arguments and arguments[0] in TOOLS else list(TOOLS)
     rest = arguments[1:] if arguments and arguments[0] in TOOLS else arguments

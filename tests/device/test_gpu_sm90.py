@@ -137,3 +137,9 @@ def test_strided_inputs_and_output():
     assert_close(got, ref[:2], low[:2], strict=False)
     buffer[:, :, 1:3, 1:65] = np.nan
     assert bool(cupy.isnan(buffer).all())
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_output_that_runs_backwards(axis):
+    inputs = make_qkv(2, 150, 170, 4, 2, 64, "float16")
+    check(inputs, gallery(150, 170)["causal"], out=cupy.flip(cupy.empty_like(inputs[0]), axis))

@@ -7,6 +7,7 @@ from device_runs import (
     DTYPES,
     ON_HOPPER,
     assert_close,
+    by_mode,
     expected,
     gallery,
     hopper_cases,
@@ -154,6 +155,19 @@ def test_shifted_scores(shift, name, dtype, head_dim, deterministic):
 def test_scales(scale, head_dim, deterministic):
     inputs, mask = make_qkv(1, 190, 190, 2, 2, head_dim, "float16"), gallery(190, 190)["causal"]
     check(inputs, mask, scale=scale, deterministic=deterministic)
+
+
+@by_mode
+@pytest.mark.parametrize("which", ["out", "dout"])
+def test_contiguous_rows_off_alignment(which, deterministic):
+    """What counts as contiguous may start where the copy engine cannot."""
+    q, k, v, dout = make_qkv(1, 70, 70, 1, 1, 64, "float16")
+    moved = cupy.empty(q.size + 1, q.dtype)[1:].reshape(q.shape)
+    if which == "dout":
+        moved[...] = dout
+        dout = moved
+    options = {"out": moved if which == "out" else None, "deterministic": deterministic}
+    check((q, k, v, dout), gallery(70, 70)["causal"], **options)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
