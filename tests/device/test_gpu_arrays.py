@@ -5,7 +5,18 @@ import importlib.util
 import cupy
 import numpy as np
 import pytest
-from device_runs import DTYPES, assert_close, bits, expected, gallery, host, make_qkv, run
+from device_runs import (
+    DTYPES,
+    USUAL,
+    assert_close,
+    bits,
+    by_impl,
+    expected,
+    gallery,
+    host,
+    make_qkv,
+    run,
+)
 
 import nbflash
 from nbflash import testing
@@ -101,28 +112,30 @@ def test_at_most_twice_the_error_of_torch(name, dtype):
     testing.assert_within_reference(host(run(inputs, shape)[0]), ref, theirs)
 
 
-def test_strided_lse(mask):
+@by_impl
+def test_strided_lse(impl, mask):
     """The caller's LSE may be a view; its gaps hold NaN."""
-    q, k, v, dout = make_qkv(2, 150, 170, 4, 2, 64, "float32")
-    out, lse = nbflash.attention(q, k, v, mask, impl="simt", return_lse=True)
+    q, k, v, dout = make_qkv(2, 150, 170, 4, 2, 64, USUAL[impl])
+    out, lse = nbflash.attention(q, k, v, mask, impl=impl, return_lse=True)
     wide = cupy.full((2, 4, 200), np.nan, np.float32)
     wide[..., :150] = lse
     whole, parts = (
-        nbflash.attention_backward(dout, q, k, v, out, x, mask, impl="simt", deterministic=True)
+        nbflash.attention_backward(dout, q, k, v, out, x, mask, impl=impl, deterministic=True)
         for x in (lse, wide[..., :150])
     )
     assert bits(whole) == bits(parts)
 
 
+@by_impl
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "tokens", "heads"])
-def test_broadcast_inputs(axis, mask):
+def test_broadcast_inputs(axis, impl, mask):
     inputs = [
         cupy.broadcast_to(x.take(cupy.asarray([0]), axis), x.shape)
-        for x in make_qkv(2, 150, 170, 2, 2, 64, "float32")
+        for x in make_qkv(2, 150, 170, 2, 2, 64, USUAL[impl])
     ]
     whole = [cupy.array(x, order="C") for x in inputs]
-    results = run(inputs, mask, deterministic=True)
-    assert bits(results) == bits(run(whole, mask, deterministic=True))
+    options = {"deterministic": True, "impl": impl}
+    assert bits(run(inputs, mask, **options)) == bits(run(whole, mask, **options))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -94,7 +94,7 @@ def test_gallery(name, which):
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
 def test_heads_and_batches(heads, name, which):
     """Whatever the schedule and the blocks, the heads of a group are summed in one order."""
-    nq, nk = T + 1, T - 1 if which == "shared" else 2 * T - 1
+    nq, nk = T + 1, 2 * T - 1 if which == "columns" else T - 1
     mask = mask_gallery(nq, nk, batch=2, heads=heads[0])[name]
     values = inputs(nq, nk, batch=2, heads=heads, head_dim=PASSES[which].head_dim)
     with sim.options(seed=sum(heads), race=heads == (4, 2)):
