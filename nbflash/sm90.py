@@ -72,7 +72,8 @@ class Sm90Executor:
     def forward(self, q, k, v, out, lse):
         """Write ``out`` and ``lse``."""
         strides, address = arrays.strides(out), out.data.ptr
-        if address % tensor_map.ALIGNMENT or any(2 * s % tensor_map.ALIGNMENT for s in strides):
+        unfit = any(s < 0 or 2 * s % tensor_map.ALIGNMENT for s in strides)
+        if unfit or address % tensor_map.ALIGNMENT:
             target = self._cupy.empty(out.shape, out.dtype)
             self.forward(q, k, v, target, lse)
             out[...] = target
