@@ -3,8 +3,8 @@
 from masks import FULL
 from nbflash.kernels.bwd_sm90_dq_config import LAST, ROWS
 from nbflash.kernels.bwd_sm90_dq_statistics import make_load_out, make_statistics_of
-from nbflash.kernels.sm90_compute import make_masking, poisoned
 from nbflash.kernels.sm90_config import END, RECORD_WORDS
+from nbflash.kernels.sm90_row import make_masking, poisoned
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d

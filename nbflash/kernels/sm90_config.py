@@ -68,6 +68,8 @@ class Sm90Config(Panels):
         Of a thread that loads and of one that computes; () leaves them as launched.
     min_blocks : int
         Blocks a multiprocessor should hold.
+    halves : bool
+        Work on a tile by halves, with Q in registers: :mod:`.sm90_halves`.
     speed : float
         TFLOP/s over the scores of its tiles: see the table.
     negate : bool
@@ -83,6 +85,7 @@ class Sm90Config(Panels):
     q_stages: int = 2
     registers: tuple = (24, 240)
     min_blocks: int = 1
+    halves: bool = False
     speed: float = 1.0
     negate: bool = False
 
@@ -90,16 +93,13 @@ class Sm90Config(Panels):
     def tile_m(self):
         return 64 * self.consumers
 
-    @property
-    def q_in_registers(self):
-        """Whether it is narrow and there are some left: three warpgroups have 152 a thread."""
-        return self.head_dim <= PANEL and self.consumers < 3
-
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
         reasons = super().why_not()
         if self.tile_n % 32 or self.tile_n > 32 * BAD_WORDS:
             reasons.append(f"tile_n is 32, 64, 96 or 128, got {self.tile_n}")
+        if self.halves and self.head_dim > PANEL:
+            reasons.append(f"Q of halves has at most {PANEL} columns, got {self.head_dim}")
         return reasons
 
     @property
@@ -129,20 +129,20 @@ class Sm90Config(Panels):
 
 
 # A row for head_dims up to its first number: consumers, tile_n, k_stages, v_stages, q_stages,
-# registers, min_blocks; and TFLOP/s over the scores of its tiles (bf16, N = 8192, 2048 / head_dim
-# heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses. To measure them
-# anew, beside candidates: ``python -m experiments tune``.
+# registers, min_blocks, halves; and TFLOP/s over the scores of its tiles (bf16, N = 8192,
+# 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses.
+# To measure them anew, beside candidates: ``python -m experiments tune``.
 _TABLE = (
     # 192 × 96: three warpgroups hide more, if the mask does not mind.
-    (64, 3, 96, 4, 3, 2, (56, 152), 1, 490),
+    (64, 3, 96, 3, 3, 2, (56, 152), 1, False, 500),
     # 128 keys and queries, the blocks of most masks.
-    (64, 2, 128, 3, 3, 2, (56, 224), 1, 455),
-    (128, 2, 128, 3, 2, 2, (56, 224), 1, 675),
-    (192, 2, 64, 3, 2, 2, (56, 224), 1, 1),
-    (256, 2, 64, 3, 2, 1, (56, 224), 1, 1),
+    (64, 2, 128, 3, 3, 2, (56, 224), 1, True, 460),
+    (128, 2, 128, 3, 2, 2, (56, 224), 1, False, 635),
+    (192, 2, 64, 3, 2, 2, (56, 224), 1, False, 1),
+    (256, 2, 64, 3, 2, 1, (56, 224), 1, False, 1),
     # One warpgroup on 64 × 64, two blocks on a multiprocessor: for masks of small blocks.
-    (64, 1, 64, 3, 3, 2, (56, 200), 2, 330),
-    (128, 1, 64, 2, 2, 2, (56, 200), 2, 446),
+    (64, 1, 64, 3, 3, 2, (56, 200), 2, True, 345),
+    (128, 1, 64, 2, 2, 2, (56, 200), 2, False, 450),
 )
 
 

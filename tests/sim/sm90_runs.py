@@ -14,9 +14,10 @@ from nbflash.schedule import TileSchedule
 from nbflash.sim.hopper import SimTensorMap
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-# One warpgroup, as cheap as can be; two.
+# One warpgroup, as cheap as can be, and two; on whole tiles, and on halves of tiles.
 ALONE = Sm90Config("float16", 16, 1, 64, registers=())
 PAIR = Sm90Config("float16", 16, 2, 64)
+HALVES, HALVES_PAIR = replace(ALONE, halves=True), replace(PAIR, halves=True)
 BLOCK = 64  # rows that are held to a budget of their own: a warpgroup's
 LEAST_SCALE = 1e-30  # as nbflash.sm90 passes it: −∞ · scale must stay −∞
 

@@ -1,11 +1,12 @@
 """The Hopper forward kernel in the simulator: lengths, masks, heads, scales, layouts, schedules."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 import sm90_runs
-from sm90_runs import ALONE, DTYPES, PAIR, check, run
+from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, run
 
 import masks
 from nbflash import sim
@@ -20,7 +21,14 @@ CONFIGS = {
     "deep": replace(ALONE, k_stages=4, v_stages=3),
     "straight": replace(ALONE, q_stages=1),
     "three": replace(PAIR, consumers=3, tile_n=96),
+    "halves": HALVES,
+    "halves-pair": HALVES_PAIR,
+    "halves-wide": replace(HALVES, tile_n=128),
+    "halves-deep": replace(HALVES, k_stages=4, v_stages=3),
+    "halves-straight": replace(HALVES, q_stages=1),
 }
+forms = pytest.mark.parametrize("config", ["alone", "halves"])
+both = pytest.mark.parametrize("config", ["alone", "pair", "halves", "halves-pair"])
 configs = pytest.mark.parametrize("config", CONFIGS)
 
 
@@ -29,25 +37,28 @@ def inputs(*sizes, **more):
     return sm90_runs.inputs(*sizes, **more)[:3]
 
 
+@forms
 @pytest.mark.parametrize("nk", EDGES)
 @pytest.mark.parametrize("nq", EDGES)
-def test_lengths(nq, nk):
+def test_lengths(nq, nk, config):
     """Every pair, with masks, dtypes, schedules and numbers of blocks that change from one to the
     next, half of them with race detection."""
     at = EDGES.index(nq) + 2 * EDGES.index(nk)
     name = ("dense", "causal", "checkerboard", "window")[at % 4]
     dtype = tuple(DTYPES)[nq % 2]
     with sim.options(seed=at, race=nk % 2 == 1):
-        check(ALONE, mask_gallery(nq, nk)[name], *inputs(nq, nk, dtype=dtype), blocks=1 + at % 3)
+        values = inputs(nq, nk, dtype=dtype)
+        check(CONFIGS[config], mask_gallery(nq, nk)[name], *values, blocks=1 + at % 3)
 
 
+@forms
 @pytest.mark.parametrize("name", mask_gallery(2, 2))
-def test_gallery(name):
+def test_gallery(name, config):
     """Row tiles that are whole and ragged, with and without tiles, in one block and in three."""
     mask, seed = mask_gallery(T + 9, 2 * T - 3)[name], len(name)
     q, k, v = inputs(T + 9, 2 * T - 3, batch=2, heads=(2, 1), dtype=tuple(DTYPES)[seed % 2])
     with sim.options(seed=seed):
-        check(ALONE, mask, q, k, v, blocks=1 + 2 * (seed % 2))
+        check(CONFIGS[config], mask, q, k, v, blocks=1 + 2 * (seed % 2))
 
 
 @configs
@@ -59,9 +70,11 @@ def test_configurations(name, config):
     check(cfg, mask, *inputs(nq, nk), blocks=2)
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 128])
+@pytest.mark.parametrize(
+    ("config", "head_dim"),
+    [*product(("alone", "pair"), (8, 64, 72, 128)), *product(("halves", "halves-pair"), (8, 64))],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", ["alone", "pair"])
 def test_head_dims(config, dtype, head_dim):
     """One panel that the head fills or does not, two of them with a ragged second."""
     nq, nk = CONFIGS[config].tile_m + 1, T + 1
@@ -69,18 +82,19 @@ def test_head_dims(config, dtype, head_dim):
     check(CONFIGS[config], mask_gallery(nq, nk)["butterfly-or-local-causal"], *values)
 
 
+@forms
 @pytest.mark.parametrize("name", ["per-head", "per-batch", "per-batch-per-head", "padding"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
-def test_heads_and_batches(heads, name):
+def test_heads_and_batches(heads, name, config):
     nq, nk = T + 1, T - 1
     mask = mask_gallery(nq, nk, batch=2, heads=heads[0])[name]
     with sim.options(seed=sum(heads), race=heads == (4, 2)):
-        check(ALONE, mask, *inputs(nq, nk, batch=2, heads=heads), blocks=2)
+        check(CONFIGS[config], mask, *inputs(nq, nk, batch=2, heads=heads), blocks=2)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("name", ["dead-first", "dead-last", "dead-keys", "empty", "one-row"])
-@pytest.mark.parametrize("config", ["alone", "pair"])
+@both
 def test_rows_without_keys(config, name, blocks):
     """Whole row tiles without a key at either end, and blocks that find nothing to do."""
     n = 3 * CONFIGS[config].tile_m - 5
@@ -91,27 +105,29 @@ def test_rows_without_keys(config, name, blocks):
 
 @pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", ["alone", "pair"])
+@both
 def test_scales(config, dtype, scale):
     n = T + 3
     check(CONFIGS[config], mask_gallery(n)["causal"], *inputs(n, dtype=dtype), scale=scale)
 
 
+@forms
 @pytest.mark.parametrize("factor", [3.0, 8.0])
-def test_maximum_that_grows_from_tile_to_tile(factor):
+def test_maximum_that_grows_from_tile_to_tile(factor, config):
     """Later keys are larger, so that O is rescaled in some rows and tiles and in others is not."""
     q, k, v = inputs(T, 4 * T, head_dim=64)
     k *= np.linspace(0.1, factor, 4 * T).astype(k.dtype)[:, None, None]
-    check(ALONE, mask_gallery(T, 4 * T)["dense"], q, k, v)
+    check(CONFIGS[config], mask_gallery(T, 4 * T)["dense"], q, k, v)
 
 
+@forms
 @pytest.mark.parametrize("axes", [(0, 2, 1, 3), (1, 2, 0, 3), (2, 0, 1, 3)])
-def test_layouts(axes):
+def test_layouts(axes, config):
     """Other orders of the axes in memory, for the inputs and for the output."""
     n, back = T + 1, np.argsort(axes)
     values = [np.ascontiguousarray(x.transpose(axes)).transpose(back) for x in inputs(n, batch=2)]
     out = np.full(np.array(values[0].shape)[list(axes)], np.nan, np.float16).transpose(back)
-    check(ALONE, mask_gallery(n)["causal"], *values, out=out)
+    check(CONFIGS[config], mask_gallery(n)["causal"], *values, out=out)
 
 
 @configs
@@ -127,7 +143,7 @@ def test_saturated_softmax_gathers(name, dtype, config):
     np.testing.assert_array_equal(lse, words.lse.astype(np.float32))
 
 
-@pytest.mark.parametrize("config", ["pair", "straight", "deep"])
+@pytest.mark.parametrize("config", ["pair", "straight", "deep", "halves-pair", "halves-deep"])
 @pytest.mark.parametrize("name", ["causal", "per-head"])
 def test_result_does_not_depend_on_the_schedule(name, config):
     """Nor on the number of blocks: whatever order the tiles come in, the sums are the same."""
@@ -151,8 +167,8 @@ def test_no_races(name, seed, config):
         check(cfg, mask_gallery(n)[name], *inputs(n), blocks=1 + seed)
 
 
+@both
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("config", ["alone", "pair"])
 @pytest.mark.parametrize("name", ["window", "dead-scattered", "checkerboard"])
 def test_one_poisoned_key(name, config, poison):
     """Rows that do not attend it keep their results bit for bit; the others show it."""
@@ -168,15 +184,16 @@ def test_one_poisoned_key(name, config, poison):
     assert np.isnan(out[:, hit]).all(axis=-1).all() or np.isinf(poison)
 
 
+@forms
 @pytest.mark.parametrize("name", ["padding", "dead-keys", "documents"])
-def test_what_nothing_attends_may_hold_anything(name):
+def test_what_nothing_attends_may_hold_anything(name, config):
     n = 2 * T + 1
     mask, (q, k, v) = mask_gallery(n)[name], inputs(n, batch=2, heads=(2, 1))
-    clean = run(ALONE, mask, q, k, v, blocks=2)
+    clean = run(CONFIGS[config], mask, q, k, v, blocks=2)
     keep = np.broadcast_to(mask.dense(), (2, 2, n, n))
     unseen = ~keep.any(axis=(1, 2))
     assert unseen.any()
     k[unseen], v[unseen] = np.nan, np.inf
-    dirty = run(ALONE, mask, q, k, v, blocks=2)
+    dirty = run(CONFIGS[config], mask, q, k, v, blocks=2)
     for a, b in zip(dirty, clean, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -1,0 +1,223 @@
+"""The Hopper forward's tiles as a whole: see :mod:`.fwd_sm90`.
+
+S of a tile is asked for together with P V of the one before, which then runs under the softmax. The
+warpgroups take turns: one issues its products while the others compute.
+"""
+
+from masks import FULL
+from nbflash.kernels.sm90_config import FIRST
+from nbflash.kernels.sm90_row import (
+    PAST,
+    make_begin,
+    make_finish_row,
+    make_masking,
+    make_stages,
+    poisoned,
+    seen_of,
+)
+from nbflash.ptx._asm import inlined, types
+from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
+from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_hold, wgmma_wait
+from nbflash.tile.pipeline import make_advance
+from nbflash.tile.unroll import unrolled
+from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.tile.wgmma_softmax import (
+    make_apply_keep,
+    make_wgmma_softmax,
+    row_total,
+    scale_fragment,
+)
+
+TURNS = 12  # named barrier of the first warpgroup's turn; then the next one's
+
+
+def make_turns(consumers):
+    """``begin_turn(turn), end_turn(turn)`` and, before and after all of them, ``open_, close``.
+
+        warpgroup 0   products  softmax                    products  softmax
+        warpgroup 1             products  softmax                    products  softmax
+
+    Each waits at its own barrier, at which the one before it arrives when it has issued.
+    """
+    ALONE, LAST = consumers == 1, consumers - 1
+
+    @inlined
+    def arrive_at(turn):
+        bar_arrive(TURNS + turn, 256)
+
+    @inlined
+    def begin_turn(turn):
+        if not ALONE:
+            bar_sync(TURNS + turn, 256)
+
+    @inlined
+    def end_turn(turn):
+        if not ALONE:
+            arrive_at(turn + 1 if turn < LAST else 0)
+
+    @inlined
+    def open_turns(turn):
+        if not ALONE and turn == LAST:
+            arrive_at(0)
+
+    @inlined
+    def close_turns(turn):
+        if not ALONE and turn == 0:
+            bar_sync(TURNS, 256)
+
+    return begin_turn, end_turn, open_turns, close_turns
+
+
+def make_go_on(n, dtype):
+    """``go_on(s, before, m, l, seen, alpha, grown, scale)``: the next ``n`` scores of a row.
+
+    Returns P of them and of those ``before`` in this tile, then the other arguments as they are;
+    O must be multiplied by ``alpha`` if the reference has ``grown``.
+    """
+    softmax = make_wgmma_softmax(n, dtype)
+    row_max, _, exponents, outgrown, rise, rescale, lowered, exponentials, row_sum, _ = softmax
+
+    @inlined
+    def go_on(s, before, m, l, seen, alpha, grown, scale):
+        e = exponents(s, m, scale)
+        outgrew = outgrown(e, seen)
+        if outgrew:
+            best, total = row_max(e), row_total(l)
+            risen = rise(best, total)
+            e, more, seen = lowered(e, risen), rescale(risen), seen_of(best, total)
+            m = m[0] + risen[0], m[1] + risen[1]
+            l = l[0] * more[0], l[1] * more[1]
+            alpha = alpha[0] * more[0], alpha[1] * more[1]
+            before = scale_fragment(before, more)
+        weights = exponentials(e)
+        return weights, before, m, row_sum(l, weights), seen, alpha, grown or outgrew
+
+    return go_on
+
+
+def make_whole(cfg):
+    """``q_of, start, make_step, last``: see :func:`~.sm90_compute.make_compute_stream`.
+
+    ``state`` is O, P of the last tile, m, l and whether both rows have met a key.
+    """
+    TILE_N, Q_BYTES, STAGED = cfg.tile_n, cfg.q_bytes, cfg.q_stages > 1
+    FULL_Q, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
+    S_START, P_START = (types.float32(0),) * (TILE_N // 2), (types.uint32(0),) * (TILE_N // 4)
+    O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
+    ONE = (types.float32(1),) * 2
+    tiles = cfg.tile_m, cfg.tile_n
+    issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate)
+    issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
+    *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
+    begin, go_on = make_begin(TILE_N, cfg.dtype), make_go_on(TILE_N // 2, cfg.dtype)
+    apply_keep = make_apply_keep(TILE_N, 0)
+    _, _, bad_of = make_masking(cfg)
+    finish_row = make_finish_row(cfg)
+    record_of, k_of, _, release_q = make_stages(cfg)
+    wait_all, wait_for_s = wgmma_wait(0), wgmma_wait(1)
+    advance, advance_q = map(make_advance, (cfg.k_stages, cfg.q_stages))
+    begin_turn, end_turn, open_turns, close_turns = make_turns(cfg.consumers)
+
+    @unrolled
+    def part_of(s):
+        return tuple(s[: TILE_N // 4])
+
+    @unrolled
+    def rest_of(s):
+        return tuple(s[TILE_N // 4 :])
+
+    @inlined
+    def q_of(smem, place, stage, turn, thread):
+        """The lower word of Q's descriptor."""
+        base, _ = place
+        return types.uint32(lower(base + stage * Q_BYTES + turn * 64 * ROW_BYTES, 16))
+
+    @inlined
+    def softmax(s, m, l, seen, scale):
+        """P and the statistics of a row that goes on.
+
+        In two parts: the exponents of the second are computed under the exponentials of the first.
+        """
+        weights, _, m, l, seen, alpha, grown = go_on(part_of(s), ONE, m, l, seen, ONE, False, scale)
+        rest, weights, m, l, seen, alpha, grown = go_on(
+            rest_of(s), weights, m, l, seen, alpha, grown, scale
+        )
+        return weights + rest, m, l, seen, alpha, grown
+
+    @inlined
+    def start(base, q, turn):
+        open_turns(turn)
+        return O_START, P_START, PAIR, PAIR, types.uint32(0)
+
+    def make_step(masked, first):
+        @inlined
+        def step(state, q, now, ago, kind, keep, ending, smem, place, scale, who):
+            acc, p, m, l, seen = state
+            base, words = place
+            (q_now, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
+            v_ago, is_there = ago
+            thread, lead, turn = who
+            after = advance(stage, phase)
+            begin_turn(turn)
+            # S = Q Kᵀ of this tile;  O += P V of the last
+            wgmma_fence()
+            s = issue_qk(S_START, q_now, k_of(base, stage))
+            wgmma_commit()
+            acc = issue_pv(acc, p, v_ago)
+            wgmma_commit()
+            end_turn(turn)
+            following = record_of(smem, place, after[0], after[1])
+            wait_for_s()
+            s = settled(s)
+            if not first and lead == 0:
+                mbarrier_arrive(base + EMPTY_K + 8 * stage)
+            if masked:
+                s = apply_keep(s, keep)
+            if first:
+                m_ago, l_ago = m, l
+                weights, m, l, seen = begin(s, scale)
+            else:
+                weights, m, l, seen, alpha, grown = softmax(s, m, l, seen, scale)
+            mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
+            wgmma_hold(l[0] + l[1])
+            wait_all()
+            acc = settled(acc)
+            if lead == 0:
+                if first:  # the very first one's K has stood in for V
+                    mbarrier_arrive(base + EMPTY_K + 8 * stage)
+                if not first or is_there >= 0:
+                    mbarrier_arrive(base + EMPTY_V + 8 * is_there)
+            if masked and kind != FULL:
+                l = poisoned(l, bad_of(smem, words, v_stage, keep, thread))
+            if first:
+                row, bh, result, q_ago = ending
+                if row != PAST:
+                    finish_row(acc, m_ago, l_ago, row, bh, result, q_ago, base, turn, thread)
+                    if STAGED and lead == 0:
+                        release_q(base, q_ago)
+                acc = O_START
+            elif grown:
+                acc = scale_fragment(acc, alpha)
+            if following[0] & FIRST:
+                if not STAGED and lead == 0:
+                    mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)
+                q_stage, q_phase = advance_q(q_stage, q_phase)
+                mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
+                q_now = q_of(smem, place, q_stage, turn, thread)
+            return (acc, pack(weights), m, l, seen), following, (q_now, q_stage, q_phase)
+
+        return step
+
+    @inlined
+    def last(state, v_ago, turn):
+        acc, p, m, l, _ = state
+        begin_turn(turn)
+        wgmma_fence()
+        acc = issue_pv(acc, p, v_ago)
+        wgmma_commit()
+        end_turn(turn)
+        close_turns(turn)
+        wait_all()
+        return settled(acc), m, l
+
+    return q_of, start, make_step, last
