@@ -17,9 +17,8 @@ What computes sees a stream of tiles, column after column, each with a record (k
 
     barrier        arrives                                     waits
     full_q[s]      loader, bytes of Q and statistics; record   consumers, before S
-    empty_q[s]     each consumer, dK is there                  loader
     full_do[s]     loader, bytes of dO                         consumers, before dP
-    empty_do[s]    each consumer, dV is there                  loader
+    empty_q[s]     each consumer, dV and dK are there          loader
     raw[s]         loader, bytes of Q and dO of a masked tile  warp 3, then full_q and full_do
     raw_k[i]       loader, bytes of K                          warp 3, then full_k
     full_k[i]      warp 3                                      consumers, before a column's first S
@@ -41,6 +40,7 @@ from nbflash.kernels.bwd_sm90_load import (
     CLEANER,
     apart,
     make_clean_stream,
+    make_load_keys,
     make_load_stream,
     make_store_stream,
 )
@@ -55,28 +55,17 @@ from nbflash.tile.wgmma_gemm import ALIGNMENT
 def make_init_barriers(cfg):
     """``init_barriers(base)``, for one thread."""
     CONSUMERS, READERS = cfg.consumers, cfg.key_readers
-    STAGES, K_STAGES = cfg.stages, cfg.k_stages
-    (
-        FULL_Q,
-        EMPTY_Q,
-        FULL_DO,
-        EMPTY_DO,
-        FULL_K,
-        EMPTY_K,
-        FULL_V,
-        EMPTY_V,
-        RAW,
-        RAW_K,
-    ) = cfg.barriers
+    STAGES, K_STAGES, WITH_DQ, PARTS = cfg.stages, cfg.k_stages, cfg.with_dq, 1 + cfg.with_dq
+    FULL_Q, FULL_DO, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
 
     @inlined
     def init_barriers(base):
         for i in range(STAGES):
             mbarrier_init(base + FULL_Q + 8 * i, 1)
             mbarrier_init(base + EMPTY_Q + 8 * i, CONSUMERS)
-            mbarrier_init(base + FULL_DO + 8 * i, 1)
-            mbarrier_init(base + EMPTY_DO + 8 * i, CONSUMERS)
-            mbarrier_init(base + RAW + 8 * i, 2)
+            mbarrier_init(base + RAW + 8 * i, PARTS)
+            if WITH_DQ:
+                mbarrier_init(base + FULL_DO + 8 * i, 1)
         for i in range(K_STAGES):
             mbarrier_init(base + FULL_K + 8 * i, 1)
             mbarrier_init(base + EMPTY_K + 8 * i, READERS)
@@ -104,6 +93,7 @@ def make_bwd_sm90(cfg):
     )
     init_barriers, load_stream = make_init_barriers(cfg), make_load_stream(cfg)
     store_stream, clean_stream = make_store_stream(cfg), make_clean_stream(cfg)
+    load_keys = make_load_keys(cfg)
     make_alone = make_wide_stream if cfg.split else make_columns_stream
     make_stream = make_compute_stream if WITH_DQ else make_alone
     write_empty_columns, compute_stream = make_write_empty_columns(cfg), make_stream(cfg)
@@ -158,8 +148,11 @@ def make_bwd_sm90(cfg):
                 clean_stream(
                     smem, floats, apart(place), sizes, schedule, types.int32(tid - CLEANER)
                 )
-            elif WITH_DQ and 32 <= tid < 32 + 32 * CONSUMERS:
-                store_stream(smem, apart(place), dq, tid)
+            elif WITH_DQ:
+                if 32 <= tid < 32 + 32 * CONSUMERS:
+                    store_stream(smem, apart(place), dq, tid)
+            elif tid == 32:
+                load_keys(apart(place), (k_map, v_map), sizes, work)
         else:
             if REGISTERS:
                 more()

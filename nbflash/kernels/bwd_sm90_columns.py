@@ -23,11 +23,17 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import divided, make_ring, read_record
-from nbflash.tile.unroll import hide, unrolled
+from nbflash.tile.unroll import equal, hide, unrolled
 from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_kept import make_gemm_kept, make_load_kept
 from nbflash.tile.wgmma_rows import WARP_BYTES, make_store_rows
+
+
+@unrolled
+def speaks(thread):
+    """Whether this thread speaks for its warpgroup; in 32 bits."""
+    return equal(thread % 128, 0)
 
 
 @unrolled
@@ -59,13 +65,18 @@ def make_finish(cfg, others=0):
 
 
 def make_keys(cfg):
-    """``keys_of(smem, place, at, turn, thread)``, ``issue(s, keys, queries)``: Sᵀ = K Qᵀ.
+    """``keys_of(smem, place, at, turn, thread)``; ``issue_scores, issue_dp`` of ``(x, keys, …)``.
+
+    Sᵀ = K Qᵀ and dPᵀ − δ = V dOᵀ − δ; the last argument is the lower word of Q, or dO.
 
     ``at`` is where K, or V, lies. Narrow ones stay in registers, which saves shared memory half of
     what it is read for; of the others ``keys`` is the lower word.
     """
     if cfg.keys_in_registers:
-        issue, load_kept = make_gemm_kept(cfg.dtype, cfg.head_dim), make_load_kept(cfg.head_dim)
+        load_kept = make_load_kept(cfg.head_dim)
+        issue_scores, issue_dp = (
+            make_gemm_kept(cfg.dtype, cfg.head_dim, accumulate=more) for more in (False, True)
+        )
 
         @inlined
         def keys_of(smem, place, at, turn, thread):
@@ -75,14 +86,15 @@ def make_keys(cfg):
             return load_kept(smem, types.int32(at), types.int32(row & 7))
 
     else:
-        issue = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_n, cfg.tile_m)
+        sizes = cfg.dtype, cfg.head_dim, cfg.tile_n, cfg.tile_m
+        issue_scores, issue_dp = (make_gemm_qk(*sizes, accumulate=more) for more in (False, True))
 
         @inlined
         def keys_of(smem, place, at, turn, thread):
             base, _ = place
             return types.uint32(lower(base + at + turn * 64 * ROW_BYTES, 16))
 
-    return keys_of, issue
+    return keys_of, issue_scores, issue_dp
 
 
 def make_columns_stream(cfg):
@@ -90,21 +102,21 @@ def make_columns_stream(cfg):
     TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL = TILE_M * ROW_BYTES
     K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
-    _, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    _, _, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
     S_START = (types.float32(0),) * (TILE_M // 2)
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
-    keys_of, issue_scores = make_keys(cfg)
+    keys_of, issue_scores, issue_dp = make_keys(cfg)
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
-    (gradients_of, pack), (shifts_of, _, less_deltas) = (
-        make_gradients_of(cfg),
-        make_statistics_of(cfg),
-    )
+    gradients_of, pack = make_gradients_of(cfg)
+    shifts_of, deltas_of, minus_deltas, _ = make_statistics_of(cfg)
     finish, ONE = make_finish(cfg), types.float32(1)
-    wait_all_but_one, wait_all = wgmma_wait(1), wgmma_wait(0)
-    EARLY_DV, warpgroup_of = cfg.early_dv, make_warpgroup_of(cfg.consumers)
-    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
-    _, v_phase_of = make_ring(1)
+    warpgroup_of, wait_all_but_one, wait_all = (
+        make_warpgroup_of(cfg.consumers),
+        *map(wgmma_wait, (1, 0)),
+    )
+    (stage_of, _), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
+    (_, v_phase_of), KEPT = make_ring(1), cfg.keys_in_registers
 
     @inlined
     def arrived_keys(smem, place, column, turn, thread):
@@ -115,96 +127,119 @@ def make_columns_stream(cfg):
         return keys_of(smem, place, types.int32(K + stage * KV_BYTES), turn, thread)
 
     @inlined
-    def scores(keys, place, at, stage):
-        """Issue Sᵀ = K Qᵀ, or dPᵀ = V dOᵀ."""
+    def scores(keys, place, tile):
+        """Issue Sᵀ = K Qᵀ; of END's tile, which is none, nobody uses it."""
         base, _ = place
         wgmma_fence()
-        queries = types.uint32(lower(base + at, 16) + stage * (Q_BYTES >> 4))
-        s = issue_scores(S_START, keys, queries)
+        q = types.uint32(lower(base, 16) + stage_of(tile) * (Q_BYTES >> 4))
+        s = issue_scores(S_START, keys, q)
         wgmma_commit()
         return s
 
     @inlined
-    def step(state, tile, smem, stats, place, scales, where):
-        """One tile, up to the issue of dK."""
-        s, acc_dk, acc_dv, kind, v = state
+    def statistics_of(stats, place, tile, thread):
+        """δ and shifts of a tile: shared memory answers late while products read it."""
+        (_, pair), stage = rows_of(thread), stage_of(tile)
+        return deltas_of(stats, place, stage, pair), shifts_of(stats, place, stage, pair)
+
+    @inlined
+    def score_gradients(deltas, values, place, tile):
+        """Issue dPᵀ − δ = V dOᵀ − δ."""
         base, _ = place
-        (row, pair), stage = where, stage_of(tile)
-        # dPᵀ = V dOᵀ
-        mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
-        dp = scores(v, place, DO, stage)
-        shifts = shifts_of(stats, place, stage, pair)
-        p = probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair)
-        # dV += Pᵀ dO
-        dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
-        if EARLY_DV:
-            packed = pack(p)
-            wgmma_fence()
-            acc_dv = issue_acc(acc_dv, packed, dout)
-            wgmma_commit()
-            wait_all_but_one()
-        else:
-            wait_all()
-        dp = less_deltas(settled(dp), stats, place, stage, pair)
-        ds = pack(gradients_of(p, dp, kind))
-        if not EARLY_DV:
-            packed = pack(p)
         wgmma_fence()
-        if not EARLY_DV:
-            acc_dv = issue_acc(acc_dv, packed, dout)
-            wgmma_commit()
-        # dK += dSᵀ Q
-        q = types.uint32(lower(base, Q_PANEL) + stage * (Q_BYTES >> 4))
+        dout = types.uint32(lower(base + DO, 16) + stage_of(tile) * (Q_BYTES >> 4))
+        dp = issue_dp(minus_deltas(deltas), values, dout)
+        wgmma_commit()
+        return dp
+
+    @inlined
+    def under_dp(s, dp, kind, scales, shifts, smem, place, tile, thread):
+        """P of a tile while dP is computed; both, and what follows the tile."""
+        row, pair = rows_of(thread)
+        if KEPT:
+            following, _, _, _ = record_of(smem, place, types.int32(tile + 1))
+        p = probabilities_of(s, kind, scales, shifts, smem, place, stage_of(tile), row, pair)
+        if not KEPT:  # shared memory, which K and V are read from, answers late
+            following, _, _, _ = record_of(smem, place, types.int32(tile + 1))
+        wait_all()
+        return p, settled(dp), following
+
+    @inlined
+    def accumulate(acc_dk, acc_dv, p, dp, kind, place, tile):
+        """Issue dV += Pᵀ dO and dK += dSᵀ Q; wait for the first."""
+        base, _ = place
+        dout = types.uint32(lower(base + DO, Q_PANEL) + stage_of(tile) * (Q_BYTES >> 4))
+        packed = pack(p)
+        wgmma_fence()
+        acc_dv = issue_acc(acc_dv, packed, dout)
+        wgmma_commit()
+        ds = pack(gradients_of(p, dp, kind))
+        wgmma_fence()
+        q = types.uint32(lower(base, Q_PANEL) + stage_of(tile) * (Q_BYTES >> 4))
         acc_dk = issue_acc(acc_dk, ds, q)
         wgmma_commit()
-        return acc_dk, acc_dv
+        wait_all_but_one()
+        return acc_dk, settled(acc_dv)
+
+    @inlined
+    def behind_dk(acc_dk, place, tile, thread):
+        """Wait for dK of a tile while the next one's S is computed: its stage is free."""
+        base, _ = place
+        wait_all_but_one()
+        if speaks(thread):
+            mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
+        return settled(acc_dk)
 
     @inlined
     def columns_stream(smem, stats, place, result, thread):
         base, words = place
         dk, dv, _, _, _, scale_log2, scale = result
-        turn = warpgroup_of(thread)
-        leader, scales = thread % 128 == 0, (scale_log2, scale_log2)
-        where = rows_of(thread)
+        turn, scales = warpgroup_of(thread), (scale_log2, scale_log2)
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
-            kind = types.int32(-kind)
             k = arrived_keys(smem, place, column, turn, thread)
-            s = scores(k, place, 0, stage_of(tile))
+            s = scores(k, place, tile)
+            deltas, shifts = statistics_of(stats, place, tile, thread)
             wait_all()
             s = settled(s)
             while kind != END:
-                acc_dk, acc_dv = ACC_START, ACC_START
+                acc_dk, acc_dv, kind = ACC_START, ACC_START, types.int32(-kind)
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
                 v = keys_of(smem, place, V, turn, thread)
-                ends = False
-                while not ends:
-                    state = s, acc_dk, acc_dv, kind, v
-                    acc_dk, acc_dv = step(state, tile, smem, stats, place, scales, where)
-                    kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
-                    ends = kind <= END
-                    if ends:
-                        kind = types.int32(-kind)
-                        _, n_block, bh, _ = read_record(
-                            smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
-                        )
-                        if leader:
-                            mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))
-                            mbarrier_arrive(base + EMPTY_V)
-                        column += one
-                        if kind != END:
-                            k = arrived_keys(smem, place, column, turn, thread)
-                    wait_all_but_one()
-                    acc_dv = settled(acc_dv)
-                    s = scores(k, place, 0, stage_of(types.int32(tile + one)))
-                    wait_all()
-                    acc_dk, s = settled(acc_dk), settled(s)
-                    if leader:
-                        mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
-                        mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))
+                dp = score_gradients(deltas, v, place, tile)
+                p, dp, following = under_dp(s, dp, kind, scales, shifts, smem, place, tile, thread)
+                while following > END:
+                    acc_dk, acc_dv = accumulate(acc_dk, acc_dv, p, dp, kind, place, tile)
                     tile += one
+                    s = scores(k, place, tile)
+                    deltas, shifts = statistics_of(stats, place, tile, thread)
+                    acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)
+                    dp = score_gradients(deltas, v, place, tile)
+                    kind = following
+                    wait_all_but_one()
+                    p, dp, following = under_dp(
+                        settled(s), dp, kind, scales, shifts, smem, place, tile, thread
+                    )
+                # Read before a product that all warps issue: its wait may release the record.
+                _, n_block, bh, _ = read_record(
+                    smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
+                )
+                if speaks(thread):
+                    mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))
+                    mbarrier_arrive(base + EMPTY_V)
+                acc_dk, acc_dv = accumulate(acc_dk, acc_dv, p, dp, kind, place, tile)
+                tile += one
+                column += one
+                kind = following
+                if kind != END:
+                    k = arrived_keys(smem, place, column, turn, thread)
+                s = scores(k, place, tile)
+                acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)
                 finish(dk, acc_dk, scale, n_block, bh, smem, place, result, hide(thread))
                 finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, hide(thread))
+                deltas, shifts = statistics_of(stats, place, tile, thread)
+                wait_all()
+                s = settled(s)
 
     return columns_stream

@@ -70,7 +70,7 @@ def make_compute_stream(cfg):
     Q_BYTES, KV_BYTES, K_STAGES = cfg.q_bytes, cfg.kv_bytes, cfg.k_stages
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     K, V, DO, DS, DQ, _, _, RECORDS, BAD, SLOTS, _ = cfg.offsets
-    _, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    _, FULL_DO, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
     # A part of dQ: 64 queries of a tile of several 64, or one panel of columns of one.
     PART_DS = KV_PANEL if TILE_M > 64 else 0
     PART_K = 0 if TILE_M > 64 else KV_PANEL
@@ -82,7 +82,7 @@ def make_compute_stream(cfg):
     issue_acc, issue_dq = make_gemm_pv(cfg.dtype, TILE_M), make_gemm_dq(cfg.dtype, TILE_N)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
     (gradients_of, pack), statistics = make_gradients_of(cfg), make_statistics_of(cfg)
-    shifts_of, dp_start, less_deltas = statistics
+    shifts_of, deltas_of, minus_deltas, less_deltas = statistics
     store_scores = make_store_fragment(TILE_M, TILE_N)
     finish, ONE = make_finish(cfg), types.float32(1)
     wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
@@ -141,13 +141,13 @@ def make_compute_stream(cfg):
         _, pair = rows_of(thread)
         if EARLY:
             at = stage_of(tile)
-            return dp_start(stats, place, at, pair), shifts_of(stats, place, at, pair)
-        return S_START, LATER
+            return deltas_of(stats, place, at, pair), shifts_of(stats, place, at, pair)
+        return LATER, LATER
 
     @inlined
     def step(state, tile, k_stage, smem, stats, place, scales, thread):
         """One tile, up to the issue of dQ."""
-        s, dp, shifts, acc_dk, acc_dv, kind = state
+        s, deltas, shifts, acc_dk, acc_dv, kind = state
         base, _ = place
         turn, stage = warpgroup_of(thread), stage_of(tile)
         k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
@@ -157,7 +157,7 @@ def make_compute_stream(cfg):
         mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
         wgmma_fence()
         dout = types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4))
-        dp = issue_dp(dp, v, dout) if EARLY else issue_scores(S_START, v, dout)
+        dp = issue_dp(minus_deltas(deltas), v, dout) if EARLY else issue_scores(S_START, v, dout)
         wgmma_commit()
         row, pair = rows_of(thread)
         if not EARLY:
@@ -211,7 +211,7 @@ def make_compute_stream(cfg):
             wgmma_fence()
             s = scores(turn, place, stage_of(tile), k_stage_of(column))
             wgmma_commit()
-            dp, shifts = ahead(stats, place, tile, thread)
+            deltas, shifts = ahead(stats, place, tile, thread)
             wait_all()
             s = settled(s)
             while kind != END:
@@ -219,7 +219,7 @@ def make_compute_stream(cfg):
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
                 ends = False
                 while not ends:
-                    state = s, dp, shifts, acc_dk, acc_dv, kind
+                    state = s, deltas, shifts, acc_dk, acc_dv, kind
                     acc_dk, acc_dv, dq = step(
                         state, tile, k_stage_of(column), smem, stats, place, scales, thread
                     )
@@ -248,10 +248,9 @@ def make_compute_stream(cfg):
                     bar_sync(DQ_EMPTY + turn, DQ_THREADS)
                     if leader:
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
-                        mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))
                     share_part(dq, slot, turn, smem, stats, place, thread)
                     tile += one
-                    dp, shifts = ahead(stats, place, tile, thread)
+                    deltas, shifts = ahead(stats, place, tile, thread)
                     wait_all()
                     s = settled(s)
                 if leader:

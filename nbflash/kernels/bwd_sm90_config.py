@@ -86,8 +86,10 @@ class Sm90BackwardConfig(Panels):
                 reasons.append(f"{parts} parts of dQ for {self.consumers} warpgroups")
             if self.k_stages < 2:
                 reasons.append(f"the search in K needs two stages, got {self.k_stages}")
-        elif self.split and (self.consumers, self.tile_m) != (2, 64):
-            reasons.append("above 128 columns two warpgroups share 64 keys and 64 queries")
+        elif self.tile_m != 64:
+            reasons.append(f"without dQ a tile has 64 queries, got {self.tile_m}")
+        elif self.split and self.consumers != 2:
+            reasons.append(f"above 128 columns two warpgroups share keys, got {self.consumers}")
         return reasons
 
     @property
@@ -144,8 +146,13 @@ class Sm90BackwardConfig(Panels):
 
     @property
     def barriers(self):
-        """Where the barriers start: full and empty of Q, dO, K and V, raw of Q and dO, and of K."""
-        counts = (*(self.stages,) * 4, *(self.k_stages,) * 2, 1, 1, self.stages, self.k_stages)
+        """Where the barriers start.
+
+        Full of Q (and of dO, without dQ) and of dO; empty of both; full and empty of K and of V;
+        raw of queries and of K.
+        """
+        queries = self.stages, self.stages * self.with_dq, self.stages
+        counts = (*queries, *(self.k_stages,) * 2, 1, 1, self.stages, self.k_stages)
         return tuple(self.offsets[-1] + 8 * sum(counts[:i]) for i in range(len(counts)))
 
     @property
@@ -183,7 +190,7 @@ def backward_config(dtype, head_dim):
 # H100 80GB HBM3, 2026-11-21).
 _COLUMNS = (
     (64, 2, 64, 4, (56, 224), 2),  # 576, 485, 408; two stages: 503, 444, 376
-    (128, 2, 64, 2, (40, 232), 2),  # 687, 584, 447
+    (128, 2, 64, 3, (40, 232), 2),  # 687, 584, 447
     (192, 2, 64, 3, (56, 224), 1),  # 622, 520, 415
     (256, 2, 64, 2, (56, 224), 1),  # 663, 554, 423
 )

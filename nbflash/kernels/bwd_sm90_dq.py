@@ -7,14 +7,14 @@ row; first key, row, head). dQ of a row stays in registers and is written once: 
 time. Scores and their gradients are recomputed:
 
     for each row
-        δ = rowsum(dO ∘ O) − dLSE            O was read while the last row left
+        δ = rowsum(dO ∘ O) − dLSE            O was read before the last row left
         issue dP of its first tile           P = 2^(S · scale − LSE · log2 e)
         for each tile t of it, S of which was issued before
             wait for dP:                     dS = P ∘ (dP − δ), an A operand in registers
             issue dQ += dS K
             issue S = Q Kᵀ of t + 1          wait for dQ
             issue dP = dO Vᵀ of t + 1        wait for S:     P of t + 1
-        scale · dQ → the place of its dO → out               (S of the next row is on its way)
+        scale · dQ → the place of its Q, or dO → out         (S of the next row is on its way)
 
     products     … dQ(t) S(t+1) dP(t+1)          dQ(t+1) S(t+2) …
     arithmetic   … dS(t)          P(t+1) dS(t+1)                …
@@ -23,9 +23,10 @@ In the gap the other warpgroup's products run.
 
     barrier        arrives                                     waits
     full_q[w, i]   loader of rows, bytes of Q                  warpgroup w, before a row's first S
-    empty_q[w, i]  warpgroup w, its last S is there            loader of rows
+    empty_q[w, i]  warpgroup w, its last S is there, or …      loader of rows
     full_do[w, i]  loader of rows, bytes of dO                 warpgroup w, before a row's first dP
-    empty_do[w, i] warpgroup w, dQ has left the place          loader of rows
+    empty_do[w, i] warpgroup w, its last dP is there, or …     loader of rows
+                   … dQ has left the place
     full_k[s]      loader of keys, bytes of K; the record      consumers, before S
     empty_k[s]     each consumer, dQ is there                  loader of keys
     full_v[s]      loader of keys, bytes of V                  consumers, before dP

@@ -21,7 +21,7 @@ STORERS = 9  # named barrier of the first warpgroup's threads that store dQ; the
 
 
 def make_finish_row(cfg):
-    """``finish_row(acc, start, row, bh, result, turn, thread)``: scale · dQ → its dO's place → out.
+    """``finish_row(acc, start, row, bh, result, turn, thread)``: scale · dQ → its place → out.
 
     The copy engine is still reading when this returns.
     """
@@ -63,6 +63,8 @@ def make_compute_stream(cfg):
     bounds_of, keep_of, bad_of = make_masking(cfg)
     load_out, statistics_of = make_load_out(cfg), make_statistics_of(cfg)
     finish_row = make_finish_row(cfg)
+    BY_Q = cfg.leaves_by_q
+    OUT, OUT_STAGES, EMPTY_OUT = (0, Q_STAGES, EMPTY_Q) if BY_Q else (DO, DO_STAGES, EMPTY_DO)
     # By votes wherever it is used: descriptors stay in uniform registers, and few of them.
     warpgroup_of, wait_all, wait_all_but_one = (
         make_warpgroup_of(cfg.consumers),
@@ -73,6 +75,7 @@ def make_compute_stream(cfg):
         make_ring(cfg.v_stages),
     )
     (q_stage_of, q_phase_of), (do_stage_of, do_phase_of) = map(make_ring, (Q_STAGES, DO_STAGES))
+    out_stage_of, _ = make_ring(OUT_STAGES)
 
     @inlined
     def record_at(words, tile):
@@ -179,7 +182,7 @@ def make_compute_stream(cfg):
             wait_all()
             s = settled(s)
             while kind != END:
-                if kind >= LAST and leader:
+                if not BY_Q and kind >= LAST and leader:
                     mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
                 stage, who = do_stage_of(nth_row), hide(thread)  # or addresses stay in registers
                 mbarrier_wait(full_do + 8 * stage, do_phase_of(nth_row))
@@ -197,28 +200,33 @@ def make_compute_stream(cfg):
                     dp = issue_dp(place, nth_row, tile, thread)
                     wait_all_but_one()
                     s = settled(s)
-                    if kind >= LAST and leader:
+                    if not BY_Q and kind >= LAST and leader:
                         mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
                     p, dp = under_dp(
                         s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread
                     )
+                if BY_Q and leader:
+                    mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))
                 # Read before a product that all warps issue: its wait may release the record.
                 _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
                 acc = accumulate(acc, p, dp, types.int32(kind - LAST), delta, place, tile)
-                do_stage = do_stage_of(nth_row)
+                out = turn * OUT_STAGES + out_stage_of(nth_row)
                 tile += one
                 nth_row += one
                 kind, n0, row, bh = record_of(smem, place, tile)
                 if kind != END:
                     mbarrier_wait(full_q + 8 * q_stage_of(nth_row), q_phase_of(nth_row))
+                if BY_Q:
+                    loaded = load_out(source, row, bh, sizes, hide(thread))  # of END's: row 0
                 s, acc = behind_dq(acc, place, nth_row, tile, thread)
-                start = types.uint32(base + DO + (turn * DO_STAGES + do_stage) * PART_BYTES)
+                start = types.uint32(base + OUT + out * PART_BYTES)
                 finish_row(acc, start, this_row, this_bh, result, turn, thread)
-                loaded = load_out(source, row, bh, sizes, hide(thread))  # of END's: row 0
+                if not BY_Q:  # registers are few
+                    loaded = load_out(source, row, bh, sizes, hide(thread))
                 wait_all()
                 s = settled(s)
                 if leader:
                     bulk_wait_read()
-                    mbarrier_arrive(empty_do + 8 * do_stage)
+                    mbarrier_arrive(base + EMPTY_OUT + 8 * out)
 
     return compute_stream

@@ -26,8 +26,8 @@ class Sm90DqConfig(Panels):
     k_stages, v_stages : int
         Tiles of K and of V in flight. K serves two products, the second a tile later.
     q_stages, do_stages : int
-        Parts of Q and of dO, of each warpgroup. dQ leaves through the part of its dO; with a second
-        one the next row's dO need not wait for that.
+        Parts of Q and of dO, of each warpgroup. dQ leaves through the place of one of them: see
+        `leaves_by_q`.
     stats_m : int
         Query tile by which the statistics are laid out: 64 or 128.
     registers : tuple of int
@@ -68,6 +68,14 @@ class Sm90DqConfig(Panels):
         return self.panels * ROWS * ROW_BYTES
 
     @property
+    def leaves_by_q(self):
+        """Whether dQ leaves through the place of its Q, which the next row has another one for.
+
+        Otherwise it is that of its dO: the next row's Q is needed before this one's dQ has left.
+        """
+        return self.q_stages > 1
+
+    @property
     def offsets(self):
         """Shared memory in bytes: dO, K, V, records, bad keys, barriers (Q is at 0)."""
         sizes = (
@@ -103,8 +111,8 @@ class Sm90DqConfig(Panels):
 # three products: dense, butterfly, local 1 (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA
 # H100 80GB HBM3, 2026-11-21).
 _TABLE = (
-    (64, 2, 128, 4, 2, 1, 2),  # 578, 486, 378; three warpgroups, 64 keys: 572, 365, 386
-    (128, 2, 128, 2, 2, 1, 2),  # 769, 657, 485; 64 keys: 633, 558, 446
+    (64, 2, 128, 4, 2, 2, 1),  # 578, 486, 378; three warpgroups, 64 keys: 572, 365, 386
+    (128, 2, 128, 2, 2, 2, 1),  # 769, 657, 485; 64 keys: 633, 558, 446
     (192, 2, 64, 3, 2, 1, 1),  # 715, 606, 416
     (256, 2, 64, 2, 1, 1, 1),  # 803, 636, 432
 )

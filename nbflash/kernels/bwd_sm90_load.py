@@ -20,7 +20,7 @@ from nbflash.ptx.mbarrier import (
 )
 from nbflash.ptx.tma import bulk_add, bulk_commit, bulk_load, bulk_wait, bulk_wait_read, tma_load_4d
 from nbflash.tile.finite import clear, make_not_finite
-from nbflash.tile.pipeline import item_of, make_ring, rounds_of
+from nbflash.tile.pipeline import item_of, make_advance, make_ring, rounds_of
 from nbflash.tile.shared import global_address
 from nbflash.tile.unroll import equal, opaque, select, unrolled
 from nbflash.tile.warp_math import lanes_of
@@ -45,23 +45,69 @@ def following(i):
     return opaque(i + 1)
 
 
-def make_load_stream(cfg):
-    """``load_stream(smem, place, maps, tables, sizes, schedule)``, for one thread."""
-    TILE_M, TILE_N, PANELS = cfg.tile_m, cfg.tile_n, cfg.panels
-    Q_BYTES, KV_BYTES = cfg.q_bytes, cfg.kv_bytes
-    STAT_BYTES, MASK_BYTES, BIT_BYTES = cfg.stat_bytes, cfg.mask_bytes, cfg.bit_bytes
-    STATS_WORDS, BITS_WORDS = STAT_BYTES // 4, BIT_BYTES // 4
-    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
-    K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
-    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
-    WITH_DQ = cfg.with_dq
-    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
-    _, v_phase_of = make_ring(1)
+def make_send(panels):
+    """``send(to, panel_bytes, tensor_map, row, head, batch, bar)``: a tile, panel by panel."""
 
     @inlined
     def send(to, panel_bytes, tensor_map, row, head, batch, bar):
-        for panel in range(PANELS):
+        for panel in range(panels):
             tma_load_4d(to + panel * panel_bytes, tensor_map, panel * PANEL, row, head, batch, bar)
+
+    return send
+
+
+def make_load_keys(cfg):
+    """``load_keys(place, maps, sizes, work)``, for one thread: K and V of every column, without dQ.
+
+    Neither these nor the queries, which another thread feeds, hold up the other's stages.
+    """
+    TILE_N, KV_BYTES, KV_PANEL = cfg.tile_n, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
+    K, V, *_ = cfg.offsets
+    _, _, _, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    send, advance_k, advance_v = (
+        make_send(cfg.panels),
+        make_advance(cfg.k_stages),
+        make_advance(1),
+    )
+
+    @inlined
+    def load_keys(place, maps, sizes, work):
+        k_map, v_map = maps
+        live, zero, one = sizes[-1], types.int32(0), types.int32(1)
+        k, k_phase, v, v_phase = zero, one, zero, one
+        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
+        for round_ in range(rounds_of(live, blocks)):
+            item = types.int32(item_of(round_, blocks, block))
+            if item < live:
+                base, _ = apart(place)
+                at = WORK_WORDS * item
+                n0, b, h_kv = types.int32(work[at] * TILE_N), work[at + 1], work[at + 2]
+                bar = base + FULL_K + 8 * k
+                mbarrier_wait(base + EMPTY_K + 8 * k, k_phase)
+                mbarrier_arrive_expect_tx(bar, KV_BYTES)
+                send(base + K + k * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar)
+                mbarrier_wait(base + EMPTY_V, v_phase)
+                mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)
+                send(base + V, KV_PANEL, v_map, n0, h_kv, b, base + FULL_V)
+                k, k_phase = advance_k(k, k_phase)
+                v, v_phase = advance_v(v, v_phase)
+
+    return load_keys
+
+
+def make_load_stream(cfg):
+    """``load_stream(smem, place, maps, tables, sizes, schedule)``, for one thread."""
+    TILE_M, TILE_N = cfg.tile_m, cfg.tile_n
+    Q_BYTES, KV_BYTES = cfg.q_bytes, cfg.kv_bytes
+    STAT_BYTES, MASK_BYTES, BIT_BYTES = cfg.stat_bytes, cfg.mask_bytes, cfg.bit_bytes
+    STATS_WORDS, BITS_WORDS = STAT_BYTES // 4, BIT_BYTES // 4
+    TILE_BYTES = (1 if cfg.with_dq else 2) * Q_BYTES + STAT_BYTES
+    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
+    K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
+    FULL_Q, FULL_DO, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
+    WITH_DQ = cfg.with_dq
+    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
+    (_, v_phase_of), send = make_ring(1), make_send(cfg.panels)
 
     @inlined
     def send_keys(to, tensor_map, n_block, head, batch, empty, full, phase):
@@ -82,11 +128,11 @@ def make_load_stream(cfg):
         _, bounds, bits = tables
         to = base + MASKS + stage * MASK_BYTES
         if kind == INTERVAL:
-            mbarrier_arrive_expect_tx(bar, Q_BYTES + 2 * STAT_BYTES)
+            mbarrier_arrive_expect_tx(bar, TILE_BYTES + STAT_BYTES)
             source = global_address(bounds, types.int64(query_tile) * STATS_WORDS)
             bulk_load(to, source, STAT_BYTES, bar)
         else:
-            mbarrier_arrive_expect_tx(bar, Q_BYTES + STAT_BYTES + BIT_BYTES)
+            mbarrier_arrive_expect_tx(bar, TILE_BYTES + BIT_BYTES)
             source = global_address(bits, types.int64(kind - BITS) * BITS_WORDS)
             bulk_load(to, source, BIT_BYTES, bar)
 
@@ -117,28 +163,22 @@ def make_load_stream(cfg):
                         write_record(smem, record, sign * kind, n_block, bh_kv, slot)
                         bar = full_of(base + FULL_Q + 8 * stage, kind, RAW - FULL_Q)
                         if kind == FULL:
-                            mbarrier_arrive_expect_tx(bar, Q_BYTES + STAT_BYTES)
+                            mbarrier_arrive_expect_tx(bar, TILE_BYTES)
                         else:
                             load_mask(base, stage, kind, plane * n_col + m_block, tables, bar)
                         source = global_address(stats, types.int64(slot) * STATS_WORDS)
                         bulk_load(base + STATS + stage * STAT_BYTES, source, STAT_BYTES, bar)
                         m0 = types.int32(m_block * TILE_M)
                         send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, bar)
+                        if WITH_DQ:
+                            bar = full_of(base + FULL_DO + 8 * stage, kind, RAW - FULL_DO)
+                            mbarrier_arrive_expect_tx(bar, Q_BYTES)
+                        send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)
                         if WITH_DQ and sign < 0:
                             k_stage = k_stage_of(column)
                             to, bar = base + K + k_stage * KV_BYTES, base + RAW_K + 8 * k_stage
                             empty, phase = base + EMPTY_K + 8 * k_stage, k_phase_of(column)
                             send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)
-                        mbarrier_wait(base + EMPTY_DO + 8 * stage, phase_of(tile) ^ 1)
-                        bar = full_of(base + FULL_DO + 8 * stage, kind, RAW - FULL_DO)
-                        mbarrier_arrive_expect_tx(bar, Q_BYTES)
-                        send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)
-                        if sign < 0:
-                            if not WITH_DQ:  # its last column may be done only once dO is there
-                                k_stage = k_stage_of(column)
-                                to, bar = base + K + k_stage * KV_BYTES, base + FULL_K + 8 * k_stage
-                                empty, phase = base + EMPTY_K + 8 * k_stage, k_phase_of(column)
-                                send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)
                             n0 = types.int32(n_block * TILE_N)
                             mbarrier_wait(base + EMPTY_V, v_phase_of(column) ^ 1)
                             mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)
@@ -189,7 +229,7 @@ def make_clean_stream(cfg):
     Q_BYTES, KV_BYTES, STAT_BYTES = cfg.q_bytes, cfg.kv_bytes, cfg.stat_bytes
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     K, _, DO, _, _, STATS, _, _, BAD, *_ = cfg.offsets
-    FULL_Q, _, FULL_DO, _, FULL_K, _, _, _, RAW, RAW_K = cfg.barriers
+    FULL_Q, FULL_DO, _, FULL_K, _, _, _, RAW, RAW_K = cfg.barriers
     WORDS, HUGE = -(-TILE_N // 32), types.float32(3e38)
     not_finite = make_not_finite(cfg.dtype)
     (stage_of, _), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(cfg.k_stages)
@@ -269,7 +309,8 @@ def make_clean_stream(cfg):
                             clean_queries(smem, stats, words, stage, lane)
                             if lane == 0:
                                 mbarrier_arrive(base + FULL_Q + 8 * stage)
-                                mbarrier_arrive(base + FULL_DO + 8 * stage)
+                                if WITH_DQ:
+                                    mbarrier_arrive(base + FULL_DO + 8 * stage)
                         tile += types.int32(1)
 
     return clean_stream

@@ -13,7 +13,7 @@ from nbflash.tile.wgmma_gradient import (
 
 
 def make_record_of(cfg):
-    """``record_of(smem, place, tile)``: of a tile of the stream, once its Q is there."""
+    """``record_of(smem, place, tile)``: of a tile of the stream, once it is there."""
     RECORDS, FULL_Q = cfg.offsets[7], cfg.barriers[0]
     stage_of, phase_of = make_ring(cfg.stages)
 
@@ -28,23 +28,25 @@ def make_record_of(cfg):
 
 
 def make_statistics_of(cfg):
-    """``shifts_of, dp_start``, −δ, of ``(stats, place, stage, pair)``; ``less_deltas(dp, …)``."""
+    """``shifts_of, deltas_of`` of ``(stats, place, stage, pair)``; ``minus_deltas(deltas)``, what
+    dP − δ starts with, and ``less_deltas(dp, …)``, of one that started with zeros.
+    """
     TILE_M, STATS, STAT_WORDS = cfg.tile_m, cfg.offsets[5] // 4, cfg.stat_bytes // 4
-    shifts, minus_deltas, less = make_statistics(TILE_M)
+    values, minus_deltas, less = make_statistics(TILE_M)
 
     @inlined
     def shifts_of(stats, place, stage, pair):
-        return shifts(stats, place[1] + STATS + stage * STAT_WORDS + pair)
+        return values(stats, place[1] + STATS + stage * STAT_WORDS + pair)
 
     @inlined
-    def dp_start(stats, place, stage, pair):
-        return minus_deltas(stats, place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair)
+    def deltas_of(stats, place, stage, pair):
+        return values(stats, place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair)
 
     @inlined
     def less_deltas(dp, stats, place, stage, pair):
         return less(dp, stats, place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair)
 
-    return shifts_of, dp_start, less_deltas
+    return shifts_of, deltas_of, minus_deltas, less_deltas
 
 
 def make_probabilities_of(cfg):

@@ -46,7 +46,7 @@ def make_weights(cfg):
     """
     P = cfg.offsets[3]
     probabilities_of, (gradients_of, pack) = make_probabilities_of(cfg), make_gradients_of(cfg)
-    shifts_of, _, less_deltas = make_statistics_of(cfg)
+    shifts_of, _, _, less_deltas = make_statistics_of(cfg)
 
     @inlined
     def probabilities(s, kind, smem, stats, place, stage, scale, thread):
@@ -76,7 +76,7 @@ def make_role(cfg, of_keys):
     """
     TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
     K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
-    _, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    _, _, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
     KEYS, FULL, EMPTY, STAGES = (
         (K, FULL_K, EMPTY_K, cfg.k_stages) if of_keys else (V, FULL_V, EMPTY_V, 1)
     )
@@ -87,15 +87,7 @@ def make_role(cfg, of_keys):
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, weights_of = make_record_of(cfg), make_weights(cfg)[0 if of_keys else 1]
     finish, wait_all = make_finish(cfg, 0 if of_keys else 4), wgmma_wait(0)
-    (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(STAGES)
-
-    @inlined
-    def arrived(smem, place, tile):
-        """The record of a tile, once its Q and dO are there."""
-        record = record_of(smem, place, tile)
-        if record[0] != END:
-            mbarrier_wait(place[0] + FULL_DO + 8 * stage_of(tile), phase_of(tile))
-        return record
+    (stage_of, _), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(STAGES)
 
     @inlined
     def scores(place, tile, column):
@@ -113,7 +105,7 @@ def make_role(cfg, of_keys):
         base, words = place
         scale_log2, leader = result[5], thread == 0
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
-        kind, _, _, _ = arrived(smem, place, tile)
+        kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
             kind = types.int32(-kind)
             mbarrier_wait(base + FULL + 8 * k_stage_of(column), k_phase_of(column))
@@ -130,7 +122,7 @@ def make_role(cfg, of_keys):
                     values = lower(base + VALUES, TILE_M * ROW_BYTES) + stage * (Q_BYTES >> 4)
                     acc = issue_acc(acc, weights, types.uint32(values))
                     wgmma_commit()
-                    kind, _, _, _ = arrived(smem, place, types.int32(tile + one))
+                    kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
                     ends = kind <= END
                     if ends:
                         kind = types.int32(-kind)
@@ -147,7 +139,6 @@ def make_role(cfg, of_keys):
                     acc, x = settled(acc), settled(x)
                     if leader:
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage)
-                        mbarrier_arrive(base + EMPTY_DO + 8 * stage)
                     tile += one
                 finish(out, acc, factor, n_block, bh, smem, place, result, hide(thread))
 

@@ -74,30 +74,31 @@ def make_probabilities(tile_m, tile_n):
 
 
 def make_statistics(tile_m):
-    """``shifts, minus_deltas, less_deltas``, of a thread's pairs of queries.
+    """``values, minus_deltas, less_deltas``, of a thread's pairs of queries.
 
-    ``shifts(stats, at)``, where the first pair's lie; ``minus_deltas(stats, at)``, a fragment that
-    dP may start with; ``less_deltas(dp, stats, at)``, dP − δ of one that started with zeros.
+    ``values(stats, at)``: shifts or δ, where the first pair's lie; ``minus_deltas(deltas)``: a
+    fragment that dP may start with; ``less_deltas(dp, stats, at)``: dP − δ of one that started with
+    zeros.
     """
 
     def pairs(stats, at):
         return (load2(stats, at + 8 * j) for j in range(tile_m // 8))
 
     @unrolled
-    def shifts(stats, at):
+    def values(stats, at):
         return tuple(x for pair in pairs(stats, at) for x in pair)
 
     @unrolled
-    def minus_deltas(stats, at):
-        negative = [[x * -1.0 for x in pair] for pair in pairs(stats, at)]
-        return tuple(x for pair in negative for x in 2 * pair)
+    def minus_deltas(deltas):
+        negative = [x * -1.0 for x in deltas]
+        return tuple(x for j in range(0, len(deltas), 2) for x in 2 * negative[j : j + 2])
 
     @unrolled
     def less_deltas(dp, stats, at):
         deltas = (x for pair in pairs(stats, at) for x in 2 * pair)
         return tuple(x - delta for x, delta in zip(dp, deltas, strict=True))
 
-    return shifts, minus_deltas, less_deltas
+    return values, minus_deltas, less_deltas
 
 
 def make_score_gradients(tile_m, dtype):

@@ -28,14 +28,14 @@ def make_load_kept(head_dim):
     return load_kept
 
 
-def make_gemm_kept(dtype, head_dim, *, negate=False):
-    """``issue(s, kept, b)``: S = A Bᵀ (or −A Bᵀ), of A in registers and the lower word of B."""
+def make_gemm_kept(dtype, head_dim, *, negate=False, accumulate=False):
+    """``issue(s, kept, b)``: S = A Bᵀ, −A Bᵀ or S + A Bᵀ, of A in registers and B's lower word."""
 
     @unrolled
     def issue(s, kept, b):
         for i in range(-(-head_dim // STEP)):
             a, at = tuple(kept[4 * i : 4 * i + 4]), b + (2 * STEP * i >> 4)
-            s = wgmma(dtype, s, a, (at, UPPER), accumulate=i > 0, negate_a=negate)
+            s = wgmma(dtype, s, a, (at, UPPER), accumulate=accumulate or i > 0, negate_a=negate)
         return s
 
     return issue

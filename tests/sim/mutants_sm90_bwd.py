@@ -61,11 +61,11 @@ NUMBERS = (
     Mutant("bits of one word each", "words * (8 * j + e)", "(8 * j + e)"),
     Mutant("bits of the upper key", "(1 << 8 * (n // 2))", "1"),
     Mutant("shifts of the first queries", "load2(stats, at + 8 * j)", "load2(stats, at)"),
-    Mutant("δ added", "[x * -1.0 for x in pair]", "list(pair)"),
+    Mutant("δ added", "[x * -1.0 for x in deltas]", "list(deltas)"),
     Mutant(
         "δ by the key",
-        "for pair in negative for x in 2 * pair",
-        "for pair in negative for x in sorted(2 * pair)",
+        "for x in 2 * negative[j : j + 2]",
+        "for x in sorted(2 * negative[j : j + 2])",
     ),
     Mutant("NaN of what is hidden", "select(equal(x, 0.0), 0.0, x * y)", "x * y"),
     Mutant(
@@ -118,8 +118,7 @@ AROUND = (
 )
 SETUP = (
     Mutant("empty Q counts one", "EMPTY_Q + 8 * i, CONSUMERS", "EMPTY_Q + 8 * i, 1"),
-    Mutant("empty dO counts one", "EMPTY_DO + 8 * i, CONSUMERS", "EMPTY_DO + 8 * i, 1"),
-    Mutant("raw counts one", "RAW + 8 * i, 2", "RAW + 8 * i, 1"),
+    Mutant("raw counts one", "RAW + 8 * i, PARTS", "RAW + 8 * i, 1"),
     Mutant("empty K counts one", "EMPTY_K + 8 * i, READERS", "EMPTY_K + 8 * i, 1"),
     Mutant("empty V counts one", "base + EMPTY_V, READERS", "base + EMPTY_V, 1"),
     Mutant("barriers of one K", "for i in range(K_STAGES):", "for i in range(1):"),
@@ -162,7 +161,11 @@ GEOMETRY = (
     Mutant("room for one record", "self.stages * RECORD_WORDS * 4", "RECORD_WORDS * 4"),
     Mutant("room for one K's bad keys", "self.k_stages * BAD_WORDS * 4", "BAD_WORDS * 4"),
     Mutant("no room for slots", "            4 * 4,\n", "            0,\n"),
-    Mutant("barriers of one stage", "(*(self.stages,) * 4,", "(*(1,) * 4,"),
+    Mutant(
+        "barriers of one stage",
+        "queries = self.stages, self.stages * self.with_dq, self.stages",
+        "queries = 1, 1, 1",
+    ),
     Mutant("barriers of one K", "*(self.k_stages,) * 2, 1, 1", "*(1,) * 2, 1, 1"),
     Mutant("END among the kinds", "END = 0 ", "END = 1 "),
 )

@@ -27,7 +27,7 @@ CAUGHT_BY = {
         "no wait for the raw Q and dO",
         "no wait until a part is read",
         "raw Q of stage 0",
-        "release of dO of stage 0",
+        "release of stage 0",
         "released before all have read the record",
         "room for bits alone",
         "shift of this tile",

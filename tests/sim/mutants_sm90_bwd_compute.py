@@ -68,7 +68,7 @@ SHARING = (
 )
 WAIT_DO = "mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))"
 PART_OF_K = "lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)"
-START_OF_DP = "issue_dp(dp, v, dout)"
+START_OF_DP = "issue_dp(minus_deltas(deltas), v, dout)"
 WAIT_FULL = "bar_sync(DS_FULL + turn, 128 * CONSUMERS)"
 STEP = (
     Mutant("δ of the first stage", "at = stage_of(tile)\n", "at = stage_of(tile) * 0\n"),
@@ -139,7 +139,6 @@ STEP = (
 )
 RELEASE_V = "mbarrier_arrive(base + EMPTY_V)"
 RELEASE_Q = "mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))"
-RELEASE_DO = "mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))"
 RELEASE_K = "mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column - one))))"
 START = lines(8, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
 FREE = lines(20, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
@@ -148,8 +147,9 @@ FIRST_S, WAIT_S = lines(12, "wait_all()", "s = settled(s)"), lines(20, "wait_all
 FIRST_KIND = lines(8, "if kind != END:", "    kind = types.int32(-kind)")
 SETTLED = lines(20, "acc_dk, dq = settled(acc_dk), settled(dq)")
 WAIT_EMPTY = lines(20, "bar_sync(DQ_EMPTY + turn, DQ_THREADS)")
-RELEASES = lines(20, "if leader:", f"    {RELEASE_Q}", f"    {RELEASE_DO}")
-NEXT, AHEAD = lines(20, "tile += one"), lines(20, "dp, shifts = ahead(stats, place, tile, thread)")
+RELEASES = lines(20, "if leader:", f"    {RELEASE_Q}")
+NEXT = lines(20, "tile += one")
+AHEAD = lines(20, "deltas, shifts = ahead(stats, place, tile, thread)")
 SHARE = lines(20, "share_part(dq, slot, turn, smem, stats, place, thread)")
 RECORD = lines(
     20,
@@ -204,9 +204,8 @@ STREAM = (
     Mutant("no wait until dQ has been read", WAIT_EMPTY, ""),
     Mutant("dQ's place of the first", WAIT_EMPTY, WAIT_EMPTY.replace(" + turn", "")),
     without("release of Q", RELEASE_Q),
-    without("release of dO", RELEASE_DO),
     Mutant("release of the next Q", RELEASE_Q, RELEASE_Q.replace("(tile)", "(tile + 1)")),
-    Mutant("release of dO of stage 0", RELEASE_DO, RELEASE_DO.replace(" + 8 * stage_of(tile)", "")),
+    Mutant("release of stage 0", RELEASE_Q, RELEASE_Q.replace(" + 8 * stage_of(tile)", "")),
     Mutant(
         "Q and dO released by every warp", RELEASES, RELEASES.replace("leader", "thread % 32 == 0")
     ),

@@ -78,15 +78,15 @@ COMPUTING = (
     Mutant("S left in flight", "                    wait_all_but_one()\n", ""),
     Mutant(
         "one arrival too few for Q",
-        f"if kind >= LAST and leader:\n{LINE[1:]}    {ARRIVE_Q}",
+        f"if not BY_Q and kind >= LAST and leader:\n{LINE[1:]}    {ARRIVE_Q}",
         "pass",
         0,
         1,
     ),
     Mutant(
         "Q released every tile",
-        "                    if kind >= LAST and leader:\n",
-        "                    if leader:\n",
+        "                    if not BY_Q and kind >= LAST and leader:\n",
+        "                    if not BY_Q and leader:\n",
     ),
     Mutant(
         "record read after its products",
@@ -99,9 +99,14 @@ COMPUTING = (
         "bounds_of(masking, row, bh, who)), ACC_START if nth_row == 0 else acc",
     ),
     Mutant("dQ in the next row", "finish_row(acc, start, this_row", "finish_row(acc, start, row"),
-    Mutant("dQ over dO that comes", "(turn * DO_STAGES + do_stage)", "(turn * DO_STAGES)"),
+    Mutant(
+        "dQ over what comes",
+        "out = turn * OUT_STAGES + out_stage_of(nth_row)",
+        "out = turn * OUT_STAGES",
+    ),
     without("wait for dQ to leave", "bulk_wait_read()"),
-    without("arrival of dO", "mbarrier_arrive(empty_do + 8 * do_stage)"),
+    without("arrival of dQ's place", "mbarrier_arrive(base + EMPTY_OUT + 8 * out)"),
+    without("arrival of dO", "mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))"),
 )
 SWIZZLED = "(swizzle ^ (quad + 4 * (j % 2)))"
 OF_QUERIES = (

@@ -52,21 +52,38 @@ KEPT_KEYS = (
     Mutant("one step of Q", "2 * STEP * i >> 4", "0 * i"),
 )
 LOADING = (
-    without("wait for the place of K", "mbarrier_wait(empty, phase ^ 1)"),
-    Mutant("K counted as V", "base + FULL_K + 8 * k_stage\n", "base + FULL_V\n"),
+    without("wait for the place of K", "mbarrier_wait(base + EMPTY_K + 8 * k, k_phase)"),
+    without("wait for the place of V", "mbarrier_wait(base + EMPTY_V, v_phase)"),
+    Mutant("K counted as V", "base + FULL_K + 8 * k\n", "base + FULL_V\n"),
+    Mutant("K in one place", "base + K + k * KV_BYTES", "base + K"),
+    Mutant("keys of batch 0", "work[at + 1], work[at + 2]\n", "0, work[at + 2]\n"),
+    Mutant("dO not counted", "(1 if cfg.with_dq else 2)", "1"),
 )
 COMPUTE = (
     without("wait for K", "mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(column))"),
     without("wait for V", "mbarrier_wait(base + FULL_V, v_phase_of(column))"),
-    without("wait for dO", "mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))"),
     Mutant("K of stage 0", "K + stage * KV_BYTES", "K"),
     Mutant("fragment of the first warpgroup", "at + turn * 64 * ROW_BYTES", "at"),
     Mutant("kept keys of one row", "row * (ROW_BYTES // 4) + pair // 2", "pair // 2"),
     Mutant("dK of dO", "issue_acc(acc_dk, ds, q)", "issue_acc(acc_dk, ds, dout)"),
+    Mutant("P and dS swapped", "packed = pack(p)", "packed = pack(dp)"),
+    Mutant("statistics of stage 0", "rows_of(thread), stage_of(tile)", "rows_of(thread), 0"),
+    Mutant("S left in flight", "                    wait_all_but_one()\n", ""),
+    Mutant("dP left in flight", "        wait_all()\n        return p", "        return p"),
+    Mutant(
+        "dV left in flight",
+        "        wait_all_but_one()\n        return acc_dk",
+        "        return acc_dk",
+    ),
+    Mutant(
+        "released before dK", "        wait_all_but_one()\n        if speaks", "        if speaks"
+    ),
+    Mutant("released by every warp", "equal(thread % 128, 0)", "equal(thread % 32, 0)"),
+    Mutant("release of the next tile", "types.int32(tile - one), thread)", "tile, thread)", 0, 2),
+    Mutant("kind of the tile before", "kind = following\n                    wait", "wait"),
     without("release of K", "mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))"),
     without("release of V", "mbarrier_arrive(base + EMPTY_V)"),
-    without("release of Q", "mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))"),
-    without("release of dO", "mbarrier_arrive(base + EMPTY_DO + 8 * stage_of(tile))"),
+    without("release of Q and dO", "mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))"),
     Mutant("K of the last column", "column += one", "column += 0 * one"),
     Mutant("dK not scaled", "finish(dk, acc_dk, scale,", "finish(dk, acc_dk, ONE,"),
     Mutant("dV scaled", "finish(dv, acc_dv, ONE,", "finish(dv, acc_dv, scale,"),
@@ -83,9 +100,6 @@ ROLES = (
     Mutant(
         "P given back before it is read", "bar_arrive(P_FREE, THREADS)\n        return", "return"
     ),
-    without(
-        "wait for dO", "mbarrier_wait(place[0] + FULL_DO + 8 * stage_of(tile), phase_of(tile))"
-    ),
     Mutant("dV of Q", "QUERIES, VALUES = (0, DO)", "QUERIES, VALUES = (0, 0)"),
     Mutant("dP of Q", "else (DO, 0)", "else (0, 0)"),
     Mutant(
@@ -95,8 +109,7 @@ ROLES = (
     without("release of keys", "mbarrier_arrive(base + EMPTY + 8 * k_stage_of(column))"),
     without("wait for the first keys", WAIT_FOR_KEYS, 2),
     without("wait for the next keys", WAIT_FOR_KEYS, 2, 1),
-    without("release of Q", "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"),
-    without("release of dO", "mbarrier_arrive(base + EMPTY_DO + 8 * stage)"),
+    without("release of Q and dO", "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"),
     Mutant("P free from the start twice", "bar_arrive(P_FREE, THREADS)\n            of", "of"),
 )
 MUTANTS = [
