@@ -34,9 +34,10 @@ def test_kernel(config):
     assert ptx.count("setmaxnreg.") == 2
     assert ".f64" not in ptx
     kind = {"float16": "f16", "bfloat16": "bf16"}[config.dtype]
-    qk = rf"wgmma\.mma_async\.sync\.aligned\.m64n{config.tile_n // 2}k16\.f32\.{kind}"
-    # The stream's first half; two halves of a row's first tile, of FULL tiles, of masked tiles.
-    assert len(re.findall(qk, ptx)) >= 7 * -(-config.head_dim // 16)
+    # Three kinds of tiles; halves have two each, and the first half of the stream.
+    width, products = (config.tile_n // 2, 7) if config.halves else (config.tile_n, 3)
+    qk = rf"wgmma\.mma_async\.sync\.aligned\.m64n{width}k16\.f32\.{kind}"
+    assert len(re.findall(qk, ptx)) >= products * -(-config.head_dim // 16)
     for i in range(4):
         parameter = f"nbflash_fwd_sm90_param_{i}"
         assert f".param .align 64 .b8 {parameter}[128]" in ptx

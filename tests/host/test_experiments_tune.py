@@ -70,11 +70,11 @@ def test_what_does_not_fit_is_said(capsys):
 def test_names_and_rows_say_what_differs():
     config = Sm90Config(DTYPE, 128, 2, 128, registers=(56, 224), q_stages=1, speed=600)
     assert name_of(config) == "128×128 q_stages=1 registers=56/224"
-    assert table_row(config, 612.6) == "(128, 2, 128, 3, 2, 1, (56, 224), 1, 613)"
+    assert table_row(config, 612.6) == "(128, 2, 128, 3, 2, 1, (56, 224), 1, False, 613)"
     backward = Sm90BackwardConfig(DTYPE, 64, 2, 128)
     assert name_of(backward) == "128×128"
     assert table_row(backward, 500) == "(64, 2, 128)"
-    assert Sm90Config(DTYPE, 128, *(2, 128, 3, 2, 1, (56, 224), 1, 600)) == config
+    assert Sm90Config(DTYPE, 128, *(2, 128, 3, 2, 1, (56, 224), 1, False, 600)) == config
 
 
 # Verdicts
@@ -159,7 +159,7 @@ def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, 
     assert wanted <= set(rows[0])
     # 256 queries are two tiles of 192 and three tiles of 96 keys hold 256 of 288.
     walked = {row["config"]: float(row["walked"]) for row in rows if row["mask"] == "dense"}
-    assert walked["192×96 k_stages=4 v_stages=3 registers=56/152"] == 2 * 3 * 192 * 96 / 256**2
+    assert walked["192×96 v_stages=3 registers=56/152"] == 2 * 3 * 192 * 96 / 256**2
     printed = capsys.readouterr().out
     assert "the tables in the source" in printed
     assert "backward: (64, 2, 128)" in printed

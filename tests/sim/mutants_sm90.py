@@ -1,12 +1,17 @@
 """Faults of the Hopper forward kernel and of its computing warpgroups: (module, Mutant)."""
 
 from mutants import Mutant
+from mutants_sm90_forms import HALVES, WHOLE
 from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped, without
 from mutants_sm90_tile import CONFIG, FWD, GEMM, KEPT, SOFTMAX, STORE, TILES, WARPS
 
 COMPUTE = "nbflash.kernels.sm90_compute"
+ROW_OF, HALVES_OF, WHOLE_OF = (
+    f"nbflash.kernels.sm90_{name}" for name in ("row", "halves", "whole")
+)
 # In the order of their imports.
-CHAIN = (PIPELINE, FINITE, WARPS, GEMM, KEPT, STORE, SOFTMAX, CONFIG, LOAD, COMPUTE, FWD)
+FORMS = ROW_OF, HALVES_OF, WHOLE_OF, COMPUTE
+CHAIN = (PIPELINE, FINITE, WARPS, GEMM, KEPT, STORE, SOFTMAX, CONFIG, LOAD, *FORMS, FWD)
 START_OF_O = "start = types.uint32(base + stage * Q_BYTES + turn * 64 * ROW_BYTES)"
 SEND_O = "tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * turn, h, b, source)"
 UPPER, LOWER = "if upper < nq:", "if upper + 8 < nq:"
@@ -98,33 +103,14 @@ MASKING = (
     ),
     Mutant("nobody poisoned", "select(equal(b, 0), x, math.nan)", "x"),
 )
-ARRIVE_K = "mbarrier_arrive(base + EMPTY_K + 8 * stage)"
-ARRIVE_V = "mbarrier_arrive(base + EMPTY_V + 8 * is_there)"
 ARRIVE_Q = "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"
 WAIT_K = "mbarrier_wait(base + FULL_K + 8 * stage, phase)"
-WAIT_V = "mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)"
-WAIT_Q = "mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)"
-WAIT, HOLD, FENCE, COMMIT = (
-    "wait_all()\n",
-    "wgmma_hold(l[0] + l[1])\n",
-    "wgmma_fence()\n",
-    "wgmma_commit()\n",
-)
-LINE = " " * 12
-RELEASE = f"if lead == 0:\n{LINE}    {ARRIVE_K}\n"
-RELEASE_V = f"{LINE}    if not first or is_there >= 0:\n{LINE}        {ARRIVE_V}\n"
-SETTLED = "acc, s_b = settled(acc), settled(s_b)\n"
-WAITED = HOLD + LINE + WAIT + LINE + SETTLED + LINE
-NEXT_K = "k_of(base, stage) + NEXT_HALF"
-LATE_RELEASE = "row != PAST and not following[0] & FIRST:"
-STEP = (
+SEEN = "if upper and below else"
+STAGES = (
     without("wait for full K", WAIT_K),
     Mutant("full K of the other phase", WAIT_K, WAIT_K.replace(", phase", ", phase ^ 1")),
     Mutant("full K of stage 0", WAIT_K, WAIT_K.replace(" + 8 * stage", "")),
     Mutant("record of stage 0", "RECORDS // 4 + RECORD_WORDS * stage)", "RECORDS // 4)"),
-    Mutant(
-        "record of this tile again", "smem, place, after[0], after[1]", "smem, place, stage, phase"
-    ),
     Mutant("K of stage 0", "lower(base + K, 16) + stage *", "lower(base + K, 16) + 0 *"),
     Mutant(
         "V of stage 0", "lower(base + V, KV_PANEL) + stage *", "lower(base + V, KV_PANEL) + 0 *"
@@ -133,147 +119,26 @@ STEP = (
     Mutant("K for V", "lower(base + V, KV_PANEL)", "lower(base + K, KV_PANEL)"),
     Mutant("V for K", "lower(base + K, 16)", "lower(base + V, 16)"),
     Mutant(
-        "first half of V twice", "issue_pv(acc, p, v_ago + NEXT_HALF)", "issue_pv(acc, p, v_ago)"
-    ),
-    Mutant("first half of the last V twice", "ago[0] + NEXT_HALF", "ago[0]"),
-    Mutant("second half of V twice", "v_of(base, v_stage))", "v_of(base, v_stage) + NEXT_HALF)"),
-    Mutant("first half of K twice", NEXT_K, "k_of(base, stage)"),
-    Mutant("half of a half", "HALF * ROW_BYTES >> 4", "HALF * ROW_BYTES >> 5"),
-    Mutant(
-        "V of this tile in both halves",
-        "issue_pv(acc, p, v_ago",
-        "issue_pv(acc, p, v_of(base, v_stage)",
-    ),
-    Mutant("V of the tile before in both halves", "p, v_of(base, v_stage))", "p, v_ago)"),
-    Mutant("next K from this tile", "k_of(base, after[0])", "k_of(base, stage)"),
-    Mutant("Q of stage 0", "words + stage * (Q_BYTES // 4) + row", "words + row"),
-    Mutant("wide Q of stage 0", "lower(base + stage * Q_BYTES + turn", "lower(base + turn"),
-    without("Q of the next row", "q_now = q_of(smem, place, q_stage, turn, thread)"),
-    *(without(f"fence before product {i}", FENCE.strip(), 4, i) for i in range(4)),
-    *(without(f"commit of product {i}", COMMIT.strip(), 4, i) for i in range(4)),
-    *(without(f"wait for product {i}", WAIT.strip(), 4, i) for i in range(4)),
-    Mutant("S in two hands", SETTLED, "acc, _ = settled(acc), settled(s_b)\n"),
-    Mutant("settled before the wait", WAIT + LINE + SETTLED, SETTLED + LINE + WAIT),
-    Mutant("K released too early", WAITED + RELEASE, RELEASE + LINE + WAITED + "if lead == 0:\n"),
-    Mutant(
-        "V released too early",
-        WAITED + RELEASE + RELEASE_V,
-        f"if lead == 0:\n{RELEASE_V}{LINE}{WAITED}{RELEASE}",
-    ),
-    Mutant("no mask on the first half", "s_a = keep_a(s_a, keep)", "pass"),
-    Mutant("no mask on the second half", "s_b = keep_b(s_b, keep)", "pass"),
-    Mutant("mask of the second half first", "s_a = keep_a(s_a", "s_a = keep_b(s_a"),
-    Mutant("mask of the first half again", "s_b = keep_b(s_b", "s_b = keep_a(s_b"),
-    without("wait for full V", WAIT_V),
-    Mutant("full V of the other phase", WAIT_V, WAIT_V.replace("v_phase", "v_phase ^ 1")),
-    Mutant("full V of K's stage", WAIT_V, WAIT_V.replace("v_stage", "stage")),
-    Mutant("full V in K's phase", WAIT_V, WAIT_V.replace("v_phase", "phase")),
-    Mutant("empty V awaited", WAIT_V, WAIT_V.replace("FULL_V", "EMPTY_V")),
-    without("release of K", ARRIVE_K),
-    Mutant("release of the next K", ARRIVE_K, ARRIVE_K.replace("stage", "after[0]")),
-    without("release of V", ARRIVE_V),
-    Mutant("release of this V", ARRIVE_V, ARRIVE_V.replace("is_there", "v_stage")),
-    Mutant("release of a V before the first", "if not first or is_there >= 0:", "if True:"),
-    Mutant("no release of V where a row begins", "if not first or is_there >= 0:", "if not first:"),
-    Mutant("releases of every warp", RELEASE, RELEASE.replace("lead", "lead % 32")),
-    Mutant("full tiles poisoned", "if masked and kind != FULL:", "if masked:"),
-    Mutant("bad keys of K's stage", "bad_of(smem, words, v_stage", "bad_of(smem, words, stage"),
-    Mutant(
-        "finish before the first row",
-        f"if row != PAST:\n{LINE}        finish",
-        f"if True:\n{LINE}        finish",
-    ),
-    Mutant("finishes with the next m", "finish_row(acc, m_ago,", "finish_row(acc, m,"),
-    Mutant(
-        "finishes with the next l", "finish_row(acc, m_ago, l_ago,", "finish_row(acc, m_ago, l,"
-    ),
-    Mutant("O goes on into the next row", "acc = O_START\n", "pass\n"),
-    Mutant(
-        "O not rescaled by the first half",
-        f"elif grown:\n{LINE}    acc = scale_fragment(acc, alpha)",
-        "elif grown:\n                pass",
-    ),
-    Mutant(
-        "O not rescaled by the second half",
-        f"{LINE}if grown:\n{LINE}    acc = scale_fragment(acc, alpha)\n",
-        "",
-    ),
-    Mutant("Q never changes", "if following[0] & FIRST:", "if False:"),
-    Mutant("Q changes with every tile", "if following[0] & FIRST:", "if True:"),
-    without("next stage of Q", "q_stage, q_phase = advance_q(q_stage, q_phase)"),
-    without("wait for full Q", WAIT_Q),
-    Mutant("full Q of the other phase", WAIT_Q, WAIT_Q.replace("q_phase", "q_phase ^ 1")),
-    Mutant("straight: no release of Q", "mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)", "pass"),
-    Mutant("no release of Q after a row of one tile", "elif first and row != PAST:", "elif False:"),
-    Mutant("release of no Q", "elif first and row != PAST:", "elif first:"),
-    Mutant("no release of Q", LATE_RELEASE, "False:"),
-    Mutant("two releases of Q", LATE_RELEASE, "row != PAST:"),
-    Mutant("release of a Q before the first", LATE_RELEASE, "not following[0] & FIRST:"),
-    Mutant(
-        "releases of Q by every warp",
-        "STAGED and lead == 0 and row",
-        "STAGED and lead % 32 == 0 and row",
-    ),
-    Mutant(
-        "release of this Q",
-        f"FIRST:\n{LINE}    release_q(base, q_ago)",
-        f"FIRST:\n{LINE}    release_q(base, q_stage)",
-    ),
-    Mutant(
-        "release of this Q after one tile",
-        f"release_q(base, q_ago)\n{LINE}    q_stage",
-        f"release_q(base, q_stage)\n{LINE}    q_stage",
-    ),
-    without("wait for O's copy", "bulk_wait_read()", 2),
-    Mutant(
         "Q released while O leaves",
         f"bulk_wait_read(){IN_STORE}{ARRIVE_Q}",
         f"{ARRIVE_Q}{IN_STORE}bulk_wait_read()",
     ),
     without("arrival for Q", ARRIVE_Q),
     Mutant("arrival for Q of stage 0", ARRIVE_Q, ARRIVE_Q.replace(" + 8 * stage", "")),
-    Mutant("P of the first half again", "return (acc, pack(weights), s_a", "return (acc, p, s_a"),
-    Mutant(
-        "seen of the first half",
-        "return (acc, pack(weights), s_a, m, l, seen), following",
-        "return (acc, pack(weights), s_a, m, l, types.uint32(ALL)), following",
-    ),
-)
-RAISED = "m = m[0] + risen[0], m[1] + risen[1]"
-SHRUNK = "l = l[0] * alpha[0], l[1] * alpha[1]"
-SEEN = "if upper and below else"
-STATISTICS = (
     Mutant("one of two rows has met a key", SEEN, "if upper or below else"),
     Mutant("the upper row has met a key", SEEN, "if upper else"),
     Mutant("the lower row has met a key", SEEN, "if below else"),
     Mutant("every row has met a key", "seen_of(best, PAIR)", "types.uint32(ALL)"),
-    Mutant("m never outgrown", "types.float32(1)), outgrown(e, seen)", "types.float32(1)), False"),
-    Mutant("m not raised", RAISED, "pass"),
-    Mutant("m raised by the other row", RAISED, "m = m[0] + risen[1], m[1] + risen[0]"),
-    Mutant("l not rescaled", SHRUNK, "pass"),
-    Mutant("l rescaled by the other row", SHRUNK, "l = l[0] * alpha[1], l[1] * alpha[0]"),
-    Mutant(
-        "l of a lane for the row's",
-        "best, total = row_max(e), row_total(l)",
-        "best, total = row_max(e), l",
-    ),
-    Mutant("P of the old m", "weights = exponentials(e)\n        return", "pass\n        return"),
-    Mutant("exponents not lowered", "e, alpha, seen = lowered(e, risen),", "e, alpha, seen = e,"),
-    Mutant(
-        "alpha forgotten",
-        "seen, grown, alpha\n\n",
-        "seen, grown, (types.float32(1), types.float32(1))\n\n",
-    ),
     Mutant(
         "first half not summed",
         "return weights, m, row_sum(PAIR, weights)",
         "return weights, m, PAIR",
     ),
+    without("wait for O's copy", "bulk_wait_read()"),
 )
 KEPT_ON = "row, bh, q_ago = next_row, next_bh, q_stage"
 STREAM = (
     without("wait for the first Q", "mbarrier_wait(base + FULL_Q, 0)"),
-    Mutant("one warpgroup's rows", " + turn * 64 * ROW_BYTES, 16)", ", 16)"),
     Mutant(
         "END not noticed by the first",
         "        if kind != END:\n            row",
@@ -328,16 +193,23 @@ STREAM = (
     ),
     Mutant("V's stage does not advance", "+ advance_v(now[2], now[3])", "+ (now[2], now[3])"),
     Mutant("V's ring as long as K's", "+ advance_v(now[2], now[3])", "+ advance(now[2], now[3])"),
-    Mutant("last product left out", "acc = issue_pv(acc, p, ago[0] + NEXT_HALF)", "pass"),
+    Mutant(
+        "last product in stage 0",
+        "last(state, ago[0], turn)",
+        "last(state, v_of(base, zero), turn)",
+    ),
     Mutant(
         "last row not finished",
-        "finish_row(settled(acc), m, l, row, bh",
-        "row == PAST and finish_row(settled(acc), m, l, row, bh",
+        "finish_row(acc, m, l, row, bh",
+        "row == PAST and finish_row(acc, m, l, row, bh",
     ),
     Mutant("end before O has left", "if STAGED and lead == 0:", "if False:"),
 )
 MUTANTS = (
     *LOADING,
     *TILES,
-    *((COMPUTE, mutant) for mutant in (*ROW, *MASKING, *STEP, *STATISTICS, *STREAM)),
+    *((ROW_OF, mutant) for mutant in (*ROW, *MASKING, *STAGES)),
+    *((HALVES_OF, mutant) for mutant in HALVES),
+    *((WHOLE_OF, mutant) for mutant in WHOLE),
+    *((COMPUTE, mutant) for mutant in STREAM),
 )

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from mutants import mutated_modules
-from mutants_sm90 import CHAIN, CONFIG, FWD, MUTANTS
+from mutants_sm90 import CHAIN, CONFIG, FWD, HALVES_OF, MUTANTS, WHOLE_OF
 from mutants_sm90_cases import CAUGHT_BY
 from mutants_sm90_tile import LIST, WORK_LIST
-from sm90_runs import ALONE, DTYPES, PAIR, run
+from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, run
 
 import masks
 from nbflash import persistent, reference, sim, testing
@@ -22,9 +22,9 @@ from nbflash.kernels.sm90_config import Sm90Config
 from nbflash.tile.pipeline import item_of
 
 FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
-WIDE = replace(PAIR, tile_n=128)
-AHEAD = replace(ALONE, k_stages=2, v_stages=3)
-STRAIGHT = replace(ALONE, q_stages=1)
+WIDE = replace(HALVES_PAIR, tile_n=128)
+AHEAD = replace(HALVES, k_stages=2, v_stages=3)
+STRAIGHT = replace(HALVES, q_stages=1)
 
 
 @dataclass(frozen=True)
@@ -56,21 +56,33 @@ class Case:
 
 CASES = (
     Case("bad", ALONE, "dead-scattered", 70, 135, head_dim=72, dtype="bfloat16", bad=(5, 70, 130)),
-    Case("grows", ALONE, "dense", 20, 193, grows=9),
-    Case("spikes", ALONE, "dense", 20, 193, spikes=(47, 95, 111, 159, 175)),
-    Case("late", ALONE, "staggered", 64, 129, apart=6),
-    Case("few", STRAIGHT, "causal", 20, 20, blocks=3),
-    Case("heads", ALONE, "per-batch-per-head", 76, 65, heads=(2, 1), batch=2, blocks=3, hide=True),
-    Case("straight", STRAIGHT, "per-batch-per-head", 76, 65, heads=(2, 1), batch=2, blocks=2),
     Case("pair", PAIR, "window-causal", 129, 65, head_dim=72, scale=-0.3),
-    Case("race", ALONE, "causal", 65, 129, bad=(100,), race=True),
-    Case("empty", ALONE, "dead-last", 150, 20, heads=(2, 1), batch=2, blocks=2),
+    Case("rows", ALONE, "causal", 200, 200, head_dim=72, race=True),
+    Case("grows-whole", ALONE, "dense", 20, 193, grows=9),
+    Case("late-whole", ALONE, "staggered", 64, 129, apart=6),
+    Case(
+        "straight-whole",
+        replace(ALONE, q_stages=1),
+        "per-batch-per-head",
+        *(76, 65),
+        heads=(2, 1),
+        batch=2,
+        blocks=2,
+    ),
+    Case("ahead-whole", replace(AHEAD, halves=False), "window", 129, 321, bad=(100,)),
+    Case("grows", HALVES, "dense", 20, 193, grows=9),
+    Case("spikes", HALVES, "dense", 20, 193, spikes=(47, 95, 111, 159, 175)),
+    Case("late", HALVES, "staggered", 64, 129, apart=6),
+    Case("few", STRAIGHT, "causal", 20, 20, blocks=3),
+    Case("heads", HALVES, "per-batch-per-head", 76, 65, heads=(2, 1), batch=2, blocks=3, hide=True),
+    Case("straight", STRAIGHT, "per-batch-per-head", 76, 65, heads=(2, 1), batch=2, blocks=2),
+    Case("race", HALVES, "causal", 65, 129, bad=(100,), race=True),
+    Case("empty", HALVES, "dead-last", 150, 20, heads=(2, 1), batch=2, blocks=2),
     Case("ahead", AHEAD, "window", 129, 321, bad=(100,)),
-    Case("short", PAIR, "dense", 65, 20, heads=(6, 2)),
+    Case("short", HALVES_PAIR, "dense", 65, 20, heads=(6, 2)),
     Case("wide", WIDE, "global-local", 129, 129, bad=(100,)),
     Case("narrow", AHEAD, "causal", 70, 80, head_dim=48, scale=-0.3),
-    Case("rows", ALONE, "causal", 200, 200, head_dim=72, race=True),
-    Case("pair-race", PAIR, "window", 129, 129, race=True, seed=1),
+    Case("pair-race", HALVES_PAIR, "window", 129, 129, race=True, seed=1),
 )
 
 
@@ -128,9 +140,12 @@ def check(case, spec_of):
     testing.assert_within_reference(lse[~hit], exact_lse[~hit], low_lse[~hit], name="lse")
 
 
-def check_all(spec_of, mutant):
-    """The case that is known to catch the mutant, then the others, until one fails."""
-    for case in sorted(CASES, key=lambda case: mutant.name not in CAUGHT_BY.get(case.name, ())):
+def check_all(spec_of, target, mutant):
+    """Of the cases that reach the target the one that is known to catch it, then the others."""
+    reach = {HALVES_OF: {True}, WHOLE_OF: {False}}.get(target, {True, False})
+    cases = [case for case in CASES if case.config.halves in reach]
+    known = CAUGHT_BY.get
+    for case in sorted(cases, key=lambda case: mutant.name not in known(case.name, ())):
         check(case, spec_of)
 
 
@@ -155,7 +170,7 @@ def name_of(target, mutant, *_):
 def test_mutant_is_caught(target, mutant):
     spec_of = rebuilt(target, mutant)
     with pytest.raises(FAULTS):
-        check_all(spec_of, mutant)
+        check_all(spec_of, target, mutant)
 
 
 def check_work_list(ordered, heads_at_a_time=2, blocks=3):

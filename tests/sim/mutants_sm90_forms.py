@@ -1,0 +1,206 @@
+"""Faults of the Hopper forward's two forms, whole tiles and halves."""
+
+from mutants import Mutant
+from mutants_sm90_load import swapped, without
+
+ARRIVE_K = "mbarrier_arrive(base + EMPTY_K + 8 * stage)"
+ARRIVE_V = "mbarrier_arrive(base + EMPTY_V + 8 * is_there)"
+WAIT_V = "mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)"
+WAIT_Q = "mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)"
+WAIT, HOLD = "wait_all()\n", "wgmma_hold(l[0] + l[1])\n"
+LINE = " " * 12
+SCALE = "acc = scale_fragment(acc, alpha)"
+RAISED = "m = m[0] + risen[0], m[1] + risen[1]"
+SHRUNK = "l = l[0] * alpha[0], l[1] * alpha[1]"
+BOTH = (
+    Mutant(
+        "record of this tile again", "smem, place, after[0], after[1]", "smem, place, stage, phase"
+    ),
+    without("Q of the next row", "q_now = q_of(smem, place, q_stage, turn, thread)"),
+    without("wait for full V", WAIT_V),
+    Mutant("full V of the other phase", WAIT_V, WAIT_V.replace("v_phase", "v_phase ^ 1")),
+    Mutant("full V of K's stage", WAIT_V, WAIT_V.replace("v_stage", "stage")),
+    Mutant("full V in K's phase", WAIT_V, WAIT_V.replace("v_phase", "phase")),
+    Mutant("empty V awaited", WAIT_V, WAIT_V.replace("FULL_V", "EMPTY_V")),
+    without("release of V", ARRIVE_V),
+    Mutant("release of this V", ARRIVE_V, ARRIVE_V.replace("is_there", "v_stage")),
+    Mutant("release of a V before the first", "if not first or is_there >= 0:", "if True:"),
+    Mutant("no release of V where a row begins", "if not first or is_there >= 0:", "if not first:"),
+    Mutant("full tiles poisoned", "if masked and kind != FULL:", "if masked:"),
+    Mutant("bad keys of K's stage", "bad_of(smem, words, v_stage", "bad_of(smem, words, stage"),
+    Mutant(
+        "finish before the first row",
+        f"if row != PAST:\n{LINE}        finish",
+        f"if True:\n{LINE}        finish",
+    ),
+    Mutant("finishes with the next m", "finish_row(acc, m_ago,", "finish_row(acc, m,"),
+    Mutant(
+        "finishes with the next l", "finish_row(acc, m_ago, l_ago,", "finish_row(acc, m_ago, l,"
+    ),
+    Mutant("O goes on into the next row", "acc = O_START\n", "pass\n"),
+    Mutant("Q never changes", "if following[0] & FIRST:", "if False:"),
+    Mutant("Q changes with every tile", "if following[0] & FIRST:", "if True:"),
+    without("next stage of Q", "q_stage, q_phase = advance_q(q_stage, q_phase)"),
+    without("wait for full Q", WAIT_Q),
+    Mutant("full Q of the other phase", WAIT_Q, WAIT_Q.replace("q_phase", "q_phase ^ 1")),
+    Mutant("straight: no release of Q", "mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)", "pass"),
+    Mutant("m not raised", RAISED, "pass"),
+    Mutant("m raised by the other row", RAISED, "m = m[0] + risen[1], m[1] + risen[0]"),
+    Mutant(
+        "l of a lane for the row's",
+        "best, total = row_max(e), row_total(l)",
+        "best, total = row_max(e), l",
+    ),
+    Mutant("O not rescaled", f"elif grown:\n{LINE}    {SCALE}", f"elif grown:\n{LINE}    pass"),
+)
+RELEASE = f"if lead == 0:\n{LINE}    {ARRIVE_K}\n"
+RELEASE_V = f"{LINE}    if not first or is_there >= 0:\n{LINE}        {ARRIVE_V}\n"
+SETTLED = "acc, s_b = settled(acc), settled(s_b)\n"
+WAITED = HOLD + LINE + WAIT + LINE + SETTLED + LINE
+OTHERS = "issue_pv(acc, p, v_ago + NEXT_HALF)"
+NEXT_K = "k_of(base, stage) + NEXT_HALF"
+LATE_RELEASE = "row != PAST and not following[0] & FIRST:"
+HALVES = (
+    *BOTH,
+    *(
+        Mutant(f"first half of {name} twice", OTHERS, "issue_pv(acc, p, v_ago)", which, 2)
+        for which, name in enumerate(("V", "the last V"))
+    ),
+    Mutant("second half of V twice", "v_of(base, v_stage))", "v_of(base, v_stage) + NEXT_HALF)"),
+    Mutant("first half of K twice", NEXT_K, "k_of(base, stage)"),
+    Mutant("half of a half", "HALF * ROW_BYTES >> 4", "HALF * ROW_BYTES >> 5"),
+    Mutant(
+        "V of this tile in both halves",
+        "issue_pv(acc, p, v_ago",
+        "issue_pv(acc, p, v_of(base, v_stage)",
+        0,
+        2,
+    ),
+    Mutant("V of the tile before in both halves", "p, v_of(base, v_stage))", "p, v_ago)"),
+    Mutant("next K from this tile", "k_of(base, after[0])", "k_of(base, stage)"),
+    Mutant("Q of stage 0", "words + stage * (Q_BYTES // 4) + row", "words + row"),
+    *(without(f"fence before product {i}", "wgmma_fence()", 4, i) for i in range(4)),
+    *(without(f"commit of product {i}", "wgmma_commit()", 4, i) for i in range(4)),
+    *(without(f"wait for product {i}", "wait_all()", 4, i) for i in range(4)),
+    Mutant("S in two hands", SETTLED, "acc, _ = settled(acc), settled(s_b)\n"),
+    Mutant("settled before the wait", WAIT + LINE + SETTLED, SETTLED + LINE + WAIT),
+    Mutant("K released too early", WAITED + RELEASE, RELEASE + LINE + WAITED + "if lead == 0:\n"),
+    Mutant(
+        "V released too early",
+        WAITED + RELEASE + RELEASE_V,
+        f"if lead == 0:\n{RELEASE_V}{LINE}{WAITED}{RELEASE}",
+    ),
+    Mutant("no mask on the first half", "s_a = keep_a(s_a, keep)", "pass"),
+    Mutant("no mask on the second half", "s_b = keep_b(s_b, keep)", "pass"),
+    Mutant("mask of the second half first", "s_a = keep_a(s_a", "s_a = keep_b(s_a"),
+    Mutant("mask of the first half again", "s_b = keep_b(s_b", "s_b = keep_a(s_b"),
+    without("release of K", ARRIVE_K),
+    Mutant("release of the next K", ARRIVE_K, ARRIVE_K.replace("stage", "after[0]")),
+    Mutant("releases of every warp", RELEASE, RELEASE.replace("lead", "lead % 32")),
+    Mutant(
+        "O not rescaled by the second half",
+        f"{LINE}if grown:\n{LINE}    {SCALE}\n",
+        "",
+    ),
+    Mutant("no release of Q after a row of one tile", "elif first and row != PAST:", "elif False:"),
+    Mutant("release of no Q", "elif first and row != PAST:", "elif first:"),
+    Mutant("no release of Q", LATE_RELEASE, "False:"),
+    Mutant("two releases of Q", LATE_RELEASE, "row != PAST:"),
+    Mutant("release of a Q before the first", LATE_RELEASE, "not following[0] & FIRST:"),
+    Mutant(
+        "releases of Q by every warp",
+        "STAGED and lead == 0 and row",
+        "STAGED and lead % 32 == 0 and row",
+    ),
+    Mutant(
+        "release of this Q",
+        f"FIRST:\n{LINE}    release_q(base, q_ago)",
+        f"FIRST:\n{LINE}    release_q(base, q_stage)",
+    ),
+    Mutant(
+        "release of this Q after one tile",
+        f"release_q(base, q_ago)\n{LINE}    q_stage",
+        f"release_q(base, q_stage)\n{LINE}    q_stage",
+    ),
+    Mutant("P of the first half again", "return (acc, pack(weights), s_a", "return (acc, p, s_a"),
+    Mutant(
+        "seen of the first half",
+        "return (acc, pack(weights), s_a, m, l, seen), following",
+        "return (acc, pack(weights), s_a, m, l, types.uint32(0xFFFFFFFF)), following",
+    ),
+    Mutant("P of the old m", "weights = exponentials(e)\n        return", "pass\n        return"),
+    Mutant("m never outgrown", "types.float32(1)), outgrown(e, seen)", "types.float32(1)), False"),
+    Mutant("l not rescaled", SHRUNK, "pass"),
+    Mutant("l rescaled by the other row", SHRUNK, "l = l[0] * alpha[1], l[1] * alpha[0]"),
+    Mutant("exponents not lowered", "e, alpha, seen = lowered(e, risen),", "e, alpha, seen = e,"),
+    Mutant(
+        "alpha forgotten",
+        "seen, grown, alpha\n\n",
+        "seen, grown, (types.float32(1), types.float32(1))\n\n",
+    ),
+)
+EARLY = f"if not first and lead == 0:\n{LINE}    {ARRIVE_K}\n"
+S_OF = "issue_qk(S_START, q_now, k_of(base, stage))"
+LEAVE = f"if STAGED and lead == 0:\n{LINE}            release_q(base, q_ago)"
+NEXT = "following = record_of(smem, place, after[0], after[1])"
+STAND_IN = "if first:  # the very first one's K has stood in for V"
+MORE = "alpha = alpha[0] * more[0], alpha[1] * more[1]"
+LESS = "l = l[0] * more[0], l[1] * more[1]"
+WHOLE = (
+    *BOTH,
+    Mutant("K for V", "issue_pv(acc, p, v_ago)", "issue_pv(acc, p, k_of(base, stage))", 0, 2),
+    Mutant("K of the next tile", S_OF, S_OF.replace("stage", "after[0]")),
+    Mutant("Q of stage 0", "lower(base + stage * Q_BYTES + turn", "lower(base + turn"),
+    Mutant("one warpgroup's rows", " + turn * 64 * ROW_BYTES, 16)", ", 16)"),
+    *(without(f"fence before product {i}", "wgmma_fence()", 2, i) for i in range(2)),
+    *(without(f"commit of product {i}", "wgmma_commit()", 3, i) for i in range(3)),
+    *(without(f"wait for product {i}", "wait_all()", 2, i) for i in range(2)),
+    without("wait for S", "wait_for_s()"),
+    Mutant("wait for all but two", "wgmma_wait(0), wgmma_wait(1)", "wgmma_wait(0), wgmma_wait(2)"),
+    without("S settled", "s = settled(s)"),
+    without("O settled", "acc = settled(acc)"),
+    swapped("S settled before the wait", "wait_for_s()\n" + LINE, "s = settled(s)\n" + LINE),
+    swapped("O settled before the wait", WAIT + LINE, "acc = settled(acc)\n" + LINE),
+    swapped(
+        "K released before S",
+        f"{NEXT}\n{LINE}wait_for_s()\n{LINE}s = settled(s)\n{LINE}",
+        EARLY + LINE,
+    ),
+    swapped(
+        "V released too early",
+        f"{HOLD}{LINE}{WAIT}{LINE}acc = settled(acc)\n{LINE}",
+        f"if lead == 0:\n{LINE}    {STAND_IN}\n{LINE}        {ARRIVE_K}\n{RELEASE_V}{LINE}",
+    ),
+    without("mask", "s = apply_keep(s, keep)"),
+    *(without(f"release of K {i}", ARRIVE_K, 2, i) for i in range(2)),
+    Mutant("two releases of the first K", "if not first and lead == 0:", "if lead == 0:"),
+    Mutant("release of the next K", ARRIVE_K, ARRIVE_K.replace("stage", "after[0]"), 0, 2),
+    Mutant("releases of every warp", EARLY, EARLY.replace("lead", "lead % 32")),
+    Mutant("no release of Q", LEAVE, "pass"),
+    Mutant("releases of Q by every warp", LEAVE, LEAVE.replace("lead", "lead % 32")),
+    Mutant("release of this Q", LEAVE, LEAVE.replace("q_ago", "q_stage")),
+    Mutant("P of the tile before", "return (acc, pack(weights), m", "return (acc, p, m"),
+    Mutant(
+        "every row has met a key",
+        "m, l, seen), following",
+        "m, l, types.uint32(0xFFFFFFFF)), following",
+    ),
+    Mutant("m never outgrown", "outgrew = outgrown(e, seen)", "outgrew = False"),
+    Mutant("l not rescaled", LESS, "pass"),
+    Mutant("l rescaled by the other row", LESS, "l = l[0] * more[1], l[1] * more[0]"),
+    Mutant("exponents not lowered", "e, more, seen = lowered(e, risen),", "e, more, seen = e,"),
+    Mutant("alpha forgotten", MORE, "pass"),
+    Mutant("alpha of the rest", MORE, "alpha = more"),
+    Mutant("alpha of the other row", MORE, "alpha = alpha[0] * more[1], alpha[1] * more[0]"),
+    without("rescaling of the part before", "before = scale_fragment(before, more)"),
+    Mutant("growth of the rest", "grown or outgrew", "outgrew"),
+    Mutant("growth of the part before", "grown or outgrew", "grown"),
+    Mutant("part not summed", "row_sum(l, weights), seen", "l, seen"),
+    Mutant("the same part twice", "rest_of(s), weights", "part_of(s), weights"),
+    Mutant("rest of the part", "s[TILE_N // 4 :]", "s[: TILE_N // 4]"),
+    Mutant("parts in the other order", "weights + rest, m", "rest + weights, m"),
+    without("end of a turn", "arrive_at(turn + 1 if turn < LAST else 0)"),
+    Mutant("a turn for oneself", "arrive_at(turn + 1 if turn < LAST else 0)", "arrive_at(turn)"),
+    without("first turn", "arrive_at(0)"),
+    Mutant("turns at the barriers of the stores", "TURNS = 12", "TURNS = 9"),
+)
