@@ -3,8 +3,21 @@
 A block is one warpgroup that loads and one to three that compute, 64 query rows each. Blocks are
 persistent: each takes row tiles off the work list, longest first, there and back, so that all end
 together. The loader walks the schedule; what computes sees only a stream of tiles, row after row,
-each with a record (kind, first key, row, head). A tile is worked on in halves a and b of its
-keys, so that the products of one run under the softmax of the other:
+each with a record (kind, first key, row, head).
+
+A tile is worked on as a whole, and the products of one warpgroup run under the softmax of another
+(:mod:`.sm90_whole`):
+
+    for each tile t of the stream
+        in turn: issue  S = Q Kᵀ of t  and  O += P V of t − 1       (asynchronous)
+        wait for S;  m, P, l of t
+        wait;  O = α O, or, if t begins a row, O / l → out and O = 0
+
+    warpgroup 0   S(t) PV(t−1) | softmax of t          | S(t+1) PV(t)   …
+    warpgroup 1   softmax      | S(t) PV(t−1)          | softmax of t   …
+
+or, where heads are narrow and there are two warpgroups, in halves a and b of its keys, so that the
+products of one run under the softmax of the other (:mod:`.sm90_halves`):
 
     for each tile t of the stream
         issue O += P V of t − 1, b  and  S = Q Kᵀ of t, b           (asynchronous)
@@ -17,18 +30,17 @@ keys, so that the products of one run under the softmax of the other:
     products   … Pb(t−1) Sb(t)     Pa(t) Sa(t+1)     Pb(t) Sb(t+1) …
     softmax    …     a of t             b of t          a of t + 1
 
-A row's last product therefore runs under the next row's first softmax: a short row costs no
-pipeline of its own. m is a reference that stands a little above the largest score, and α is
-seldom anything but 1 (:mod:`nbflash.tile.wgmma_softmax`). O leaves through the shared memory
-of its row's Q.
+A row's last product runs under the next row's first softmax: a short row costs no pipeline of its
+own. m is a reference that stands a little above the largest score, and α is seldom anything but 1
+(:mod:`nbflash.tile.wgmma_softmax`). O leaves through the shared memory of its row's Q.
 
     barrier        arrives                               waits
     full_q[i]      loader, bytes of Q                    consumers, before S of a row's first half
     empty_q[i]     each consumer, O has left the stage   loader
-    full_k[s]      loader, bytes of K; the record        consumers, half a tile before its S
-    empty_k[s]     each consumer, S of both halves       loader
-    full_v[s]      loader, bytes of V                    consumers, before P V of the first half
-    empty_v[s]     each consumer, P V of both halves     loader
+    full_k[s]      loader, bytes of K; the record        consumers, while the tile before is theirs
+    empty_k[s]     each consumer, S of the tile          loader
+    full_v[s]      loader, bytes of V                    consumers, before P V of the tile
+    empty_v[s]     each consumer, P V of the tile        loader
     raw_v[s]       loader, bytes of a masked V           three warps that look for NaN, then full_v
 """
 
