@@ -98,7 +98,7 @@ class Sm90BackwardConfig(Panels):
 
     @property
     def stat_bytes(self):
-        """shift and δ of a query tile."""
+        """shift and −δ of a query tile."""
         return 2 * 4 * self.tile_m
 
     @property

@@ -31,7 +31,7 @@ CAUGHT_BY = {
         "released before all have read the record",
         "room for bits alone",
         "shift of this tile",
-        "δ added",
+        "δ added, late",
         "δ by the key",
         "δ of the first stage",
         "−δ of other queries",
