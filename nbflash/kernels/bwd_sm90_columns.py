@@ -1,15 +1,19 @@
 """dK and dV without dQ: the second of two passes, over columns, of the Hopper backward.
 
-The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`, but that K goes
-to full_k at once, after dO. Nothing is exchanged, so the warpgroups do not wait for each other, and
-every sum has one order: the tiles of a column, the heads of a group one after the other.
+The block and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`, but that dO arrives with Q,
+to full_q, K goes to full_k at once, and K and V are fed by a thread of their own. Nothing is
+exchanged, so the warpgroups do not wait for each other, and every sum has one order: the tiles of a
+column, the heads of a group one after the other.
 
-    for each tile t of the stream, S of which was issued before
-        issue dP = dO Vᵀ                     wait for S:    P = 2^(S · scale − LSE · log2 e)
-        issue dV += Pᵀ dO                    wait for dP:   dS = P ∘ (dP − δ)
-        issue dK += dSᵀ Q
-        issue S of tile t + 1
-        if t ends a column: dK · scale, dV → out
+    for each column
+        issue dP of its first tile           P = 2^(S · scale − LSE · log2 e)
+        for each tile t of it, S of which was issued before
+            wait for dP, which began at −δ
+            issue dV += Pᵀ dO                dS = P ∘ dP
+            issue dK += dSᵀ Q                wait for dV
+            issue S of t + 1                 read its statistics, wait for dK
+            issue dP = dO Vᵀ of t + 1        wait for S:     P of t + 1
+        dK · scale, dV → out                 (S of the next column is on its way)
 """
 
 from nbflash.kernels.bwd_sm90_config import END, RECORD_WORDS

@@ -210,7 +210,9 @@ def make_compute_stream(cfg):
                 # Read before a product that all warps issue: its wait may release the record.
                 _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
                 acc = accumulate(acc, p, dp, types.int32(kind - LAST), minus_delta, place, tile)
-                out = turn * OUT_STAGES + out_stage_of(nth_row)
+                stage = out_stage_of(nth_row)
+                start = types.uint32(base + OUT + (turn * OUT_STAGES + stage) * PART_BYTES)
+                empty_out = base + EMPTY_OUT + 8 * OUT_STAGES * turn + 8 * stage
                 tile += one
                 nth_row += one
                 kind, n0, row, bh = record_of(smem, place, tile)
@@ -219,7 +221,6 @@ def make_compute_stream(cfg):
                 if BY_Q:
                     loaded = load_out(source, row, bh, sizes, hide(thread))  # of END's: row 0
                 s, acc = behind_dq(acc, place, nth_row, tile, thread)
-                start = types.uint32(base + OUT + out * PART_BYTES)
                 finish_row(acc, start, this_row, this_bh, result, turn, thread)
                 if not BY_Q:  # registers are few
                     loaded = load_out(source, row, bh, sizes, hide(thread))
@@ -227,6 +228,6 @@ def make_compute_stream(cfg):
                 s = settled(s)
                 if leader:
                     bulk_wait_read()
-                    mbarrier_arrive(base + EMPTY_OUT + 8 * out)
+                    mbarrier_arrive(empty_out)
 
     return compute_stream

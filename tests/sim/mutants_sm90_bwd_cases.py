@@ -38,7 +38,6 @@ CAUGHT_BY = {
         "−δ of stage 0",
     ),
     "broad": (
-        "V in steps of queries",
         "bytes of K for dO",
         "bytes of Q for K",
         "dO of stage 0",
@@ -116,7 +115,6 @@ CAUGHT_BY = {
         "bad keys of stage 0",
         "bad keys of word 0",
         "bits of the upper key",
-        "bytes of Q for V",
         "dO of stage 0 cleared",
         "fence of K after the barrier",
         "last chunk alone",
