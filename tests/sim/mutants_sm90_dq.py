@@ -103,11 +103,11 @@ COMPUTING = (
     Mutant("dQ in the next row", "finish_row(acc, start, this_row", "finish_row(acc, start, row"),
     Mutant(
         "dQ over what comes",
-        "out = turn * OUT_STAGES + out_stage_of(nth_row)",
-        "out = turn * OUT_STAGES",
+        "(turn * OUT_STAGES + stage) * PART_BYTES",
+        "(turn * OUT_STAGES) * PART_BYTES",
     ),
     without("wait for dQ to leave", "bulk_wait_read()"),
-    without("arrival of dQ's place", "mbarrier_arrive(base + EMPTY_OUT + 8 * out)"),
+    without("arrival of dQ's place", "mbarrier_arrive(empty_out)"),
     without("arrival of dO", "mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))"),
 )
 SWIZZLED = "(swizzle ^ (quad + 4 * (j % 2)))"

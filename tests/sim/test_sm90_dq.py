@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sm90_dq_runs import ALONE, DEEP, PAIR, check, check_statistics, run
+from sm90_dq_runs import ALONE, BY_Q, DEEP, PAIR, check, check_statistics, run
 from sm90_runs import DTYPES
 
 from nbflash import reference, sim
@@ -12,7 +12,7 @@ from nbflash.testing import code_word_oracle, make_qkv, mask_gallery
 
 T = 64
 EDGES = (1, 2, T - 1, T, T + 1, 2 * T - 1, 2 * T + 1)
-CONFIGS = {"alone": ALONE, "pair": PAIR, "deep": DEEP}
+CONFIGS = {"alone": ALONE, "pair": PAIR, "by-q": BY_Q, "deep": DEEP}
 configs = pytest.mark.parametrize("config", CONFIGS)
 
 
