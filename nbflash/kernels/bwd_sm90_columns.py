@@ -1,15 +1,19 @@
 """dK and dV without dQ: the second of two passes, over columns, of the Hopper backward.
 
-The block, its loader and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`, but that K goes
-to full_k at once, after dO. Nothing is exchanged, so the warpgroups do not wait for each other, and
-every sum has one order: the tiles of a column, the heads of a group one after the other.
+The block and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`, but that dO arrives with Q,
+to full_q, K goes to full_k at once, and K and V are fed by a thread of their own. Nothing is
+exchanged, so the warpgroups do not wait for each other, and every sum has one order: the tiles of a
+column, the heads of a group one after the other.
 
-    for each tile t of the stream, S of which was issued before
-        issue dP = dO Vᵀ                     wait for S:    P = 2^(S · scale − LSE · log2 e)
-        issue dV += Pᵀ dO                    wait for dP:   dS = P ∘ (dP − δ)
-        issue dK += dSᵀ Q
-        issue S of tile t + 1
-        if t ends a column: dK · scale, dV → out
+    for each column
+        issue dP of its first tile           P = 2^(S · scale − LSE · log2 e)
+        for each tile t of it, S of which was issued before
+            wait for dP, which began at −δ
+            issue dV += Pᵀ dO                dS = P ∘ dP
+            issue dK += dSᵀ Q                wait for dV
+            issue S of t + 1                 read its statistics, wait for dK
+            issue dP = dO Vᵀ of t + 1        wait for S:     P of t + 1
+        dK · scale, dV → out                 (S of the next column is on its way)
 """
 
 from nbflash.kernels.bwd_sm90_config import END, RECORD_WORDS
@@ -109,7 +113,7 @@ def make_columns_stream(cfg):
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
     gradients_of, pack = make_gradients_of(cfg)
-    shifts_of, deltas_of, minus_deltas, _ = make_statistics_of(cfg)
+    shifts_of, minus_deltas_of, by_keys, _ = make_statistics_of(cfg)
     finish, ONE = make_finish(cfg), types.float32(1)
     warpgroup_of, wait_all_but_one, wait_all = (
         make_warpgroup_of(cfg.consumers),
@@ -138,17 +142,17 @@ def make_columns_stream(cfg):
 
     @inlined
     def statistics_of(stats, place, tile, thread):
-        """δ and shifts of a tile: shared memory answers late while products read it."""
+        """−δ and shifts of a tile: shared memory answers late while products read it."""
         (_, pair), stage = rows_of(thread), stage_of(tile)
-        return deltas_of(stats, place, stage, pair), shifts_of(stats, place, stage, pair)
+        return minus_deltas_of(stats, place, stage, pair), shifts_of(stats, place, stage, pair)
 
     @inlined
-    def score_gradients(deltas, values, place, tile):
+    def score_gradients(minus_deltas, values, place, tile):
         """Issue dPᵀ − δ = V dOᵀ − δ."""
         base, _ = place
         wgmma_fence()
         dout = types.uint32(lower(base + DO, 16) + stage_of(tile) * (Q_BYTES >> 4))
-        dp = issue_dp(minus_deltas(deltas), values, dout)
+        dp = issue_dp(by_keys(minus_deltas), values, dout)
         wgmma_commit()
         return dp
 
@@ -200,22 +204,22 @@ def make_columns_stream(cfg):
         if kind != END:
             k = arrived_keys(smem, place, column, turn, thread)
             s = scores(k, place, tile)
-            deltas, shifts = statistics_of(stats, place, tile, thread)
+            minus_deltas, shifts = statistics_of(stats, place, tile, thread)
             wait_all()
             s = settled(s)
             while kind != END:
                 acc_dk, acc_dv, kind = ACC_START, ACC_START, types.int32(-kind)
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
                 v = keys_of(smem, place, V, turn, thread)
-                dp = score_gradients(deltas, v, place, tile)
+                dp = score_gradients(minus_deltas, v, place, tile)
                 p, dp, following = under_dp(s, dp, kind, scales, shifts, smem, place, tile, thread)
                 while following > END:
                     acc_dk, acc_dv = accumulate(acc_dk, acc_dv, p, dp, kind, place, tile)
                     tile += one
                     s = scores(k, place, tile)
-                    deltas, shifts = statistics_of(stats, place, tile, thread)
+                    minus_deltas, shifts = statistics_of(stats, place, tile, thread)
                     acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)
-                    dp = score_gradients(deltas, v, place, tile)
+                    dp = score_gradients(minus_deltas, v, place, tile)
                     kind = following
                     wait_all_but_one()
                     p, dp, following = under_dp(
@@ -238,7 +242,7 @@ def make_columns_stream(cfg):
                 acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)
                 finish(dk, acc_dk, scale, n_block, bh, smem, place, result, hide(thread))
                 finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, hide(thread))
-                deltas, shifts = statistics_of(stats, place, tile, thread)
+                minus_deltas, shifts = statistics_of(stats, place, tile, thread)
                 wait_all()
                 s = settled(s)
 

@@ -82,7 +82,7 @@ def make_compute_stream(cfg):
     issue_acc, issue_dq = make_gemm_pv(cfg.dtype, TILE_M), make_gemm_dq(cfg.dtype, TILE_N)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
     (gradients_of, pack), statistics = make_gradients_of(cfg), make_statistics_of(cfg)
-    shifts_of, deltas_of, minus_deltas, less_deltas = statistics
+    shifts_of, minus_deltas_of, by_keys, less_deltas = statistics
     store_scores = make_store_fragment(TILE_M, TILE_N)
     finish, ONE = make_finish(cfg), types.float32(1)
     wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
@@ -141,13 +141,13 @@ def make_compute_stream(cfg):
         _, pair = rows_of(thread)
         if EARLY:
             at = stage_of(tile)
-            return deltas_of(stats, place, at, pair), shifts_of(stats, place, at, pair)
+            return minus_deltas_of(stats, place, at, pair), shifts_of(stats, place, at, pair)
         return LATER, LATER
 
     @inlined
     def step(state, tile, k_stage, smem, stats, place, scales, thread):
         """One tile, up to the issue of dQ."""
-        s, deltas, shifts, acc_dk, acc_dv, kind = state
+        s, minus_deltas, shifts, acc_dk, acc_dv, kind = state
         base, _ = place
         turn, stage = warpgroup_of(thread), stage_of(tile)
         k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
@@ -157,7 +157,7 @@ def make_compute_stream(cfg):
         mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
         wgmma_fence()
         dout = types.uint32(lower(base + DO, 16) + stage * (Q_BYTES >> 4))
-        dp = issue_dp(minus_deltas(deltas), v, dout) if EARLY else issue_scores(S_START, v, dout)
+        dp = issue_dp(by_keys(minus_deltas), v, dout) if EARLY else issue_scores(S_START, v, dout)
         wgmma_commit()
         row, pair = rows_of(thread)
         if not EARLY:
@@ -211,7 +211,7 @@ def make_compute_stream(cfg):
             wgmma_fence()
             s = scores(turn, place, stage_of(tile), k_stage_of(column))
             wgmma_commit()
-            deltas, shifts = ahead(stats, place, tile, thread)
+            minus_deltas, shifts = ahead(stats, place, tile, thread)
             wait_all()
             s = settled(s)
             while kind != END:
@@ -219,7 +219,7 @@ def make_compute_stream(cfg):
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
                 ends = False
                 while not ends:
-                    state = s, deltas, shifts, acc_dk, acc_dv, kind
+                    state = s, minus_deltas, shifts, acc_dk, acc_dv, kind
                     acc_dk, acc_dv, dq = step(
                         state, tile, k_stage_of(column), smem, stats, place, scales, thread
                     )
@@ -250,7 +250,7 @@ def make_compute_stream(cfg):
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
                     share_part(dq, slot, turn, smem, stats, place, thread)
                     tile += one
-                    deltas, shifts = ahead(stats, place, tile, thread)
+                    minus_deltas, shifts = ahead(stats, place, tile, thread)
                     wait_all()
                     s = settled(s)
                 if leader:

@@ -98,7 +98,7 @@ class Sm90BackwardConfig(Panels):
 
     @property
     def stat_bytes(self):
-        """shift and δ of a query tile."""
+        """shift and −δ of a query tile."""
         return 2 * 4 * self.tile_m
 
     @property
@@ -165,18 +165,18 @@ class Sm90BackwardConfig(Panels):
 _TABLE = ((64, 2, 128), (128, 2, 64))
 MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
 
-# Mean keys of a query up to which two passes are faster, for head_dims up to. Time of one pass over
-# that of two, all kernels, at 384 keys a query (local 1), 896 (butterfly), 1113 (local 4), 8192
-# (dense); bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21.
-_KEYS_FOR_TWO_PASSES = (
-    (64, 768),  # 1.16, 1.00, 0.97, 0.85
-    (128, 1536),  # 1.30, 1.09, 1.05, 0.94
-)
+# Mean keys of a query up to which two passes are faster. Time of one pass over that of two, all
+# kernels, at 384 keys a query (local 1), 896 (butterfly), 1113 (local 4) and 8192 (dense):
+#     d=64     1.29, 1.12, 1.08, 0.96
+#     d=128    1.40, 1.16, 1.11, 0.95
+# Both times are linear in the keys and meet at 2900 (bf16, N = 8192, 2048 / head_dim heads, batch
+# 2, NVIDIA H100 80GB HBM3, 2026-11-21).
+KEYS_FOR_TWO_PASSES = 2560
 
 
 def keys_for_two_passes(head_dim):
-    """How many keys a query may see on average for two passes to be the faster way."""
-    return next((keys for d, keys in _KEYS_FOR_TWO_PASSES if head_dim <= d), math.inf)
+    """How many keys a query may see on average for two passes to be the faster way, or the only."""
+    return KEYS_FOR_TWO_PASSES if head_dim <= MOST_HEAD_DIM else math.inf
 
 
 def backward_config(dtype, head_dim):
@@ -189,10 +189,10 @@ def backward_config(dtype, head_dim):
 # four products: dense, butterfly, local 1 (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA
 # H100 80GB HBM3, 2026-11-21).
 _COLUMNS = (
-    (64, 2, 64, 4, (56, 224), 2),  # 576, 485, 408; two stages: 503, 444, 376
-    (128, 2, 64, 3, (40, 232), 2),  # 687, 584, 447
-    (192, 2, 64, 3, (56, 224), 1),  # 622, 520, 415
-    (256, 2, 64, 2, (56, 224), 1),  # 663, 554, 423
+    (64, 2, 64, 4, (56, 224), 2),  # 605, 545, 477; one stage of K, or six of Q: 10 to 20 % less
+    (128, 2, 64, 3, (40, 232), 2),  # 708, 625, 515; two stages: 12 % less
+    (192, 2, 64, 3, (56, 224), 1),  # 577, 528, 437
+    (256, 2, 64, 2, (56, 224), 1),  # 609, 542, 440
 )
 
 

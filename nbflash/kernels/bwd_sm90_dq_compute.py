@@ -113,11 +113,11 @@ def make_compute_stream(cfg):
         return exponentials(apply_keep(exponents(s, m, scale), keep))
 
     @inlined
-    def gradients_of(p, dp, kind, delta):
+    def gradients_of(p, dp, kind, minus_delta):
         """dS of a tile."""
         if kind == FULL:
-            return ds_full(p, dp, delta)
-        return ds_masked(p, dp, delta)
+            return ds_full(p, dp, minus_delta)
+        return ds_masked(p, dp, minus_delta)
 
     @inlined
     def issue_dp(place, nth_row, tile, thread):
@@ -133,10 +133,10 @@ def make_compute_stream(cfg):
         return dp
 
     @inlined
-    def accumulate(acc, p, dp, kind, delta, place, tile):
+    def accumulate(acc, p, dp, kind, minus_delta, place, tile):
         """dS = P ∘ (dP − δ); issue dQ += dS K."""
         base, _ = place
-        ds = pack(gradients_of(p, dp, kind, delta))
+        ds = pack(gradients_of(p, dp, kind, minus_delta))
         wgmma_fence()
         k = types.uint32(lower(base + K, KV_PANEL) + k_stage_of(tile) * (KV_BYTES >> 4))
         acc = issue_dq(acc, ds, k)
@@ -188,12 +188,12 @@ def make_compute_stream(cfg):
                 mbarrier_wait(full_do + 8 * stage, do_phase_of(nth_row))
                 part = turn * DO_STAGES + stage
                 dout = words + DO // 4 + part * (PART_BYTES // 4)
-                m, delta = statistics_of(loaded, smem, dout, stats, row, bh, sizes, who)
+                m, minus_delta = statistics_of(loaded, smem, dout, stats, row, bh, sizes, who)
                 rows, acc = (m, bounds_of(masking, row, bh, who)), ACC_START
                 dp = issue_dp(place, nth_row, tile, thread)
                 p, dp = under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread)
                 while kind < LAST:
-                    acc = accumulate(acc, p, dp, kind, delta, place, tile)
+                    acc = accumulate(acc, p, dp, kind, minus_delta, place, tile)
                     tile += one
                     kind, n0, _, _ = record_of(smem, place, tile)
                     s, acc = behind_dq(acc, place, nth_row, tile, thread)
@@ -209,8 +209,10 @@ def make_compute_stream(cfg):
                     mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))
                 # Read before a product that all warps issue: its wait may release the record.
                 _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
-                acc = accumulate(acc, p, dp, types.int32(kind - LAST), delta, place, tile)
-                out = turn * OUT_STAGES + out_stage_of(nth_row)
+                acc = accumulate(acc, p, dp, types.int32(kind - LAST), minus_delta, place, tile)
+                stage = out_stage_of(nth_row)
+                start = types.uint32(base + OUT + (turn * OUT_STAGES + stage) * PART_BYTES)
+                empty_out = base + EMPTY_OUT + 8 * OUT_STAGES * turn + 8 * stage
                 tile += one
                 nth_row += one
                 kind, n0, row, bh = record_of(smem, place, tile)
@@ -219,7 +221,6 @@ def make_compute_stream(cfg):
                 if BY_Q:
                     loaded = load_out(source, row, bh, sizes, hide(thread))  # of END's: row 0
                 s, acc = behind_dq(acc, place, nth_row, tile, thread)
-                start = types.uint32(base + OUT + out * PART_BYTES)
                 finish_row(acc, start, this_row, this_bh, result, turn, thread)
                 if not BY_Q:  # registers are few
                     loaded = load_out(source, row, bh, sizes, hide(thread))
@@ -227,6 +228,6 @@ def make_compute_stream(cfg):
                 s = settled(s)
                 if leader:
                     bulk_wait_read()
-                    mbarrier_arrive(base + EMPTY_OUT + 8 * out)
+                    mbarrier_arrive(empty_out)
 
     return compute_stream

@@ -108,13 +108,13 @@ class Sm90DqConfig(Panels):
 
 
 # head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, do_stages. TFLOP/s of the kernel,
-# three products: dense, butterfly, local 1 (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA
-# H100 80GB HBM3, 2026-11-21).
+# three products, and δ: dense, butterfly, local 1 (bf16, N = 8192, 2048 / head_dim heads, batch 2,
+# NVIDIA H100 80GB HBM3, 2026-11-21).
 _TABLE = (
-    (64, 2, 128, 4, 2, 2, 1),  # 578, 486, 378; three warpgroups, 64 keys: 572, 365, 386
-    (128, 2, 128, 2, 2, 2, 1),  # 769, 657, 485; 64 keys: 633, 558, 446
-    (192, 2, 64, 3, 2, 1, 1),  # 715, 606, 416
-    (256, 2, 64, 2, 1, 1, 1),  # 803, 636, 432
+    (64, 2, 128, 4, 2, 2, 1),  # 608, 495, 373
+    (128, 2, 128, 2, 2, 2, 1),  # 737, 574, 413; 64 keys are 10 to 15 % slower
+    (192, 2, 64, 3, 2, 1, 1),  # 692, 558, 359
+    (256, 2, 64, 2, 1, 1, 1),  # 775, 573, 379
 )
 
 

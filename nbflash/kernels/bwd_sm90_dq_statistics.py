@@ -1,6 +1,6 @@
-"""Statistics of a row's queries, by the warpgroup that has its dO: LSE · log2 e and δ.
+"""Statistics of a row's queries, by the warpgroup that has its dO: LSE · log2 e and −δ.
 
-    δ = rowsum(dO ∘ O) − dLSE
+    −δ = dLSE − rowsum(dO ∘ O)
 
 The quad that has two rows of a fragment reads them 16 bytes a lane, O from global memory and dO
 from where the copy engine has swizzled it to:
@@ -12,7 +12,7 @@ statistics from global memory; their layout is that of :mod:`nbflash.kernels.bwd
 """
 
 from nbflash.kernels.bwd_sm90_dq_config import ROWS
-from nbflash.kernels.bwd_sm90_rows import make_product, shift_and_delta
+from nbflash.kernels.bwd_sm90_rows import make_product, shift_and_minus_delta
 from nbflash.ptx._asm import inlined, types
 from nbflash.tile.pipeline import divided
 from nbflash.tile.unroll import load4, select, shuffle_xor, unrolled
@@ -59,7 +59,7 @@ def make_load_out(cfg):
 def make_statistics_of(cfg):
     """``statistics_of(loaded, smem, dout, stats, row, bh, sizes, thread)``, once dO is there.
 
-    ``dout`` is where the warpgroup's dO lies, in words. Returns LSE · log2 e and δ of a thread's
+    ``dout`` is where the warpgroup's dO lies, in words. Returns LSE · log2 e and −δ of a thread's
     two rows, and leaves them in ``stats`` for the pass over columns.
     """
     TILE_M, STATS_M, HEAD_DIM = cfg.tile_m, cfg.stats_m, cfg.head_dim
@@ -80,13 +80,13 @@ def make_statistics_of(cfg):
         return tuple(sums)
 
     @inlined
-    def leave(stats, shift, delta, q, bh, nq):
+    def leave(stats, shift, minus_delta, q, bh, nq):
         tiles, _ = divided(types.int32(nq + STATS_M - 1), types.int32(STATS_M))
         tile, inside = divided(types.int32(q), types.int32(STATS_M))
         if tile < tiles:
             at = (types.int64(bh) * tiles + tile) * types.int64(2 * STATS_M) + inside
             stats[at] = shift
-            stats[at + STATS_M] = delta
+            stats[at + STATS_M] = minus_delta
 
     @inlined
     def statistics_of(loaded, smem, dout, stats, row, bh, sizes, thread):
@@ -96,11 +96,11 @@ def make_statistics_of(cfg):
         at, swizzle = types.int32(dout + inner * ROW_WORDS), types.int32(inner & 7)
         sums = row_sums(words, smem, at, swizzle, types.int32(thread % 4))
         upper = types.int32(row * TILE_M + row_of_thread(thread))
-        shift0, delta0 = shift_and_delta(natural[0], sums[0], gradient[0], upper < nq)
-        shift1, delta1 = shift_and_delta(natural[1], sums[1], gradient[1], upper + 8 < nq)
+        shift0, minus0 = shift_and_minus_delta(natural[0], sums[0], gradient[0], upper < nq)
+        shift1, minus1 = shift_and_minus_delta(natural[1], sums[1], gradient[1], upper + 8 < nq)
         if thread % 4 == 0:
-            leave(stats, shift0, delta0, upper, bh, nq)
-            leave(stats, shift1, delta1, upper + 8, bh, nq)
-        return (-shift0, -shift1), (delta0, delta1)
+            leave(stats, shift0, minus0, upper, bh, nq)
+            leave(stats, shift1, minus1, upper + 8, bh, nq)
+        return (-shift0, -shift1), (minus0, minus1)
 
     return statistics_of

@@ -1,9 +1,10 @@
 """What the loading warpgroup of the Hopper backward does: see :mod:`nbflash.kernels.bwd_sm90`.
 
-Warp 0, one thread, walks the schedule and feeds the rings. Warps 1 and 2 add the parts of dQ that
-the computing warpgroups leave in shared memory. Warp 3 looks at K of every column that has masked
-tiles, and at the statistics of every masked tile: there P and dS are 0 where a score is hidden, but
-0 · NaN would reach the gradients. Without dQ nobody sums over keys, and K arrives as it is.
+Warp 0, one thread, walks the schedule and feeds the rings; without dQ warp 1, one thread, those of
+K and V. With it warps 1 and 2 add the parts of dQ that the computing warpgroups leave in shared
+memory. Warp 3 looks at K of every column that has masked tiles, and at the statistics of every
+masked tile: there P and dS are 0 where a score is hidden, but 0 · NaN would reach the gradients.
+Without dQ nobody sums over keys, and K arrives as it is.
 """
 
 from masks import BITS, FULL, INTERVAL
@@ -56,66 +57,68 @@ def make_send(panels):
     return send
 
 
+def make_send_keys(cfg):
+    """``send_keys(to, tensor_map, n_block, head, batch, empty, full, phase)``: a tile of K or V.
+
+    When the last one there is done with: ``phase`` of ``empty``.
+    """
+    TILE_N, KV_BYTES, KV_PANEL = cfg.tile_n, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
+    send = make_send(cfg.panels)
+
+    @inlined
+    def send_keys(to, tensor_map, n_block, head, batch, empty, full, phase):
+        n0 = types.int32(n_block * TILE_N)
+        mbarrier_wait(empty, phase)
+        mbarrier_arrive_expect_tx(full, KV_BYTES)
+        send(to, KV_PANEL, tensor_map, n0, head, batch, full)
+
+    return send_keys
+
+
 def make_load_keys(cfg):
     """``load_keys(place, maps, sizes, work)``, for one thread: K and V of every column, without dQ.
 
     Neither these nor the queries, which another thread feeds, hold up the other's stages.
     """
-    TILE_N, KV_BYTES, KV_PANEL = cfg.tile_n, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
-    K, V, *_ = cfg.offsets
+    (K, V, *_), KV_BYTES = cfg.offsets, cfg.kv_bytes
     _, _, _, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
-    send, advance_k, advance_v = (
-        make_send(cfg.panels),
-        make_advance(cfg.k_stages),
-        make_advance(1),
-    )
+    send_keys, advance = make_send_keys(cfg), make_advance(cfg.k_stages)
 
     @inlined
     def load_keys(place, maps, sizes, work):
         k_map, v_map = maps
         live, zero, one = sizes[-1], types.int32(0), types.int32(1)
-        k, k_phase, v, v_phase = zero, one, zero, one
+        stage, phase, v_phase = zero, one, one
         blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
         for round_ in range(rounds_of(live, blocks)):
             item = types.int32(item_of(round_, blocks, block))
             if item < live:
                 base, _ = apart(place)
                 at = WORK_WORDS * item
-                n0, b, h_kv = types.int32(work[at] * TILE_N), work[at + 1], work[at + 2]
-                bar = base + FULL_K + 8 * k
-                mbarrier_wait(base + EMPTY_K + 8 * k, k_phase)
-                mbarrier_arrive_expect_tx(bar, KV_BYTES)
-                send(base + K + k * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar)
-                mbarrier_wait(base + EMPTY_V, v_phase)
-                mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)
-                send(base + V, KV_PANEL, v_map, n0, h_kv, b, base + FULL_V)
-                k, k_phase = advance_k(k, k_phase)
-                v, v_phase = advance_v(v, v_phase)
+                n_block, b, h_kv = work[at], work[at + 1], work[at + 2]
+                to, empty = base + K + stage * KV_BYTES, base + EMPTY_K + 8 * stage
+                bar = base + FULL_K + 8 * stage
+                send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)
+                empty, bar = base + EMPTY_V, base + FULL_V
+                send_keys(base + V, v_map, n_block, h_kv, b, empty, bar, v_phase)
+                stage, phase = advance(stage, phase)
+                v_phase = types.int32(v_phase ^ 1)
 
     return load_keys
 
 
 def make_load_stream(cfg):
     """``load_stream(smem, place, maps, tables, sizes, schedule)``, for one thread."""
-    TILE_M, TILE_N = cfg.tile_m, cfg.tile_n
     Q_BYTES, KV_BYTES = cfg.q_bytes, cfg.kv_bytes
     STAT_BYTES, MASK_BYTES, BIT_BYTES = cfg.stat_bytes, cfg.mask_bytes, cfg.bit_bytes
     STATS_WORDS, BITS_WORDS = STAT_BYTES // 4, BIT_BYTES // 4
     TILE_BYTES = (1 if cfg.with_dq else 2) * Q_BYTES + STAT_BYTES
-    Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
+    TILE_M, Q_PANEL = cfg.tile_m, cfg.tile_m * ROW_BYTES
     K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
     FULL_Q, FULL_DO, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
     WITH_DQ = cfg.with_dq
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
-    (_, v_phase_of), send = make_ring(1), make_send(cfg.panels)
-
-    @inlined
-    def send_keys(to, tensor_map, n_block, head, batch, empty, full, phase):
-        """A tile of K or V, when the last one there is done with."""
-        n0 = types.int32(n_block * TILE_N)
-        mbarrier_wait(empty, phase ^ 1)
-        mbarrier_arrive_expect_tx(full, KV_BYTES)
-        send(to, KV_PANEL, tensor_map, n0, head, batch, full)
+    (_, v_phase_of), send, send_keys = make_ring(1), make_send(cfg.panels), make_send_keys(cfg)
 
     @unrolled
     def full_of(bar, kind, raw):
@@ -177,12 +180,11 @@ def make_load_stream(cfg):
                         if WITH_DQ and sign < 0:
                             k_stage = k_stage_of(column)
                             to, bar = base + K + k_stage * KV_BYTES, base + RAW_K + 8 * k_stage
-                            empty, phase = base + EMPTY_K + 8 * k_stage, k_phase_of(column)
+                            empty, phase = base + EMPTY_K + 8 * k_stage, k_phase_of(column) ^ 1
                             send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)
-                            n0 = types.int32(n_block * TILE_N)
-                            mbarrier_wait(base + EMPTY_V, v_phase_of(column) ^ 1)
-                            mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)
-                            send(base + V, KV_PANEL, v_map, n0, h_kv, b, base + FULL_V)
+                            bar, phase = base + FULL_V, v_phase_of(column) ^ 1
+                            empty = base + EMPTY_V
+                            send_keys(base + V, v_map, n_block, h_kv, b, empty, bar, phase)
                             column += one
                         sign = one
                         tile += one

@@ -1,6 +1,6 @@
 """What surrounds the Hopper backward in one pass: statistics of the queries before, dQ after it.
 
-    statistics   shift = −LSE · log2 e and δ = rowsum(dO ∘ O) − dLSE, tile by tile; dQ's sum = 0
+    statistics   shift = −LSE · log2 e and −δ = dLSE − rowsum(dO ∘ O), tile by tile; sum of dQ = 0
     rounding     scale · dQ to the storage type
 
 A query that attends nothing (LSE = −∞), or that does not exist, gets shift −∞; one whose results
@@ -60,14 +60,14 @@ def make_product(dtype):
 
 
 @inlined
-def shift_and_delta(natural, x, gradient, inside):
+def shift_and_minus_delta(natural, x, gradient, inside):
     """Of a query, or of none, with its LSE, rowsum(dO ∘ O) and dLSE."""
-    shift, delta = types.float32(-math.inf), types.float32(0)
+    shift, minus_delta = types.float32(-math.inf), types.float32(0)
     if inside and natural != types.float32(-math.inf):
-        shift, delta = natural * TO_BASE_2, x - gradient
+        shift, minus_delta = natural * TO_BASE_2, gradient - x
         if not (abs(natural) < HUGE and abs(x) < HUGE):
             shift = types.float32(math.nan)
-    return shift, delta
+    return shift, minus_delta
 
 
 def make_statistics_sm90(cfg):
@@ -114,10 +114,10 @@ def make_statistics_sm90(cfg):
                 if inside:
                     natural = lse[bh * nq + i]
                     gradient = dlse[b * l_stride[0] + h * l_stride[1] + i * l_stride[2]]
-                shift, delta = shift_and_delta(natural, x, gradient, inside)
+                shift, minus_delta = shift_and_minus_delta(natural, x, gradient, inside)
                 at = (bh * n_col + i // TILE_M) * (2 * TILE_M) + i % TILE_M
                 stats[at] = shift
-                stats[at + TILE_M] = delta
+                stats[at + TILE_M] = minus_delta
 
     return statistics_sm90
 

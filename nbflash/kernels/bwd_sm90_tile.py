@@ -28,25 +28,25 @@ def make_record_of(cfg):
 
 
 def make_statistics_of(cfg):
-    """``shifts_of, deltas_of`` of ``(stats, place, stage, pair)``; ``minus_deltas(deltas)``, what
-    dP − δ starts with, and ``less_deltas(dp, …)``, of one that started with zeros.
+    """``shifts_of, minus_deltas_of`` of ``(stats, place, stage, pair)``; what dP may start with,
+    ``by_keys(minus_deltas)``, and ``less_deltas(dp, …)`` of one that started with zeros.
     """
     TILE_M, STATS, STAT_WORDS = cfg.tile_m, cfg.offsets[5] // 4, cfg.stat_bytes // 4
-    values, minus_deltas, less = make_statistics(TILE_M)
+    values, by_keys, less = make_statistics(TILE_M, late=cfg.panels > 1)
 
     @inlined
     def shifts_of(stats, place, stage, pair):
         return values(stats, place[1] + STATS + stage * STAT_WORDS + pair)
 
     @inlined
-    def deltas_of(stats, place, stage, pair):
+    def minus_deltas_of(stats, place, stage, pair):
         return values(stats, place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair)
 
     @inlined
     def less_deltas(dp, stats, place, stage, pair):
         return less(dp, stats, place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair)
 
-    return shifts_of, deltas_of, minus_deltas, less_deltas
+    return shifts_of, minus_deltas_of, by_keys, less_deltas
 
 
 def make_probabilities_of(cfg):

@@ -73,12 +73,13 @@ def make_probabilities(tile_m, tile_n):
     return full, interval, bits
 
 
-def make_statistics(tile_m):
-    """``values, minus_deltas, less_deltas``, of a thread's pairs of queries.
+def make_statistics(tile_m, late):
+    """``values, by_keys, less_deltas``, of a thread's pairs of queries.
 
-    ``values(stats, at)``: shifts or δ, where the first pair's lie; ``minus_deltas(deltas)``: a
+    ``values(stats, at)``: shifts or −δ, where the first pair's lie; ``by_keys(minus_deltas)``: a
     fragment that dP may start with; ``less_deltas(dp, stats, at)``: dP − δ of one that started with
-    zeros.
+    zeros. ``late``: the fragment is made when it is asked for, by a sum with 0; where registers are
+    few they do not suffice for what ptxas would else do, to load every element twice.
     """
 
     def pairs(stats, at):
@@ -89,16 +90,16 @@ def make_statistics(tile_m):
         return tuple(x for pair in pairs(stats, at) for x in pair)
 
     @unrolled
-    def minus_deltas(deltas):
-        negative = [x * -1.0 for x in deltas]
-        return tuple(x for j in range(0, len(deltas), 2) for x in 2 * negative[j : j + 2])
+    def by_keys(minus_deltas):
+        elements = [x + 0.0 for x in minus_deltas] if late else minus_deltas
+        return tuple(x for j in range(0, tile_m // 4, 2) for x in 2 * elements[j : j + 2])
 
     @unrolled
     def less_deltas(dp, stats, at):
-        deltas = (x for pair in pairs(stats, at) for x in 2 * pair)
-        return tuple(x - delta for x, delta in zip(dp, deltas, strict=True))
+        minus_deltas = (x for pair in pairs(stats, at) for x in 2 * pair)
+        return tuple(x + minus for x, minus in zip(dp, minus_deltas, strict=True))
 
-    return values, minus_deltas, less_deltas
+    return values, by_keys, less_deltas
 
 
 def make_score_gradients(tile_m, dtype):
@@ -123,21 +124,21 @@ def make_score_gradients(tile_m, dtype):
 def make_row_gradients(n):
     """``full, masked``: dS of a tile of ``n`` keys, queries down and keys across.
 
-    ``delta`` are those of a thread's two rows: see :mod:`nbflash.tile.wgmma_softmax`.
+    ``minus_delta`` are those of a thread's two rows: see :mod:`nbflash.tile.wgmma_softmax`.
     """
 
-    def gradient(p, dp, delta, i):
-        return p[i] * (dp[i] - delta[row_of(i)])
+    def gradient(p, dp, minus_delta, i):
+        return p[i] * (dp[i] + minus_delta[row_of(i)])
 
     @unrolled
-    def full(p, dp, delta):
-        return tuple(gradient(p, dp, delta, i) for i in range(n // 2))
+    def full(p, dp, minus_delta):
+        return tuple(gradient(p, dp, minus_delta, i) for i in range(n // 2))
 
     @unrolled
-    def masked(p, dp, delta):
+    def masked(p, dp, minus_delta):
         """0 where P is 0: there dP may be NaN."""
         return tuple(
-            select(equal(p[i], 0.0), 0.0, gradient(p, dp, delta, i)) for i in range(n // 2)
+            select(equal(p[i], 0.0), 0.0, gradient(p, dp, minus_delta, i)) for i in range(n // 2)
         )
 
     return full, masked

@@ -1,4 +1,4 @@
-"""The Hopper pass over columns: no serialised wgmma, no sums in the order of arrival, one spill."""
+"""The Hopper pass over columns: no serialised wgmma, no sums in the order of arrival, no spills."""
 
 import re
 
@@ -17,8 +17,6 @@ CONFIGS = [
     for dtype, head_dims in (("bfloat16", (64, 128, 192, 256)), ("float16", (40, 96, 136)))
     for head_dim in head_dims
 ]
-# Bytes that a thread stores for want of a register, in tiles with bounds: what ptxas 13.5 gives.
-SPILLS = {128: 4}
 
 
 def label(config):
@@ -29,8 +27,7 @@ def label(config):
 def test_kernel(config):
     ptx = compile_ptx(bwd_sm90_spec(config), CAPABILITY)
     report = assembler.report(ptx, "sm_90a")
-    (stores,) = re.findall(r"(\d+) bytes spill stores", report)
-    assert int(stores) <= SPILLS.get(config.head_dim, 0)
+    assert " 0 bytes stack frame, 0 bytes spill stores" in report
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
     assert re.findall(r"C75\d\d", report) == []
     assert ptx.count("setmaxnreg.") == 2
@@ -39,9 +36,11 @@ def test_kernel(config):
     kind = {"float16": "f16", "bfloat16": "bf16"}[config.dtype]
     products = rf"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.{kind}"
     widths = [int(n) for n in re.findall(products, ptx)]
-    # S and dP; and S of the stream's first tile, or both where roles are shared.
-    scores = (4 if config.split else 3) * -(-config.head_dim // 16)
-    gradients = 2 * config.tile_m // 16
+    # S of the stream's first tile, of a column's next one and of the next column's, and dP of the
+    # column's first and next; or both of two where roles are shared. dV and dK of a column's last
+    # tile and of the others.
+    scores = (4 if config.split else 5) * -(-config.head_dim // 16)
+    gradients = (2 if config.split else 4) * config.tile_m // 16
     assert sorted(widths) == sorted([config.tile_m] * scores + [config.head_dim] * gradients)
     assert config.smem_bytes * config.min_blocks <= 227 * 1024
 

@@ -61,11 +61,11 @@ NUMBERS = (
     Mutant("bits of one word each", "words * (8 * j + e)", "(8 * j + e)"),
     Mutant("bits of the upper key", "(1 << 8 * (n // 2))", "1"),
     Mutant("shifts of the first queries", "load2(stats, at + 8 * j)", "load2(stats, at)"),
-    Mutant("δ added", "[x * -1.0 for x in deltas]", "list(deltas)"),
+    Mutant("δ added, late", "x + minus for x", "x - minus for x"),
     Mutant(
         "δ by the key",
-        "for x in 2 * negative[j : j + 2]",
-        "for x in sorted(2 * negative[j : j + 2])",
+        "for x in 2 * elements[j : j + 2]",
+        "for x in sorted(2 * elements[j : j + 2])",
     ),
     Mutant("NaN of what is hidden", "select(equal(x, 0.0), 0.0, x * y)", "x * y"),
     Mutant(
@@ -93,8 +93,8 @@ AROUND = (
     Mutant("columns past the end", "if inside and column < HEAD_DIM:", "if inside:"),
     Mutant("dO of head 0", DO_AT, DO_AT.replace(" + h * do_stride[2]", "")),
     Mutant("dLSE of head 0", DLSE_AT, DLSE_AT.replace(" + h * l_stride[1]", "")),
-    Mutant("dLSE added", "x - gradient", "x + gradient"),
-    Mutant("dLSE forgotten", "x - gradient", "x"),
+    Mutant("dLSE added", "gradient - x", "-gradient - x"),
+    Mutant("dLSE forgotten", "gradient - x", "-x"),
     Mutant("LSE in base e", "natural * TO_BASE_2", "natural * types.float32(-1)"),
     Mutant(
         "shift 0 of idle rows",
@@ -103,7 +103,7 @@ AROUND = (
     ),
     Mutant("bad O or dO kept", "(abs(natural) < HUGE and abs(x) < HUGE)", "(abs(natural) < HUGE)"),
     Mutant("statistics of tile 0", "(bh * n_col + i // TILE_M)", "(bh * n_col)"),
-    Mutant("δ over the shifts", "stats[at + TILE_M] = delta", "stats[at] = delta"),
+    Mutant("δ over the shifts", "stats[at + TILE_M] = minus_delta", "stats[at] = minus_delta"),
     Mutant(
         "dQ not scaled",
         "(DTYPE, x[2 * i] * scale, x[2 * i + 1] * scale)",

@@ -68,7 +68,7 @@ SHARING = (
 )
 WAIT_DO = "mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))"
 PART_OF_K = "lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)"
-START_OF_DP = "issue_dp(minus_deltas(deltas), v, dout)"
+START_OF_DP = "issue_dp(by_keys(minus_deltas), v, dout)"
 WAIT_FULL = "bar_sync(DS_FULL + turn, 128 * CONSUMERS)"
 STEP = (
     Mutant("δ of the first stage", "at = stage_of(tile)\n", "at = stage_of(tile) * 0\n"),
@@ -149,7 +149,7 @@ SETTLED = lines(20, "acc_dk, dq = settled(acc_dk), settled(dq)")
 WAIT_EMPTY = lines(20, "bar_sync(DQ_EMPTY + turn, DQ_THREADS)")
 RELEASES = lines(20, "if leader:", f"    {RELEASE_Q}")
 NEXT = lines(20, "tile += one")
-AHEAD = lines(20, "deltas, shifts = ahead(stats, place, tile, thread)")
+AHEAD = lines(20, "minus_deltas, shifts = ahead(stats, place, tile, thread)")
 SHARE = lines(20, "share_part(dq, slot, turn, smem, stats, place, thread)")
 RECORD = lines(
     20,

@@ -10,10 +10,8 @@ LOAD = "nbflash.kernels.bwd_sm90_load"
 SEND_Q = "send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, bar)"
 SEND_DO = "send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)"
 SEND_K = "send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)"
-SEND_V = "send(base + V, KV_PANEL, v_map, n0, h_kv, b, base + FULL_V)"
+SEND_V = "send_keys(base + V, v_map, n_block, h_kv, b, empty, bar, phase)"
 WAIT_Q = "mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)"
-WAIT_V = "mbarrier_wait(base + EMPTY_V, v_phase_of(column) ^ 1)"
-EXPECT_V = "mbarrier_arrive_expect_tx(base + FULL_V, KV_BYTES)"
 SLOT = "(b * heads + h) * n_col + m_block"
 RECORD = "write_record(smem, record, sign * kind, n_block, bh_kv, slot)"
 PLACE_OF_RECORD = "record = words + RECORDS // 4 + RECORD_WORDS * stage"
@@ -22,8 +20,7 @@ EXPECT_FULL = "mbarrier_arrive_expect_tx(bar, TILE_BYTES)"
 SENDING = (
     Mutant("first panel again", "tensor_map, panel * PANEL, row", "tensor_map, 0, row"),
     Mutant("panels in one place", "to + panel * panel_bytes", "to"),
-    Mutant("bytes of Q for K", "expect_tx(full, KV_BYTES)", "expect_tx(full, Q_BYTES)"),
-    Mutant("bytes of Q for V", EXPECT_V, EXPECT_V.replace("KV_BYTES", "Q_BYTES"), 1, 2),
+    Mutant("bytes of Q for K", "expect_tx(full, KV_BYTES)", "expect_tx(full, cfg.q_bytes)"),
     Mutant("bytes of K for dO", "expect_tx(bar, Q_BYTES)", "expect_tx(bar, KV_BYTES)"),
     Mutant(
         "bytes of Q without its statistics", EXPECT_FULL, EXPECT_FULL.replace(")", " - STAT_BYTES)")
@@ -37,22 +34,21 @@ SENDING = (
     Mutant("dO in stage 0", SEND_DO, SEND_DO.replace(" + stage * Q_BYTES", "")),
     Mutant("Q for dO", SEND_DO, SEND_DO.replace("do_map", "q_map")),
     Mutant("panels of dO as far apart as K's", SEND_DO, SEND_DO.replace("Q_PANEL", "KV_PANEL")),
-    Mutant("K of the query head", SEND_K, SEND_K.replace("h_kv", "h")),
+    Mutant("K of the query head", SEND_K, SEND_K.replace("h_kv", "h"), 1, 2),
     Mutant("K in stage 0", "base + K + k_stage * KV_BYTES, base + RAW_K", "base + K, base + RAW_K"),
     Mutant("K told as stage 0", "base + RAW_K + 8 * k_stage\n", "base + RAW_K\n"),
-    Mutant("V of the query head", SEND_V, SEND_V.replace("h_kv", "h"), 1, 2),
-    Mutant("K for V", SEND_V, SEND_V.replace("v_map", "k_map"), 1, 2),
-    Mutant("keys in steps of queries", "n_block * TILE_N)", "n_block * TILE_M)", 0, 2),
-    Mutant("V in steps of queries", "n_block * TILE_N)", "n_block * TILE_M)", 1, 2),
-    Mutant("queries in steps of keys", "m_block * TILE_M)", "m_block * TILE_N)"),
+    Mutant("V of the query head", SEND_V, SEND_V.replace("h_kv", "h")),
+    Mutant("K for V", SEND_V, SEND_V.replace("v_map", "k_map")),
+    Mutant("keys in steps of queries", "n_block * TILE_N)", "n_block * cfg.tile_m // 2)"),
+    Mutant("queries in steps of keys", "m_block * TILE_M)", "m_block * TILE_M // 2)"),
 )
 LOADER = (
     without("wait for empty Q", WAIT_Q, 2),
     without("wait for the last empty Q", WAIT_Q, 2, 1),
-    without("wait for empty K", "mbarrier_wait(empty, phase ^ 1)"),
-    without("wait for empty V", WAIT_V),
+    without("wait for empty K and V", "mbarrier_wait(empty, phase)"),
     Mutant("empty Q of the other phase", WAIT_Q, WAIT_Q.replace(" ^ 1", ""), 0, 2),
-    Mutant("empty V of the other phase", WAIT_V, WAIT_V.replace(" ^ 1", "")),
+    Mutant("empty V of the other phase", "v_phase_of(column) ^ 1", "v_phase_of(column)"),
+    Mutant("empty K of the other phase", "k_phase_of(column) ^ 1", "k_phase_of(column)"),
     Mutant("record in stage 0", PLACE_OF_RECORD, "record = words + RECORDS // 4"),
     Mutant("end in stage 0", END_RECORD, END_RECORD.replace(" + RECORD_WORDS * stage", "")),
     without("record of the end", END_RECORD),

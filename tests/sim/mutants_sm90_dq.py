@@ -38,7 +38,7 @@ LOADING = (
     Mutant("empty rows half written", "* PAIRS, LOOKERS", "* PAIRS // 2, LOOKERS"),
 )
 READ = "_, _, this_row, this_bh = read_record(smem, record_at(words, tile))"
-ACCUMULATE = "acc = accumulate(acc, p, dp, types.int32(kind - LAST), delta, place, tile)"
+ACCUMULATE = "acc = accumulate(acc, p, dp, types.int32(kind - LAST), minus_delta, place, tile)"
 LINE = "\n" + " " * 16
 NOTE = "# Read before a product that all warps issue: its wait may release the record."
 ARRIVE_Q = "mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))"
@@ -67,7 +67,9 @@ COMPUTING = (
         "exponentials(exponents(s, m, scale))",
     ),
     Mutant(
-        "dP of what is hidden", "return ds_masked(p, dp, delta)", "return ds_full(p, dp, delta)"
+        "dP of what is hidden",
+        "return ds_masked(p, dp, minus_delta)",
+        "return ds_full(p, dp, minus_delta)",
     ),
     Mutant(
         "V released in K's stage",
@@ -101,11 +103,11 @@ COMPUTING = (
     Mutant("dQ in the next row", "finish_row(acc, start, this_row", "finish_row(acc, start, row"),
     Mutant(
         "dQ over what comes",
-        "out = turn * OUT_STAGES + out_stage_of(nth_row)",
-        "out = turn * OUT_STAGES",
+        "(turn * OUT_STAGES + stage) * PART_BYTES",
+        "(turn * OUT_STAGES) * PART_BYTES",
     ),
     without("wait for dQ to leave", "bulk_wait_read()"),
-    without("arrival of dQ's place", "mbarrier_arrive(base + EMPTY_OUT + 8 * out)"),
+    without("arrival of dQ's place", "mbarrier_arrive(empty_out)"),
     without("arrival of dO", "mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))"),
 )
 SWIZZLED = "(swizzle ^ (quad + 4 * (j % 2)))"
@@ -128,8 +130,8 @@ OF_QUERIES = (
     Mutant("queries past the end count", "gradient[1], upper + 8 < nq)", "gradient[1], True)"),
     Mutant("left for head 0", "types.int64(bh) * tiles", "types.int64(0) * tiles"),
     Mutant("left in the next head", "        if tile < tiles:\n", "        if True:\n"),
-    Mutant("upper rows left twice", "leave(stats, shift1, delta1", "leave(stats, shift0, delta0"),
-    Mutant("lower rows not left", "delta1, upper + 8, bh, nq)", "delta1, upper, bh, nq)"),
+    Mutant("upper rows left twice", "leave(stats, shift1, minus1", "leave(stats, shift0, minus0"),
+    Mutant("lower rows not left", "minus1, upper + 8, bh, nq)", "minus1, upper, bh, nq)"),
 )
 GEOMETRY = (
     Mutant("room for one panel of a part", "self.panels * ROWS * ROW_BYTES", "ROWS * ROW_BYTES"),

@@ -15,9 +15,11 @@ from nbflash.problem import check_forward
 from nbflash.schedule import TileSchedule
 from nbflash.sim.hopper import SimTensorMap
 
-# One warpgroup, as cheap as can be; two; one with every ring of another length.
+# One warpgroup, as cheap as can be; two; two, and dQ leaves through the place of Q; one with every
+# ring of another length.
 ALONE = Sm90DqConfig("float16", 16, 1, 64)
 PAIR = Sm90DqConfig("float16", 16, 2, 64, stats_m=128)
+BY_Q = replace(PAIR, q_stages=2)
 DEEP = Sm90DqConfig("float16", 72, 1, 128, 3, 1, 2, 2, registers=())
 
 
@@ -93,13 +95,13 @@ def check_statistics(cfg, mask, inputs, **more):
     dlse = dlse.transpose(1, 2, 0)
     stats = testing.poisoned((batch, heads, -(-nq // cfg.stats_m), 2, cfg.stats_m))
     check(cfg, mask, inputs, results=(out, lse), dlse=dlse, stats=stats.reshape(-1), **more)
-    shift, delta = stats.transpose(3, 0, 1, 2, 4).reshape(2, batch, heads, -1)
+    shift, minus_delta = stats.transpose(3, 0, 1, 2, 4).reshape(2, batch, heads, -1)
     assert np.isneginf(shift[..., nq:]).all()
-    assert (delta[..., nq:] == 0).all()
+    assert (minus_delta[..., nq:] == 0).all()
     dead = np.isneginf(lse)
     assert np.isneginf(shift[..., :nq][dead]).all()
     np.testing.assert_array_equal(shift[..., :nq][~dead], -np.float32(LOG2_E) * lse[~dead])
     terms = (dout.astype(np.float64) * out).transpose(0, 2, 1, 3)
-    error = np.abs(delta[..., :nq] - (terms.sum(-1) - dlse))
+    error = np.abs(minus_delta[..., :nq] - (dlse - terms.sum(-1)))
     rounding = np.finfo(np.float32).eps * (np.abs(terms).sum(-1) * head_dim + np.abs(dlse))
     assert (error <= rounding)[~dead].all()

@@ -52,11 +52,16 @@ KEPT_KEYS = (
     Mutant("one step of Q", "2 * STEP * i >> 4", "0 * i"),
 )
 LOADING = (
-    without("wait for the place of K", "mbarrier_wait(base + EMPTY_K + 8 * k, k_phase)"),
-    without("wait for the place of V", "mbarrier_wait(base + EMPTY_V, v_phase)"),
-    Mutant("K counted as V", "base + FULL_K + 8 * k\n", "base + FULL_V\n"),
-    Mutant("K in one place", "base + K + k * KV_BYTES", "base + K"),
-    Mutant("keys of batch 0", "work[at + 1], work[at + 2]\n", "0, work[at + 2]\n"),
+    Mutant("V in K's phase", "empty, bar, v_phase)", "empty, bar, phase ^ 1)"),
+    Mutant("one phase of V", "v_phase = types.int32(v_phase ^ 1)", "pass"),
+    Mutant("one stage of K", "stage, phase = advance(stage, phase)", "pass"),
+    Mutant("K counted as V", "base + FULL_K + 8 * stage\n", "base + FULL_V\n"),
+    Mutant("K in one place", "base + K + stage * KV_BYTES", "base + K"),
+    Mutant(
+        "keys of batch 0",
+        "n_block, b, h_kv = work[at], work[at + 1]",
+        "n_block, b, h_kv = work[at], 0",
+    ),
     Mutant("dO not counted", "(1 if cfg.with_dq else 2)", "1"),
 )
 COMPUTE = (

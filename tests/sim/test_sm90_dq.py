@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from sm90_dq_runs import ALONE, DEEP, PAIR, check, check_statistics, run
+from sm90_dq_runs import ALONE, BY_Q, DEEP, PAIR, check, check_statistics, run
 from sm90_runs import DTYPES, inputs
 
 from nbflash import reference, sim
 from nbflash.testing import code_word_oracle, mask_gallery
 
 T = 64
-CONFIGS = {"alone": ALONE, "pair": PAIR, "deep": DEEP}
+CONFIGS = {"alone": ALONE, "pair": PAIR, "by-q": BY_Q, "deep": DEEP}
 configs = pytest.mark.parametrize("config", CONFIGS)
 
 
