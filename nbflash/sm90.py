@@ -87,15 +87,16 @@ class Sm90Executor:
         stream = self._cupy.cuda.get_current_stream().ptr
         bound(stream, [*words, address, lse.data.ptr, *strides])
 
-    def _in_two_passes(self, deterministic):
-        if deterministic or not self._backward_config:
-            density = self.schedule.density
-            return sm90_backward.in_two_passes(self._problem, density, deterministic)
-        return not self._backward_config.with_dq
+    @cached_property
+    def _by_default(self):
+        """Whether the backward takes two passes if nobody asks for them."""
+        if self._backward_config:
+            return not self._backward_config.with_dq
+        return sm90_backward.in_two_passes(self._problem, self._mask)
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
         """Write ``dq``, ``dk`` and ``dv``."""
-        two_passes = self._in_two_passes(deterministic)
+        two_passes = deterministic or self._by_default
         made = self._backwards.get(two_passes)
         if made is None:
             config = self._backward_config

@@ -10,10 +10,12 @@ from nbflash.arrays import strides
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import (
+    MOST_HEAD_DIM,
     backward_config,
     columns_config,
-    keys_for_two_passes,
+    two_passes_are_faster,
 )
+from nbflash.kernels.bwd_sm90_dq_config import dq_config
 from nbflash.kernels.bwd_sm90_rows import RowsConfig, round_sm90_spec, statistics_sm90_spec
 from nbflash.persistent import L2_BYTES, ordered
 from nbflash.schedule import TileSchedule
@@ -68,14 +70,19 @@ def rows_config(cfg):
     return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
 
 
-def in_two_passes(problem, density, deterministic):
+def in_two_passes(problem, mask):
     """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
 
     Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
-    rounded once a row, however few its tiles. ``density``: live tiles over all.
+    rounded once a row, however few its tiles.
     """
-    keys = density * problem.nk
-    return deterministic or keys <= keys_for_two_passes(problem.head_dim)
+    dtype, head_dim = problem.dtype, problem.head_dim
+    if head_dim > MOST_HEAD_DIM:
+        return True
+    columns = columns_config(dtype, head_dim)
+    configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
+    density = [TileSchedule.from_mask(mask, c.tile_m, c.tile_n).density for c in configs]
+    return two_passes_are_faster(*(x * problem.nk for x in density))
 
 
 class Sm90Backward:

@@ -1,6 +1,5 @@
 """Frozen configurations of the Hopper backward kernel and the table they are chosen from."""
 
-import math
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -165,18 +164,22 @@ class Sm90BackwardConfig(Panels):
 _TABLE = ((64, 2, 128), (128, 2, 64))
 MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
 
-# Mean keys of a query up to which two passes are faster. Time of one pass over that of two, all
-# kernels, at 384 keys a query (local 1), 896 (butterfly), 1113 (local 4) and 8192 (dense):
+# What clearing, adding up and rounding dQ costs a query, in keys; a key of two passes over one of
+# one. Time of one pass over that of two, all kernels, at 384 keys a query (local 1), 896
+# (butterfly), 1113 (local 4) and 8192 (dense; bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA
+# H100 80GB HBM3, 2026-11-21):
 #     d=64     1.29, 1.12, 1.08, 0.96
 #     d=128    1.40, 1.16, 1.11, 0.95
-# Both times are linear in the keys and meet at 2900 (bf16, N = 8192, 2048 / head_dim heads, batch
-# 2, NVIDIA H100 80GB HBM3, 2026-11-21).
-KEYS_FOR_TWO_PASSES = 2560
+SUM_KEYS, KEY_OF_TWO = 256, 1.1
 
 
-def keys_for_two_passes(head_dim):
-    """How many keys a query may see on average for two passes to be the faster way, or the only."""
-    return KEYS_FOR_TWO_PASSES if head_dim <= MOST_HEAD_DIM else math.inf
+def two_passes_are_faster(keys, rows_keys, columns_keys):
+    """Whether dQ by rows and dK and dV by columns take less time than one pass over columns.
+
+    Both times are linear in the keys that a query meets on average in the tiles that are walked: in
+    one pass, in the pass by rows (3 of 7 products) and in that by columns.
+    """
+    return KEY_OF_TWO * (3 * rows_keys + 4 * columns_keys) / 7 <= keys + SUM_KEYS
 
 
 def backward_config(dtype, head_dim):

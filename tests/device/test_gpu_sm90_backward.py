@@ -17,7 +17,7 @@ from device_runs import (
 )
 
 from nbflash import sm90_backward
-from nbflash.kernels.bwd_sm90_config import keys_for_two_passes
+from nbflash.sm90_backward import in_two_passes
 from nbflash.testing import assert_blocks_within_reference, code_word_oracle
 
 pytestmark = [
@@ -173,7 +173,7 @@ def test_contiguous_rows_off_alignment(which, deterministic):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_short_rows_take_two_passes(head_dim, monkeypatch):
     """Unasked, where two are faster: the bits are those of the deterministic mode."""
-    monkeypatch.setattr(sm90_backward, "keys_for_two_passes", keys_for_two_passes)
+    monkeypatch.setattr(sm90_backward, "in_two_passes", in_two_passes)
     inputs, mask = make_qkv(1, 1024, 1024, 2, 2, head_dim, "float16"), gallery(1024, 1024)["local"]
     default, asked = (run(inputs, mask, impl="sm90", deterministic=x) for x in (False, True))
     for a, b in zip(default, asked, strict=True):

@@ -1,0 +1,48 @@
+"""Which way the Hopper backward takes: it follows from the tiles alone, without a GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import masks
+from nbflash.kernels.bwd_sm90_config import SUM_KEYS, two_passes_are_faster
+from nbflash.sm90_backward import in_two_passes
+
+N = 8192
+MASKS = {
+    "dense": masks.dense(N),
+    "causal": masks.causal(N),
+    "butterfly": masks.butterfly(N, block=128),
+    "local": masks.local(N, block=128, width=4),
+    "random-64": masks.random(N, block=64, density=0.125, seed=0),
+}
+
+
+def takes_two(name, head_dim):
+    mask = MASKS[name]
+    problem = SimpleNamespace(dtype="bfloat16", head_dim=head_dim, nk=mask.shape[1])
+    return in_two_passes(problem, mask)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_short_rows_take_two_passes(head_dim):
+    assert not takes_two("dense", head_dim)
+    assert not takes_two("causal", head_dim)
+    assert takes_two("butterfly", head_dim)
+    assert takes_two("local", head_dim)
+
+
+def test_blocks_smaller_than_the_tiles_by_rows_take_one():
+    """1024 keys a query, 1920 in tiles of 64 × 128, 3400 in those of 128 × 128."""
+    assert not takes_two("random-64", 128)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_wide_heads_have_no_other_way(name):
+    assert takes_two(name, 136)
+
+
+def test_rows_without_keys_cost_the_sum():
+    assert two_passes_are_faster(0, 0, 0)
+    assert two_passes_are_faster(0, SUM_KEYS / 2, SUM_KEYS / 2)
+    assert not two_passes_are_faster(0, SUM_KEYS, SUM_KEYS)
