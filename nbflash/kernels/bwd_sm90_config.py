@@ -166,8 +166,8 @@ MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
 
 # What clearing, adding up and rounding dQ costs a query, in keys; a key of two passes over one of
 # one. Time of one pass over that of two, all kernels, at 384 keys a query (local 1), 896
-# (butterfly), 1113 (local 4) and 8192 (dense; bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA
-# H100 80GB HBM3, 2026-11-21):
+# (butterfly), 1113 (local 4) and 8192 (dense; bf16, N = 8192, 2048 / head_dim heads, batch 2,
+# NVIDIA H100 80GB HBM3, 2026-11-21):
 #     d=64     1.29, 1.12, 1.08, 0.96
 #     d=128    1.40, 1.16, 1.11, 0.95
 SUM_KEYS, KEY_OF_TWO = 256, 1.1
