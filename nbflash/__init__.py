@@ -2,6 +2,7 @@
 
 __version__ = "0.1.0"
 
+from nbflash import scores
 from nbflash.api import attention, attention_backward, plan, why_not
 from nbflash.environment import show_config
 from nbflash.planning import AttentionPlan
@@ -13,6 +14,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "plan",
+    "scores",
     "show_config",
     "why_not",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbflash import config
 from nbflash.planning import backward_inputs, forward_inputs, lookup
-from nbflash.problem import check_flag, check_forward, check_mask
+from nbflash.problem import check_flag, check_forward, check_mask, check_score
 
 
 def attention(
@@ -16,6 +16,7 @@ def attention(
     causal=False,
     window=None,
     scale=None,
+    score=None,
     return_lse=False,
     out=None,
     impl="auto",
@@ -40,6 +41,8 @@ def attention(
     scale : float, optional
         Default ``head_dim**-0.5``. The scores must stay finite in the working precision (float64
         for float64 inputs, else float32): a scale that makes them overflow gives NaN.
+    score : nbflash.scores.Score, optional
+        ``S = score(scale · Q Kᵀ)``: softcap, ALiBi, biases or a function of one's own.
     return_lse : bool
         Also return the log-sum-exp that `attention_backward` needs.
     out : array like q, optional
@@ -69,7 +72,7 @@ def attention(
     """
     return_lse = check_flag("return_lse", return_lse)
     q, k, v, target = forward_inputs(q, k, v, out)
-    plan_ = lookup(q, k, v, mask, causal, window, scale, impl)
+    plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score)
     result, lse = plan_.run_forward(q, k, v, target, with_lse=return_lse)
     result = result if out is None else out
     return (result, lse) if return_lse else result
@@ -88,6 +91,7 @@ def attention_backward(
     causal=False,
     window=None,
     scale=None,
+    score=None,
     deterministic=False,
     impl="auto",
 ):
@@ -97,8 +101,8 @@ def attention_backward(
     ----------
     dout : array like q
         Gradient of the output.
-    q, k, v, mask, causal, window, scale, impl
-        As given to `attention`.
+    q, k, v, mask, causal, window, scale, score, impl
+        As given to `attention`; ``score`` needs its gradient.
     out, lse : array
         What ``attention(..., return_lse=True)`` returned for them.
     dlse : array like lse, optional
@@ -122,11 +126,11 @@ def attention_backward(
     """
     deterministic = check_flag("deterministic", deterministic)
     q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
-    plan_ = lookup(q, k, v, mask, causal, window, scale, impl)
+    plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score)
     return plan_.run_backward(dout, q, k, v, out, lse, dlse, deterministic)
 
 
-def plan(q, k, v, mask=None, *, causal=False, window=None, scale=None, impl="auto"):
+def plan(q, k, v, mask=None, *, causal=False, window=None, scale=None, score=None, impl="auto"):
     """Check the inputs once, tile the mask and make the kernels ready.
 
     The arrays give shapes, dtype, layout and device; their contents are not read. Plans are cached,
@@ -134,7 +138,7 @@ def plan(q, k, v, mask=None, *, causal=False, window=None, scale=None, impl="aut
 
     Parameters
     ----------
-    q, k, v, mask, causal, window, scale, impl
+    q, k, v, mask, causal, window, scale, score, impl
         As in `attention`.
 
     Returns
@@ -142,10 +146,10 @@ def plan(q, k, v, mask=None, *, causal=False, window=None, scale=None, impl="aut
     AttentionPlan
     """
     q, k, v, _ = forward_inputs(q, k, v, None)
-    return lookup(q, k, v, mask, causal, window, scale, impl)
+    return lookup(q, k, v, mask, causal, window, scale, impl, score)
 
 
-def why_not(impl, q, k, v, mask=None, *, causal=False, window=None, scale=None):
+def why_not(impl, q, k, v, mask=None, *, causal=False, window=None, scale=None, score=None):
     """Reasons why ``impl`` cannot run this call on this machine.
 
     Returns
@@ -161,4 +165,5 @@ def why_not(impl, q, k, v, mask=None, *, causal=False, window=None, scale=None):
     config.check_impl(impl)
     q, k, v, _ = forward_inputs(q, k, v, None)
     problem = check_forward(q, k, v, scale)
-    return config.why_not(impl, problem, check_mask(mask, problem, causal, window))
+    check_score(score, problem)
+    return config.why_not(impl, problem, check_mask(mask, problem, causal, window), score)

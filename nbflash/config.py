@@ -18,12 +18,13 @@ IMPLEMENTATIONS = ("sm90", "sm80", "simt", "cpu", "reference")
 
 # What "auto" tries, in this order. "reference" is the specification and is never chosen.
 _AUTO = {CUDA: ("sm90", "sm80", "simt"), CPU: ("cpu",)}
+_SCORES = ("cpu", "reference")
 _NOT_BUILT = {
     "sm80": "the tensor-core kernels (mma.sync) are not built yet",
 }
 
 
-def why_not(impl: str, problem, mask=None) -> list[str]:
+def why_not(impl: str, problem, mask=None, score=None) -> list[str]:
     """Reasons why ``impl`` cannot run ``problem`` on this machine; empty when it can.
 
     Parameters
@@ -32,6 +33,7 @@ def why_not(impl: str, problem, mask=None) -> list[str]:
     problem : nbflash.problem.Problem
     mask : masks.Mask, optional
         No implementation of today restricts the mask.
+    score : scores.Score, optional
 
     Raises
     ------
@@ -40,15 +42,17 @@ def why_not(impl: str, problem, mask=None) -> list[str]:
     """
     check_impl(impl)
     if impl == "auto":
-        reasons = {name: why_not(name, problem, mask) for name in _AUTO[problem.device]}
+        reasons = {name: why_not(name, problem, mask, score) for name in _AUTO[problem.device]}
         if not all(reasons.values()):
             return []
         return [f"{name}: {reason}" for name, why in reasons.items() for reason in why]
     reasons = why_not_here(impl) + _why_not_arrays(impl, problem)
+    if score is not None and impl not in _SCORES:
+        reasons.append(f"score functions run on {' and '.join(_SCORES)}, not on {impl} yet")
     return reasons + (_why_not_tensor_maps(problem) if impl == "sm90" else [])
 
 
-def choose(impl: str, problem, mask=None) -> str:
+def choose(impl: str, problem, mask=None, score=None) -> str:
     """The implementation that runs ``problem``: ``impl`` itself, or for "auto" the first that can.
 
     Raises
@@ -56,12 +60,13 @@ def choose(impl: str, problem, mask=None) -> str:
     ValueError
         If none can, with every reason. An explicit ``impl`` never falls back.
     """
-    reasons = why_not(impl, problem, mask)
+    reasons = why_not(impl, problem, mask, score)
     if reasons:
         raise ValueError(f"{impl=} cannot run ({problem}):\n  " + "\n  ".join(reasons))
     if impl != "auto":
         return impl
-    return next(name for name in _AUTO[problem.device] if not why_not(name, problem, mask))
+    names = _AUTO[problem.device]
+    return next(name for name in names if not why_not(name, problem, mask, score))
 
 
 def check_impl(impl) -> None:

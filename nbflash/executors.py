@@ -15,14 +15,14 @@ import numpy as np
 from nbflash.schedule import TileSchedule
 
 
-def prepare(impl: str, problem, mask):
+def prepare(impl: str, problem, mask, score=None):
     """The executor of ``impl`` for one problem and mask; implementations are imported here."""
     if problem.empty:
         return EmptyExecutor()
     if impl == "cpu":
-        return CpuExecutor(problem, mask)
+        return CpuExecutor(problem, mask, score)
     if impl == "reference":
-        return ReferenceExecutor(problem, mask)
+        return ReferenceExecutor(problem, mask, score)
     if impl == "sm90":
         from nbflash import sm90
 
@@ -49,19 +49,19 @@ class EmptyExecutor:
 class CpuExecutor:
     """`nbflash.cpu` over one schedule; always deterministic."""
 
-    def __init__(self, problem, mask):
+    def __init__(self, problem, mask, score=None):
         from nbflash import cpu
 
-        self._cpu = cpu
+        self._cpu, self._score = cpu, score
         self.schedule = TileSchedule.from_mask(mask, *cpu.tile_sizes(problem.head_dim, mask))
         self._scale = problem.scale
 
     def forward(self, q, k, v, out, lse):
-        self._cpu.forward(q, k, v, out, lse, self.schedule, self._scale)
+        self._cpu.forward(q, k, v, out, lse, self.schedule, self._scale, self._score)
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
-        results = (dq, dk, dv)
-        self._cpu.backward(dout, q, k, v, out, lse, dlse, *results, self.schedule, self._scale)
+        how = self.schedule, self._scale, self._score
+        self._cpu.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, *how)
 
 
 class ReferenceExecutor:
@@ -69,19 +69,20 @@ class ReferenceExecutor:
 
     schedule = None
 
-    def __init__(self, problem, mask):
+    def __init__(self, problem, mask, score=None):
         from nbflash import reference
 
-        self._reference = reference
+        self._reference, self._score = reference, score
         self._mask = mask
         self._scale = problem.scale
 
     def forward(self, q, k, v, out, lse):
-        results = self._reference.attention(q, k, v, self._mask, self._scale)
+        results = self._reference.attention(q, k, v, self._mask, self._scale, self._score)
         _store((out, lse), results)
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
-        results = self._reference.attention_backward(dout, q, k, v, self._mask, self._scale, dlse)
+        how = self._mask, self._scale, dlse, self._score
+        results = self._reference.attention_backward(dout, q, k, v, *how)
         _store((dq, dk, dv), results)
 
 

@@ -22,6 +22,7 @@ from nbflash.problem import (
     check_forward,
     check_mask,
     check_out,
+    check_score,
     check_window,
 )
 
@@ -42,11 +43,12 @@ class AttentionPlan:
         With ``causal`` and ``window`` joined in.
     impl : str
         The implementation that runs.
+    score : nbflash.scores.Score or None
     """
 
-    def __init__(self, problem: Problem, mask, impl: str, executor=None):
-        self.problem, self.mask, self.impl = problem, mask, impl
-        self._executor = executor or prepare(impl, problem, mask)
+    def __init__(self, problem: Problem, mask, impl: str, executor=None, score=None):
+        self.problem, self.mask, self.impl, self.score = problem, mask, impl, score
+        self._executor = executor or prepare(impl, problem, mask, score)
         self._empty, self._device = allocator(problem.device, problem.device_id)
         self._checked = _Cache(_LIMIT)
         self._scratch = None
@@ -112,7 +114,7 @@ class AttentionPlan:
             if problem == self.problem:
                 problem = self.problem
             self._checked.put(call, problem)
-        return self if problem is self.problem else _plan(problem, self.mask, self.impl)
+        return self if problem is self.problem else _plan(problem, self.mask, self.impl, self.score)
 
     def run_forward(self, q, k, v, out, *, with_lse=True):
         """Allocate and launch for native arrays of this plan's signature.
@@ -141,6 +143,8 @@ class AttentionPlan:
 
     def run_backward(self, dout, q, k, v, out, lse, dlse, deterministic):
         """Check the arrays of the results, allocate the gradients and launch."""
+        if self.score is not None:
+            self.score.check_gradient()
         last = None if dlse is None else signature(dlse)
         call = ("backward", signature(dout), signature(out), signature(lse), last)
         if self._checked.get(call) is None:
@@ -208,12 +212,13 @@ def backward_inputs(q, k, v, dout, out, lse, dlse):
     return arrays if dlse is not None else (*arrays, None)
 
 
-def lookup(q, k, v, mask, causal, window, scale, impl) -> AttentionPlan:
+def lookup(q, k, v, mask, causal, window, scale, impl, score=None) -> AttentionPlan:
     """The cached plan of a call, made when the call is new."""
     window = None if window is None else check_window(window)
     # 1 == True and 0.5 == Fraction(1, 2): the types keep what a check refuses out of the cache.
     types = (type(causal), type(scale))
     call = (signature(q), signature(k), signature(v), mask, causal, window, scale, types, impl)
+    call += (score,)
     try:
         found = _plans.get(call)
     except TypeError:  # an argument that cannot be hashed is not valid either: the checks name it
@@ -221,17 +226,18 @@ def lookup(q, k, v, mask, causal, window, scale, impl) -> AttentionPlan:
     if found is None:
         config.check_impl(impl)
         problem = check_forward(q, k, v, scale)
-        found = _plan(problem, check_mask(mask, problem, causal, window), impl)
+        check_score(score, problem)
+        found = _plan(problem, check_mask(mask, problem, causal, window), impl, score)
         _plans.put(call, found)
     return found
 
 
-def _plan(problem: Problem, mask, impl: str) -> AttentionPlan:
-    impl = config.choose(impl, problem, mask)
-    found = _plans.get((problem, mask, impl))
+def _plan(problem: Problem, mask, impl: str, score=None) -> AttentionPlan:
+    impl = config.choose(impl, problem, mask, score)
+    found = _plans.get((problem, mask, impl, score))
     if found is None:
-        found = AttentionPlan(problem, mask, impl)
-        _plans.put((problem, mask, impl), found)
+        found = AttentionPlan(problem, mask, impl, score=score)
+        _plans.put((problem, mask, impl, score), found)
     return found
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 import masks
 from nbflash.arrays import alignment, device_of, overlaps, pointer
+from nbflash.scores import Score
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_HEAD_DIM = 256
@@ -354,3 +355,12 @@ def _overlaps_itself(x) -> bool:
             return True
         extent += (n - 1) * stride
     return False
+
+
+def check_score(score, problem):
+    """Raise unless ``score`` is None or a Score that fits the problem."""
+    if score is None:
+        return
+    if not isinstance(score, Score):
+        raise TypeError(f"score must be made by nbflash.scores, got {type(score).__qualname__}")
+    score.check(problem)

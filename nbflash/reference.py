@@ -13,7 +13,7 @@ Plain NumPy over the whole score matrix, O(N²) memory. Three rules settle the c
 import numpy as np
 
 
-def attention(q, k, v, mask=None, scale=None):
+def attention(q, k, v, mask=None, scale=None, score=None):
     """Attention forward in float64.
 
     Parameters
@@ -25,6 +25,8 @@ def attention(q, k, v, mask=None, scale=None):
         True where query ``i`` attends key ``j``; None attends everywhere.
     scale : float, optional
         Default ``head_dim**-0.5``.
+    score : scores.Score, optional
+        ``S = score(scale · Q Kᵀ)``.
 
     Returns
     -------
@@ -32,18 +34,18 @@ def attention(q, k, v, mask=None, scale=None):
     lse : float64 (batch, heads, nq), natural logarithm
     """
     q, k, v = _heads_first(q, k, v)
-    keep, p, lse = _softmax(q, k, mask, scale)
+    keep, p, lse, _ = _softmax(q, k, mask, scale, score)
     out = _product(p, keep, v)
     return out.transpose(0, 2, 1, 3), lse
 
 
-def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
+def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None, score=None):
     """Gradients of attention in float64 (FlashAttention, appendix B.2).
 
     Parameters
     ----------
     dout : array (batch, nq, heads, head_dim), gradient of the output
-    q, k, v, mask, scale
+    q, k, v, mask, scale, score
         As in `attention`.
     dlse : array (batch, heads, nq), optional
         Gradient of the log-sum-exp; default zero. Ignored where a row attends nothing.
@@ -56,14 +58,14 @@ def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
     heads_kv = np.shape(k)[2]
     dout, q, k, v = _heads_first(dout, q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    keep, p, lse = _softmax(q, k, mask, scale)
+    keep, p, lse, slope = _softmax(q, k, mask, scale, score, with_slope=True)
     with np.errstate(invalid="ignore"):
         dp = np.where(keep, dout @ v.swapaxes(-1, -2), 0.0)
         delta = np.sum(p * dp, axis=-1, keepdims=True)  # = rowsum(dO ∘ O), equation 4
         if dlse is not None:
             # ∂LSE/∂S = P: dS = P ∘ (dP − δ) + P ∘ dLSE
             delta = delta - np.where(np.isneginf(lse), 0.0, dlse)[..., None]
-        ds = np.where(keep, p * (dp - delta), 0.0) * scale
+        ds = np.where(keep, p * (dp - delta) * slope, 0.0) * scale
     keep_t, ds_t, p_t = (x.swapaxes(-1, -2) for x in (keep, ds, p))
     dq = _product(ds, keep, k)
     dk = _group_sum(_product(ds_t, keep_t, q), heads_kv)
@@ -137,19 +139,38 @@ def _attended(mask, shape):
     return np.broadcast_to(keep, shape)
 
 
-def _softmax(q, k, mask, scale):
-    """Attended pairs, probabilities (batch, heads, nq, nk) and LSE (batch, heads, nq)."""
+def _softmax(q, k, mask, scale, score=None, with_slope=False):
+    """Attended pairs, probabilities (batch, heads, nq, nk), LSE (batch, heads, nq), ∂S/∂(Q Kᵀ)."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keep = _attended(mask, (*q.shape[:3], k.shape[2]))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        s = np.where(keep, scale * (q @ k.swapaxes(-1, -2)), -np.inf)
+        s, slope = scale * (q @ k.swapaxes(-1, -2)), 1.0
+        if score is not None:
+            s, slope = scored(s, keep, score, with_slope)
+        s = np.where(keep, s, -np.inf)
         m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
         m = np.where(np.isneginf(m), 0.0, m)
         p = np.exp(s - m)
         total = np.sum(p, axis=-1, keepdims=True)
         lse = m + np.log(total)
         p = np.where(keep & (total != 0.0), p / total, 0.0)
-    return keep, p, lse[..., 0]
+    return keep, p, lse[..., 0], slope
+
+
+def scored(s, keep, score, with_slope=True):
+    """The scores that are kept after every function of ``score``, and the product of its slopes."""
+    at, slope = np.nonzero(keep), np.ones(s.shape)
+    s = s.copy()
+    for fn, grad, params in score.stages(*s.shape[2:]):
+
+        def each(function, params=params):
+            places = zip(s[at].tolist(), *(x.tolist() for x in at), strict=True)
+            return np.array([function(*place, *params) for place in places], np.float64)
+
+        if with_slope:
+            slope[at] *= each(grad)
+        s[at] = each(fn)
+    return s, slope
 
 
 def _product(weight, keep, x):

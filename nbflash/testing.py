@@ -102,7 +102,7 @@ def code_word_oracle(nq, head_dim, nk=None, mask=None, dtype=np.float32, scale=N
     return CodeWords(q, k, v, dout, scale, out, lse, dv)
 
 
-def low_precision(q, k, v, mask=None, scale=None):
+def low_precision(q, k, v, mask=None, scale=None, score=None):
     """Dense masked softmax as an eager framework does it in the inputs' own dtype: the yardstick.
 
     float16 and bfloat16 products accumulate in float32 and S, P and O are rounded to the dtype;
@@ -120,17 +120,17 @@ def low_precision(q, k, v, mask=None, scale=None):
     """
     work, rounded = _precision(q)
     q, k, v, keep = _yardstick_inputs(q, k, v, mask, work)
-    p, lse = _low_softmax(q, k, keep, scale, rounded)
+    p, lse, _ = _low_softmax(q, k, keep, scale, rounded, score)
     return rounded(_in_order(p, v), keep_dtype=True).transpose(0, 2, 1, 3), lse.astype(work)
 
 
-def low_precision_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
+def low_precision_backward(dout, q, k, v, mask=None, scale=None, dlse=None, score=None):
     """Gradients by the dense equations in the inputs' own dtype; see `low_precision`.
 
     delta = rowsum(dO ∘ O), over O as it is stored, is moved away from rowsum(P ∘ dP) by one
     rounding of rowsum |dO ∘ O|: however the two are summed, they differ by about as much. Where a
-    row attends a single key, dP - delta is nothing but that rounding. ``dlse`` is as in
-    `reference.attention_backward`, and as finite.
+    row attends a single key, dP - delta is nothing but that rounding. ``dlse`` and ``score`` are as
+    in `reference.attention_backward`, and ``dlse`` is finite.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def low_precision_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
     work, rounded = _precision(q)
     dout = np.nan_to_num(np.asarray(dout, work).transpose(0, 2, 1, 3), posinf=0, neginf=0)
     q, k, v, keep = _yardstick_inputs(q, k, v, mask, work)
-    p, _ = _low_softmax(q, k, keep, scale, rounded)
+    p, _, slope = _low_softmax(q, k, keep, scale, rounded, score)
     dp = rounded(dout @ v.swapaxes(-1, -2))
     terms = dout * rounded(p @ v)
     delta = np.sum(terms, axis=-1, keepdims=True)
@@ -149,7 +149,7 @@ def low_precision_backward(dout, q, k, v, mask=None, scale=None, dlse=None):
     delta += np.copysign(rounding, delta - np.sum(p * dp, axis=-1, keepdims=True))
     if dlse is not None:
         delta = delta - np.asarray(dlse, work)[..., None]
-    ds = rounded(rounded(p * (dp - delta)) * work(scale_))
+    ds = rounded(rounded(p * (dp - delta)) * (slope * work(scale_)))
     dq = _in_order(ds, k)
     dk = reference._group_sum(_in_order(ds.swapaxes(-1, -2), q), heads_kv)[:, :, ::-1]
     dv = reference._group_sum(_in_order(p.swapaxes(-1, -2), dout), heads_kv)[:, :, ::-1]
@@ -186,11 +186,15 @@ def _yardstick_inputs(q, k, v, mask, work):
     return q, k, v, keep[..., ::-1]
 
 
-def _low_softmax(q, k, keep, scale, rounded):
+def _low_softmax(q, k, keep, scale, rounded, score=None):
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     s = rounded(rounded(q @ k.swapaxes(-1, -2)) * q.dtype.type(scale))
     sign = 1 - 2 * ((np.arange(s.shape[-2])[:, None] + np.arange(s.shape[-1])) % 2)
     s = s + (sign * max(1, round(0.2 * q.shape[-1] ** 0.5))).astype(s.dtype) * np.spacing(abs(s))
+    slope = s.dtype.type(1)
+    if score is not None:  # of the keys in their own order
+        both = reference.scored(s[..., ::-1].astype(np.float64), keep[..., ::-1], score)
+        s, slope = (rounded(x.astype(s.dtype))[..., ::-1] for x in both)
     s = np.where(keep, s, -np.inf)
     m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     m = np.where(np.isneginf(m), 0, m)
@@ -198,7 +202,7 @@ def _low_softmax(q, k, keep, scale, rounded):
     total = np.sum(p, axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = m + np.log(total)
-    return rounded(p / np.where(total == 0, 1, total)), lse[..., 0]
+    return rounded(p / np.where(total == 0, 1, total)), lse[..., 0], slope
 
 
 def error_budget(ref64, low, factor=2.0, reduce=None):

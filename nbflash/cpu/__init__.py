@@ -8,6 +8,7 @@ import numpy as np
 
 from nbflash.constants import LOG2_E
 from nbflash.cpu import blas, kernels
+from nbflash.cpu.score import prepare
 from nbflash.cpu.sizes import tile_sizes
 from nbflash.cpu.walk import DK, DOUT, DQ, DV, OUT, K, Operands, Q, V, Walk
 
@@ -20,7 +21,7 @@ CHUNK = 512
 MAX_ROW_STRIDE = 2**31 - 1
 
 
-def forward(q, k, v, out, lse, schedule, scale):
+def forward(q, k, v, out, lse, schedule, scale, score=None):
     """Attention over the live tiles of ``schedule``.
 
     Algorithm 5 of FlashAttention with the online softmax in base 2 and FlashAttention-2's loop
@@ -38,19 +39,22 @@ def forward(q, k, v, out, lse, schedule, scale):
     schedule : TileSchedule
     scale : float
         Factor of the scores.
+    score : scores.Score, optional
+        What becomes of them then.
     """
     real = _working_dtype(q)
     (q, k, v), target = _operands(real, q, k, v), _result(real, out)
     batch, nq, heads, _ = q.shape
     sums = np.empty((batch * heads, nq), real)
     operands = _tensors(schedule, scale, sums, sums, {Q: q, K: k, V: v, OUT: target})
-    _run(kernels.forward, schedule, operands, schedule.work(batch, heads), schedule.tile_n)
+    work = schedule.work(batch, heads)
+    _run(kernels.forward, schedule, operands, work, schedule.tile_n, score)
     lse[...] = sums.reshape(lse.shape)
     if target is not out:
         out[...] = target
 
 
-def backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale):
+def backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale, score=None):
     """Gradients of `forward`; deterministic: two passes (dQ by rows, dK and dV by columns).
 
     Parameters
@@ -66,6 +70,8 @@ def backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale):
     schedule : TileSchedule
         The schedule of the forward; its transpose gives the second pass.
     scale : float
+    score : scores.Score, optional
+        With gradients.
     """
     real = _working_dtype(q)
     q, k, v, dout, out = _operands(real, q, k, v, dout, out)
@@ -79,18 +85,22 @@ def backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale):
     tensors.update(zip((DQ, DK, DV), (target for _, target in results), strict=True))
     operands = _tensors(schedule, scale, lse, delta.reshape(lse.shape), tensors)
     rows, columns, group = schedule, schedule.T, heads // k.shape[2]
-    _run(kernels.backward_dq, rows, operands, rows.work(batch, heads), rows.tile_n)
-    _run(kernels.backward_dkdv, columns, operands, columns.work(batch, heads, group), rows.tile_m)
+    work = rows.work(batch, heads)
+    _run(kernels.backward_dq, rows, operands, work, rows.tile_n, score)
+    work = columns.work(batch, heads, group)
+    _run(kernels.backward_dkdv, columns, operands, work, rows.tile_m, score)
     for result, target in results:
         if target is not result:
             result[...] = target
 
 
-def _run(kernel, schedule, operands, work, tile):
+def _run(kernel, schedule, operands, work, tile, score):
     """Run ``kernel`` in every thread; they share the work list through a counter."""
+    score, params = prepare(score, schedule.nq, schedule.nk, operands.lse.dtype.type)
+    kernel = kernel if score is None else kernels.uncached(kernel)
     chunk = tile * max(1, CHUNK // tile)
     counter = np.zeros(1, kernels.COUNTER)
-    shared = _walk(schedule), operands, work.astype(np.int64), counter, chunk
+    shared = _walk(schedule), operands, work.astype(np.int64), counter, chunk, score, params
     threads = min(numba.config.NUMBA_NUM_THREADS, len(work))
     with blas.one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
         for done in [pool.submit(kernel, *shared) for _ in range(threads)]:

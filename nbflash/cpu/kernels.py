@@ -13,6 +13,7 @@ would still be NaN. The walk is optimistic: when a result is not finite, the ite
 the products of partial tiles done by loops that skip zero weights (``careful``).
 """
 
+import functools
 import hashlib
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import numpy as np
 from numba import njit
 
 from nbflash.cpu.intrinsics import take
+from nbflash.cpu.score import apply, apply_with_slope, chain, factor
 from nbflash.cpu.softmax import exp2, row_max, weights, weights_and_gradients
 from nbflash.cpu.walk import (
     DK,
@@ -57,8 +59,14 @@ def compiled(kernel):
         return njit(nogil=True)(kernel)
 
 
+@functools.cache
+def uncached(kernel):
+    """The kernel for a score function, which no disk cache knows by its content."""
+    return njit(nogil=True)(kernel.py_func)
+
+
 @njit
-def _forward_rows(walk, operands, row, head, s, acc, m, l, careful):
+def _forward_rows(walk, operands, row, head, s, acc, m, l, careful, score, params):
     """One row of query tiles: acc <- Σ P V (unscaled), m <- row maxima, l <- Σ P, base 2."""
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
@@ -75,7 +83,8 @@ def _forward_rows(walk, operands, row, head, s, acc, m, l, careful):
         width = min(walk.tile_n, walk.nk - walk.col_idx[stop - 1] * walk.tile_n)
         width += (stop - 1 - p) * walk.tile_n
         # S = Q Kᵀ
-        products(walk, operands, operands.scale_log2, q, n_rows, k, p, stop, s)
+        products(walk, operands, factor(operands, score), q, n_rows, k, p, stop, s)
+        apply(walk, score, params, b, h, row, p, stop, s)
         mask(walk, plane, row, p, stop, s)
         for i in range(n_rows):
             scores = s[i, :width]
@@ -94,7 +103,7 @@ def _forward_rows(walk, operands, row, head, s, acc, m, l, careful):
 
 
 @compiled
-def forward(walk, operands, work, counter, chunk):
+def forward(walk, operands, work, counter, chunk, score, params):
     """Take rows of query tiles from the work list; write their OUT and LSE.
 
     Parameters
@@ -105,6 +114,8 @@ def forward(walk, operands, work, counter, chunk):
         The next item of the work list, shared by the threads.
     chunk : int
         Columns of the score matrix, at least one tile.
+    score, params : compiled function and tuple, or None and ()
+        See :mod:`nbflash.cpu.score`.
     """
     real = operands.lse.dtype
     s = np.empty((walk.tile_m, chunk), real)
@@ -116,7 +127,7 @@ def forward(walk, operands, work, counter, chunk):
         first = row * walk.tile_m
         n_rows = min(walk.tile_m, walk.nq - first)
         for careful in (False, True):
-            _forward_rows(walk, operands, row, head, s, acc[:n_rows], m, l, careful)
+            _forward_rows(walk, operands, row, head, s, acc[:n_rows], m, l, careful, score, params)
             if is_finite(acc[:n_rows]):
                 break
         for i in range(n_rows):
@@ -131,7 +142,7 @@ def forward(walk, operands, work, counter, chunk):
 
 
 @njit
-def _gradient_rows(walk, operands, row, head, s, ds, dq, careful):
+def _gradient_rows(walk, operands, row, head, s, ds, slope, dq, careful, score, params):
     """One row of query tiles: dq <- Σ dS K, without the softmax scale."""
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
@@ -147,21 +158,23 @@ def _gradient_rows(walk, operands, row, head, s, ds, dq, careful):
         width = min(walk.tile_n, walk.nk - walk.col_idx[stop - 1] * walk.tile_n)
         width += (stop - 1 - p) * walk.tile_n
         # S = Q Kᵀ,  dP = dO Vᵀ
-        products(walk, operands, operands.scale_log2, q, n_rows, k, p, stop, s)
+        products(walk, operands, factor(operands, score), q, n_rows, k, p, stop, s)
         products(walk, operands, s.dtype.type(1), dout, n_rows, v, p, stop, ds)
+        apply_with_slope(walk, score, params, b, h, row, p, stop, s, slope)
         mask(walk, plane, row, p, stop, s)
         for i in range(n_rows):
             at = first + i
             weights_and_gradients(
                 s[i, :width], ds[i, :width], operands.lse[head, at], operands.delta[head, at]
             )
+            chain(score, ds[i, :width], slope[i, :width])
         # dQ += dS K
         accumulate(walk, operands, ds, k, dq, n_rows, p, stop, careful)
         p = stop
 
 
 @njit
-def _gradient_columns(walk, operands, row, head, s, ds, dk, dv, careful):
+def _gradient_columns(walk, operands, row, head, s, ds, slope, dk, dv, careful, score, params):
     """One row of key tiles, one query head: dv += Σ Pᵀ dO, dk += Σ dSᵀ Q without the scale."""
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
@@ -175,8 +188,9 @@ def _gradient_columns(walk, operands, row, head, s, ds, dk, dv, careful):
     while p < end:
         stop = min(p + s.shape[0] // tile, end)
         # S = Q Kᵀ,  dP = dO Vᵀ
-        products(walk, operands, operands.scale_log2, k, n_keys, q, p, stop, s)
+        products(walk, operands, factor(operands, score), k, n_keys, q, p, stop, s)
         products(walk, operands, s.dtype.type(1), v, n_keys, dout, p, stop, ds)
+        apply_with_slope(walk, score, params, b, h, row, p, stop, s, slope)
         mask(walk, plane, row, p, stop, s)
         for t in range(p, stop):
             first, top = walk.col_idx[t] * tile, (t - p) * tile
@@ -185,6 +199,7 @@ def _gradient_columns(walk, operands, row, head, s, ds, dk, dv, careful):
                 weights_and_gradients(
                     s[r, :n_keys], ds[r, :n_keys], operands.lse[head, at], operands.delta[head, at]
                 )
+                chain(score, ds[r, :n_keys], slope[r, :n_keys])
         # dV += Pᵀ dO,  dK += dSᵀ Q
         accumulate(walk, operands, s, dout, dv, n_keys, p, stop, careful)
         accumulate(walk, operands, ds, q, dk, n_keys, p, stop, careful)
@@ -192,10 +207,11 @@ def _gradient_columns(walk, operands, row, head, s, ds, dk, dv, careful):
 
 
 @compiled
-def backward_dq(walk, operands, work, counter, chunk):
+def backward_dq(walk, operands, work, counter, chunk, score, params):
     """Take rows of query tiles from the work list; write their DQ."""
     real = operands.lse.dtype
     s, ds = np.empty((walk.tile_m, chunk), real), np.empty((walk.tile_m, chunk), real)
+    slope = s if score is None else np.empty_like(s)
     acc = np.empty((walk.tile_m, operands.head_dim), real)
     item = take(counter)
     while item < work.shape[0]:
@@ -204,7 +220,7 @@ def backward_dq(walk, operands, work, counter, chunk):
         dq = acc[: min(walk.tile_m, walk.nq - first)]
         for careful in (False, True):
             fill(dq, 0)
-            _gradient_rows(walk, operands, row, head, s, ds, dq, careful)
+            _gradient_rows(walk, operands, row, head, s, ds, slope, dq, careful, score, params)
             if is_finite(dq):
                 break
         b, h = divmod(head, operands.heads)
@@ -213,10 +229,11 @@ def backward_dq(walk, operands, work, counter, chunk):
 
 
 @compiled
-def backward_dkdv(walk, operands, work, counter, chunk):
+def backward_dkdv(walk, operands, work, counter, chunk, score, params):
     """Take rows of key tiles (transposed walk) from the work list; write their DK and DV."""
     real = operands.lse.dtype
     s, ds = np.empty((chunk, walk.tile_n), real), np.empty((chunk, walk.tile_n), real)
+    slope = s if score is None else np.empty_like(s)
     acc = np.empty((2, walk.tile_n, operands.head_dim), real)
     group = operands.heads // operands.heads_kv
     item = take(counter)
@@ -229,7 +246,9 @@ def backward_dkdv(walk, operands, work, counter, chunk):
             fill(dk, 0)
             fill(dv, 0)
             for head in range(kv_head * group, (kv_head + 1) * group):
-                _gradient_columns(walk, operands, row, head, s, ds, dk, dv, careful)
+                _gradient_columns(
+                    walk, operands, row, head, s, ds, slope, dk, dv, careful, score, params
+                )
             if is_finite(dk) and is_finite(dv):
                 break
         b, h_kv = divmod(kv_head, operands.heads_kv)

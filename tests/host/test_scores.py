@@ -1,0 +1,196 @@
+"""Score functions on the CPU and in the reference: values, gradients, errors."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import masks
+import nbflash
+from nbflash import reference, scores
+from nbflash.testing import (
+    assert_blocks_within_reference,
+    low_precision,
+    low_precision_backward,
+    make_qkv,
+)
+
+RESULTS, FACTORS = ("out", "lse", "dq", "dk", "dv"), (2, 2, 3, 3, 3)
+BLOCK = 64
+RNG = np.random.default_rng(0)
+HEADS = 4
+
+
+def quadratic(s, b, h, q_idx, kv_idx, weight, by_head):
+    return by_head[h] * s + weight * s * s / (1 + b) + 0.01 * (q_idx - kv_idx)
+
+
+def quadratic_slope(s, b, h, q_idx, kv_idx, weight, by_head):
+    return by_head[h] + 2 * weight * s / (1 + b)
+
+
+def scores_for(nq, nk):
+    by_head = RNG.standard_normal(HEADS)
+    return {
+        "softcap": scores.softcap(1.5),
+        "alibi": scores.alibi([0.5, 0.25, 0.1, 0.0]),
+        "relative": scores.relative(RNG.standard_normal((HEADS, 9))),
+        "bias": scores.bias(RNG.standard_normal((1, HEADS, nq, nk))),
+        "custom": scores.custom(quadratic, quadratic_slope, (0.1, by_head)),
+        "composed": scores.compose(scores.softcap(2), scores.alibi(0.1), scores.softcap(3)),
+    }
+
+
+NAMES = tuple(scores_for(1, 1))
+
+
+def check(score, mask, inputs, names=RESULTS):
+    """Run on the CPU and hold every block to its budget."""
+    q, k, v, dout = inputs
+    out, lse = nbflash.attention(q, k, v, mask, score=score, return_lse=True)
+    got = out, lse, *nbflash.attention_backward(dout, q, k, v, out, lse, mask, score=score)
+    ref = reference.attention(q, k, v, mask, None, score)
+    ref += reference.attention_backward(dout, q, k, v, mask, None, None, score)
+    low = low_precision(q, k, v, mask, None, score)
+    low += low_precision_backward(dout, q, k, v, mask, None, None, score)
+    for name, factor, *values in zip(RESULTS, FACTORS, got, ref, low, strict=True):
+        if name in names:
+            axis = 2 if name == "lse" else 1
+            assert_blocks_within_reference(*values, BLOCK, name=name, factor=factor, axis=axis)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_gradients(name):
+    """Aligned at the end, ragged, with rows and columns that see nothing, one token too."""
+    for nq, nk in ((70, 150), (150, 70), (1, 3)):
+        score, inputs = scores_for(nq, nk)[name], make_qkv(2, nq, nk, HEADS, 2, 16)
+        for mask in (masks.dense(nq, nk), masks.causal(nq, nk), masks.window(nq, nk, left=9)):
+            check(score, mask, inputs)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_dtypes(dtype):
+    score = scores.compose(scores.softcap(2), scores.alibi(0.1), scores.softcap(3))
+    check(score, masks.causal(100), make_qkv(1, 100, 100, HEADS, 2, 16, dtype))
+
+
+def test_gradients_by_finite_differences():
+    q, k, v, dout = make_qkv(1, 5, 7, HEADS, 2, 4, np.float64)
+    mask, step = masks.causal(5, 7), 1e-6
+    for score in scores_for(5, 7).values():
+        gradients = reference.attention_backward(dout, q, k, v, mask, None, None, score)
+        for x, gradient in zip((q, k, v), gradients, strict=True):
+            way = RNG.standard_normal(x.shape)
+            values = []
+            for sign in (1, -1):
+                moved = [y + sign * step * way if y is x else y for y in (q, k, v)]
+                out, _ = reference.attention(*moved, mask, None, score)
+                values.append(np.sum(out * dout))
+            slope = (values[0] - values[1]) / (2 * step)
+            # Central differences: an error of step², and of roundings over the step.
+            bound = 1e3 * (step**2 + np.finfo(float).eps / step)
+            assert abs(slope - np.sum(gradient * way)) < bound * (1 + abs(slope))
+
+
+def test_softcap_bounds_and_alibi_decays():
+    q, k, v, _ = make_qkv(1, 8, 8, 1, 1, 4, np.float64)
+    _, lse = nbflash.attention(100 * q, k, v, score=scores.softcap(2), return_lse=True)
+    assert (abs(lse) <= 2 + math.log(8)).all()
+    out = nbflash.attention(q, k, v, causal=True, score=scores.alibi(1e4))
+    np.testing.assert_array_equal(out, v)
+
+
+def test_masked_scores_stay_masked():
+    """Whatever a function makes of a score that is hidden: 2 for softcap, NaN for a logarithm."""
+    q, k, v, dout = make_qkv(1, 40, 40, 1, 1, 8)
+    k[:, 20:], v[:, 20:] = np.nan, np.inf
+    mask = masks.from_function(lambda q, kv: (kv < 20) & (q >= 0), 40, 40)
+    clean = [x[:, :20] for x in (k, v)]
+    score = scores.compose(scores.softcap(2), scores.custom(_log, _log_slope))
+    expected = nbflash.attention(q, *clean, score=score)
+    out, lse = nbflash.attention(q, k, v, mask, score=score, return_lse=True)
+    assert np.isfinite(out).all()
+    _, dk, dv = nbflash.attention_backward(dout, q, k, v, out, lse, mask, score=score)
+    assert not dk[:, 20:].any() and not dv[:, 20:].any()
+    np.testing.assert_allclose(out, expected, rtol=20 * np.finfo(np.float32).eps)
+
+
+def _log(s, b, h, q_idx, kv_idx):
+    return math.log(3 + s)
+
+
+def _log_slope(s, b, h, q_idx, kv_idx):
+    return 1 / (3 + s)
+
+
+def test_plans_know_their_score():
+    q, k, v, dout = make_qkv(1, 20, 20, 2, 1, 8)
+    plain, capped = nbflash.plan(q, k, v), nbflash.plan(q, k, v, score=scores.softcap(1))
+    assert capped is nbflash.plan(q, k, v, score=scores.softcap(1))
+    assert capped is not nbflash.plan(q, k, v, score=scores.softcap(2)) is not plain
+    out, pullback = capped.vjp(q, k, v)
+    _, lse = capped(q, k, v)
+    expected = nbflash.attention_backward(dout, q, k, v, out, lse, score=scores.softcap(1))
+    for a, b in zip(pullback(dout), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_function_without_a_gradient_has_no_backward_pass():
+    q, k, v, dout = make_qkv(1, 6, 6, 1, 1, 8)
+    score = scores.custom(_log)
+    out, lse = nbflash.attention(q, k, v, score=score, return_lse=True)
+    with pytest.raises(ValueError, match=r"_log, .*test_scores.py:\d+.* has no gradient"):
+        nbflash.attention_backward(dout, q, k, v, out, lse, score=score)
+
+
+def _two(s, b):
+    return s
+
+
+def _unknown(s, b, h, q_idx, kv_idx):
+    return s + {}.get("x")
+
+
+def test_what_cannot_be_compiled_is_named():
+    q, k, v, _ = make_qkv(1, 6, 6, 1, 1, 8)
+    with pytest.raises(
+        TypeError, match=r"score: _unknown, .*test_scores.py:\d+ cannot be compiled"
+    ):
+        nbflash.attention(q, k, v, score=scores.custom(_unknown))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda: scores.custom(_two), TypeError, r"fn must take \(s, b, h, q_idx, kv_idx\)"),
+        (lambda: scores.custom(_log, _two), TypeError, "grad must take"),
+        (lambda: scores.custom(_log, params=(1.0,)), TypeError, r"params\[0\]"),
+        (lambda: scores.custom("x"), TypeError, "fn must be a Python function"),
+        (lambda: scores.softcap(0), ValueError, "cap must be positive and finite, got 0"),
+        (lambda: scores.softcap("x"), TypeError, "cap must be a number"),
+        (lambda: scores.alibi([[1.0]]), ValueError, "slopes must have 1 axes"),
+        (lambda: scores.relative(np.zeros((2, 4))), ValueError, "odd number of columns"),
+        (lambda: scores.bias(np.zeros(3)), ValueError, "array must have 4 axes"),
+        (lambda: scores.bias(np.zeros((1,) * 4, np.float16)), TypeError, "got float16"),
+        (lambda: scores.compose(1), TypeError, "compose takes scores, got int"),
+    ],
+)
+def test_bad_scores(make, error, match):
+    with pytest.raises(error, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("score", "error", "match"),
+    [
+        (scores.alibi([1.0, 2.0]), ValueError, "alibi has heads=2, got inputs with heads=4"),
+        (scores.relative(np.zeros((3, 5))), ValueError, "relative has heads=3"),
+        (scores.bias(np.zeros((1, 1, 7, 6))), ValueError, "bias has nq=7, got inputs with nq=6"),
+        (quadratic, TypeError, "score must be made by nbflash.scores, got function"),
+    ],
+)
+def test_scores_that_do_not_fit(score, error, match):
+    q, k, v, _ = make_qkv(1, 6, 6, 4, 2, 8)
+    with pytest.raises(error, match=match):
+        nbflash.attention(q, k, v, score=score)
