@@ -4,6 +4,7 @@ __version__ = "0.1.0"
 
 from nbflash.api import attention, attention_backward, plan, why_not
 from nbflash.environment import show_config
+from nbflash.merging import merge, merge_backward, merge_sink, merge_sink_backward
 from nbflash.planning import AttentionPlan
 from nbflash.schedule import TileSchedule
 
@@ -12,6 +13,10 @@ __all__ = [
     "TileSchedule",
     "attention",
     "attention_backward",
+    "merge",
+    "merge_backward",
+    "merge_sink",
+    "merge_sink_backward",
     "plan",
     "show_config",
     "why_not",
