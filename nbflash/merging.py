@@ -100,7 +100,9 @@ def merge_backward(dout, out_a, lse_a, out_b, lse_b, *, dlse=None):
     with device, np.errstate(over="ignore", invalid="ignore"):
         w_a, w_b, _ = _weights(xp, lse_a, lse_b)
         wide = dout.astype(lse_a.dtype)
-        apart = wide * (_values(xp, out_a, lse_a) - _values(xp, out_b, lse_b))
+        apart = xp.ascontiguousarray(
+            wide * (_values(xp, out_a, lse_a) - _values(xp, out_b, lse_b))
+        )
         # t = w_a w_b rowsum(dO ∘ (O_a − O_b)); beside an empty part the merge is the identity
         t = w_a * w_b * apart.sum(axis=-1).swapaxes(1, 2)
         t = xp.where(xp.minimum(lse_a, lse_b) == -np.inf, 0, t)
