@@ -182,12 +182,12 @@ def test_order_of_two_parts_does_not_matter_to_the_bit(dtype):
 @by_dtype
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 3.0])
 def test_an_empty_part_changes_nothing(dtype, garbage):
-    """And gets no gradient; the other part gets all of it, as it came."""
+    """And gets no gradient; the other part gets all of it, as it came, be it infinite."""
     ((out, lse),) = make_parts(1, dtype, garbage=0)
     part = out, lse
     empty = np.full_like(out, garbage), np.full_like(lse, -np.inf)
     dout, dlse = gradients_into(part)
-    live = lse > -np.inf
+    dout[0, 3], live = np.inf, lse > -np.inf
     wanted = np.where(live.swapaxes(1, 2)[..., None], dout, 0), np.where(live, dlse, 0)
     dlse[~live] = garbage
     for given, first in ((part + empty, True), (empty + part, False)):
@@ -220,20 +220,41 @@ def test_arrays_without_elements(shape):
     assert dsink.shape == (heads,)
 
 
-def test_what_is_attended_takes_part_honestly():
-    """NaN in a live row reaches the result of that row and no other."""
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_is_attended_takes_part_honestly(poison):
+    """What is not finite in a live row reaches the result of that row and no other."""
     (out, lse), other = make_parts(2, np.float32, garbage=0)
-    at = 1, 2, 0
     lse[1, 0, 2] = other[1][1, 0, 2] = 0
     bad_out, bad_lse, row = out.copy(), lse.copy(), np.zeros(out.shape[:3], bool)
-    bad_out[at] = bad_lse[1, 0, 2] = np.nan
-    row[at] = True
+    bad_out[1, 2, 0] = bad_lse[1, 0, 2] = poison
+    row[1, 2, 0] = True
     merged_out, merged_lse = nbflash.merge(bad_out, lse, *other)
-    np.testing.assert_array_equal(np.isnan(merged_out).all(axis=-1), row)
-    assert not np.isnan(merged_lse).any()
+    np.testing.assert_array_equal(~np.isfinite(merged_out).all(axis=-1), row)
+    np.testing.assert_array_equal(merged_lse, nbflash.merge(out, lse, *other)[1])
     merged_out, merged_lse = nbflash.merge(out, bad_lse, *other)
     np.testing.assert_array_equal(np.isnan(merged_out).all(axis=-1), row)
     np.testing.assert_array_equal(np.isnan(merged_lse).swapaxes(1, 2), row)
+
+
+def test_parts_at_both_ends_of_the_range():
+    """The difference of the LSE overflows; the weights are still 1 and 0."""
+    out_a, out_b, dout = np.random.default_rng(0).standard_normal((3, 1, 5, 2, 4), np.float32)
+    lse = np.full((1, 2, 5), np.finfo(np.float32).max)
+    for x, y in zip(nbflash.merge(out_a, lse, out_b, -lse), (out_a, lse), strict=True):
+        np.testing.assert_array_equal(x, y)
+    dout_a, _, dout_b, dlse_b = nbflash.merge_backward(dout, out_a, lse, out_b, -lse)
+    np.testing.assert_array_equal(dout_a, dout)
+    assert not dout_b.any()
+    assert not dlse_b.any()
+
+
+def test_the_gradient_of_a_sink_is_summed_in_float64():
+    """float32 would lose the ones. Where nothing is attended, it is dlse that is summed."""
+    out, lse = np.zeros((4, 1, 1, 2), np.float32), np.full((4, 1, 1), -np.inf, np.float32)
+    dlse = np.float32([2**24, 1, 1, -(2**24)]).reshape(lse.shape)
+    dsink = nbflash.merge_sink_backward(out, out, lse, np.zeros(1, np.float32), dlse=dlse)[2]
+    assert dsink == 2
+    assert dsink.dtype == np.float32
 
 
 @pytest.mark.parametrize("seed", range(3))
