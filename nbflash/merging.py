@@ -92,19 +92,18 @@ def merge_backward(dout, out_a, lse_a, out_b, lse_b, *, dlse=None):
         dO_a = w_a dO      dLSE_a = w_a dLSE + t
         dO_b = w_b dO      dLSE_b = w_b dLSE − t
     """
-    named = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b, "dout": dout}
-    named |= {} if dlse is None else {"dlse": dlse}
-    out_a, lse_a, out_b, lse_b, dout, *dlse = _parts(**named)
-    dlse = dlse[0] if dlse else 0
+    out_a, lse_a, out_b, lse_b, dout, dlse = _parts(
+        out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b, dout=dout, dlse=dlse
+    )
+    dlse = 0 if dlse is None else dlse
     xp, device = library(out_a)
     with device, np.errstate(over="ignore", invalid="ignore"):
         w_a, w_b, _ = _weights(xp, lse_a, lse_b)
         wide = dout.astype(lse_a.dtype)
-        apart = xp.ascontiguousarray(
-            wide * (_values(xp, out_a, lse_a) - _values(xp, out_b, lse_b))
-        )
-        # t = w_a w_b rowsum(dO ∘ (O_a − O_b)); beside an empty part the merge is the identity
-        t = w_a * w_b * apart.sum(axis=-1).swapaxes(1, 2)
+        terms = wide * (_values(xp, out_a, lse_a) - _values(xp, out_b, lse_b))
+        # t = w_a w_b rowsum(dO ∘ (O_a − O_b)), in the same order whatever the strides
+        t = w_a * w_b * xp.ascontiguousarray(terms).sum(axis=-1).swapaxes(1, 2)
+        # beside an empty part the merge is the identity
         t = xp.where(xp.minimum(lse_a, lse_b) == -np.inf, 0, t)
         gradients = []
         for lse, w, dlse_p in ((lse_a, w_a, w_a * dlse + t), (lse_b, w_b, w_b * dlse - t)):
@@ -176,10 +175,8 @@ def merge_sink_backward(dout, out, lse, sink, *, dlse=None):
     TypeError, ValueError
         Naming the argument, its value and what would be right.
     """
-    named = {"out": out, "lse": lse, "sink": sink, "dout": dout}
-    named |= {} if dlse is None else {"dlse": dlse}
-    out, lse, sink, dout, *dlse = _parts(**named)
-    part, dlse = _sink_part(out, lse, sink), (dlse[0] if dlse else None)
+    out, lse, sink, dout, dlse = _parts(out=out, lse=lse, sink=sink, dout=dout, dlse=dlse)
+    part = _sink_part(out, lse, sink)
     dout, dlse, _, dlse_sink = merge_backward(dout, out, lse, *part, dlse=dlse)
     with library(out)[1]:
         dsink = dlse_sink.sum(axis=(0, 2), dtype=np.float64)  # over all tokens
@@ -187,10 +184,11 @@ def merge_sink_backward(dout, out, lse, sink, *, dlse=None):
 
 
 def _parts(**named):
-    """Native arrays that fit the first of them."""
-    arrays = native(**named)
-    check_parts(**dict(zip(named, arrays, strict=True)))
-    return arrays
+    """Native arrays that fit the first of them; ``dlse`` may be None."""
+    given = {name: x for name, x in named.items() if name != "dlse" or x is not None}
+    arrays = dict(zip(given, native(**given), strict=True))
+    check_parts(**arrays)
+    return [arrays.get(name) for name in named]
 
 
 def _sink_part(out, lse, sink):
