@@ -3,15 +3,19 @@
 __version__ = "0.1.0"
 
 from nbflash.api import attention, attention_backward, plan, why_not
+from nbflash.decoding import decode
 from nbflash.environment import show_config
+from nbflash.kv_cache import KVCache
 from nbflash.planning import AttentionPlan
 from nbflash.schedule import TileSchedule
 
 __all__ = [
     "AttentionPlan",
+    "KVCache",
     "TileSchedule",
     "attention",
     "attention_backward",
+    "decode",
     "plan",
     "show_config",
     "why_not",

@@ -25,6 +25,12 @@ _LAYOUT = {
     "dout": "(batch, seqlen_q, heads, head_dim)",
     "lse": "(batch, heads, seqlen_q)",
     "dlse": "(batch, heads, seqlen_q)",
+    "k_cache": "(batch or pages, capacity or page_size, heads_kv, head_dim)",
+    "v_cache": "(batch or pages, capacity or page_size, heads_kv, head_dim)",
+    "lengths": "(batch,)",
+    "block_table": "(batch, pages per sequence)",
+    "k_scale": "(heads_kv,) or the first three axes of k_cache",
+    "v_scale": "(heads_kv,) or the first three axes of v_cache",
 }
 _INT32_MAX = 2**31 - 1
 
