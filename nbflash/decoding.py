@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 import masks
@@ -85,21 +87,19 @@ def decode(
     config.check_decode_device(problem)
     check_contents(problem, cache, mask)
     out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
+    executor = functools.cache(functools.partial(_executor, problem))
     for b in range(problem.batch):
-        _decode_sequence(problem, cache, mask, b, q, out, lse)
+        one = slice(b, b + 1)
+        k = _keys(problem, cache, cache.k_cache, cache.k_scale, b)
+        v = _keys(problem, cache, cache.v_cache, cache.v_scale, b)
+        own = _sequence_mask(problem, mask, b, len(k))
+        executor(own).forward(q[one], k[None], v[None], out[one], lse[one])
     return (out, lse) if return_lse else out
 
 
-def _decode_sequence(problem, cache, mask, b, q, out, lse):
-    """Write ``out[b]`` and ``lse[b]``: attention of one sequence as of any other tokens."""
-    length = int(cache.lengths[b])
-    executor = EmptyExecutor()
-    if length:
-        executor = CpuExecutor(problem, _sequence_mask(problem, mask, b, length))
-    k = _keys(problem, cache, cache.k_cache, cache.k_scale, b)
-    v = _keys(problem, cache, cache.v_cache, cache.v_scale, b)
-    one = slice(b, b + 1)
-    executor.forward(q[one], k[None], v[None], out[one], lse[one])
+def _executor(problem, mask):
+    """What runs all sequences of one mask: their schedule is made once."""
+    return CpuExecutor(problem, mask) if mask.shape[1] else EmptyExecutor()
 
 
 def _keys(problem, cache, stored, scale, b):
