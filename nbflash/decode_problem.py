@@ -197,7 +197,7 @@ def _check_caches(q, cache, device):
 
 def _check_places(cache, batch, device):
     """Capacity of a sequence and page size (None where contiguous)."""
-    _check_like("lengths", cache.lengths, (batch,), np.int32, device)
+    _check_like("lengths", cache.lengths, (batch,), np.dtype(np.int32), device)
     (first, size), table = cache.k_cache.shape[:2], cache.block_table
     if table is None:
         if first != batch:
@@ -209,7 +209,7 @@ def _check_places(cache, batch, device):
     if size == 0:
         raise ValueError(f"k_cache must have pages of 1 token or more, got {cache.k_cache.shape}")
     _check_rank("block_table", table, 2)
-    _check_like("block_table", table, (batch, table.shape[1]), np.int32, device)
+    _check_like("block_table", table, (batch, table.shape[1]), np.dtype(np.int32), device)
     return table.shape[1] * size, size
 
 
@@ -223,7 +223,7 @@ def _check_scales(cache, device):
             raise ValueError(f"{name} must be given for a cache of {k.dtype}, got None")
         else:
             shape = k.shape[2:3] if x.ndim == 1 else k.shape[:3]
-            _check_like(name, x, shape, np.float32, device)
+            _check_like(name, x, shape, np.dtype(np.float32), device)
 
 
 def _check_pages(cache):
