@@ -17,11 +17,10 @@ def quantise(x, dtype):
     """
     dtype = np.dtype(dtype)
     limit = np.float32(LIMITS[dtype.name])
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         x = x.astype(np.float32)
-        peak = np.abs(x).max(axis=-1)
-        scale = np.maximum(peak / limit, np.finfo(np.float32).tiny)  # so that 0 stays 0
-        stored = np.nan_to_num(x / scale[..., None])
+        scale = np.abs(x).max(axis=-1) / limit
+        stored = np.nan_to_num(x / scale[..., None])  # 0 / 0 is stored as 0
     stored = np.rint(stored) if dtype.kind == "i" else stored
     return np.clip(stored, -limit, limit).astype(dtype), scale
 

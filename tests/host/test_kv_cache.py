@@ -5,20 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    multiple,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import nbflash
 from nbflash.kv_cache import KVCache
-from nbflash.quantised import dequantise
+from nbflash.quantised import dequantise, quantise
 from nbflash.testing import make_qkv
 
 HEADS, D = 2, 3
@@ -42,34 +33,40 @@ def contents(cache, sequence):
 class Model(RuleBasedStateMachine):
     """A sequence is a list of pages, a page a list of tokens; pages are shared by identity."""
 
-    sequences = Bundle("sequences")
-
     @initialize(pages=st.integers(1, 9), page_size=st.integers(1, 4))
     def make(self, pages, page_size):
         self.cache = KVCache(pages, page_size, HEADS, D, np.float32)
         self.cache.k[:], self.cache.v[:] = np.nan, np.nan
         self.tables, self.written = {}, 0
 
-    @rule(target=sequences, count=st.integers(1, 3))
+    def some(self, data, least=1, most=3):
+        known = st.sampled_from(sorted(self.tables))
+        return data.draw(st.lists(known, min_size=least, max_size=most, unique=True))
+
+    @rule(count=st.integers(1, 3))
     def allocate(self, count):
         found = self.cache.allocate(count)
+        assert not set(found) & set(self.tables)
         self.tables |= {s: [] for s in found}
-        return multiple(*found)
 
-    @rule(target=sequences, parent=sequences)
-    def fork(self, parent):
-        found = self.cache.fork(parent)
-        self.tables[found] = list(self.tables[parent])
-        return found
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def fork(self, data):
+        (parent,) = self.some(data, most=1)
+        self.tables[self.cache.fork(parent)] = list(self.tables[parent])
 
-    @rule(chosen=st.lists(consumes(sequences), max_size=2))
-    def free(self, chosen):
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def free(self, data):
+        chosen = self.some(data, least=0)
         self.cache.free(chosen)
         for s in chosen:
             del self.tables[s]
 
-    @rule(chosen=st.lists(sequences, min_size=1, max_size=3, unique=True), n=st.integers(0, 6))
-    def append(self, chosen, n):
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), n=st.integers(0, 6))
+    def append(self, data, n):
+        chosen = self.some(data)
         k, v = tokens(len(chosen), n, self.written)
         self.written += k.size
         longer = {s: self.extended(s, row) for s, row in zip(chosen, k, strict=True)}
@@ -89,7 +86,6 @@ class Model(RuleBasedStateMachine):
                 pages.append([row])
         return pages
 
-    @precondition(lambda self: hasattr(self, "cache"))
     @invariant()
     def agrees(self):
         assert self.cache.free_pages == self.cache.pages - held(self.tables)
@@ -147,6 +143,8 @@ def test_forks_that_grow_together_copy_one_page_less_than_they_are():
         k, _ = contents(cache, s)
         assert np.array_equal(k, np.concatenate([tokens(2, 6)[0][0], tokens(3, 2, 60)[0][i]]))
     assert np.array_equal(contents(cache, b)[0], tokens(2, 6)[0][1])
+    cache.free([*forks, b])
+    assert cache.free_pages == 6
 
 
 def test_tables_for_decode():
@@ -205,6 +203,8 @@ def test_quantised_storage(source, dtype):
     table = cache.block_table(ids)
     parts = (cache.k, cache.k_scale, k), (cache.v, cache.v_scale, v)
     for stored, scale, x in parts:
+        assert (stored.dtype, scale.dtype) == (dtype, np.float32)
+        assert [y.dtype for y in quantise(x, dtype)] == [dtype, np.float32]
         stored, scale = (y[table].reshape(2, 8, *y.shape[2:])[:, :7] for y in (stored, scale))
         got, x = dequantise(stored, scale, np.float64), x.astype(np.float64)
         finite = np.isfinite(x).all(axis=-1)
