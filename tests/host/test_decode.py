@@ -102,15 +102,15 @@ def test_trees_of_drafts_behind_prefixes_of_their_own():
 
 
 NQ = 5
+HEADS = masks.per_head([masks.causal(NQ, CAPACITY), masks.sinks(NQ, 1, 9, nk=CAPACITY)] * 2)
 MASKS = {
     "sinks": masks.sinks(NQ, 4, 20, nk=CAPACITY),
     "dense": masks.dense(NQ, CAPACITY),
     "empty": ~masks.dense(NQ, CAPACITY),
     "scattered": masks.from_function(lambda q, kv: (5 * q + 7 * kv) % 11 < 4, NQ, CAPACITY),
-    "per-head": masks.per_head(
-        [masks.causal(NQ, CAPACITY), masks.sinks(NQ, 1, 9, nk=CAPACITY)] * 2
-    ),
+    "per-head": HEADS,
     "per-batch": masks.per_batch([masks.window(NQ, CAPACITY, left=9 * i) for i in range(6)]),
+    "per-batch-per-head": masks.per_batch([HEADS, masks.dense(NQ, CAPACITY)] * 3),
 }
 
 

@@ -258,6 +258,14 @@ def test_integers_are_refused_by_a_quantised_cache():
         cache.append(ids, K.astype(np.int8), V)
 
 
+def test_tokens_on_another_device_are_refused():
+    cache, ids = filled()
+    cache._where = ("cuda", 1)
+    match = r"k must be on the cache's device \('cuda', 1\), got \('cpu', 0\)"
+    with pytest.raises(ValueError, match=match):
+        cache.append(ids, K, V)
+
+
 def test_a_failure_while_writing_loses_nothing(monkeypatch):
     """The first sequence has its tokens, in pages of its own; then the memory fails."""
     cache, (a, b) = filled()
