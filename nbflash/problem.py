@@ -22,6 +22,12 @@ _LAYOUT = {
     **dict.fromkeys(("k", "v"), "(batch, seqlen_k, heads_kv, head_dim)"),
     **dict.fromkeys(("lse", "dlse", "lse_a", "lse_b"), "(batch, heads, seqlen_q)"),
     "sink": "(heads,)",
+    "k_cache": "(batch or pages, capacity or page_size, heads_kv, head_dim)",
+    "v_cache": "(batch or pages, capacity or page_size, heads_kv, head_dim)",
+    "lengths": "(batch,)",
+    "block_table": "(batch, pages per sequence)",
+    "k_scale": "(heads_kv,) or the first three axes of k_cache",
+    "v_scale": "(heads_kv,) or the first three axes of v_cache",
 }
 _INT32_MAX = 2**31 - 1
 

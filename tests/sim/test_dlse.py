@@ -168,7 +168,7 @@ def vjp_of_cpu(inputs, scale, sign):
 
 def vjp_of_rebuilt_sm90(inputs, scale, sign):
     name = bwd_sm90_rows.__name__
-    fault = Mutant("sign of dlse", "x - gradient", f"x {sign} gradient")
+    fault = Mutant("sign of dlse", "gradient - x", f"-(x {sign} gradient)")
     statistics = mutated_modules(name, fault, ())[name].statistics_sm90_spec
     return vjp_of_sm90(inputs, ALONE, scale, statistics=statistics)
 
