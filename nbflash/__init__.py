@@ -4,15 +4,24 @@ __version__ = "0.1.0"
 
 from nbflash import scores
 from nbflash.api import attention, attention_backward, plan, why_not
+from nbflash.decoding import decode
 from nbflash.environment import show_config
+from nbflash.kv_cache import KVCache
+from nbflash.merging import merge, merge_backward, merge_sink, merge_sink_backward
 from nbflash.planning import AttentionPlan
 from nbflash.schedule import TileSchedule
 
 __all__ = [
     "AttentionPlan",
+    "KVCache",
     "TileSchedule",
     "attention",
     "attention_backward",
+    "decode",
+    "merge",
+    "merge_backward",
+    "merge_sink",
+    "merge_sink_backward",
     "plan",
     "scores",
     "show_config",

@@ -121,8 +121,8 @@ def attention_backward(
     -----
     FlashAttention (arXiv 2205.14135), algorithm 4, over the live tiles of the mask. Its appendix
     B.2 has ``dS = P ∘ (dP − δ)`` with ``δ = rowsum(dO ∘ O)``. The log-sum-exp has the derivative
-    ``∂LSE_i / ∂S_ij = P_ij``, so that with its gradient ``dS = P ∘ (dP − (δ − dLSE))``. Attention
-    over parts of the keys, merged by ``softmax`` over their ``lse``, is differentiated with it.
+    ``∂LSE_i / ∂S_ij = P_ij``, so that with its gradient ``dS = P ∘ (dP − (δ − dLSE))``: what
+    `merge_backward` and `merge_sink_backward` give for attention over parts of the keys.
     """
     deterministic = check_flag("deterministic", deterministic)
     q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)

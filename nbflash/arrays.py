@@ -98,6 +98,14 @@ def allocator(device: str, device_id: int):
     return cupy.ndarray, cupy.cuda.Device(device_id)  # cupy.empty takes twice as long
 
 
+def library(x):
+    """NumPy or CuPy, whose array ``x`` is, and a context that makes its device current."""
+    if isinstance(x, np.ndarray):
+        return np, contextlib.nullcontext()
+    cupy = _cupy()
+    return cupy, cupy.cuda.Device(x.data.device_id)
+
+
 def strides(x) -> tuple[int, int, int]:
     """The first three strides in elements: batch, sequence, head, or those of an LSE."""
     first, second, third = x.strides[:3]

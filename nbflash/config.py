@@ -69,6 +69,19 @@ def choose(impl: str, problem, mask=None, score=None) -> str:
     return next(name for name in names if not why_not(name, problem, mask, score))
 
 
+def why_not_decode(device: str) -> list[str]:
+    """Reasons why `decode` cannot run on arrays in ``device`` memory; empty when it can."""
+    if device == CUDA:
+        return ["the CUDA kernels of decode are not built yet: use cupy.asnumpy"]
+    return why_not_here("cpu")
+
+
+def check_decode_device(problem) -> None:
+    """Raise ValueError with the reasons unless `decode` can run ``problem``, a DecodeProblem."""
+    if reasons := why_not_decode(problem.device):
+        raise ValueError(f"decode cannot run ({problem}):\n  " + "\n  ".join(reasons))
+
+
 def check_impl(impl) -> None:
     """Raise unless ``impl`` names an implementation or is "auto"."""
     if not isinstance(impl, str):

@@ -19,13 +19,16 @@ from nbflash.scores import Score
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_HEAD_DIM = 256
 _LAYOUT = {
-    "q": "(batch, seqlen_q, heads, head_dim)",
-    "k": "(batch, seqlen_k, heads_kv, head_dim)",
-    "v": "(batch, seqlen_k, heads_kv, head_dim)",
-    "out": "(batch, seqlen_q, heads, head_dim)",
-    "dout": "(batch, seqlen_q, heads, head_dim)",
-    "lse": "(batch, heads, seqlen_q)",
-    "dlse": "(batch, heads, seqlen_q)",
+    **dict.fromkeys(("q", "out", "dout", "out_a", "out_b"), "(batch, seqlen_q, heads, head_dim)"),
+    **dict.fromkeys(("k", "v"), "(batch, seqlen_k, heads_kv, head_dim)"),
+    **dict.fromkeys(("lse", "dlse", "lse_a", "lse_b"), "(batch, heads, seqlen_q)"),
+    "sink": "(heads,)",
+    "k_cache": "(batch or pages, capacity or page_size, heads_kv, head_dim)",
+    "v_cache": "(batch or pages, capacity or page_size, heads_kv, head_dim)",
+    "lengths": "(batch,)",
+    "block_table": "(batch, pages per sequence)",
+    "k_scale": "(heads_kv,) or the first three axes of k_cache",
+    "v_scale": "(heads_kv,) or the first three axes of v_cache",
 }
 _INT32_MAX = 2**31 - 1
 
@@ -92,7 +95,7 @@ class Problem:
     @property
     def lse_dtype(self) -> str:
         """float64 for float64 inputs, whose gradients a float32 lse would spoil; else float32."""
-        return "float64" if self.dtype == "float64" else "float32"
+        return _lse_dtype(self.dtype)
 
     def __str__(self) -> str:
         return (
@@ -238,6 +241,37 @@ def check_backward(dout, out, lse, dlse, problem: Problem, q) -> None:
         _check_like("dlse", dlse, *lse_type, check_layout=_check_aligned)
 
 
+def check_parts(**named) -> None:
+    """Arrays in any layout belong to one attention output, which is the first of them.
+
+    Raises
+    ------
+    TypeError
+        If the dtype of the first is not supported, that of another output differs, or that of an
+        lse or a sink is not float32 (float64 beside float64 outputs).
+    ValueError
+        If a shape, the device or the alignment does not fit.
+    """
+    first, out = next(iter(named.items()))
+    _check_rank(first, out, 4)
+    _check_dtype(first, out)
+    batch, nq, heads, _ = out.shape
+    lse_dtype = np.dtype(_lse_dtype(out.dtype.name))
+    expected = {
+        _LAYOUT["out"]: (out.shape, out.dtype),
+        _LAYOUT["lse"]: ((batch, heads, nq), lse_dtype),
+        _LAYOUT["sink"]: ((heads,), lse_dtype),
+    }
+    device = device_of(out)
+    for name, x in named.items():
+        _check_device(name, x, device, first)
+        _check_like(name, x, *expected[_LAYOUT[name]], device, check_layout=_check_aligned)
+
+
+def _lse_dtype(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
 def _check_like(name, x, shape, dtype, device, check_layout=None) -> None:
     _check_device(name, x, device)
     _check_rank(name, x, len(shape))
@@ -248,10 +282,10 @@ def _check_like(name, x, shape, dtype, device, check_layout=None) -> None:
     (check_layout or _check_layout)(name, x)
 
 
-def _check_device(name, x, device) -> None:
+def _check_device(name, x, device, first="q") -> None:
     if device_of(x) != device:
         raise ValueError(
-            f"{name} is on CUDA device {device_of(x)[1]} but q is on device {device[1]}; "
+            f"{name} is on CUDA device {device_of(x)[1]} but {first} is on device {device[1]}; "
             f"copy it there"
         )
 

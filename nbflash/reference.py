@@ -122,8 +122,10 @@ def _merge_weights(lses):
     """w_p (batch, nq, heads, 1), 0 where a part attends nothing, and the LSE of all parts."""
     lses = [np.asarray(lse, np.float64) for lse in lses]
     lse = np.logaddexp.reduce(lses)
-    finite = np.where(np.isneginf(lse), 0.0, lse)
-    return [np.exp(x - finite).swapaxes(1, 2)[..., None] for x in lses], lse
+    empty = np.isneginf(lse)
+    weights = [np.exp(x - np.where(empty, 0.0, lse)) for x in lses]
+    total = np.where(empty, 1.0, sum(weights))  # all carry the rounding of lse: it cancels
+    return [(w / total).swapaxes(1, 2)[..., None] for w in weights], lse
 
 
 def _heads_first(*arrays):

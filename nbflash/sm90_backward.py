@@ -81,8 +81,8 @@ def in_two_passes(problem, mask):
         return True
     columns = columns_config(dtype, head_dim)
     configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
-    density = [TileSchedule.from_mask(mask, c.tile_m, c.tile_n).density for c in configs]
-    return two_passes_are_faster(*(x * problem.nk for x in density))
+    schedules = [TileSchedule.from_mask(mask, c.tile_m, c.tile_n) for c in configs]
+    return two_passes_are_faster(*(s.density * s.n_col * s.tile_n for s in schedules))
 
 
 class Sm90Backward:

@@ -3,7 +3,7 @@
 from masks import FULL
 from nbflash.kernels.bwd_sm90_dq_config import LAST, ROWS
 from nbflash.kernels.bwd_sm90_dq_statistics import make_load_out, make_statistics_of
-from nbflash.kernels.sm90_config import END, RECORD_WORDS
+from nbflash.kernels.sm90_config import END, RECORD_WORDS, STORERS
 from nbflash.kernels.sm90_row import make_masking, poisoned
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
@@ -16,8 +16,6 @@ from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES, lower, make_gemm_pv, make_
 from nbflash.tile.wgmma_gradient import make_row_gradients
 from nbflash.tile.wgmma_softmax import make_apply_keep, make_wgmma_softmax, scale_fragment
 from nbflash.tile.wgmma_store import make_store_fragment, matrix_row
-
-STORERS = 9  # named barrier of the first warpgroup's threads that store dQ; then the next one's
 
 
 def make_finish_row(cfg):

@@ -51,6 +51,8 @@ class Sm90DqConfig(Panels):
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
         reasons = super().why_not()
+        # K of a tile is awaited before that of the one before is released.
+        reasons += self.too_few(k_stages=2, v_stages=1, q_stages=1, do_stages=1)
         if self.head_dim % 8:
             reasons.append(f"head_dim is a multiple of 8, got {self.head_dim}")
         for name in ("tile_n", "stats_m"):

@@ -35,13 +35,16 @@ own. m is a reference that stands a little above the largest score, and α is se
 (:mod:`nbflash.tile.wgmma_softmax`). O leaves through the shared memory of its row's Q.
 
     barrier        arrives                               waits
-    full_q[i]      loader, bytes of Q                    consumers, before S of a row's first half
+    full_q[i]      loader, bytes of Q                    consumers, before S of a row's first tile
     empty_q[i]     each consumer, O has left the stage   loader
     full_k[s]      loader, bytes of K; the record        consumers, while the tile before is theirs
     empty_k[s]     each consumer, S of the tile          loader
     full_v[s]      loader, bytes of V                    consumers, before P V of the tile
     empty_v[s]     each consumer, P V of the tile        loader
     raw_v[s]       loader, bytes of a masked V           three warps that look for NaN, then full_v
+
+Named barriers: the three warps among themselves, each consumer before its O leaves, and the turns of
+tiles as a whole, at which the consumer before arrives.
 """
 
 from nbflash.kernels.sm90_compute import make_compute_stream

@@ -12,6 +12,13 @@ FIRST = 1 << 30  # added to the kind of a row's first tile
 SMEM_BYTES, RESERVED_BYTES, REGISTERS = 228 << 10, 1 << 10, 1 << 16
 
 
+# Named barriers: of the warps that look for NaN, of a warpgroup that stores its rows, of its turn.
+MOST_CONSUMERS = 3
+CLEANERS = 8
+STORERS = CLEANERS + 1
+TURNS = STORERS + MOST_CONSUMERS
+
+
 class Panels:
     """Sizes in common of the configurations: one loading warpgroup, tiles in panels."""
 
@@ -39,12 +46,21 @@ class Panels:
             reasons.append(f"{smem} bytes of shared memory, there are {SMEM_BYTES}")
         if self.registers:
             load, compute = self.registers
-            registers = self.min_blocks * 128 * (load + self.consumers * compute)
-            if registers > REGISTERS:
-                reasons.append(f"{registers} registers, there are {REGISTERS}")
+            launched = REGISTERS // (self.min_blocks * self.threads) // 8 * 8
+            asked, there = load + self.consumers * compute, launched * (self.consumers + 1)
+            if asked > there:  # setmaxnreg would wait for them for ever
+                reasons.append(f"{128 * asked} registers, a block is launched with {128 * there}")
             if load % 8 or compute % 8:
                 reasons.append(f"registers of a thread are multiples of 8, got {self.registers}")
         return reasons
+
+    def too_few(self, **least):
+        """A reason for every attribute that is below its least value."""
+        return [
+            f"{name} is at least {n}, got {getattr(self, name)}"
+            for name, n in least.items()
+            if getattr(self, name) < n
+        ]
 
 
 @dataclass(frozen=True)
@@ -59,9 +75,9 @@ class Sm90Config(Panels):
     consumers : int
         Warpgroups that compute, 64 query rows each; one more loads.
     tile_n : int
-        Keys of a tile, a multiple of 32: the kernel works in halves.
+        Keys of a tile, a multiple of 32: masks are words, and the softmax takes two parts.
     k_stages, v_stages : int
-        Tiles of K and of V in flight. S of a tile is asked for half a tile ahead.
+        Tiles of K and of V in flight.
     q_stages : int
         Query tiles: with two, the next row's arrives while this row is computed.
     registers : tuple of int
@@ -98,6 +114,10 @@ class Sm90Config(Panels):
         reasons = super().why_not()
         if self.tile_n % 32 or self.tile_n > 32 * BAD_WORDS:
             reasons.append(f"tile_n is 32, 64, 96 or 128, got {self.tile_n}")
+        # A tile's K and V are awaited before those of the one before are released.
+        reasons += self.too_few(consumers=1, k_stages=2, v_stages=2, q_stages=1)
+        if self.consumers > MOST_CONSUMERS:
+            reasons.append(f"consumers is at most {MOST_CONSUMERS}, got {self.consumers}")
         if self.halves and self.head_dim > PANEL:
             reasons.append(f"Q of halves has at most {PANEL} columns, got {self.head_dim}")
         return reasons

@@ -8,7 +8,7 @@ hidden, but 0 · NaN would reach O.
 import math
 
 from masks import FULL
-from nbflash.kernels.sm90_config import BAD_WORDS, END, FIRST, RECORD_WORDS
+from nbflash.kernels.sm90_config import BAD_WORDS, CLEANERS, END, FIRST, RECORD_WORDS
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
     bar_sync,
@@ -24,7 +24,6 @@ from nbflash.tile.unroll import hide
 from nbflash.tile.warp_math import lanes_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
 
-CLEANERS = 8  # named barrier of the warps that look for NaN
 THREADS = 96
 
 

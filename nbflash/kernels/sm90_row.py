@@ -6,7 +6,7 @@ Its masks, its first scores, its end; and where the stages of the rings are.
 import math
 
 from masks import BITS, FULL, INTERVAL
-from nbflash.kernels.sm90_config import BAD_WORDS, RECORD_WORDS
+from nbflash.kernels.sm90_config import BAD_WORDS, RECORD_WORDS, STORERS
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import (
     bar_sync,
@@ -25,7 +25,6 @@ from nbflash.tile.wgmma_store import make_store_fragment, matrix_row
 
 ALL, NOTHING = types.uint32(0xFFFFFFFF), types.uint32(0)
 PAST = -1  # the row tile before a stream's first
-STORERS = 9  # named barrier of the first warpgroup's threads that store O; then the next one's
 
 
 def make_finish_row(cfg):

@@ -5,7 +5,7 @@ warpgroups take turns: one issues its products while the others compute.
 """
 
 from masks import FULL
-from nbflash.kernels.sm90_config import FIRST
+from nbflash.kernels.sm90_config import FIRST, TURNS
 from nbflash.kernels.sm90_row import (
     PAST,
     make_begin,
@@ -27,8 +27,6 @@ from nbflash.tile.wgmma_softmax import (
     row_total,
     scale_fragment,
 )
-
-TURNS = 12  # named barrier of the first warpgroup's turn; then the next one's
 
 
 def make_turns(consumers):

@@ -11,7 +11,7 @@ import functools
 import math
 import operator
 
-from nbflash.ptx._asm import inlined
+from nbflash.ptx._asm import inlined, types
 from nbflash.tile.softmax import NEG_INF, guarded
 from nbflash.tile.unroll import (
     both,
@@ -203,7 +203,7 @@ def make_keep(tile_m, tile_n):
         """Bits of this thread's columns that are less than ``x``."""
         x = min(max(x, 0), tile_n)
         count = 2 * (x // 8) + min(max(x % 8 - quad, 0), 2)
-        return (1 << count) - 1
+        return (types.int64(1) << count) - 1
 
     @inlined
     def keep_interval(lo, hi, n0, quad):

@@ -83,10 +83,12 @@ def _poisoned_memory():
 @pytest.fixture
 def one_pass(monkeypatch):
     """The Hopper backward takes one pass wherever there is one, however short the rows."""
-    from nbflash import sm90_backward
+    from nbflash import planning, sm90_backward
     from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM
 
     def only_way(problem, _):
         return problem.head_dim > MOST_HEAD_DIM
 
+    # A plan has decided for good.
+    monkeypatch.setattr(planning, "_plans", planning._Cache(planning._LIMIT))
     monkeypatch.setattr(sm90_backward, "in_two_passes", only_way)

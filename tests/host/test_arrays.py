@@ -202,6 +202,14 @@ def test_gradients_of_two_devices_do_not_mix(executor, name):
     assert len(executor.calls) == 1
 
 
+@pytest.mark.parametrize("name", ["lse_a", "out_b", "lse_b"])
+def test_parts_of_two_devices_do_not_merge(cupy, name):
+    shapes = {"out_a": SHAPE, "lse_a": LSE_SHAPE, "out_b": SHAPE, "lse_b": LSE_SHAPE}
+    given = {x: DeviceArray(shape, device_id=int(x == name)) for x, shape in shapes.items()}
+    with pytest.raises(ValueError, match=f"{name} is on CUDA device 1 but out_a is on device 0"):
+        nbflash.merge(**given)
+
+
 def test_out_must_not_overlap_cuda_inputs(executor):
     q, k, v = device_arrays(3)
     size = q.size * 4

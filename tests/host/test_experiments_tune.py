@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_said(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("128×128 k_stages=11 is left out (forward, d=64): 2")
     assert lines[0].endswith("bytes of shared memory, there are 233472")
-    assert "96000 registers, there are 65536" in lines[1]
+    assert "96000 registers, a block is launched with" in lines[1]
     assert "multiples of 8, got (24, 242)" in lines[1]
     assert lines[2].endswith("(forward, d=64): tile_n is 32, 64, 96 or 128, got 144")
 

@@ -25,6 +25,7 @@ ARROWS = {
     "nbflash.testing": ("masks numpy nbflash.reference", "ml_dtypes"),
     "nbflash.arrays": ("numpy", "cupy"),
     "nbflash.problem": ("masks numpy nbflash.arrays", ""),
+    "nbflash.merging": ("numpy nbflash.arrays nbflash.problem", ""),
     "nbflash.schedule": ("masks numpy scipy", ""),
     "nbflash.cpu": (
         "masks numpy scipy numba llvmlite nbflash.constants nbflash.schedule nbflash.cpu",

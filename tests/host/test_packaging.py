@@ -165,22 +165,24 @@ def test_package_data_reaches_the_wheel():
 
 def readme_blocks() -> dict[str, str]:
     blocks = python_blocks((ROOT / "README.md").read_text(encoding="utf-8"))
-    return {"cupy" if "import cupy" in block else "numpy": block for block in blocks}
+    names = {"import cupy": "cupy", "KVCache": "decode"}
+    return {next((names[s] for s in names if s in b), "numpy"): b for b in blocks}
 
 
-def test_readme_shows_one_example_per_array_library():
-    assert sorted(readme_blocks()) == ["cupy", "numpy"]
+def test_readme_shows_one_example_per_array_library_and_of_decode():
+    assert sorted(readme_blocks()) == ["cupy", "decode", "numpy"]
 
 
-@pytest.mark.parametrize("library", ["numpy", "cupy"])
-def test_readme_example_is_ten_lines(library):
-    code = [line for line in readme_blocks()[library].splitlines() if line.strip()]
+@pytest.mark.parametrize("example", ["numpy", "cupy", "decode"])
+def test_readme_example_is_ten_lines(example):
+    code = [line for line in readme_blocks()[example].splitlines() if line.strip()]
     assert len(code) <= 10
 
 
-def test_readme_numpy_example_runs():
+@pytest.mark.parametrize("example", ["numpy", "decode"])
+def test_readme_example_runs(example):
     result = subprocess.run(
-        [sys.executable, "-c", readme_blocks()["numpy"]],
+        [sys.executable, "-c", readme_blocks()[example]],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -50,7 +50,7 @@ CAUGHT_BY = {
         "keys in steps of queries",
         "panels in one place",
         "panels of K at 64 queries",
-        "panels of dO as far apart as K's",
+        "panels of dO half as far apart",
         "queries in steps of keys",
         "room for half of dS",
     ),

@@ -33,7 +33,7 @@ SENDING = (
     Mutant("Q of batch 0", SEND_Q, SEND_Q.replace(" b,", " 0,")),
     Mutant("dO in stage 0", SEND_DO, SEND_DO.replace(" + stage * Q_BYTES", "")),
     Mutant("Q for dO", SEND_DO, SEND_DO.replace("do_map", "q_map")),
-    Mutant("panels of dO as far apart as K's", SEND_DO, SEND_DO.replace("Q_PANEL", "KV_PANEL")),
+    Mutant("panels of dO half as far apart", SEND_DO, SEND_DO.replace("Q_PANEL", "Q_PANEL // 2")),
     Mutant("K of the query head", SEND_K, SEND_K.replace("h_kv", "h"), 1, 2),
     Mutant("K in stage 0", "base + K + k_stage * KV_BYTES, base + RAW_K", "base + K, base + RAW_K"),
     Mutant("K told as stage 0", "base + RAW_K + 8 * k_stage\n", "base + RAW_K\n"),

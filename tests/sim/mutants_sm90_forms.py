@@ -202,5 +202,9 @@ WHOLE = (
     without("end of a turn", "arrive_at(turn + 1 if turn < LAST else 0)"),
     Mutant("a turn for oneself", "arrive_at(turn + 1 if turn < LAST else 0)", "arrive_at(turn)"),
     without("first turn", "arrive_at(0)"),
-    Mutant("turns at the barriers of the stores", "TURNS = 12", "TURNS = 9"),
+    Mutant(
+        "turns at the barriers of the stores",
+        "import FIRST, TURNS",
+        "import FIRST, STORERS as TURNS",
+    ),
 )

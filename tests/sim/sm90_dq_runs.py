@@ -15,9 +15,10 @@ from nbflash.problem import check_forward
 from nbflash.schedule import TileSchedule
 from nbflash.sim.hopper import SimTensorMap
 
-# One warpgroup, as cheap as can be; two; two, and dQ leaves through the place of Q; one with every
-# ring of another length.
+# One warpgroup, as cheap as can be, and dQ leaves through the place of its dO, or of its Q; two,
+# and both ways; one with every ring of another length.
 ALONE = Sm90DqConfig("float16", 16, 1, 64)
+ALONE_BY_Q = replace(ALONE, q_stages=2)
 PAIR = Sm90DqConfig("float16", 16, 2, 64, stats_m=128)
 BY_Q = replace(PAIR, q_stages=2)
 DEEP = Sm90DqConfig("float16", 72, 1, 128, 3, 1, 2, 2, registers=())

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import sm90_dq_runs
-from merged_parts import check
+from merged_parts import check, check_merge, check_sink
 from mutants import Mutant, mutated_modules, rebuilt
 from simt_runs import DTYPES
 from sm90_bwd_runs import ALONE, BROAD, COLUMN, SHARED, TALL, run
@@ -74,6 +74,15 @@ def test_simt(name, shape, cut, heads, head_dim, dtype, deterministic):
     mask = mask_gallery(*shape, heads=heads[0])[name]
     inputs = make_qkv(mask.batch or 1, *shape, *heads, head_dim, DTYPES[dtype])
     check(vjp_of_simt(inputs, -0.6, deterministic=deterministic), mask, inputs, cut, scale=-0.6)
+
+
+@pytest.mark.parametrize("of_simt", [True, False], ids=["simt", "sm90"])
+def test_merge_and_sink(of_simt):
+    """Rows that see one part alone, or nothing but the sink."""
+    mask, inputs = mask_gallery(9, 5)[DEAD], make_qkv(1, 9, 5, 2, 1, 16, np.float16)
+    vjp = vjp_of_simt(inputs) if of_simt else vjp_of_sm90(inputs, ALONE)
+    check_merge(vjp, mask, inputs, 2)
+    check_sink(vjp, mask, inputs, np.float32([-0.5, 2]))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +168,7 @@ def vjp_of_cpu(inputs, scale, sign):
 
 def vjp_of_rebuilt_sm90(inputs, scale, sign):
     name = bwd_sm90_rows.__name__
-    fault = Mutant("sign of dlse", "x - gradient", f"x {sign} gradient")
+    fault = Mutant("sign of dlse", "gradient - x", f"-(x {sign} gradient)")
     statistics = mutated_modules(name, fault, ())[name].statistics_sm90_spec
     return vjp_of_sm90(inputs, ALONE, scale, statistics=statistics)
 

@@ -14,7 +14,7 @@ configs = pytest.mark.parametrize("config", CONFIGS)
 
 
 @configs
-@pytest.mark.parametrize("name", ["causal", "dead-scattered", "global-local", "dense"])
+@pytest.mark.parametrize("name", ["causal", "dead-scattered", "global-local", "window", "dense"])
 def test_configurations(name, config):
     cfg = CONFIGS[config]
     nq, nk = 2 * cfg.tile_m + 1, 2 * cfg.tile_n + 1

@@ -62,7 +62,7 @@ def test_gallery(name, config):
 
 
 @configs
-@pytest.mark.parametrize("name", ["causal", "dead-scattered", "global-local", "dense"])
+@pytest.mark.parametrize("name", ["causal", "dead-scattered", "global-local", "window", "dense"])
 def test_configurations(name, config):
     cfg = CONFIGS[config]
     nq, nk = cfg.tile_m + 1, 2 * cfg.tile_n + 1

@@ -46,7 +46,8 @@ PASSES = {
     "one-pass": Pass(sm90_bwd_runs, sm90_bwd_runs.ALONE, ("dq", "dk", "dv")),
     "columns": Pass(sm90_bwd_runs, sm90_bwd_runs.COLUMN, ("dk", "dv")),
     "shared": Pass(sm90_bwd_runs, sm90_bwd_runs.SHARED, ("dk", "dv")),
-    "dq": Pass(sm90_dq_runs, sm90_dq_runs.ALONE, ("dq",)),
+    "dq": Pass(sm90_dq_runs, sm90_dq_runs.ALONE_BY_Q, ("dq",)),
+    "dq-by-do": Pass(sm90_dq_runs, sm90_dq_runs.ALONE, ("dq",)),
 }
 # Tiles of two warpgroups.
 PAIRS = {

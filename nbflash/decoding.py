@@ -1,0 +1,138 @@
+"""decode: attention of the last few tokens of many sequences over cached keys and values."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+import masks
+from nbflash import config
+from nbflash.decode_problem import (
+    Cache,
+    check_contents,
+    check_decode,
+    check_decode_mask,
+    decode_inputs,
+)
+from nbflash.executors import CpuExecutor, EmptyExecutor
+from nbflash.problem import check_flag
+from nbflash.quantised import LIMITS, dequantise
+
+
+def decode(
+    q,
+    k_cache,
+    v_cache,
+    lengths,
+    *,
+    block_table=None,
+    mask=None,
+    k_scale=None,
+    v_scale=None,
+    scale=None,
+    return_lse=False,
+):
+    """Attention of the last tokens of every sequence to its cached keys and values.
+
+    Parameters
+    ----------
+    q : array (batch, q_len, heads, head_dim)
+        1 to 64 tokens of each sequence, its last ones, whose keys and values are in the cache
+        already: token ``i`` stands at position ``lengths[b] - q_len + i``. float16, bfloat16
+        (`ml_dtypes`), float32 or float64. NumPy arrays; CUDA arrays are not supported yet.
+    k_cache, v_cache : array (batch, capacity, heads_kv, head_dim)
+        With a ``block_table``: (pages, page_size, heads_kv, head_dim). The dtype of ``q``, or int8
+        or float8_e4m3fn. ``heads % heads_kv == 0``. What is not read (behind ``lengths``, pages of
+        no sequence) may hold anything, NaN included.
+    lengths : int32 array (batch,)
+        Keys of each sequence, those of ``q`` included; 0 to the capacity.
+    block_table : int32 array (batch, pages per sequence), optional
+        Pages of each sequence in order; key ``j`` is at ``[block_table[b, j // page_size],
+        j % page_size]``. Entries behind the last key are not read. `KVCache.block_table` is one.
+    mask : masks.Mask, optional
+        Shape (q_len, n), n from the longest of ``lengths`` to the capacity: which keys, counted
+        from the first of the sequence, each query attends; plain, per head or per batch. It takes
+        the place of the causal rule. Default: token ``i`` attends the keys up to its own position.
+    k_scale, v_scale : float32 array (heads_kv,), or like the cache without head_dim
+        Of an int8 or float8 cache, and only of one: a key is ``k_cache * k_scale``, in float32
+        (float64 for float64 queries).
+    scale : float, optional
+        Default ``head_dim**-0.5``.
+    return_lse : bool
+
+    Returns
+    -------
+    out : array like q
+        A query that attends nothing is 0: all of a sequence of length 0, the first ones where a
+        sequence is shorter than ``q_len``.
+    lse : array (batch, heads, q_len), only with ``return_lse=True``
+        Natural logarithm, -inf for a query that attends nothing; float32, or float64 for float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and what would be right, before anything is computed.
+
+    Notes
+    -----
+    A paged cache gives the bits of a contiguous one. FlashDecoding (Dao, Haziza, Massa and Sizov,
+    2023) and PagedAttention (Kwon et al., 2023, arXiv 2309.06180).
+    """
+    return_lse = check_flag("return_lse", return_lse)
+    arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
+    q, cache = decode_inputs(q, arrays)
+    problem = check_decode(q, cache, scale)
+    check_decode_mask(mask, problem)
+    config.check_decode_device(problem)
+    check_contents(problem, cache, mask)
+    out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
+    executor = functools.cache(functools.partial(_executor, problem))
+    for b in range(problem.batch):
+        one = slice(b, b + 1)
+        k = _keys(problem, cache, cache.k_cache, cache.k_scale, b)
+        v = _keys(problem, cache, cache.v_cache, cache.v_scale, b)
+        own = _sequence_mask(problem, mask, b, len(k))
+        executor(own).forward(q[one], k[None], v[None], out[one], lse[one])
+    return (out, lse) if return_lse else out
+
+
+def _executor(problem, mask):
+    """What runs all sequences of one mask: their schedule is made once."""
+    return CpuExecutor(problem, mask) if mask.shape[1] else EmptyExecutor()
+
+
+def _keys(problem, cache, stored, scale, b):
+    """The keys (or values) of one sequence: (length, heads_kv, head_dim)."""
+    x = _rows(stored, cache, b)
+    if problem.cache_dtype not in LIMITS:
+        return x
+    scale = scale if scale.ndim == 1 else _rows(scale, cache, b)
+    return dequantise(x, scale, np.dtype(problem.lse_dtype))
+
+
+def _rows(stored, cache, b):
+    """What is stored of the tokens of one sequence: a view, or a copy gathered from its pages."""
+    length = cache.lengths[b]
+    if cache.block_table is None:
+        return stored[b, :length]
+    page_size = stored.shape[1]
+    pages = cache.block_table[b, : -(-length // page_size)]
+    return stored[pages].reshape(-1, *stored.shape[2:])[:length]
+
+
+def _sequence_mask(problem, mask, b, length):
+    """The mask of one sequence over its own keys, plain or per head."""
+    if mask is None:
+        return masks.causal(problem.nq, length)
+    planes = np.broadcast_to(mask.plane_index, (problem.batch, problem.heads))[b]
+    used, of_head = np.unique(planes, return_inverse=True)
+    own = [_first_columns(mask.planes[i], length) for i in used]
+    return own[0] if len(own) == 1 else masks.per_head([own[i] for i in of_head])
+
+
+def _first_columns(plane, n):
+    if plane.shape[1] == n:
+        return plane
+    rows, columns = np.ogrid[: plane.shape[0], :n]
+    return masks.from_dense(plane(rows, columns))

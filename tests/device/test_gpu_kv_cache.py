@@ -1,0 +1,53 @@
+"""KVCache in CUDA memory holds what it holds in host memory; decode is not there yet."""
+
+import cupy
+import numpy as np
+import pytest
+
+import nbflash
+from nbflash.testing import make_qkv
+
+
+def filled(device, dtype, source):
+    """A cache after appends, a fork that copies and a free, and the sequences left."""
+    move = cupy.asarray if device == "cuda" else np.asarray
+    _, k, v, _ = make_qkv(3, 1, 9, 2, 2, 8, source)
+    k[0, 1] = 0
+    cache = nbflash.KVCache(12, 4, 2, 8, dtype, device=device)
+    a, b = cache.allocate(2)
+    cache.append([a, b], move(k[:2, :6]), move(v[:2, :6]))
+    c = cache.fork(a)
+    cache.append([c, b], move(k[1:, 6:]), move(v[1:, 6:]))
+    cache.free([a])
+    return cache, [b, c]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "source"),
+    [(np.float16, np.float16), (np.float32, np.float32), (np.int8, np.float32)],
+    ids=["f16", "f32", "int8"],
+)
+def test_the_same_as_in_host_memory(dtype, source):
+    (cache, ids), (host, _) = (filled(device, dtype, source) for device in ("cuda", "cpu"))
+    table, lengths = cache.block_table(ids), cache.lengths(ids)
+    assert isinstance(table, cupy.ndarray)
+    assert (table.dtype, lengths.dtype) == (np.int32, np.int32)
+    assert lengths.get().tolist() == host.lengths(ids).tolist() == [9, 9]
+    assert table.get().tolist() == host.block_table(ids).tolist()
+    for got, want in zip(cache._arrays, host._arrays, strict=True):
+        rows = [x[table.get()].reshape(2, 12, -1)[:, :9] for x in (got.get(), want)]
+        assert rows[0].tobytes() == rows[1].tobytes()
+
+
+def test_decode_names_what_is_missing():
+    cache, ids = filled("cuda", np.float32, np.float32)
+    q, table = cupy.zeros((2, 1, 4, 8), np.float32), cache.block_table(ids)
+    with pytest.raises(ValueError, match="CUDA kernels of decode are not built yet"):
+        nbflash.decode(q, cache.k, cache.v, cache.lengths(ids), block_table=table)
+
+
+def test_host_tokens_are_refused_by_a_cache_in_cuda_memory():
+    cache, ids = filled("cuda", np.float32, np.float32)
+    k = np.zeros((2, 1, 2, 8), np.float32)
+    with pytest.raises(ValueError, match=r"k must be on the cache's device .*cuda.* got .*cpu"):
+        cache.append(ids, k, k)

@@ -1,0 +1,68 @@
+"""Caches with known contents for the tests of `decode`, and what it must return for them."""
+
+import ml_dtypes
+import numpy as np
+
+from nbflash import reference
+from nbflash.testing import assert_within_reference, low_precision, make_qkv
+
+PAGE = 16
+LENGTHS = np.array([0, 1, PAGE - 1, PAGE, PAGE + 1, 5 * PAGE + 3], np.int32)
+CAPACITY = 6 * PAGE
+DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
+
+
+def contiguous(nq, heads=(4, 2), head_dim=8, dtype=np.float32, lengths=LENGTHS):
+    """q and caches (batch, CAPACITY, heads_kv, head_dim), NaN behind ``lengths``."""
+    q, k, v, _ = make_qkv(len(lengths), nq, CAPACITY, *heads, head_dim, dtype)
+    for b, length in enumerate(lengths):
+        k[b, length:], v[b, length:] = np.nan, np.nan
+    return q, k, v
+
+
+def paged(*caches, lengths=LENGTHS, page_size=PAGE, spare=3, seed=0):
+    """The same caches in shuffled pages, and their block table.
+
+    Pages that no token is in are NaN, and their entries of the table are out of range.
+    """
+    batch, width = caches[0].shape[0], -(-caches[0].shape[1] // page_size)
+    used = np.arange(width) < -(-lengths // page_size)[:, None]
+    pages = np.random.default_rng(seed).permutation(int(used.sum()) + spare)
+    table = np.full((batch, width), 10**6, np.int32)
+    table[used] = pages[: used.sum()]
+    found = []
+    for cache in caches:
+        pool = np.full((len(pages), page_size, *cache.shape[2:]), _poison(cache), cache.dtype)
+        for b, i in zip(*np.nonzero(used), strict=True):
+            rows = cache[b, i * page_size : (i + 1) * page_size]
+            pool[table[b, i], : len(rows)] = rows
+        found.append(pool)
+    return *found, table
+
+
+def _poison(cache):
+    return 77 if cache.dtype == np.int8 else np.nan
+
+
+def expected(q, k, v, lengths, b, keep=None, scale=None):
+    """The float64 reference and the plain computation, (out, lse) each, of one sequence."""
+    one, length = slice(b, b + 1), lengths[b]
+    if keep is None:
+        keep = np.tri(q.shape[1], length, length - q.shape[1], dtype=bool)
+    arrays = q[one], k[one, :length], v[one, :length], keep, scale
+    return reference.attention(*arrays), low_precision(*arrays)
+
+
+def check(got, q, k, v, lengths, keep=None, scale=None):
+    """Hold ``(out, lse)`` to the budgets, every sequence to its own.
+
+    Parameters
+    ----------
+    keep : callable, optional
+        ``keep(b)`` gives the bool array (broadcastable to heads, q_len, lengths[b]) of a sequence.
+    """
+    for b in range(len(lengths)):
+        own = None if keep is None else keep(b)
+        ref, low = expected(q, k, v, lengths, b, own, scale)
+        for name, x, *results in zip(("out", "lse"), got, ref, low, strict=True):
+            assert_within_reference(x[b : b + 1], *results, name=f"{name}[{b}]")

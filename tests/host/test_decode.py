@@ -1,0 +1,195 @@
+"""decode against the float64 reference: lengths around a page, masks, storage and hazards."""
+
+import functools
+
+import ml_dtypes
+import numpy as np
+import pytest
+from decode_cases import CAPACITY, DTYPES, LENGTHS, PAGE, check, contiguous, paged
+
+import masks
+import nbflash
+from nbflash.quantised import dequantise, quantise
+
+decode = functools.partial(nbflash.decode, return_lse=True)
+STORAGE = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}
+
+
+def same_bits(a, b):
+    return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
+
+
+def decode_both(q, k, v, lengths=LENGTHS, page_size=PAGE, **options):
+    """Results over the contiguous caches, whose bits the paged ones must give."""
+    got = decode(q, k, v, lengths, **options)
+    k_pages, v_pages, table = paged(k, v, lengths=lengths, page_size=page_size)
+    assert same_bits(got, decode(q, k_pages, v_pages, lengths, block_table=table, **options))
+    return got
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)], ids=lambda h: f"{h[0]}:{h[1]}")
+@pytest.mark.parametrize("nq", [1, 2, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lengths_around_a_page(dtype, nq, heads):
+    """Sequences of no token, of fewer than q_len, of a page and beside it, in one call."""
+    q, k, v = contiguous(nq, heads, 40, DTYPES[dtype])
+    out, lse = decode_both(q, k, v)
+    check((out, lse), q, k, v, LENGTHS)
+    assert out.dtype == DTYPES[dtype]
+    assert lse.dtype == (np.float64 if dtype == "f64" else np.float32)
+    assert not out[0].any()
+    assert np.isneginf(lse[0]).all()
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 32, 256])
+def test_page_sizes(page_size):
+    q, k, v = contiguous(3)
+    check(decode_both(q, k, v, page_size=page_size), q, k, v, LENGTHS)
+
+
+@pytest.mark.parametrize("head_dim", [1, 3, 128, 256])
+def test_head_dims(head_dim):
+    q, k, v = contiguous(2, head_dim=head_dim)
+    check(decode_both(q, k, v), q, k, v, LENGTHS)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7, 3.0])
+def test_scale(scale):
+    q, k, v = contiguous(2)
+    check(decode_both(q, k, v, scale=scale), q, k, v, LENGTHS, scale=scale)
+
+
+def test_out_alone():
+    q, k, v = contiguous(2)
+    assert same_bits([nbflash.decode(q, k, v, LENGTHS)], decode(q, k, v, LENGTHS)[:1])
+
+
+def test_no_sequence():
+    q, k, v = contiguous(2, lengths=LENGTHS[:0])
+    out, lse = decode(q, k, v, LENGTHS[:0])
+    assert (out.shape, lse.shape) == ((0, 2, 4, 8), (0, 4, 2))
+
+
+PARENTS = [-1, 0, 0, 1, 1, 2, 4]
+
+
+def test_a_tree_of_drafts_behind_equal_prefixes():
+    """The mask has as many columns as there are keys, fewer than the capacity."""
+    prefix, nq = 37, len(PARENTS)
+    lengths = np.full(3, prefix + nq, np.int32)
+    q, k, v = contiguous(nq, lengths=lengths)
+    mask = masks.tree(PARENTS, prefix=prefix)
+    got = decode_both(q, k, v, lengths, mask=mask)
+    check(got, q, k, v, lengths, keep=lambda b: mask.dense())
+
+
+def ragged_trees(lengths):
+    """A tree at the end of every sequence, over the columns of the capacity."""
+    trees = []
+    for length in lengths:
+        keep = np.zeros((len(PARENTS), CAPACITY), bool)
+        keep[:, :length] = masks.tree(PARENTS, prefix=length - len(PARENTS)).dense()
+        trees.append(masks.from_dense(keep))
+    return masks.per_batch(trees)
+
+
+def test_trees_of_drafts_behind_prefixes_of_their_own():
+    lengths = np.array([len(PARENTS), PAGE, PAGE + 1, 70], np.int32)
+    q, k, v = contiguous(len(PARENTS), lengths=lengths)
+    mask = ragged_trees(lengths)
+    got = decode_both(q, k, v, lengths, mask=mask)
+    check(got, q, k, v, lengths, keep=lambda b: mask.dense()[b, 0, :, : lengths[b]])
+
+
+NQ = 5
+HEADS = masks.per_head([masks.causal(NQ, CAPACITY), masks.sinks(NQ, 1, 9, nk=CAPACITY)] * 2)
+MASKS = {
+    "sinks": masks.sinks(NQ, 4, 20, nk=CAPACITY),
+    "dense": masks.dense(NQ, CAPACITY),
+    "empty": ~masks.dense(NQ, CAPACITY),
+    "scattered": masks.from_function(lambda q, kv: (5 * q + 7 * kv) % 11 < 4, NQ, CAPACITY),
+    "per-head": HEADS,
+    "per-batch": masks.per_batch([masks.window(NQ, CAPACITY, left=9 * i) for i in range(6)]),
+    "per-batch-per-head": masks.per_batch([HEADS, masks.dense(NQ, CAPACITY)] * 3),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name):
+    """Keys are counted from the first of a sequence; those behind its length do not exist."""
+    q, k, v = contiguous(NQ)
+    dense = np.broadcast_to(MASKS[name].dense(), (len(LENGTHS), 4, NQ, CAPACITY))
+    got = decode_both(q, k, v, mask=MASKS[name])
+    check(got, q, k, v, LENGTHS, keep=lambda b: dense[b, ..., : LENGTHS[b]])
+
+
+def test_masked_keys_may_hold_nan():
+    q, k, v = contiguous(NQ)
+    keep = MASKS["sinks"].dense()
+    dead = ~keep.any(axis=0)
+    k[:, dead], v[:, dead] = np.nan, np.nan
+    got = decode_both(q, k, v, mask=MASKS["sinks"])
+    clean = [np.nan_to_num(x) for x in (k, v)]
+    check(got, q, *clean, LENGTHS, keep=lambda b: keep[:, : LENGTHS[b]])
+
+
+def test_an_attended_nan_reaches_its_sequence_alone():
+    q, k, v = contiguous(1)
+    clean = decode(q, k, v, LENGTHS)
+    v[3, PAGE - 1, 0] = np.nan
+    out, lse = decode(q, k, v, LENGTHS)
+    hit = np.isnan(out).any(axis=(1, 3))
+    assert np.argwhere(hit).tolist() == [[3, 0], [3, 1]]
+    assert same_bits([out[~np.isnan(out)], lse], [clean[0][~np.isnan(out)], clean[1]])
+
+
+@pytest.mark.parametrize("kind", ["head", "token"])
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantised_caches(dtype, storage, kind):
+    """A key is stored · scale, in the working precision; what is not read may be anything."""
+    q, k, v = contiguous(2, (4, 2), 24, DTYPES[dtype])
+    real = np.dtype(np.float64 if dtype == "f64" else np.float32)
+    (k, k_scale), (v, v_scale) = (quantise(x, STORAGE[storage]) for x in (k, v))
+    if kind == "head":
+        k_scale, v_scale = (np.array(x, np.float32) for x in ([0.01, 0.5], [2.0, 0.003]))
+        scales = k_pages_scale, v_pages_scale = k_scale, v_scale
+    else:
+        assert np.isnan(k_scale[0]).all()
+        *scales, _ = paged(k_scale, v_scale)
+        k_pages_scale, v_pages_scale = scales
+    got = decode(q, k, v, LENGTHS, k_scale=k_scale, v_scale=v_scale)
+    check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS)
+    k_pages, v_pages, table = paged(k, v)
+    options = {"k_scale": k_pages_scale, "v_scale": v_pages_scale, "block_table": table}
+    assert same_bits(got, decode(q, k_pages, v_pages, LENGTHS, **options))
+
+
+LAYOUTS = {
+    "heads-outside": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
+    "padded-rows": lambda x: np.pad(x, ((0, 0), (0, 0), (0, 0), (3, 5)))[..., 3:-5],
+    "backwards": lambda x: x[:, ::-1].copy()[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_layouts(layout, dtype):
+    inputs = contiguous(2, dtype=DTYPES[dtype])
+    plain = decode_both(*inputs)
+    moved = [LAYOUTS[layout](x) for x in inputs]
+    assert same_bits(plain, decode(*moved, LENGTHS))
+    *pages, table = paged(*inputs[1:])
+    pages = map(LAYOUTS[layout], pages)
+    assert same_bits(plain, decode(moved[0], *pages, LENGTHS, block_table=table))
+
+
+def test_inputs_stay_as_they_are():
+    q, k, v = contiguous(2)
+    *pages, table = paged(k, v)
+    inputs = [q, *pages, LENGTHS.copy(), table]
+    before = [x.tobytes() for x in inputs]
+    for x in inputs:
+        x.setflags(write=False)
+    decode(*inputs[:4], block_table=table)
+    assert [x.tobytes() for x in inputs] == before

@@ -1,0 +1,237 @@
+"""KVCache: sharing, storage, and errors, none of which may change it."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kv_cases import HEADS, D, contents, tokens
+
+import nbflash
+from nbflash.kv_cache import KVCache
+from nbflash.quantised import dequantise, quantise
+from nbflash.testing import make_qkv
+
+
+def filled(pages=8, page_size=4, n=6, dtype=np.float32):
+    """A cache with two sequences of n tokens."""
+    cache = KVCache(pages, page_size, HEADS, D, dtype)
+    sequences = cache.allocate(2)
+    cache.append(sequences, *(x.astype(np.float32) for x in tokens(2, n)))
+    return cache, sequences
+
+
+def test_a_fork_shares_full_pages_and_copies_the_last_one_on_writing():
+    cache, (a, _) = filled()
+    c = cache.fork(a)
+    assert cache.block_table([c]).tolist() == cache.block_table([a]).tolist()
+    before = cache.block_table([a])
+    cache.append([c], *tokens(1, 1, first=50))
+    after = cache.block_table([a, c])
+    assert after[0].tolist() == before[0].tolist()
+    assert (after[0] == after[1]).tolist() == [True, False]
+    cache.free([a])
+    assert np.array_equal(contents(cache, c)[0][:6], tokens(2, 6)[0][0])
+    assert np.array_equal(contents(cache, c)[0][6:], tokens(1, 1, first=50)[0][0])
+
+
+def test_forks_that_grow_together_copy_one_page_less_than_they_are():
+    """Two free pages: the last of three forks keeps the page that the others copy."""
+    cache, (a, b) = filled(pages=6)
+    forks = [a, cache.fork(a), cache.fork(a)]
+    cache.append(forks, *tokens(3, 2, first=60))
+    assert cache.free_pages == 0
+    for i, s in enumerate(forks):
+        k, _ = contents(cache, s)
+        assert np.array_equal(k, np.concatenate([tokens(2, 6)[0][0], tokens(3, 2, 60)[0][i]]))
+    assert np.array_equal(contents(cache, b)[0], tokens(2, 6)[0][1])
+    cache.free([*forks, b])
+    assert cache.free_pages == 6
+
+
+def test_tables_for_decode():
+    cache, (a, b) = filled()
+    (empty,) = cache.allocate()
+    table, lengths = cache.block_table([b, empty, a], width=3), cache.lengths([b, empty, a])
+    assert table.tolist() == [[2, 3, -1], [-1, -1, -1], [0, 1, -1]]
+    assert lengths.tolist() == [6, 0, 6]
+    assert table.dtype == lengths.dtype == np.int32
+    assert cache.block_table([]).shape == (0, 0)
+    assert repr(cache) == "KVCache(8 pages of 4 tokens, 4 free, 3 sequences, float32, cpu)"
+
+
+DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode_over_the_cache_is_decode_over_contiguous_memory(dtype):
+    q, k, v, _ = make_qkv(2, 3, 21, 4, HEADS, 16, DTYPES[dtype])
+    cache = KVCache(9, 4, HEADS, 16, DTYPES[dtype])
+    a, b = cache.allocate(2)
+    cache.append([a], k[:1, :9], v[:1, :9])
+    cache.append([b], k[1:, :5], v[1:, :5])
+    c = cache.fork(b)
+    for i in range(5, 7):
+        cache.append([c], k[1:, i : i + 1], v[1:, i : i + 1])
+    ids = [a, c]
+    lengths, table = cache.lengths(ids), cache.block_table(ids)
+    got = nbflash.decode(q, cache.k, cache.v, lengths, block_table=table, return_lse=True)
+    want = nbflash.decode(q, k, v, np.array([9, 7], np.int32), return_lse=True)
+    assert [x.tobytes() for x in got] == [x.tobytes() for x in want]
+
+
+def rounding(scale, stored):
+    """Half of the distance of the stored numbers, and of the roundings of scale and quotient."""
+    if stored.dtype == np.int8:
+        half, magnitude = 0.5, np.abs(stored.astype(np.float64))
+    else:
+        magnitude = np.abs(stored.astype(np.float64))
+        info = ml_dtypes.finfo(stored.dtype)
+        half = np.maximum(magnitude, float(info.smallest_normal)) * float(info.eps) / 2
+    slack = 3 * float(np.finfo(np.float32).eps) * (magnitude + 1)
+    return (half + slack) * scale[..., None]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=["int8", "e4m3"])
+@pytest.mark.parametrize("source", DTYPES)
+def test_quantised_storage(source, dtype):
+    """Every head of a token has its own scale; zeros stay zeros, a NaN stays in its head."""
+    _, k, v, _ = make_qkv(2, 1, 7, HEADS, HEADS, 16, DTYPES[source])
+    k = (k * np.logspace(-3, 2, 14).reshape(2, 7, 1, 1)).astype(k.dtype)
+    k[0, 2], v[1, 3, 0, 5], v[1, 4, 1, 6] = 0, np.nan, np.inf
+    cache = KVCache(8, 4, HEADS, 16, dtype)
+    ids = cache.allocate(2)
+    cache.append(ids, k, v)
+    table = cache.block_table(ids)
+    parts = (cache.k, cache.k_scale, k), (cache.v, cache.v_scale, v)
+    for stored, scale, x in parts:
+        assert (stored.dtype, scale.dtype) == (dtype, np.float32)
+        assert [y.dtype for y in quantise(x, dtype)] == [dtype, np.float32]
+        stored, scale = (y[table].reshape(2, 8, *y.shape[2:])[:, :7] for y in (stored, scale))
+        got, x = dequantise(stored, scale, np.float64), x.astype(np.float64)
+        finite = np.isfinite(x).all(axis=-1)
+        assert np.array_equal(~finite, np.isnan(got).any(axis=-1))
+        assert (np.abs(got - x) <= rounding(scale, stored))[finite].all()
+        assert not got[x == 0].any()
+
+
+def snapshot(cache):
+    arrays = [x.tobytes() for x in cache._arrays]
+    return dict(cache._sequences), list(cache._free), list(cache._holders), arrays
+
+
+K, V = tokens(2, 3)
+SHAPE = r"must have shape \(sequences, tokens, heads_kv, head_dim\) = \(2, tokens, 2, 3\), got"
+APPEND = {
+    "full": ({"k": tokens(2, 20)[0], "v": tokens(2, 20)[1]}, MemoryError, "needs 11 pages of 4"),
+    "unknown": ({"sequences": [0, 9]}, ValueError, "sequences must be allocated .* got 9; 3 are"),
+    "twice": ({"sequences": [1, 1]}, ValueError, r"sequences must be distinct, got \[1, 1\]"),
+    "number": ({"sequences": 0}, TypeError, "sequences must be a list of numbers, got 0"),
+    "word": ({"sequences": "01"}, TypeError, "sequences must be a list of numbers, got '01'"),
+    "flags": ({"sequences": [False, True]}, TypeError, "sequences must be an integer, got False"),
+    "float": ({"sequences": [0.0, 1]}, TypeError, "sequences must be an integer, got 0.0"),
+    "negative": ({"sequences": [-1, 1]}, ValueError, "sequences must be at least 0, got -1"),
+    "k-list": ({"k": [1.0]}, TypeError, "k must be a NumPy or CuPy array, .* got list"),
+    "k-axes": ({"k": K[0]}, ValueError, rf"k {SHAPE} \(3, 2, 3\)"),
+    "v-heads": ({"v": V[:, :, :1]}, ValueError, rf"v {SHAPE} \(2, 3, 1, 3\)"),
+    "v-sequences": ({"v": V[:1]}, ValueError, rf"v {SHAPE} \(1, 3, 2, 3\)"),
+    "v-tokens": ({"v": V[:, :2]}, ValueError, r"v must have the shape of k, .* \(2, 2, 2, 3\)"),
+    "k-dtype": (
+        {"k": K.astype(np.float64)},
+        TypeError,
+        "k must have dtype float32, got float64",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changed", "error", "match"), APPEND.values(), ids=APPEND)
+def test_append_refuses_and_changes_nothing(changed, error, match):
+    cache, ids = filled()
+    cache.fork(ids[0])
+    before = snapshot(cache)
+    with pytest.raises(error, match=match):
+        cache.append(**{"sequences": ids, "k": K, "v": V} | changed)
+    assert snapshot(cache) == before
+
+
+def test_integers_are_refused_by_a_quantised_cache():
+    cache, ids = filled(dtype=np.int8)
+    with pytest.raises(TypeError, match=r"k must have dtype float16, .* got int8"):
+        cache.append(ids, K.astype(np.int8), V)
+
+
+def test_tokens_on_another_device_are_refused():
+    cache, ids = filled()
+    cache._where = ("cuda", 1)
+    match = r"k must be on the cache's device \('cuda', 1\), got \('cpu', 0\)"
+    with pytest.raises(ValueError, match=match):
+        cache.append(ids, K, V)
+
+
+def test_a_failure_while_writing_loses_nothing(monkeypatch):
+    """The first sequence has its tokens, in pages of its own; then the memory fails."""
+    cache, (a, b) = filled()
+    c = cache.fork(a)
+    before, texts = snapshot(cache)[:3], [contents(cache, s) for s in (a, b, c)]
+    write, calls = KVCache._write, []
+
+    def failing(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise RuntimeError("device lost")
+        write(self, *arguments)
+
+    monkeypatch.setattr(KVCache, "_write", failing)
+    with pytest.raises(RuntimeError, match="device lost"):
+        cache.append([a, b, c], *tokens(3, 3, first=90))
+    assert snapshot(cache)[:3] == before
+    assert all(map(np.array_equal, texts, (contents(cache, s) for s in (a, b, c))))
+
+
+USES = {
+    "fork": (lambda c: c.fork(7), ValueError, "sequences must be allocated .* got 7; 2 are"),
+    "free": (lambda c: c.free([0, 7]), ValueError, "sequences must be allocated .* got 7"),
+    "free-twice": (lambda c: c.free([0, 0]), ValueError, "sequences must be distinct"),
+    "lengths": (lambda c: c.lengths([7]), ValueError, "sequences must be allocated"),
+    "table": (lambda c: c.block_table([7]), ValueError, "sequences must be allocated"),
+    "width": (lambda c: c.block_table([0], 1), ValueError, "width must be at least 2, .* got 1"),
+    "width-float": (lambda c: c.block_table([0], 2.0), TypeError, "width must be an integer"),
+    "count": (lambda c: c.allocate(0), ValueError, "count must be at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize(("use", "error", "match"), USES.values(), ids=USES)
+def test_methods_refuse_and_change_nothing(use, error, match):
+    cache, _ = filled()
+    before = snapshot(cache)
+    with pytest.raises(error, match=match):
+        use(cache)
+    assert snapshot(cache) == before
+
+
+def test_a_freed_sequence_is_unknown():
+    cache, (a, _) = filled()
+    cache.free([a])
+    with pytest.raises(ValueError, match="sequences must be allocated and not freed, got 0; 1 are"):
+        cache.lengths([a])
+    assert cache.allocate() == [2]
+
+
+NEW = {
+    "pages": ({"pages": 0}, ValueError, "pages must be at least 1, got 0"),
+    "page-size": ({"page_size": 1.5}, TypeError, "page_size must be an integer, got 1.5"),
+    "heads": ({"heads_kv": True}, TypeError, "heads_kv must be an integer, got True"),
+    "head-dim": ({"head_dim": 257}, ValueError, "head_dim must be 1 to 256, got 257"),
+    "dtype": ({"dtype": np.int16}, TypeError, "dtype must be one of float16, .* got int16"),
+    "dtype-word": ({"dtype": "half4"}, TypeError, "dtype must be one of float16, .* got 'half4'"),
+    "byte-order": (
+        {"dtype": np.dtype(np.float32).newbyteorder()},
+        TypeError,
+        "dtype must be one of float16",
+    ),
+    "device": ({"device": "gpu"}, ValueError, "device must be 'cpu' or 'cuda', got 'gpu'"),
+}
+
+
+@pytest.mark.parametrize(("changed", "error", "match"), NEW.values(), ids=NEW)
+def test_a_cache_refuses(changed, error, match):
+    with pytest.raises(error, match=match):
+        KVCache(**{"pages": 4, "page_size": 4, "heads_kv": 2, "head_dim": 3} | changed)

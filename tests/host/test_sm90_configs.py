@@ -1,0 +1,42 @@
+"""Configurations of the Hopper kernels that would hang or not fit are refused, with the reason."""
+
+from dataclasses import replace
+
+import pytest
+
+from nbflash.kernels.bwd_sm90_config import backward_config, columns_config
+from nbflash.kernels.bwd_sm90_dq_config import dq_config
+from nbflash.kernels.sm90_config import Sm90Config, forward_configs
+
+WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))
+DQ = dq_config("bfloat16", 128, 64)
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
+def test_the_tables_hold_what_fits(head_dim):
+    configs = forward_configs("bfloat16", head_dim)
+    columns = columns_config("bfloat16", head_dim)
+    configs += [columns, dq_config("bfloat16", head_dim, columns.tile_m)]
+    if head_dim <= 128:
+        configs.append(backward_config("bfloat16", head_dim))
+    assert [config.why_not() for config in configs] == [[]] * len(configs)
+
+
+@pytest.mark.parametrize(
+    ("config", "changed", "reason"),
+    [
+        (WIDE, {"k_stages": 1}, "k_stages is at least 2, got 1"),
+        (WIDE, {"v_stages": 1}, "v_stages is at least 2, got 1"),
+        (WIDE, {"q_stages": 0}, "q_stages is at least 1, got 0"),
+        (WIDE, {"consumers": 4, "head_dim": 64, "registers": ()}, "consumers is at most 3, got 4"),
+        (WIDE, {"registers": (32, 240)}, "65536 registers, a block is launched with 64512"),
+        (WIDE, {"registers": (24, 236)}, "multiples of 8, got (24, 236)"),
+        (WIDE, {"tile_n": 80}, "tile_n is 32, 64, 96 or 128, got 80"),
+        (WIDE, {"halves": True}, "Q of halves has at most 64 columns, got 128"),
+        (WIDE, {"k_stages": 5}, "bytes of shared memory, there are 233472"),
+        (DQ, {"k_stages": 1}, "k_stages is at least 2, got 1"),
+        (DQ, {"do_stages": 0}, "do_stages is at least 1, got 0"),
+    ],
+)
+def test_what_would_hang_or_does_not_fit(config, changed, reason):
+    assert any(reason in found for found in replace(config, **changed).why_not())

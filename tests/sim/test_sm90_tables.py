@@ -1,0 +1,53 @@
+"""The configurations that ship, as they are: every row of the Hopper tables in the simulator."""
+
+import pytest
+import sm90_bwd_runs
+import sm90_dq_runs
+import sm90_runs
+
+from nbflash import sim
+from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM, backward_config, columns_config
+from nbflash.kernels.bwd_sm90_dq_config import dq_config
+from nbflash.kernels.sm90_config import forward_configs
+from nbflash.testing import mask_gallery
+
+DTYPE = "bfloat16"
+HEAD_DIMS = (64, 128, 192, 256)  # the last of every row
+
+
+def backward_configs(head_dim):
+    """The runs that a configuration belongs to, and the configuration."""
+    columns = columns_config(DTYPE, head_dim)
+    yield sm90_bwd_runs, columns
+    yield sm90_dq_runs, dq_config(DTYPE, head_dim, columns.tile_m)
+    if head_dim <= MOST_HEAD_DIM:
+        yield sm90_bwd_runs, backward_config(DTYPE, head_dim)
+
+
+FORWARD = [config for head_dim in HEAD_DIMS for config in forward_configs(DTYPE, head_dim)]
+BACKWARD = [found for head_dim in HEAD_DIMS for found in backward_configs(head_dim)]
+
+
+def label(config):
+    return f"{type(config).__name__}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+
+
+@pytest.mark.parametrize("name", ["window", "dead-scattered"])
+@pytest.mark.parametrize("config", FORWARD, ids=label)
+def test_forward(config, name):
+    """More than a tile of queries and of keys; intervals with two ends, and bits."""
+    nq, nk = config.tile_m + 3, config.tile_n + 5
+    q, k, v, _ = sm90_runs.inputs(nq, nk, head_dim=config.head_dim, dtype=DTYPE)
+    with sim.options(race=True, seed=config.head_dim):
+        sm90_runs.check(config, mask_gallery(nq, nk, batch=1, heads=1)[name], q, k, v)
+
+
+@pytest.mark.parametrize("name", ["window", "dead-scattered"])
+@pytest.mark.parametrize(
+    ("runs", "config"), BACKWARD, ids=lambda x: label(x) if hasattr(x, "tile_m") else ""
+)
+def test_backward(runs, config, name):
+    nq, nk = config.tile_m + 3, config.tile_n + 5
+    values = sm90_runs.inputs(nq, nk, head_dim=config.head_dim, dtype=DTYPE)
+    with sim.options(race=True, seed=config.head_dim):
+        runs.check(config, mask_gallery(nq, nk, batch=1, heads=1)[name], values)
