@@ -43,8 +43,8 @@ own. m is a reference that stands a little above the largest score, and α is se
     empty_v[s]     each consumer, P V of the tile        loader
     raw_v[s]       loader, bytes of a masked V           three warps that look for NaN, then full_v
 
-Named barriers: the three warps among themselves, each consumer before its O leaves, and the turns of
-tiles as a whole, at which the consumer before arrives.
+Named barriers: the three warps among themselves, each consumer before its O leaves, and the turns
+of tiles as a whole, at which the consumer before arrives.
 """
 
 from nbflash.kernels.sm90_compute import make_compute_stream
