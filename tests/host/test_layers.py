@@ -24,11 +24,13 @@ ARROWS = {
     "nbflash.algorithms": ("numpy", ""),
     "nbflash.testing": ("masks numpy nbflash.reference", "ml_dtypes"),
     "nbflash.arrays": ("numpy", "cupy"),
-    "nbflash.problem": ("masks numpy nbflash.arrays", ""),
+    "nbflash.scores": ("numpy", ""),
+    "nbflash.problem": ("masks numpy nbflash.arrays nbflash.scores", ""),
     "nbflash.merging": ("numpy nbflash.arrays nbflash.problem", ""),
     "nbflash.schedule": ("masks numpy scipy", ""),
     "nbflash.cpu": (
-        "masks numpy scipy numba llvmlite nbflash.constants nbflash.schedule nbflash.cpu",
+        "masks numpy scipy numba llvmlite nbflash.constants nbflash.schedule nbflash.scores "
+        "nbflash.cpu",
         "ml_dtypes",
     ),
     "nbflash": ("masks numpy nbflash", "cupy ml_dtypes nbflash.reference"),

@@ -71,6 +71,7 @@ def test_values_and_gradients(name):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_dtypes(dtype):
+    """One function for all: the half types compute in float32."""
     score = scores.compose(scores.softcap(2), scores.alibi(0.1), scores.softcap(3))
     check(score, masks.causal(100), make_qkv(1, 100, 100, HEADS, 2, 16, dtype))
 
@@ -106,14 +107,15 @@ def test_masked_scores_stay_masked():
     q, k, v, dout = make_qkv(1, 40, 40, 1, 1, 8)
     k[:, 20:], v[:, 20:] = np.nan, np.inf
     mask = masks.from_function(lambda q, kv: (kv < 20) & (q >= 0), 40, 40)
-    clean = [x[:, :20] for x in (k, v)]
     score = scores.compose(scores.softcap(2), scores.custom(_log, _log_slope))
-    expected = nbflash.attention(q, *clean, score=score)
     out, lse = nbflash.attention(q, k, v, mask, score=score, return_lse=True)
-    assert np.isfinite(out).all()
     _, dk, dv = nbflash.attention_backward(dout, q, k, v, out, lse, mask, score=score)
-    assert not dk[:, 20:].any() and not dv[:, 20:].any()
-    np.testing.assert_allclose(out, expected, rtol=20 * np.finfo(np.float32).eps)
+    assert not dk[:, 20:].any()
+    assert not dv[:, 20:].any()
+    clean = q, k[:, :20], v[:, :20]
+    exact, _ = reference.attention(*clean, None, None, score)
+    low, _ = low_precision(*clean, None, None, score)
+    assert_blocks_within_reference(out, exact, low, BLOCK, name="out", axis=1)
 
 
 def _log(s, b, h, q_idx, kv_idx):
@@ -149,7 +151,7 @@ def _two(s, b):
 
 
 def _unknown(s, b, h, q_idx, kv_idx):
-    return s + {}.get("x")
+    return s + kv_idx.page
 
 
 def test_what_cannot_be_compiled_is_named():
