@@ -102,7 +102,7 @@ def executor(cupy, monkeypatch):
     """A machine with a GPU whose kernels record their operands."""
     recorder = Recorder()
     monkeypatch.setattr(config, "_why_not_cuda", lambda: [])
-    monkeypatch.setattr(planning, "prepare", lambda impl, problem, mask: recorder)
+    monkeypatch.setattr(planning, "prepare", lambda impl, problem, mask, score=None: recorder)
     return recorder
 
 
@@ -277,7 +277,7 @@ def test_a_plan_called_with_another_layout_runs_the_plan_of_that_layout(executor
         plan(*other)
         plan(q, k, v)
     assert len(executor.calls) == 4
-    (_, problem, mask), (_, other_problem, other_mask) = prepared
+    (_, problem, mask, _), (_, other_problem, other_mask, _) = prepared
     assert problem is plan.problem
     assert mask is other_mask is plan.mask
     assert other_problem == check_forward(*other)
