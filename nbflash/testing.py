@@ -195,6 +195,7 @@ def _low_softmax(q, k, keep, scale, rounded, score=None):
     if score is not None:  # of the keys in their own order
         both = reference.scored(s[..., ::-1].astype(np.float64), keep[..., ::-1], score)
         s, slope = (rounded(x.astype(s.dtype))[..., ::-1] for x in both)
+        s = s + sign.astype(s.dtype) * np.spacing(abs(s))  # what the functions round
     s = np.where(keep, s, -np.inf)
     m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     m = np.where(np.isneginf(m), 0, m)
