@@ -58,11 +58,11 @@ def _no_cuda():
 
 
 def parse_dtype(name):
-    """NumPy dtype of one of ``nbflash.problem.DTYPES``."""
-    if name != "bfloat16":
+    """NumPy dtype of one of ``nbflash.problem.DTYPES``, or of a quantised cache."""
+    if name not in ("bfloat16", "float8_e4m3fn"):
         return np.dtype(name)
     try:
         import ml_dtypes
     except ImportError:
-        raise BadInput("--dtype bfloat16 needs ml_dtypes (pip install ml_dtypes)") from None
-    return np.dtype(ml_dtypes.bfloat16)
+        raise BadInput(f"--dtype {name} needs ml_dtypes (pip install ml_dtypes)") from None
+    return np.dtype(getattr(ml_dtypes, name))

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from functools import partial
 
 import numpy as np
@@ -26,7 +25,7 @@ from experiments.inputs import random_qkv
 from experiments.passes import flops
 from experiments.provenance import provenance
 from experiments.report import progress, say, show, write_csv, wrote
-from experiments.timing import Timing, interleave
+from experiments.timing import Timing, host_time, interleave
 from nbflash.testing import assert_within_reference, error_budget
 
 FORWARD, ONE_PASS, TWO_PASS = "forward", "backward, one pass", "backward, two passes"
@@ -209,20 +208,8 @@ def host_cost(backend, sweep, seed):
         "plan(q, k, v)": lambda: plan(q, k, v),
         "attention_backward": lambda: nbflash.attention_backward(dout, q, k, v, out, lse),
     }
-    synchronize = backend.xp.cuda.Device().synchronize
-    found = []
-    for name, call in calls.items():
-        samples = []
-        for _ in range(7):
-            synchronize()
-            start = time.perf_counter()
-            for _ in range(sweep["host_calls"]):
-                call()
-            samples.append((time.perf_counter() - start) * 1e3 / sweep["host_calls"])
-        timing = Timing(tuple(samples[1:]))
-        found.append(shape | _row("host time of a call", name, NBFLASH, timing))
-    synchronize()
-    return found
+    kind, n = "host time of a call", sweep["host_calls"]
+    return [shape | _row(kind, name, NBFLASH, host_time(call, n)) for name, call in calls.items()]
 
 
 def first_use(sweep):

@@ -281,6 +281,23 @@ def simt(out, seed, quick):
 
 
 @cli.command()
+@device_option
+@click.option("--quick", is_flag=True, help="Small sizes and fewer rounds.")
+@seed_option
+@out_option
+def decode(out, **options):
+    """Rate at which decode reads cached keys and values, beside that of a copy.
+
+    Contiguous, paged and quantised caches, and a mask of sinks and a window; on a CUDA device
+    beside torch's SDPA where it is installed, with the host's time of a call. Sizes:
+    experiments/sweeps/decode.toml.
+    """
+    from experiments.bench_decode import run
+
+    run(out, **options)
+
+
+@cli.command()
 @click.option("--quick", is_flag=True, help="The cases of the figure alone, in fewer rounds.")
 @passes_option
 @click.option(

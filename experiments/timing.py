@@ -139,6 +139,24 @@ class QueuedEvents(CudaEvents):
         return duration / task.calls, result
 
 
+def host_time(call, calls, runs=6):
+    """`Timing` of the host for a call that launches on a CUDA device and waits for nothing.
+
+    One time for each run of ``calls``, which begins when the device is idle; the first is left out.
+    """
+    import cupy
+
+    synchronize, samples = cupy.cuda.Device().synchronize, []
+    for _ in range(runs + 1):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        samples.append((time.perf_counter() - start) * 1e3 / calls)
+    synchronize()
+    return Timing(tuple(samples[1:]))
+
+
 def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, progress=None):
     """Time several tasks against each other.
 

@@ -3,7 +3,7 @@
 __version__ = "0.1.0"
 
 from nbflash import scores
-from nbflash.api import attention, attention_backward, plan, why_not
+from nbflash.api import attention, attention_backward, plan, score_backward, why_not
 from nbflash.decoding import decode
 from nbflash.environment import show_config
 from nbflash.kv_cache import KVCache
@@ -23,6 +23,7 @@ __all__ = [
     "merge_sink",
     "merge_sink_backward",
     "plan",
+    "score_backward",
     "scores",
     "show_config",
     "why_not",

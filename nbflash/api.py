@@ -1,10 +1,12 @@
-"""attention, attention_backward, plan, why_not: validate → plan → launch."""
+"""attention and its gradients, plan, why_not: validate → plan → launch."""
 
 from __future__ import annotations
 
 from nbflash import config
+from nbflash.dropout import check_dropout
 from nbflash.planning import backward_inputs, forward_inputs, lookup
-from nbflash.problem import check_flag, check_forward, check_mask, check_score
+from nbflash.problem import check_flag, check_forward, check_mask
+from nbflash.scores import check_score
 
 
 def attention(
@@ -17,6 +19,8 @@ def attention(
     window=None,
     scale=None,
     score=None,
+    dropout=0.0,
+    seed=None,
     return_lse=False,
     out=None,
     impl="auto",
@@ -43,6 +47,15 @@ def attention(
         for float64 inputs, else float32): a scale that makes them overflow gives NaN.
     score : nbflash.scores.Score, optional
         ``S = score(scale · Q Kᵀ)``: softcap, ALiBi, biases or a function of one's own.
+    dropout : float
+        Probability, from 0 to below 1, that an element of the softmax becomes 0; the others are
+        divided by ``1 - dropout``. ``lse`` is that of all scores.
+    seed : int, (int, int) or array of two int64 or uint64
+        Needed with dropout: seed and offset of its random numbers, 64 bits each; an integer alone
+        has the offset 0. The same seed drops the same elements, bit for bit, on every
+        implementation and under every mask. Nothing is stored or advanced: pass
+        `attention_backward` the same, and the next call another, the next offset say. An array in
+        CUDA memory is read when the kernels run, and may be added to within a CUDA graph.
     return_lse : bool
         Also return the log-sum-exp that `attention_backward` needs.
     out : array like q, optional
@@ -72,8 +85,8 @@ def attention(
     """
     return_lse = check_flag("return_lse", return_lse)
     q, k, v, target = forward_inputs(q, k, v, out)
-    plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score)
-    result, lse = plan_.run_forward(q, k, v, target, with_lse=return_lse)
+    plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
+    result, lse = plan_.run_forward(q, k, v, target, seed, with_lse=return_lse)
     result = result if out is None else out
     return (result, lse) if return_lse else result
 
@@ -92,6 +105,8 @@ def attention_backward(
     window=None,
     scale=None,
     score=None,
+    dropout=0.0,
+    seed=None,
     deterministic=False,
     impl="auto",
 ):
@@ -101,7 +116,7 @@ def attention_backward(
     ----------
     dout : array like q
         Gradient of the output.
-    q, k, v, mask, causal, window, scale, score, impl
+    q, k, v, mask, causal, window, scale, score, dropout, seed, impl
         As given to `attention`; ``score`` needs its gradient.
     out, lse : array
         What ``attention(..., return_lse=True)`` returned for them.
@@ -126,11 +141,87 @@ def attention_backward(
     """
     deterministic = check_flag("deterministic", deterministic)
     q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
-    plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score)
-    return plan_.run_backward(dout, q, k, v, out, lse, dlse, deterministic)
+    plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
+    return plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
 
 
-def plan(q, k, v, mask=None, *, causal=False, window=None, scale=None, score=None, impl="auto"):
+def score_backward(
+    dout,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    mask=None,
+    *,
+    score,
+    dlse=None,
+    causal=False,
+    window=None,
+    scale=None,
+    dropout=0.0,
+    seed=None,
+    impl="auto",
+):
+    """Gradients of `attention` with respect to the arrays of its score function.
+
+    Apart from `attention_backward`, so that only who learns them pays for them.
+
+    Parameters
+    ----------
+    dout, q, k, v, out, lse, mask, dlse, causal, window, scale, dropout, seed
+        As given to `attention_backward`.
+    score : nbflash.scores.Score
+        As given to `attention`, with its gradient.
+    impl : {"auto", "simt", "cpu", "reference", "sm90", "sm80"}
+        That of `attention`. For sm90 the kernel of simt serves here, too.
+
+    Returns
+    -------
+    tuple of arrays
+        For every array of the score, in the order of its functions, a gradient of its shape:
+        slopes of `scores.alibi` (unless a number), table of `scores.relative`, array of
+        `scores.bias`, and of `scores.custom` those with a function in ``param_grads``. float32, or
+        float64 for float64 inputs; C-contiguous. Elements that no attended score is made with
+        are 0.
+
+    Raises
+    ------
+    ValueError
+        If the score has no such array, or one whose gradient is unknown.
+
+    Notes
+    -----
+    With dS' the gradient of the scores that the softmax takes, ``dS' = P ∘ (dP ∘ Z − (δ − dLSE))``
+    as in `attention_backward`, an array's element gets Σ dS' ∂S'/∂element over the attended scores
+    that it is part of.
+
+    A score holds copies of its arrays on the host: after a step of learning, make it anew.
+    On CUDA arrays tanh is exact here. Where `attention` ran on ``sm90`` in bfloat16 it was not
+    (`scores.softcap`), and gradients behind large capped scores are off by as much.
+
+    Bitwise reproducible on NumPy arrays, and on CUDA arrays for a `scores.bias` with an element for
+    every score, which is written once. Other sums there are by atomics: as `attention_backward`
+    without ``deterministic``, they differ from run to run in their last bits.
+    """
+    q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+    plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
+    return plan_.run_score_backward(dout, q, k, v, out, lse, dlse, seed)
+
+
+def plan(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    causal=False,
+    window=None,
+    scale=None,
+    score=None,
+    dropout=0.0,
+    impl="auto",
+):
     """Check the inputs once, tile the mask and make the kernels ready.
 
     The arrays give shapes, dtype, layout and device; their contents are not read. Plans are cached,
@@ -138,18 +229,30 @@ def plan(q, k, v, mask=None, *, causal=False, window=None, scale=None, score=Non
 
     Parameters
     ----------
-    q, k, v, mask, causal, window, scale, score, impl
-        As in `attention`.
+    q, k, v, mask, causal, window, scale, score, dropout, impl
+        As in `attention`. The seed is given with every call of the plan.
 
     Returns
     -------
     AttentionPlan
     """
     q, k, v, _ = forward_inputs(q, k, v, None)
-    return lookup(q, k, v, mask, causal, window, scale, impl, score)
+    return lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
 
 
-def why_not(impl, q, k, v, mask=None, *, causal=False, window=None, scale=None, score=None):
+def why_not(
+    impl,
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    causal=False,
+    window=None,
+    scale=None,
+    score=None,
+    dropout=0.0,
+):
     """Reasons why ``impl`` cannot run this call on this machine.
 
     Returns
@@ -166,4 +269,5 @@ def why_not(impl, q, k, v, mask=None, *, causal=False, window=None, scale=None, 
     q, k, v, _ = forward_inputs(q, k, v, None)
     problem = check_forward(q, k, v, scale)
     check_score(score, problem)
-    return config.why_not(impl, problem, check_mask(mask, problem, causal, window), score)
+    whole = check_mask(mask, problem, causal, window)
+    return config.why_not(impl, problem, whole, score, check_dropout(dropout))

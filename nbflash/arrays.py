@@ -123,6 +123,13 @@ def resident(tables):
     return held
 
 
+def resident_params(params):
+    """Tuples of numbers and NumPy arrays, with the arrays as `resident` has them."""
+    return tuple(
+        tuple(resident([x])[0] if getattr(x, "ndim", 0) else x for x in part) for part in params
+    )
+
+
 def zeros(device: str, device_id: int, shape, dtype):
     """Zeros in the memory of one, under strides of 0, to be read on any stream."""
     if device == CPU:

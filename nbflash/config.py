@@ -18,13 +18,18 @@ IMPLEMENTATIONS = ("sm90", "sm80", "simt", "cpu", "reference")
 
 # What "auto" tries, in this order. "reference" is the specification and is never chosen.
 _AUTO = {CUDA: ("sm90", "sm80", "simt"), CPU: ("cpu",)}
-_SCORES = ("cpu", "reference")
+_SCORES = ("sm90", "simt", "cpu", "reference")
+_DROPOUT = ("sm90", "simt", "cpu", "reference")
+# By sm90: 15 bits are compared as float16, in which larger thresholds would be NaN.
+_MOST_DROPOUT = 0x7C00 / 2**15
+_SCORE_BACKWARD = {"sm90": "simt"}
+_HOST_ARRAYS = "the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"
 _NOT_BUILT = {
     "sm80": "the tensor-core kernels (mma.sync) are not built yet",
 }
 
 
-def why_not(impl: str, problem, mask=None, score=None) -> list[str]:
+def why_not(impl: str, problem, mask=None, score=None, dropout=0.0) -> list[str]:
     """Reasons why ``impl`` cannot run ``problem`` on this machine; empty when it can.
 
     Parameters
@@ -34,6 +39,7 @@ def why_not(impl: str, problem, mask=None, score=None) -> list[str]:
     mask : masks.Mask, optional
         No implementation of today restricts the mask.
     score : scores.Score, optional
+    dropout : float
 
     Raises
     ------
@@ -42,17 +48,22 @@ def why_not(impl: str, problem, mask=None, score=None) -> list[str]:
     """
     check_impl(impl)
     if impl == "auto":
-        reasons = {name: why_not(name, problem, mask, score) for name in _AUTO[problem.device]}
+        names = _AUTO[problem.device]
+        reasons = {name: why_not(name, problem, mask, score, dropout) for name in names}
         if not all(reasons.values()):
             return []
         return [f"{name}: {reason}" for name, why in reasons.items() for reason in why]
-    reasons = why_not_here(impl) + _why_not_arrays(impl, problem)
+    reasons = why_not_here(impl, problem.device_id) + _why_not_arrays(impl, problem)
     if score is not None and impl not in _SCORES:
-        reasons.append(f"score functions run on {' and '.join(_SCORES)}, not on {impl} yet")
+        reasons.append(f"score functions run on {', '.join(_SCORES)}, not on {impl} yet")
+    if dropout and impl not in _DROPOUT:
+        reasons.append(f"dropout runs on {', '.join(_DROPOUT)}, not on {impl} yet")
+    if impl == "sm90" and dropout > _MOST_DROPOUT:
+        reasons.append(f"sm90 takes a dropout of at most {_MOST_DROPOUT}, got {dropout}")
     return reasons + (_why_not_tensor_maps(problem) if impl == "sm90" else [])
 
 
-def choose(impl: str, problem, mask=None, score=None) -> str:
+def choose(impl: str, problem, mask=None, score=None, dropout=0.0) -> str:
     """The implementation that runs ``problem``: ``impl`` itself, or for "auto" the first that can.
 
     Raises
@@ -60,20 +71,28 @@ def choose(impl: str, problem, mask=None, score=None) -> str:
     ValueError
         If none can, with every reason. An explicit ``impl`` never falls back.
     """
-    reasons = why_not(impl, problem, mask, score)
+    reasons = why_not(impl, problem, mask, score, dropout)
     if reasons:
         raise ValueError(f"{impl=} cannot run ({problem}):\n  " + "\n  ".join(reasons))
     if impl != "auto":
         return impl
     names = _AUTO[problem.device]
-    return next(name for name in names if not why_not(name, problem, mask, score))
+    return next(name for name in names if not why_not(name, problem, mask, score, dropout))
+
+
+def score_backward_impl(impl: str) -> str:
+    """The implementation of the gradients of a score's arrays, for a plan of ``impl``.
+
+    Hopper has no kernel of its own for them: what there is to write may be as large as the scores.
+    """
+    return _SCORE_BACKWARD.get(impl, impl)
 
 
 def why_not_decode(device: str) -> list[str]:
     """Reasons why `decode` cannot run on arrays in ``device`` memory; empty when it can."""
-    if device == CUDA:
-        return ["the CUDA kernels of decode are not built yet: use cupy.asnumpy"]
-    return why_not_here("cpu")
+    if device != CUDA:
+        return why_not_here("cpu")
+    return [_HOST_ARRAYS] if simulator() else _why_not_cuda()
 
 
 def check_decode_device(problem) -> None:
@@ -90,8 +109,8 @@ def check_impl(impl) -> None:
         raise ValueError(f"impl must be one of auto, {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
 
 
-def why_not_here(impl: str) -> list[str]:
-    """Reasons why ``impl`` cannot run anything on this machine."""
+def why_not_here(impl: str, device_id: int = 0) -> list[str]:
+    """Reasons why ``impl`` cannot run anything on this machine, on a CUDA device of it."""
     if impl in _NOT_BUILT:
         return [_NOT_BUILT[impl]]
     if impl == "cpu" and not _installed("numba"):
@@ -99,7 +118,7 @@ def why_not_here(impl: str) -> list[str]:
     if impl == "simt":
         return _why_not_simulator() if simulator() else _why_not_cuda()
     if impl == "sm90":
-        return _why_not_hopper()
+        return _why_not_hopper(device_id)
     return []
 
 
@@ -128,7 +147,7 @@ def _why_not_arrays(impl: str, problem) -> list[str]:
     if impl in ("sm90", "simt") and on_host and not simulator():
         return [f"{impl} runs on CUDA arrays, got NumPy arrays: use cupy.asarray, or impl='auto'"]
     if impl == "simt" and not on_host and simulator():
-        return ["the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"]
+        return [_HOST_ARRAYS]
     return []
 
 
@@ -165,14 +184,14 @@ def _why_not_cuda() -> list[str]:
     return [] if count else ["no CUDA device is visible"]
 
 
-def _why_not_hopper() -> list[str]:
+def _why_not_hopper(device_id: int) -> list[str]:
     if simulator():
         return ["the Hopper kernels are not bound to the CUDA simulator (NUMBA_ENABLE_CUDASIM=1)"]
     if reasons := _why_not_cuda():
         return reasons
     import cupy
 
-    capability = cupy.cuda.Device(0).compute_capability
+    capability = cupy.cuda.Device(device_id).compute_capability
     if capability != "90":
         return [f"needs compute capability 9.0 (Hopper), this device has {capability}"]
     from nbflash import assembler

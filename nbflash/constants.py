@@ -4,3 +4,8 @@ import math
 
 LOG2_E = math.log2(math.e)
 LN2 = math.log(2.0)
+# Of what the Hopper kernels multiply scores with: at scale 0 2^(S · scale) is 1, but −∞ · scale −∞.
+LEAST_SCALE = 1e-30
+
+#: Threads of a warp.
+WARP = 32

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbflash.arrays import device_of, native
+from nbflash.arrays import are_native, device_of, native
 from nbflash.problem import (
     MAX_HEAD_DIM,
     _check_dtype,
@@ -20,6 +20,7 @@ from nbflash.problem import (
     _check_mask_type,
     _check_rank,
     _check_scale,
+    wide_dtype,
 )
 from nbflash.quantised import LIMITS
 
@@ -77,7 +78,7 @@ class DecodeProblem:
     @property
     def lse_dtype(self) -> str:
         """The precision of the computation: float64 for float64 queries, else float32."""
-        return "float64" if self.dtype == "float64" else "float32"
+        return wide_dtype(self.dtype)
 
     def __str__(self) -> str:
         paged = "" if self.page_size is None else f" in pages of {self.page_size}"
@@ -90,6 +91,8 @@ class DecodeProblem:
 
 def decode_inputs(q, cache: Cache):
     """q and the arrays of a cache as native arrays."""
+    if are_native(q, *cache[:3], *(x for x in cache[3:] if x is not None)):
+        return q, cache
     named = {name: x for name, x in cache._asdict().items() if x is not None}
     named |= {name: getattr(cache, name) for name in ("k_cache", "v_cache", "lengths")}
     q, *arrays = native(q=q, **named)

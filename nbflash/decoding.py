@@ -8,6 +8,7 @@ import numpy as np
 
 import masks
 from nbflash import config
+from nbflash.arrays import CUDA, device_of
 from nbflash.decode_problem import (
     Cache,
     check_contents,
@@ -40,7 +41,7 @@ def decode(
     q : array (batch, q_len, heads, head_dim)
         1 to 64 tokens of each sequence, its last ones, whose keys and values are in the cache
         already: token ``i`` stands at position ``lengths[b] - q_len + i``. float16, bfloat16
-        (`ml_dtypes`), float32 or float64. NumPy arrays; CUDA arrays are not supported yet.
+        (`ml_dtypes`), float32 or float64. NumPy arrays, or CUDA arrays, on the current stream.
     k_cache, v_cache : array (batch, capacity, heads_kv, head_dim)
         With a ``block_table``: (pages, page_size, heads_kv, head_dim). The dtype of ``q``, or int8
         or float8_e4m3fn. ``heads % heads_kv == 0``. What is not read (behind ``lengths``, pages of
@@ -72,16 +73,29 @@ def decode(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, its value and what would be right, before anything is computed.
+        Naming the argument, its value and what would be right, before anything is computed. What
+        ``lengths`` and ``block_table`` hold is checked in host memory only: in CUDA memory that
+        would wait for the device. There lengths count up to the capacity, or to the columns of the
+        mask, and pages out of range are the caller's fault.
 
     Notes
     -----
-    A paged cache gives the bits of a contiguous one. FlashDecoding (Dao, Haziza, Massa and Sizov,
-    2023) and PagedAttention (Kwon et al., 2023, arXiv 2309.06180).
+    A paged cache gives the bits of a contiguous one of its capacity; not on a Hopper GPU if its
+    pages are no multiple of 8 tokens, since another kernel takes those. FlashDecoding (Dao, Haziza,
+    Massa and Sizov, 2023) and PagedAttention (Kwon et al., 2023, arXiv 2309.06180).
+
+    In a CUDA graph a call reads lengths, pages and caches anew at every replay. Memory between its
+    two kernels then belongs to the graph, and is not freed; the call must have run before on the
+    stream that is captured.
     """
     return_lse = check_flag("return_lse", return_lse)
     arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
     q, cache = decode_inputs(q, arrays)
+    if device_of(q)[0] == CUDA:
+        from nbflash import decode_cuda
+
+        out, lse = decode_cuda.lookup(q, cache, mask, scale)(q, cache, return_lse)
+        return (out, lse) if return_lse else out
     problem = check_decode(q, cache, scale)
     check_decode_mask(mask, problem)
     config.check_decode_device(problem)

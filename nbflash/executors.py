@@ -5,31 +5,55 @@ An executor has ``schedule`` (a `TileSchedule`, or None) and two methods on chec
     forward(q, k, v, out, lse)
     backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic)
 
-which write every element of ``out`` and ``lse``, or of ``dq``, ``dk`` and ``dv``.
+which write every element of ``out`` and ``lse``, or of ``dq``, ``dk`` and ``dv``. With dropout both
+take ``seed`` after these: two integers, or an array of them in CUDA memory.
+
+`prepare_score_backward` gives what computes the gradients of a score's arrays: one function,
+
+    score_backward(dout, q, k, v, out, lse, dlse, sums)
+
+which writes every element of the arrays ``sums``, in the order of the score's; with ``seed`` alike.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
+from nbflash.config import score_backward_impl
 from nbflash.schedule import TileSchedule
 
 
-def prepare(impl: str, problem, mask, score=None):
+def prepare(impl: str, problem, mask, score=None, dropout=0.0):
     """The executor of ``impl`` for one problem and mask; implementations are imported here."""
     if problem.empty:
         return EmptyExecutor()
     if impl == "cpu":
-        return CpuExecutor(problem, mask, score)
+        return CpuExecutor(problem, mask, score, dropout)
     if impl == "reference":
-        return ReferenceExecutor(problem, mask, score)
+        return ReferenceExecutor(problem, mask, score, dropout)
     if impl == "sm90":
         from nbflash import sm90
 
-        return sm90.Sm90Executor(problem, mask)
+        return sm90.Sm90Executor(problem, mask, score=score, dropout=dropout)
     from nbflash import simt
 
-    return simt.SimtExecutor(problem, mask)
+    return simt.SimtExecutor(problem, mask, score=score, dropout=dropout)
+
+
+def prepare_score_backward(impl: str, problem, mask, score, dropout=0.0):
+    """What writes the gradients of the arrays of ``score``, for a plan of ``impl``."""
+    impl = score_backward_impl(impl)
+    if problem.empty:
+        return EmptyExecutor().score_backward
+    if impl == "cpu":
+        return CpuExecutor(problem, mask, score, dropout).score_backward
+    if impl == "reference":
+        return ReferenceExecutor(problem, mask, score, dropout).score_backward
+    from nbflash import simt_score
+
+    return simt_score.SimtScoreBackward(problem, mask, score, dropout=dropout)
 
 
 class EmptyExecutor:
@@ -37,31 +61,50 @@ class EmptyExecutor:
 
     schedule = None
 
-    def forward(self, q, k, v, out, lse):
+    def forward(self, q, k, v, out, lse, seed=(0, 0)):
         out.fill(0)
         lse.fill(-np.inf)
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=(0, 0)):
         for gradient in (dq, dk, dv):
             gradient.fill(0)
+
+    def score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed=(0, 0)):
+        for total in sums:
+            total.fill(0)
 
 
 class CpuExecutor:
     """`nbflash.cpu` over one schedule; always deterministic."""
 
-    def __init__(self, problem, mask, score=None):
+    def __init__(self, problem, mask, score=None, dropout=0.0):
         from nbflash import cpu
 
-        self._cpu, self._score = cpu, score
+        self._cpu, self._dropout = cpu, dropout
+        self._problem, self._given = problem, score
         self.schedule = TileSchedule.from_mask(mask, *cpu.tile_sizes(problem.head_dim, mask))
         self._scale = problem.scale
+        real = np.dtype(problem.lse_dtype).type
+        self._score = cpu.prepare(score, self.schedule.nq, self.schedule.nk, real)
 
-    def forward(self, q, k, v, out, lse):
-        self._cpu.forward(q, k, v, out, lse, self.schedule, self._scale, self._score)
+    def forward(self, q, k, v, out, lse, seed=(0, 0)):
+        how = self.schedule, self._scale, self._score, (self._dropout, seed)
+        self._cpu.forward(q, k, v, out, lse, *how)
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
-        how = self.schedule, self._scale, self._score
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=(0, 0)):
+        how = self.schedule, self._scale, self._score, (self._dropout, seed)
         self._cpu.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, *how)
+
+    @cached_property
+    def _chained(self):
+        """The functions of the score with those of its arrays, their parameters, the arrays."""
+        score, real = self._given, np.dtype(self._problem.lse_dtype).type
+        chained = self._cpu.prepare_chain(score, self.schedule.nq, self.schedule.nk, real)
+        return chained, [part for parts in score.parts for part in parts]
+
+    def score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed=(0, 0)):
+        how = self.schedule, self._scale, *self._chained, self._problem, (self._dropout, seed)
+        self._cpu.score_backward(dout, q, k, v, out, lse, dlse, sums, *how)
 
 
 class ReferenceExecutor:
@@ -69,21 +112,31 @@ class ReferenceExecutor:
 
     schedule = None
 
-    def __init__(self, problem, mask, score=None):
+    def __init__(self, problem, mask, score=None, dropout=0.0):
         from nbflash import reference
 
-        self._reference, self._score = reference, score
+        self._reference, self._score, self._dropout = reference, score, dropout
         self._mask = mask
         self._scale = problem.scale
 
-    def forward(self, q, k, v, out, lse):
-        results = self._reference.attention(q, k, v, self._mask, self._scale, self._score)
+    def forward(self, q, k, v, out, lse, seed=(0, 0)):
+        how = self._mask, self._scale, self._score, self._dropout, seed
+        results = self._reference.attention(q, k, v, *how)
         _store((out, lse), results)
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
-        how = self._mask, self._scale, dlse, self._score
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=(0, 0)):
+        how = self._mask, self._scale, dlse, self._score, self._dropout, seed
         results = self._reference.attention_backward(dout, q, k, v, *how)
         _store((dq, dk, dv), results)
+
+    def score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed=(0, 0)):
+        results = self._reference.score_backward(
+            *(dout, q, k, v, self._mask, self._scale, dlse),
+            score=self._score,
+            dropout=self._dropout,
+            seed=seed,
+        )
+        _store(sums, results)
 
 
 def _store(targets, values):

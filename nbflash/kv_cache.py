@@ -7,6 +7,7 @@ PagedAttention (Kwon et al., 2023, arXiv 2309.06180), section 4.
 
 from __future__ import annotations
 
+import importlib
 import operator
 from collections import Counter
 from typing import NamedTuple
@@ -35,7 +36,7 @@ class KVCache:
     heads_kv, head_dim : int
         ``head_dim`` 1 to 256.
     dtype : dtype
-        float16, bfloat16, float32 or float64; or int8 or float8_e4m3fn (`ml_dtypes`), which
+        Or its name: float16, bfloat16, float32 or float64; or int8 or float8_e4m3fn, which
         `append` quantises to, with a scale per token and head.
     device : {"cpu", "cuda"}
     device_id : int
@@ -277,6 +278,8 @@ class KVCache:
 
 def _dtype(dtype) -> np.dtype:
     wanted = (*DTYPES, *LIMITS)
+    if dtype in ("bfloat16", "float8_e4m3fn"):
+        importlib.import_module("ml_dtypes")  # from then on NumPy knows the names
     try:
         found = np.dtype(dtype)
     except TypeError as error:

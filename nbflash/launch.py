@@ -22,6 +22,7 @@ from nbflash.config import cache_dir
 from nbflash.ptx._asm import compiling_for, cuda, types
 
 MAP_WORDS = 16  # eight bytes each: a tensor map
+KERNELS = 1024  # remembered; a plan holds its own
 _compiling = threading.Lock()
 _SOURCES = ("ptx", "tile", "kernels")
 
@@ -31,7 +32,8 @@ def _toolchain():
     """A digest of all that decides a cubin except the configuration."""
     digest = hashlib.sha256()
     package = Path(__file__).parent
-    files = [package / "constants.py", package / "launch.py", package / "assembler.py"]
+    names = "constants", "launch", "assembler", "scores", "score_chain", "philox"
+    files = [package / f"{name}.py" for name in names]
     for folder in _SOURCES:
         files += sorted((package / folder).glob("*.py"))
     for file in files:
@@ -97,7 +99,12 @@ def compile_cubin(spec, compute_capability):
 
 
 def cached_cubin(spec, compute_capability):
-    """:func:`compile_cubin` behind a disk cache that several processes may share."""
+    """:func:`compile_cubin` behind a disk cache that several processes may share.
+
+    What a user's own function means is not in its source alone: its kernels are not kept.
+    """
+    if not spec.on_disk:
+        return compile_cubin(spec, compute_capability)
     digest = _toolchain().copy()
     digest.update(repr((spec.name, spec.config, compute_capability)).encode())
     if spec.whole_program:
@@ -138,7 +145,7 @@ def _write(path, cubin):
         raise
 
 
-@functools.cache
+@functools.lru_cache(maxsize=KERNELS)
 def load(spec, device_id):
     """A kernel on one device: the object that keeps it loaded, and its address."""
     from cuda.bindings import driver
@@ -177,9 +184,7 @@ class Launch:
         self._blocks = blocks
         self._threads, self._smem_bytes = spec.config.threads, spec.config.smem_bytes
         self._kernel, self._function = load(spec, device_id)
-        kinds = []
-        for kind in spec.signature:
-            kinds.extend(kind.types if isinstance(kind, types.BaseTuple) else (kind,))
+        kinds = [word for kind in spec.signature for word in _words_of(kind)]
         words = [MAP_WORDS] * spec.maps + [1] * (len(kinds) - spec.maps)
         at = list(itertools.accumulate(words, initial=0))
         self._slots = (ctypes.c_uint64 * at[-1])()
@@ -210,6 +215,25 @@ class Launch:
             )
 
 
+def _words_of(kind):
+    """The types of the words that an argument is passed as."""
+    if isinstance(kind, types.BaseTuple):
+        return [word for part in kind.types for word in _words_of(part)]
+    if isinstance(kind, types.Array):  # two of Numba's own, sizes, address, shape, strides
+        return [types.int64] * (5 + 2 * kind.ndim)
+    return [kind]
+
+
+def flattened(values):
+    """Numbers and CuPy arrays in tuples as the words of :func:`_words_of`."""
+    if isinstance(values, tuple):
+        return [word for part in values for word in flattened(part)]
+    if not getattr(values, "ndim", 0):
+        return [values]
+    x = values
+    return [0, 0, x.size, x.dtype.itemsize, x.data.ptr, *x.shape, *x.strides]
+
+
 def _bits(kind, value):
     """The eight bytes whose first ones are ``value`` as the kernel reads it."""
     code = {types.float32: "<f", types.float64: "<d"}.get(kind)
@@ -218,7 +242,7 @@ def _bits(kind, value):
     return int.from_bytes(struct.pack(code, value).ljust(8, b"\0"), "little")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=KERNELS)
 def _simulated(spec):
     return cuda.jit(spec.make(spec.config))
 

@@ -13,7 +13,8 @@ from functools import cached_property
 
 from nbflash import config
 from nbflash.arrays import allocator, are_native, native, signature, zeros
-from nbflash.executors import prepare
+from nbflash.dropout import check_dropout, check_seed
+from nbflash.executors import prepare, prepare_score_backward
 from nbflash.problem import (
     Problem,
     check_backward,
@@ -22,9 +23,9 @@ from nbflash.problem import (
     check_forward,
     check_mask,
     check_out,
-    check_score,
     check_window,
 )
+from nbflash.scores import check_score
 
 _LIMIT = 256
 _SCRATCH = 1 << 17  # elements
@@ -44,12 +45,16 @@ class AttentionPlan:
     impl : str
         The implementation that runs.
     score : nbflash.scores.Score or None
+    dropout : float
+        Where it is not 0, every call takes ``seed``, as `attention` does.
     """
 
-    def __init__(self, problem: Problem, mask, impl: str, executor=None, score=None):
-        self.problem, self.mask, self.impl, self.score = problem, mask, impl, score
-        self._executor = executor or prepare(impl, problem, mask, score)
+    def __init__(self, problem: Problem, mask, impl: str, executor=None, score=None, dropout=0.0):
+        self.problem, self.mask, self.impl = problem, mask, impl
+        self.score, self.dropout = score, dropout
         self._empty, self._device = allocator(problem.device, problem.device_id)
+        with self._device:
+            self._executor = executor or prepare(impl, problem, mask, score, dropout)
         self._checked = _Cache(_LIMIT)
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
@@ -61,29 +66,37 @@ class AttentionPlan:
         """The `TileSchedule` of the forward pass; None where no tiles are walked."""
         return self._executor.schedule
 
-    def __call__(self, q, k, v, out=None):
+    def __call__(self, q, k, v, out=None, *, seed=None):
         """``(out, lse)`` of `attention`."""
         q, k, v, target = forward_inputs(q, k, v, out)
-        result, lse = self._matching(q, k, v).run_forward(q, k, v, target)
+        result, lse = self._matching(q, k, v).run_forward(q, k, v, target, seed)
         return (result if out is None else out), lse
 
-    def backward(self, dout, q, k, v, out, lse, *, dlse=None, deterministic=False):
+    def backward(self, dout, q, k, v, out, lse, *, dlse=None, seed=None, deterministic=False):
         """``(dq, dk, dv)`` of `attention_backward`."""
         deterministic = check_flag("deterministic", deterministic)
         q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
         plan_ = self._matching(q, k, v)
-        return plan_.run_backward(dout, q, k, v, out, lse, dlse, deterministic)
+        return plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
 
-    def vjp(self, q, k, v, *, return_lse=False):
+    def score_backward(self, dout, q, k, v, out, lse, *, dlse=None, seed=None):
+        """The gradients of the score's arrays, as `nbflash.score_backward` returns them."""
+        q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+        return self._matching(q, k, v).run_score_backward(dout, q, k, v, out, lse, dlse, seed)
+
+    def vjp(self, q, k, v, *, seed=None, return_lse=False, with_score=False):
         """The result, and the function that takes its gradient to those of q, k and v.
 
         Parameters
         ----------
-        q, k, v
-            As in `attention`. They must not change before the pullback is called, which keeps
+        q, k, v, seed
+            As in `attention`. Arrays must not change before the pullback is called, which keeps
             them, ``out`` and ``lse`` alive.
         return_lse : bool
             ``(out, lse)`` is the result, instead of ``out``.
+        with_score : bool
+            The pullback returns a fourth gradient, the tuple of `score_backward`, to which
+            ``deterministic`` does not apply.
 
         Returns
         -------
@@ -93,10 +106,13 @@ class AttentionPlan:
             `attention_backward`.
         """
         return_lse = check_flag("return_lse", return_lse)
-        out, lse = self(q, k, v)
+        with_score = check_flag("with_score", with_score)
+        out, lse = self(q, k, v, seed=seed)
 
         def pullback(dout, dlse=None, *, deterministic=False):
-            return self.backward(dout, q, k, v, out, lse, dlse=dlse, deterministic=deterministic)
+            given, state = (dout, q, k, v, out, lse), {"dlse": dlse, "seed": seed}
+            gradients = self.backward(*given, **state, deterministic=deterministic)
+            return (*gradients, self.score_backward(*given, **state)) if with_score else gradients
 
         return ((out, lse) if return_lse else out), pullback
 
@@ -114,15 +130,21 @@ class AttentionPlan:
             if problem == self.problem:
                 problem = self.problem
             self._checked.put(call, problem)
-        return self if problem is self.problem else _plan(problem, self.mask, self.impl, self.score)
+        if problem is self.problem:
+            return self
+        return _plan(problem, self.mask, self.impl, self.score, self.dropout)
 
-    def run_forward(self, q, k, v, out, *, with_lse=True):
+    def _state(self, seed):
+        """What an executor takes besides its arrays: the seed where there is dropout."""
+        return (check_seed(seed, self.problem),) if self.dropout else ()
+
+    def run_forward(self, q, k, v, out, seed=None, *, with_lse=True):
         """Allocate and launch for native arrays of this plan's signature.
 
         Without ``with_lse`` a small lse goes to a scratch array that nobody reads: an
         allocation is a fifth of the host time of a call.
         """
-        problem = self.problem
+        problem, state = self.problem, self._state(seed)
         with self._device:
             if out is None:
                 out = self._empty(problem.q_shape, q.dtype)
@@ -132,7 +154,7 @@ class AttentionPlan:
                 lse = self._empty(problem.lse_shape, problem.lse_dtype)
             else:
                 lse = self._scratch
-            self._executor.forward(q, k, v, out, lse)
+            self._executor.forward(q, k, v, out, lse, *state)
         return out, lse
 
     @cached_property
@@ -141,23 +163,50 @@ class AttentionPlan:
         problem = self.problem
         return zeros(problem.device, problem.device_id, problem.lse_shape, problem.lse_dtype)
 
-    def run_backward(self, dout, q, k, v, out, lse, dlse, deterministic):
-        """Check the arrays of the results, allocate the gradients and launch."""
-        if self.score is not None:
-            self.score.check_gradient()
+    def _check_results(self, dout, q, out, lse, dlse):
+        """What `attention` returned and the gradients of it; zeros for a dlse of None."""
         last = None if dlse is None else signature(dlse)
         call = ("backward", signature(dout), signature(out), signature(lse), last)
         if self._checked.get(call) is None:
             check_backward(dout, out, lse, dlse, self.problem, q)
+            if self.score is not None:
+                self.score.check_gradient()
             self._checked.put(call, True)
-        dlse = self._no_dlse if dlse is None else dlse
-        problem = self.problem
+        return self._no_dlse if dlse is None else dlse
+
+    def run_backward(self, dout, q, k, v, out, lse, dlse, seed, deterministic):
+        """Check the arrays of the results, allocate the gradients and launch."""
+        dlse = self._check_results(dout, q, out, lse, dlse)
+        problem, state = self.problem, self._state(seed)
         with self._device:
             dq = self._empty(problem.q_shape, q.dtype)
             dk = self._empty(problem.kv_shape, q.dtype)
             dv = self._empty(problem.kv_shape, q.dtype)
-            self._executor.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic)
+            gradients = dq, dk, dv
+            self._executor.backward(
+                dout, q, k, v, out, lse, dlse, *gradients, deterministic, *state
+            )
         return dq, dk, dv
+
+    @cached_property
+    def _score_backward(self):
+        """What computes the gradients of the score's arrays, made when they are asked for."""
+        if self.score is None:
+            raise ValueError("score must have an array with a gradient, got None")
+        self.score.check_parts()
+        what = self.problem, self.mask, self.score, self.dropout
+        return prepare_score_backward(self.impl, *what)
+
+    def run_score_backward(self, dout, q, k, v, out, lse, dlse, seed):
+        """Check the arrays of the results, allocate the score's gradients and launch."""
+        dlse = self._check_results(dout, q, out, lse, dlse)
+        state = self._state(seed)
+        with self._device:
+            run = self._score_backward
+            shapes = [part.shape for parts in self.score.parts for part in parts]
+            sums = tuple(self._empty(shape, self.problem.lse_dtype) for shape in shapes)
+            run(dout, q, k, v, out, lse, dlse, sums, *state)
+        return sums
 
     def _check_out(self, out, q, k, v):
         """Only the addresses and the write flag of ``out`` change between calls of one layout."""
@@ -212,13 +261,13 @@ def backward_inputs(q, k, v, dout, out, lse, dlse):
     return arrays if dlse is not None else (*arrays, None)
 
 
-def lookup(q, k, v, mask, causal, window, scale, impl, score=None) -> AttentionPlan:
+def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) -> AttentionPlan:
     """The cached plan of a call, made when the call is new."""
     window = None if window is None else check_window(window)
     # 1 == True and 0.5 == Fraction(1, 2): the types keep what a check refuses out of the cache.
-    types = (type(causal), type(scale))
-    call = (signature(q), signature(k), signature(v), mask, causal, window, scale, types, impl)
-    call += (score,)
+    types = (type(causal), type(scale), type(dropout))
+    signatures = signature(q), signature(k), signature(v)
+    call = (*signatures, mask, causal, window, scale, types, impl, score, dropout)
     try:
         found = _plans.get(call)
     except TypeError:  # an argument that cannot be hashed is not valid either: the checks name it
@@ -227,17 +276,19 @@ def lookup(q, k, v, mask, causal, window, scale, impl, score=None) -> AttentionP
         config.check_impl(impl)
         problem = check_forward(q, k, v, scale)
         check_score(score, problem)
-        found = _plan(problem, check_mask(mask, problem, causal, window), impl, score)
+        dropout, whole = check_dropout(dropout), check_mask(mask, problem, causal, window)
+        found = _plan(problem, whole, impl, score, dropout)
         _plans.put(call, found)
     return found
 
 
-def _plan(problem: Problem, mask, impl: str, score=None) -> AttentionPlan:
-    impl = config.choose(impl, problem, mask, score)
-    found = _plans.get((problem, mask, impl, score))
+def _plan(problem: Problem, mask, impl: str, score, dropout) -> AttentionPlan:
+    impl = config.choose(impl, problem, mask, score, dropout)
+    what = problem, mask, impl, score, dropout
+    found = _plans.get(what)
     if found is None:
-        found = AttentionPlan(problem, mask, impl, score=score)
-        _plans.put((problem, mask, impl, score), found)
+        found = AttentionPlan(problem, mask, impl, score=score, dropout=dropout)
+        _plans.put(what, found)
     return found
 
 

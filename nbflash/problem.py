@@ -14,7 +14,6 @@ import numpy as np
 
 import masks
 from nbflash.arrays import alignment, device_of, overlaps, pointer
-from nbflash.scores import Score
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_HEAD_DIM = 256
@@ -95,7 +94,7 @@ class Problem:
     @property
     def lse_dtype(self) -> str:
         """float64 for float64 inputs, whose gradients a float32 lse would spoil; else float32."""
-        return _lse_dtype(self.dtype)
+        return wide_dtype(self.dtype)
 
     def __str__(self) -> str:
         return (
@@ -256,7 +255,7 @@ def check_parts(**named) -> None:
     _check_rank(first, out, 4)
     _check_dtype(first, out)
     batch, nq, heads, _ = out.shape
-    lse_dtype = np.dtype(_lse_dtype(out.dtype.name))
+    lse_dtype = np.dtype(wide_dtype(out.dtype.name))
     expected = {
         _LAYOUT["out"]: (out.shape, out.dtype),
         _LAYOUT["lse"]: ((batch, heads, nq), lse_dtype),
@@ -268,7 +267,8 @@ def check_parts(**named) -> None:
         _check_like(name, x, *expected[_LAYOUT[name]], device, check_layout=_check_aligned)
 
 
-def _lse_dtype(dtype: str) -> str:
+def wide_dtype(dtype: str) -> str:
+    """The precision of sums over ``dtype``, and of the lse."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -389,12 +389,3 @@ def _overlaps_itself(x) -> bool:
             return True
         extent += (n - 1) * stride
     return False
-
-
-def check_score(score, problem):
-    """Raise unless ``score`` is None or a Score that fits the problem."""
-    if score is None:
-        return
-    if not isinstance(score, Score):
-        raise TypeError(f"score must be made by nbflash.scores, got {type(score).__qualname__}")
-    score.check(problem)

@@ -12,8 +12,11 @@ Plain NumPy over the whole score matrix, O(N²) memory. Three rules settle the c
 
 import numpy as np
 
+from nbflash import philox
+from nbflash.score_chain import chain
 
-def attention(q, k, v, mask=None, scale=None, score=None):
+
+def attention(q, k, v, mask=None, scale=None, score=None, dropout=0.0, seed=(0, 0)):
     """Attention forward in float64.
 
     Parameters
@@ -27,6 +30,10 @@ def attention(q, k, v, mask=None, scale=None, score=None):
         Default ``head_dim**-0.5``.
     score : scores.Score, optional
         ``S = score(scale · Q Kᵀ)``.
+    dropout : float
+        Probability that an element of P becomes 0; the others are divided by ``1 - dropout``.
+    seed : (int, int)
+        Seed and offset of the random numbers.
 
     Returns
     -------
@@ -35,17 +42,19 @@ def attention(q, k, v, mask=None, scale=None, score=None):
     """
     q, k, v = _heads_first(q, k, v)
     keep, p, lse, _ = _softmax(q, k, mask, scale, score)
-    out = _product(p, keep, v)
+    out = _product(p * drop_factors(p.shape, dropout, seed), keep, v)
     return out.transpose(0, 2, 1, 3), lse
 
 
-def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None, score=None):
+def attention_backward(
+    dout, q, k, v, mask=None, scale=None, dlse=None, score=None, dropout=0.0, seed=(0, 0)
+):
     """Gradients of attention in float64 (FlashAttention, appendix B.2).
 
     Parameters
     ----------
     dout : array (batch, nq, heads, head_dim), gradient of the output
-    q, k, v, mask, scale, score
+    q, k, v, mask, scale, score, dropout, seed
         As in `attention`.
     dlse : array (batch, heads, nq), optional
         Gradient of the log-sum-exp; default zero. Ignored where a row attends nothing.
@@ -59,18 +68,63 @@ def attention_backward(dout, q, k, v, mask=None, scale=None, dlse=None, score=No
     dout, q, k, v = _heads_first(dout, q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keep, p, lse, slope = _softmax(q, k, mask, scale, score, with_slope=True)
+    factors = drop_factors(p.shape, dropout, seed)
+    ds = _score_gradient(dout, v, keep, p, lse, dlse, factors)
     with np.errstate(invalid="ignore"):
-        dp = np.where(keep, dout @ v.swapaxes(-1, -2), 0.0)
-        delta = np.sum(p * dp, axis=-1, keepdims=True)  # = rowsum(dO ∘ O), equation 4
-        if dlse is not None:
-            # ∂LSE/∂S = P: dS = P ∘ (dP − δ) + P ∘ dLSE
-            delta = delta - np.where(np.isneginf(lse), 0.0, dlse)[..., None]
-        ds = np.where(keep, p * (dp - delta) * slope, 0.0) * scale
-    keep_t, ds_t, p_t = (x.swapaxes(-1, -2) for x in (keep, ds, p))
+        ds = np.where(keep, ds * slope, 0.0) * scale
+    keep_t, ds_t, p_t = (x.swapaxes(-1, -2) for x in (keep, ds, p * factors))
     dq = _product(ds, keep, k)
     dk = _group_sum(_product(ds_t, keep_t, q), heads_kv)
     dv = _group_sum(_product(p_t, keep_t, dout), heads_kv)
     return tuple(x.transpose(0, 2, 1, 3) for x in (dq, dk, dv))
+
+
+def score_backward(
+    dout, q, k, v, mask=None, scale=None, dlse=None, *, score, dropout=0.0, seed=(0, 0)
+):
+    """Gradients of attention with respect to the arrays of ``score``, in float64.
+
+    Parameters
+    ----------
+    dout, q, k, v, mask, scale, dlse, score, dropout, seed
+        As in `attention_backward`.
+
+    Returns
+    -------
+    tuple of float64 arrays, like those of ``score``
+    """
+    dout, q, k, v = _heads_first(dout, q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keep, p, lse, _ = _softmax(q, k, mask, scale, score)
+    ds = _score_gradient(dout, v, keep, p, lse, dlse, drop_factors(p.shape, dropout, seed))
+    with np.errstate(invalid="ignore"):
+        s = scale * (q @ k.swapaxes(-1, -2))
+    return score_sums(s, ds, keep, score)
+
+
+def score_sums(s, ds, keep, score):
+    """Sums of dS', that of the last function's scores, for every array; S is before the first."""
+    stages = zip(score.stages(*s.shape[2:]), score.parts, strict=True)
+    stages = [(fn, grad, params, parts) for (fn, grad, params), parts in stages]
+    functions = [(fn, grad, [part.function for part in parts]) for fn, grad, _, parts in stages]
+    run, params = chain(functions, lambda fn: fn, float), [given for _, _, given, _ in stages]
+    sums = tuple(np.zeros(part.shape, ds.dtype) for *_, parts in stages for part in parts)
+    at = np.nonzero(keep)
+    for x, gradient, *place in zip(s[at].tolist(), ds[at], *(i.tolist() for i in at), strict=True):
+        for total, (index, factor) in zip(sums, run(x, *place, params)[2], strict=True):
+            total[index] += gradient * factor
+    return sums
+
+
+def _score_gradient(dout, v, keep, p, lse, dlse, factors):
+    """dS' = P ∘ (dP ∘ Z − (δ − dLSE)), 0 where nothing is attended."""
+    with np.errstate(invalid="ignore"):
+        dp = np.where(keep, dout @ v.swapaxes(-1, -2), 0.0) * factors
+        delta = np.sum(p * dp, axis=-1, keepdims=True)  # = rowsum(dO ∘ O), equation 4
+        if dlse is not None:
+            # ∂LSE/∂S = P: dS = P ∘ (dP − δ) + P ∘ dLSE
+            delta = delta - np.where(np.isneginf(lse), 0.0, dlse)[..., None]
+        return np.where(keep, p * (dp - delta), 0.0)
 
 
 def merge(parts):
@@ -173,6 +227,13 @@ def scored(s, keep, score, with_slope=True):
             slope[at] *= each(grad)
         s[at] = each(fn)
     return s, slope
+
+
+def drop_factors(shape, dropout, seed):
+    """1 / (1 − dropout) where an element of P (batch, heads, nq, nk) is kept, else 0."""
+    if not dropout:
+        return np.ones(shape)
+    return philox.kept(shape, dropout, seed) * philox.factor(dropout)
 
 
 def _product(weight, keep, x):

@@ -8,14 +8,37 @@ A `Score` is a chain of plain Python functions of one score and of where it is,
 
 which Numba compiles into the kernels. ``b`` counts batch elements, ``h`` query heads, ``q_idx`` and
 ``kv_idx`` tokens, all from 0. What the mask leaves out stays out, whatever ``fn`` makes of it.
+
+An array among the parameters has a gradient (`nbflash.score_backward`) by a third function, which
+says the element that the score is made with, and how much it changes the score:
+
+    part(s, b, h, q_idx, kv_idx, *params) -> (index, ∂s'/∂array[index])
 """
 
 import inspect
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 INDICES = ("s", "b", "h", "q_idx", "kv_idx")
+
+
+class Part(NamedTuple):
+    """An array with a gradient: its function, its shape, and what its first axes count."""
+
+    function: object
+    shape: tuple
+    axes: tuple = ()
+
+    def follows(self, axis, problem):
+        """Whether scores apart along ``axis`` are made with different elements."""
+        size = {"batch": problem.batch, "heads": problem.heads, "nq": problem.nq, "nk": problem.nk}
+        return size[axis] == 1 or (axis in self.axes and self.shape[self.axes.index(axis)] > 1)
+
+    def alone(self, problem):
+        """Whether every score has an element of its own."""
+        return all(self.follows(axis, problem) for axis in ("batch", "heads", "nq", "nk"))
 
 
 class Score:
@@ -26,10 +49,16 @@ class Score:
 
     def __init__(self, stages):
         self._stages = tuple(stages)
+        self._key = tuple(stage.key for stage in self._stages)
 
     def stages(self, nq, nk):
         """``(fn, grad, params)`` of every function, for a problem of nq queries and nk keys."""
         return [stage.at(nq, nk) for stage in self._stages]
+
+    @property
+    def parts(self):
+        """A tuple of `Part` for every function."""
+        return [stage.parts for stage in self._stages]
 
     def check(self, problem):
         """Raise ValueError if a parameter does not fit the problem's sizes."""
@@ -42,27 +71,38 @@ class Score:
             if stage.grad is None:
                 raise ValueError(f"{stage} has no gradient: pass grad= to scores.custom")
 
-    def _key(self):
-        return tuple(stage.key for stage in self._stages)
+    def check_parts(self):
+        """Raise ValueError if an array has no gradient and nobody said so, or if there is none."""
+        for stage in self._stages:
+            if stage.parts is None:
+                raise ValueError(
+                    f"{stage} has arrays without gradients: pass param_grads= to scores.custom, "
+                    f"with None for those that are constants"
+                )
+        if not any(self.parts):
+            raise ValueError(f"{self} has no array with a gradient")
 
     def __eq__(self, other):
-        return isinstance(other, Score) and self._key() == other._key()
+        return isinstance(other, Score) and self._key == other._key
 
     def __hash__(self):
-        return hash(self._key())
+        return hash(self._key)
 
     def __repr__(self):
         return f"Score({', '.join(map(str, self._stages))})"
 
 
 class _Stage:
-    """A function with its parameters; ``sizes`` says what their axes must be as long as."""
+    """A function with its parameters; ``sizes`` says what their first axes must be as long as.
 
-    def __init__(self, name, fn, grad, params, sizes=(), aligned=False):
+    ``parts`` are those of its arrays; None where nobody has said whether they have gradients.
+    """
+
+    def __init__(self, name, fn, grad, params, sizes=(), aligned=False, parts=()):
         self._name, self._fn, self.grad, self._params = name, fn, grad, params
-        self._sizes, self._aligned = sizes, aligned
+        self._sizes, self._aligned, self.parts = sizes, aligned, parts
         contents = tuple((x.shape, x.dtype.str, x.tobytes()) for x in params)
-        self.key = fn, grad, contents
+        self.key = fn, grad, parts, contents
 
     def at(self, nq, nk):
         # The last query is aligned with the last key.
@@ -72,7 +112,7 @@ class _Stage:
     def check(self, problem):
         real = {"batch": problem.batch, "heads": problem.heads, "nq": problem.nq, "nk": problem.nk}
         for x, axes in zip(self._params, self._sizes, strict=False):
-            for n, axis in zip(x.shape, axes, strict=True):
+            for n, axis in zip(x.shape, axes, strict=False):
                 if n != real[axis] and not (n == 1 and len(axes) > 1):
                     raise ValueError(
                         f"score: {self._name} has {axis}={n}, got inputs with {axis}={real[axis]}"
@@ -80,6 +120,15 @@ class _Stage:
 
     def __str__(self):
         return self._name
+
+
+def check_score(score, problem):
+    """Raise unless ``score`` is None or a Score that fits the problem."""
+    if score is None:
+        return
+    if not isinstance(score, Score):
+        raise TypeError(f"score must be made by nbflash.scores, got {type(score).__qualname__}")
+    score.check(problem)
 
 
 def compose(*scores):
@@ -97,6 +146,11 @@ def softcap(cap):
     ----------
     cap : float
         Positive and finite.
+
+    Notes
+    -----
+    On ``sm90`` in bfloat16 tanh is the hardware's, within 2^-11: a score near 40 may be off by
+    0.02, and its weight by 2 %, where a rounded weight is off by 0.4 %.
     """
     cap = _number("cap", cap)
     if not 0 < cap < math.inf:
@@ -110,12 +164,17 @@ def alibi(slopes):
     Parameters
     ----------
     slopes : float or array (heads,)
-        The last query is aligned with the last key, as with ``causal=True``.
+        The last query is aligned with the last key, as with ``causal=True``. An array has a
+        gradient, a number is a constant.
     """
-    slopes = _array("slopes", slopes, 1)
+    learned = np.ndim(slopes) > 0
+    slopes, axes = _array("slopes", slopes, "(heads,)", 1), ("heads",)
     if slopes.size == 1:
-        return Score([_Stage("alibi", _alibi_of_all, _one, (slopes[0],), aligned=True)])
-    return Score([_Stage("alibi", _alibi, _one, (slopes,), (("heads",),), aligned=True)])
+        fn, part, given, sizes = _alibi_of_all, _alibi_of_all_part, (slopes[0],), ()
+    else:
+        fn, part, given, sizes = _alibi, _alibi_part, (slopes,), (axes,)
+    parts = (Part(part, slopes.shape, axes),) if learned else ()
+    return Score([_Stage("alibi", fn, _one, given, sizes, aligned=True, parts=parts)])
 
 
 def relative(table):
@@ -126,34 +185,28 @@ def relative(table):
     table : array (heads, 2 reach + 1)
         The middle column is that of the query's own position.
     """
-    table = _array("table", table, 2)
+    table = _array("table", table, "(heads, 2 reach + 1)", 2)
     if table.shape[1] % 2 == 0:
         raise ValueError(f"table must have an odd number of columns, got shape {table.shape}")
-    return Score([_Relative("relative", _relative, _one, (table,), aligned=True)])
-
-
-class _Relative(_Stage):
-    def check(self, problem):
-        heads = self._params[0].shape[0]
-        if heads != problem.heads:
-            raise ValueError(
-                f"score: relative has heads={heads}, got inputs with heads={problem.heads}"
-            )
+    axes = ("heads",)
+    parts = (Part(_relative_part, table.shape, axes),)
+    return Score([_Stage("relative", _relative, _one, (table,), (axes,), True, parts)])
 
 
 def bias(array):
-    """``s + array[b, h, q_idx, kv_idx]``. Its own gradient is not computed.
+    """``s + array[b, h, q_idx, kv_idx]``.
 
     Parameters
     ----------
     array : array (batch or 1, heads or 1, nq or 1, nk or 1)
     """
-    array = _array("array", array, 4)
-    sizes = (("batch", "heads", "nq", "nk"),)
-    return Score([_Stage("bias", _bias, _one, (array,), sizes)])
+    array = _array("array", array, "(batch or 1, heads or 1, nq or 1, nk or 1)", 4)
+    axes = ("batch", "heads", "nq", "nk")
+    parts = (Part(_bias_part, array.shape, axes),)
+    return Score([_Stage("bias", _bias, _one, (array,), (axes,), parts=parts)])
 
 
-def custom(fn, grad=None, params=()):
+def custom(fn, grad=None, params=(), param_grads=None):
     """A function of one's own.
 
     Parameters
@@ -164,17 +217,50 @@ def custom(fn, grad=None, params=()):
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.
     params : tuple of float or array
         Copied; of float64 unless they are arrays of another type.
+    param_grads : tuple of callable or None, optional
+        One for each of ``params``: of the same arguments, it returns ``(index, ∂s'/∂param[index])``
+        for the only element of the array that this score is made with, ``index`` an integer or,
+        of several axes, a tuple of integers. None for constants. Only `score_backward` needs it.
 
     Raises
     ------
-    TypeError
-        If a function does not take these arguments, with the line that defines it.
+    TypeError, ValueError
+        If a function does not take these arguments, with the line that defines it, or if there is
+        one for a number.
+
+    Notes
+    -----
+    Make it once and keep it: another function, a new lambda too, is compiled anew.
     """
-    params = tuple(_array(f"params[{i}]", x, None) for i, x in enumerate(params))
-    for given, function in (("fn", fn), ("grad", grad)):
+    if not isinstance(params, (tuple, list)):
+        raise TypeError(f"params must be a tuple, got {type(params).__qualname__}")
+    params = tuple(_array(f"params[{i}]", x) for i, x in enumerate(params))
+    functions = {"fn": fn, "grad": grad}
+    parts = None if any(x.ndim for x in params) else ()
+    if param_grads is not None:
+        functions |= _of_arrays(param_grads, params)
+        pairs = zip(param_grads, params, strict=True)
+        parts = tuple(Part(part, x.shape) for part, x in pairs if part is not None)
+    for given, function in functions.items():
         if function is not None:
             _check_signature(given, function, len(params))
-    return Score([_Stage(f"custom({where(fn)})", fn, grad, tuple(map(_scalar, params)))])
+    name = f"custom({where(fn)})"
+    return Score([_Stage(name, fn, grad, tuple(map(_scalar, params)), parts=parts)])
+
+
+def _of_arrays(param_grads, params):
+    """The functions of ``param_grads`` by their names in messages."""
+    if not isinstance(param_grads, (tuple, list)) or len(param_grads) != len(params):
+        raise TypeError(
+            f"param_grads must be a tuple of {len(params)} functions or None, one for each of "
+            f"params, got {param_grads!r}"
+        )
+    for i, (part, x) in enumerate(zip(param_grads, params, strict=True)):
+        if part is not None and (x.ndim == 0 or x.dtype.kind != "f"):
+            raise ValueError(
+                f"param_grads[{i}] is for an array of floating point, params[{i}] is {x!r}"
+            )
+    return {f"param_grads[{i}]": part for i, part in enumerate(param_grads)}
 
 
 def where(fn):
@@ -202,12 +288,15 @@ def _number(name, x):
         raise TypeError(f"{name} must be a number, got {x!r}") from error
 
 
-def _array(name, x, ndim):
+def _array(name, x, axes="", ndim=None):
     """A read-only copy; numbers and lists become float64."""
-    x = np.array(x, dtype=None if isinstance(x, np.ndarray) else np.float64)
+    try:
+        x = np.array(x, dtype=None if isinstance(x, np.ndarray) else np.float64)
+    except (TypeError, ValueError) as error:  # CuPy's arrays are among those that refuse
+        raise TypeError(f"{name} must be a NumPy array, a list or a number: {error}") from error
     x = x.reshape(1) if x.ndim == 0 and ndim == 1 else x
     if ndim is not None and x.ndim != ndim:
-        raise ValueError(f"{name} must have {ndim} axes, got shape {x.shape}")
+        raise ValueError(f"{name} must have shape {axes}, got {x.shape}")
     if x.dtype.kind not in "fiub" or x.dtype.itemsize == 2:
         raise TypeError(f"{name} must be an array of float32, float64 or integers, got {x.dtype}")
     x.flags.writeable = False
@@ -239,11 +328,29 @@ def _alibi_of_all(s, b, h, q_idx, kv_idx, aligned, slope):
     return s - slope * abs(q_idx + aligned - kv_idx)
 
 
+def _alibi_part(s, b, h, q_idx, kv_idx, aligned, slopes):
+    return h, -abs(q_idx + aligned - kv_idx)
+
+
+def _alibi_of_all_part(s, b, h, q_idx, kv_idx, aligned, slope):
+    return 0, -abs(q_idx + aligned - kv_idx)
+
+
 def _relative(s, b, h, q_idx, kv_idx, aligned, table):
     reach = table.shape[1] // 2
     return s + table[h, min(max(kv_idx - q_idx - aligned + reach, 0), 2 * reach)]
 
 
+def _relative_part(s, b, h, q_idx, kv_idx, aligned, table):
+    reach = table.shape[1] // 2
+    return (h, min(max(kv_idx - q_idx - aligned + reach, 0), 2 * reach)), 1
+
+
 def _bias(s, b, h, q_idx, kv_idx, array):
     n0, n1, n2, n3 = array.shape
     return s + array[min(b, n0 - 1), min(h, n1 - 1), min(q_idx, n2 - 1), min(kv_idx, n3 - 1)]
+
+
+def _bias_part(s, b, h, q_idx, kv_idx, array):
+    n0, n1, n2, n3 = array.shape
+    return (min(b, n0 - 1), min(h, n1 - 1), min(q_idx, n2 - 1), min(kv_idx, n3 - 1)), 1

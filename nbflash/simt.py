@@ -4,11 +4,14 @@ On a GPU a bound kernel is a :class:`nbflash.launch.Launch`; under the simulator
 argument list goes to the same kernel as NumPy arrays.
 """
 
-from functools import cached_property
+import itertools
+import math
+from dataclasses import replace
+from functools import cache, cached_property
 
 import numpy as np
 
-from nbflash import arrays, launch
+from nbflash import arrays, launch, philox, score_params
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_simt import bwd_simt_spec
 from nbflash.kernels.delta_simt import RowConfig, blocks_for, delta_simt_spec
@@ -21,7 +24,7 @@ from nbflash.schedule import TileSchedule
 
 def vectors_allowed(dtype, head_dim, alignment):
     """Whether rows may be read four elements at a time."""
-    itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[dtype]
+    itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}.get(dtype, 1)
     return head_dim % 4 == 0 and alignment >= min(16, 4 * itemsize)
 
 
@@ -36,11 +39,15 @@ class SimtExecutor:
         Instead of the forward table's row.
     backward : callable, optional
         Instead of the backward table: ``backward(deterministic, vectors) -> configs``.
+    score : nbflash.scores.Score, optional
+    dropout : float
     """
 
-    def __init__(self, problem, mask, *, config=None, backward=None):
+    def __init__(self, problem, mask, *, config=None, backward=None, score=None, dropout=0.0):
         self._problem, self._mask = problem, mask
-        self._device = _Simulator() if SIM else _Gpu(problem.device_id)
+        self._device = device_of(problem.device_id)
+        made = score_params.prepare(score, problem, self._device.capability)
+        self._score, self._params = made[0], self._device.params(made[1])
         vectors = vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
         self._config = config or forward_config(
             problem.dtype,
@@ -53,6 +60,10 @@ class SimtExecutor:
             raise self._does_not_fit("forward")
         self._backward_configs = backward or self._table_backward
         self.schedule = TileSchedule.from_mask(mask, self._config.tile_m, self._config.tile_n)
+        self._dropping = ()
+        if dropout:
+            factor = np.dtype(problem.lse_dtype).type(philox.factor(dropout))
+            self._dropping = philox.threshold(dropout), factor
         self._qkv_strides = tuple(three[:3] for three in problem.strides)
         self._backward_passes = {}
 
@@ -79,7 +90,7 @@ class SimtExecutor:
         return p.nq, p.nk, p.heads, p.group
 
     def _bind(self, spec, schedule, work, scales):
-        """Bind sizes and schedule; a call gives the tensors and their strides."""
+        """Bind sizes and schedule; a call gives the tensors, their strides and dropout's state."""
         p = self._problem
         tables = (
             work,
@@ -92,18 +103,33 @@ class SimtExecutor:
             schedule.bits,
         )
         constants = (*self._sizes, schedule.n_row, *scales)
-        return self._device.bind(spec, len(work), constants, tables)
+        more = self._params, self._dropping
+        return self._device.bind(spec, len(work), constants, tables, more)
+
+    def _complete(self, config):
+        """A row of a table with what this problem asks for besides."""
+        return replace(config, score=self._score, dropout=bool(self._dropping))
+
+    def _state(self, seed):
+        """The kernels' argument of that name."""
+        return self._device.state(seed) if self._dropping else ()
+
+    @property
+    def _q_factor(self):
+        """What Q is multiplied with: scores are in base 2, but a score function's are natural."""
+        return self._problem.scale * (1.0 if self._score else LOG2_E)
 
     @cached_property
     def _forward(self):
         p = self._problem
         work = self.schedule.work(p.batch, p.heads)
-        scales = (p.scale * LOG2_E,)
-        return self._bind(fwd_simt_spec(self._config), self.schedule, work, scales)
+        spec = fwd_simt_spec(self._complete(self._config))
+        return self._bind(spec, self.schedule, work, (self._q_factor,))
 
-    def forward(self, q, k, v, out, lse):
+    def forward(self, q, k, v, out, lse, seed=None):
         """Write ``out`` and ``lse``."""
-        self._forward((q, k, v, out, lse), (*self._qkv_strides, arrays.strides(out)))
+        strides = *self._qkv_strides, arrays.strides(out)
+        self._forward((q, k, v, out, lse), strides, self._state(seed))
 
     def _passes(self, deterministic, vectors):
         """The bound backward kernels, with their configurations, made once."""
@@ -121,27 +147,43 @@ class SimtExecutor:
                 if cfg.walk == "columns":
                     schedule, group = schedule.T, p.group
                 work = schedule.work(p.batch, p.heads, group)
-                scales = (p.scale, p.scale * LOG2_E)
-                bound.append((cfg, self._bind(bwd_simt_spec(cfg), schedule, work, scales)))
-            rows = p.batch * p.nq * p.heads
-            row_config, sizes = RowConfig(p.dtype, p.head_dim), (p.nq, p.heads, rows)
-            delta, convert = (
-                self._device.bind(make(row_config), blocks_for(rows), sizes, ())
-                for make in (delta_simt_spec, round_simt_spec)
-            )
-            self._backward_passes[key] = delta, convert, bound
+                spec = bwd_simt_spec(self._complete(cfg))
+                scales = (p.scale, self._q_factor)
+                bound.append((cfg, self._bind(spec, schedule, work, scales)))
+            self._backward_passes[key] = bound
         return self._backward_passes[key]
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
-        """Write ``dq``, ``dk`` and ``dv``."""
+    @cached_property
+    def _row_kernels(self):
+        """Those that make δ and round a sum of dQ, bound."""
+        p = self._problem
+        rows = p.batch * p.nq * p.heads
+        config, sizes = RowConfig(p.dtype, p.head_dim), (p.nq, p.heads, rows)
+        return [
+            self._device.bind(make(config), blocks_for(rows), sizes, ())
+            for make in (delta_simt_spec, round_simt_spec)
+        ]
+
+    def _vectors_with(self, dout):
+        """Whether rows of q, k, v and dout may be read four elements at a time."""
         p = self._problem
         alignment = min(p.alignment, arrays.alignment(dout))
-        vectors = vectors_allowed(p.dtype, p.head_dim, alignment)
-        delta_kernel, round_kernel, passes = self._passes(deterministic, vectors)
-        wide = np.dtype("float64" if p.dtype == "float64" else "float32")
+        return vectors_allowed(p.dtype, p.head_dim, alignment)
+
+    def _statistics(self, dout, out, lse, dlse):
+        """lse and δ − dLSE, contiguous."""
+        delta_kernel, _ = self._row_kernels
         lse = lse if lse.flags.c_contiguous else lse.copy()
-        delta = self._device.empty(lse.shape, wide)
+        delta = self._device.empty(lse.shape, np.dtype(self._problem.lse_dtype))
         delta_kernel((dout, out, dlse, delta), map(arrays.strides, (dout, out, dlse)))
+        return lse, delta
+
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
+        """Write ``dq``, ``dk`` and ``dv``."""
+        passes = self._passes(deterministic, self._vectors_with(dout))
+        (_, round_kernel), state = self._row_kernels, self._state(seed)
+        lse, delta = self._statistics(dout, out, lse, dlse)
+        wide = delta.dtype
         for cfg, kernel in passes:
             target = dq
             if cfg.atomic_dq:
@@ -149,9 +191,15 @@ class SimtExecutor:
                 target.fill(0)
             tensors = (q, k, v, dout, lse, delta, target, dk, dv)
             changing = (arrays.strides(x) for x in (dout, target, dk, dv))
-            kernel(tensors, (*self._qkv_strides, *changing))
+            kernel(tensors, (*self._qkv_strides, *changing), state)
             if target is not dq:
                 round_kernel((target, dq), map(arrays.strides, (target, dq)))
+
+
+@cache
+def device_of(device_id):
+    """What binds kernels and allocates on a CUDA device, or in the simulator."""
+    return _Simulator() if SIM else _Gpu(device_id)
 
 
 class _Gpu:
@@ -165,24 +213,69 @@ class _Gpu:
         self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
         self.vector_red = int(device.compute_capability) >= 90
         self.cp_async = int(device.compute_capability) >= 80
+        self.capability = divmod(int(device.compute_capability), 10)
+        self.multiprocessors = device.attributes["MultiProcessorCount"]
+        with device:
+            (self._zeros,) = arrays.resident([np.zeros(2, np.uint64)])
 
     def empty(self, shape, dtype):
-        return self._cupy.empty(shape, dtype)
+        return self._cupy.ndarray(shape, dtype)  # cupy.empty takes twice as long
 
-    def bind(self, spec, blocks, constants, tables):
-        """A callable ``bound(tensors, strides)``."""
+    def scratch(self, shapes, dtype):
+        """What allocates arrays of these shapes at once, in the pool of the current stream."""
+        ndarray, alloc, dtype = self._cupy.ndarray, self._cupy.cuda.alloc, np.dtype(dtype)
+        sizes = [-(-math.prod(shape) * dtype.itemsize // 16) * 16 for shape in shapes]
+        starts = list(itertools.accumulate(sizes, initial=0))
+        places = list(zip(shapes, starts, strict=False))
+
+        def allocate():
+            memory = alloc(starts[-1])
+            return [ndarray(shape, dtype, memory + start) for shape, start in places]
+
+        return allocate
+
+    def stream(self):
+        """The address of the current stream."""
+        return self._cupy.cuda.get_current_stream().ptr
+
+    def capturing(self):
+        """Whether a CUDA graph records the current stream; the legacy stream never is."""
+        stream = self.stream()
+        return bool(stream) and self._cupy.cuda.runtime.streamIsCapturing(stream)
+
+    def resident(self, tables):
+        """NumPy arrays where the kernels of any stream read them."""
+        return arrays.resident(tables)
+
+    def params(self, given):
+        """A score's parameters as the kernels read them."""
+        return arrays.resident_params(given)
+
+    def state(self, seed):
+        """Dropout's two integers and where what changes them is: zeros, or one's own array."""
+        if isinstance(seed, tuple):
+            return *seed, self._zeros.data.ptr
+        return 0, 0, seed.data.ptr
+
+    def places(self, sums):
+        """Where arrays are and their shapes, for a kernel."""
+        return launch.flattened(tuple((x.data.ptr, x.shape) for x in sums))
+
+    def bind(self, spec, blocks, constants, tables, more=()):
+        """A callable ``bound(tensors, strides, *tuples)``; the arguments end with ``more``."""
         stream_of = self._cupy.cuda.get_current_stream
         held = arrays.resident(tables)
         addresses = (t.data.ptr for t in held)
-        bound = launch.Launch(spec, blocks, (*constants, *addresses), self._id)
+        trailing = (*launch.flattened(constants), *addresses, *launch.flattened(more))
+        bound = launch.Launch(spec, blocks, trailing, self._id)
 
-        def run(tensors, strides):
+        def run(tensors, strides, *tuples):
             changing = [x.data.ptr for x in tensors]
-            for three in strides:
-                changing += three
+            for words in (*strides, *tuples):
+                changing += words
             bound(stream_of().ptr, changing)
 
-        run.tables = held  # alive as long as the kernel that reads them
+        run.tables = held, more  # alive as long as the kernel that reads them
         return run
 
 
@@ -191,19 +284,42 @@ class _Simulator:
 
     smem_limit = 227 * 1024
     vector_red = cp_async = True
+    capability = None
+    multiprocessors = 4
 
     def empty(self, shape, dtype):
         return np.full(shape, np.nan, dtype)
 
-    def bind(self, spec, blocks, constants, tables):
-        """A callable ``bound(tensors, strides)``."""
+    def scratch(self, shapes, dtype):
+        return lambda: [self.empty(shape, dtype) for shape in shapes]
+
+    def capturing(self):
+        return False
+
+    def resident(self, tables):
+        return tables
+
+    def params(self, given):
+        return given
+
+    def state(self, seed):
+        if isinstance(seed, tuple):
+            return *map(np.uint64, seed), np.zeros(2, np.uint64)
+        return np.uint64(0), np.uint64(0), seed.view(np.uint64)
+
+    def places(self, sums):
+        return tuple((x.reshape(-1), x.shape) for x in sums)
+
+    def bind(self, spec, blocks, constants, tables, more=()):
+        """A callable ``bound(tensors, strides, *tuples)``; the arguments end with ``more``."""
         flat_tables = [np.ascontiguousarray(t).reshape(-1) for t in tables]
         wide = np.float64 if spec.config.dtype == "float64" else np.float32
         constants = [wide(c) if isinstance(c, float) else c for c in constants]
 
-        def run(tensors, strides):
+        def run(tensors, strides, *tuples):
             flat = [_flat(x) for x in tensors]
-            launch.simulate(spec, blocks, (*flat, *strides, *constants, *flat_tables))
+            arguments = *flat, *strides, *tuples, *constants, *flat_tables, *more
+            launch.simulate(spec, blocks, arguments)
 
         return run
 
@@ -213,6 +329,6 @@ def _flat(x):
     if min(x.strides) < 0:
         raise ValueError(f"the simulator takes no negative strides, got {x.strides}; copy it first")
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) // x.itemsize
-    if x.dtype.name == "bfloat16":
-        x = x.view(np.uint16)
+    bits = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8}.get(x.dtype.name)
+    x = x if bits is None else x.view(bits)
     return np.lib.stride_tricks.as_strided(x, (span,), (x.itemsize,))

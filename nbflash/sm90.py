@@ -2,15 +2,16 @@
 
 from functools import cached_property
 
-from nbflash import arrays, launch, sm90_backward, tensor_map
-from nbflash.constants import LOG2_E
+from nbflash import arrays, launch, score_params, sm90_backward, tensor_map
+from nbflash.constants import LEAST_SCALE, LOG2_E
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import choose, forward_configs
 from nbflash.persistent import row_tables
 from nbflash.schedule import TileSchedule
+from nbflash.simt import device_of
+from nbflash.tile.dropout_wgmma import dropping_of
 
-# exp2(S · scale) is 1 at scale 0, and −∞ · scale must stay −∞.
-_LEAST_SCALE = 1e-30
+HOPPER = 9, 0
 
 
 class Sm90Executor:
@@ -24,12 +25,17 @@ class Sm90Executor:
         Instead of the table's row.
     backward : Sm90BackwardConfig, optional
         Instead of that table's row; it says whether there are two passes, too.
+    score : nbflash.scores.Score, optional
+    dropout : float
     """
 
-    def __init__(self, problem, mask, *, config=None, backward=None):
+    def __init__(self, problem, mask, *, config=None, backward=None, score=None, dropout=0.0):
         import cupy
 
         self._problem, self._mask, self._cupy = problem, mask, cupy
+        self._score, params = score_params.prepare(score, problem, HOPPER)
+        self._params = arrays.resident_params(params)
+        self._dropout, self._device = dropout, device_of(problem.device_id)
         self._backward_config, self._backwards = backward, {}  # by whether in two passes
         self._map = tensor_map.Maps(problem.dtype)
         configs = [config] if config else self._table()
@@ -37,7 +43,8 @@ class Sm90Executor:
 
     def _table(self):
         p = self._problem
-        return forward_configs(p.dtype, p.head_dim, negate=p.scale < 0)
+        more = {"score": self._score, "dropout": bool(self._dropout)}
+        return forward_configs(p.dtype, p.head_dim, negate=p.scale < 0, **more)
 
     def _tiled(self, config):
         return TileSchedule.from_mask(self._mask, config.tile_m, config.tile_n)
@@ -51,10 +58,13 @@ class Sm90Executor:
         items = p.batch * p.heads * s.n_row
         blocks = max(1, min(most, items))
         tables, live = row_tables(s, p, blocks)
-        scale = max(abs(p.scale) * LOG2_E, _LEAST_SCALE)
-        sizes = (p.nq, p.heads, p.group, s.n_row, items, live, scale)
+        scale = max(abs(p.scale) * (1.0 if self._score else LOG2_E), LEAST_SCALE)
+        strides = [s for three in p.strides[:2] for s in three[:3]]
+        sizes = (p.nq, p.nk, p.heads, p.group, s.n_row, items, live, scale)
         held = arrays.resident(tables)
-        trailing = (*sizes, *(t.data.ptr for t in held))
+        pointers = (t.data.ptr for t in held)
+        more = self._params, dropping_of(self._dropout)
+        trailing = (*strides, *sizes, *pointers, *launch.flattened(more))
         bound = launch.Launch(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
         return bound, held
 
@@ -69,32 +79,36 @@ class Sm90Executor:
             for shape, three, n in zip(shapes, p.strides, rows, strict=True)
         ]
 
-    def forward(self, q, k, v, out, lse):
+    def _state(self, seed):
+        """The kernels' argument of that name."""
+        return self._device.state(seed) if self._dropout else ()
+
+    def forward(self, q, k, v, out, lse, seed=None):
         """Write ``out`` and ``lse``."""
         strides, address = arrays.strides(out), out.data.ptr
         unfit = any(s < 0 or 2 * s % tensor_map.ALIGNMENT for s in strides)
         if unfit or address % tensor_map.ALIGNMENT:
             target = self._cupy.empty(out.shape, out.dtype)
-            self.forward(q, k, v, target, lse)
+            self.forward(q, k, v, target, lse, seed)
             out[...] = target
             return
-        words = []
-        for x, layout in zip((q, k, v), self._layouts, strict=True):
-            words.append(x.data.ptr)
-            words += layout
+        addresses, words = [x.data.ptr for x in (q, k, v)], []
+        for start, layout in zip(addresses, self._layouts, strict=True):
+            words += (start, *layout)
         words += [address, *self._map.layout(out.shape, strides, 64)]
         bound, _ = self._forward
         stream = self._cupy.cuda.get_current_stream().ptr
-        bound(stream, [*words, address, lse.data.ptr, *strides])
+        state = self._state(seed)
+        bound(stream, [*words, address, lse.data.ptr, *strides, *addresses[:2], *state])
 
     @cached_property
     def _by_default(self):
         """Whether the backward takes two passes if nobody asks for them."""
-        if self._backward_config:
+        if self._backward_config and not self._dropout:
             return not self._backward_config.with_dq
-        return sm90_backward.in_two_passes(self._problem, self._mask)
+        return sm90_backward.in_two_passes(self._problem, self._mask, self._score, self._dropout)
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic):
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
         """Write ``dq``, ``dk`` and ``dv``."""
         two_passes = deterministic or self._by_default
         made = self._backwards.get(two_passes)
@@ -106,6 +120,8 @@ class Sm90Executor:
                 self._mask,
                 two_passes=two_passes,
                 config=config if fits else None,
+                scoring=(self._score, self._params),
+                dropout=self._dropout,
             )
             self._backwards[two_passes] = made
-        made(dout, q, k, v, out, lse, dlse, dq, dk, dv)
+        made(dout, q, k, v, out, lse, dlse, dq, dk, dv, self._state(seed))

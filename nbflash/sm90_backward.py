@@ -1,5 +1,6 @@
 """The Hopper backward of one problem and mask: its tables, and its kernels with arguments bound."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -18,8 +19,11 @@ from nbflash.kernels.bwd_sm90_config import (
 from nbflash.kernels.bwd_sm90_dq_config import dq_config
 from nbflash.kernels.bwd_sm90_rows import RowsConfig, round_sm90_spec, statistics_sm90_spec
 from nbflash.persistent import L2_BYTES, ordered
+from nbflash.philox import factor
 from nbflash.schedule import TileSchedule
 from nbflash.sm90_dq import DqPass
+from nbflash.tile.dropout_wgmma import dropping_of
+from nbflash.tile.wgmma_gemm import PANEL
 from nbflash.tile.wgmma_gradient import PART
 
 
@@ -70,14 +74,15 @@ def rows_config(cfg):
     return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
 
 
-def in_two_passes(problem, mask):
+def in_two_passes(problem, mask, score=None, dropout=0.0):
     """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
 
     Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
     rounded once a row, however few its tiles.
     """
     dtype, head_dim = problem.dtype, problem.head_dim
-    if head_dim > MOST_HEAD_DIM:
+    # Narrow heads have tiles of 128 queries in one pass, and no registers for score functions.
+    if dropout or head_dim > MOST_HEAD_DIM or (score and head_dim <= PANEL):
         return True
     columns = columns_config(dtype, head_dim)
     configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
@@ -96,16 +101,26 @@ class Sm90Backward:
         dK and dV by columns and dQ by rows, reproducibly; or all in one pass over columns.
     config : Sm90BackwardConfig, optional
         Of the pass over columns, instead of the table's row.
+    scoring : (ScoreCode or None, tuple)
+        Functions of the scores and their parameters on the device.
+    dropout : float
+        Takes two passes.
     """
 
-    def __init__(self, problem, mask, *, two_passes=False, config=None):
+    def __init__(
+        self, problem, mask, *, two_passes=False, config=None, scoring=(None, ()), dropout=0.0
+    ):
         import cupy
 
         self._problem, self._cupy = problem, cupy
+        score, self._params = scoring
         table = columns_config if two_passes else backward_config
-        self.config = cfg = config or table(problem.dtype, problem.head_dim)
+        config = config or table(problem.dtype, problem.head_dim)
+        self._dropout = dropout
+        self.config = cfg = replace(config, score=score, dropout=bool(dropout))
         self.schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
-        self.rows = DqPass(problem, mask, cfg.tile_m) if two_passes else None
+        more = {"scoring": scoring, "dropout": dropout}
+        self.rows = DqPass(problem, mask, cfg.tile_m, **more) if two_passes else None
         self._map = tensor_map.Maps(problem.dtype)
 
     @property
@@ -124,8 +139,10 @@ class Sm90Backward:
         held = arrays.resident(walked)
         stride = p.nk * heads_kv * p.head_dim, heads_kv * p.head_dim, p.head_dim
         sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)
-        scales = p.scale * LOG2_E, p.scale
-        trailing = (*stride, *sizes, *scales, *(t.data.ptr for t in held))
+        scales = p.scale * (1.0 if cfg.score else LOG2_E), p.scale * factor(self._dropout)
+        pointers = (t.data.ptr for t in held)
+        more = self._params, dropping_of(self._dropout, inverse=True)
+        trailing = (*stride, *sizes, *scales, *pointers, *launch.flattened(more))
         return launch.Launch(bwd_sm90_spec(cfg), blocks, trailing, p.device_id), held
 
     @cached_property
@@ -148,8 +165,8 @@ class Sm90Backward:
             return x
         return x.copy()  # also of a contiguous array that starts off alignment
 
-    def __call__(self, dout, q, k, v, out, lse, dlse, dq, dk, dv):
-        """Write ``dq``, ``dk`` and ``dv``, which are contiguous."""
+    def __call__(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, state=()):
+        """Write ``dq``, ``dk`` and ``dv``, which are contiguous; ``state`` is dropout's."""
         cfg, cupy = self.config, self._cupy
         dout, out = self._readable(dout), self._readable(out)
         lse = lse if lse.flags.c_contiguous else lse.copy()
@@ -159,8 +176,8 @@ class Sm90Backward:
         maps = [word for x, rows in boxes for word in self._map(x, rows)]
         main, _ = self._main
         if self.rows:
-            self.rows(dout, q, k, v, out, lse, dlse, stats, dq)
-            main(stream, [*maps, 0, *(x.data.ptr for x in (stats, dk, dv))])
+            self.rows(dout, q, k, v, out, lse, dlse, stats, dq, state)
+            main(stream, [*maps, 0, *(x.data.ptr for x in (stats, dk, dv)), *state])
             return
         total = cupy.empty((self._slots, cfg.consumers, PART), np.float32)
         before, after = self._around

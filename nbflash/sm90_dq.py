@@ -5,9 +5,11 @@ from functools import cached_property
 from nbflash import arrays, launch, tensor_map
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
-from nbflash.kernels.bwd_sm90_dq_config import ROWS, dq_config
+from nbflash.kernels.bwd_sm90_dq_config import ROWS, completed, dq_config
 from nbflash.persistent import row_tables
+from nbflash.philox import factor
 from nbflash.schedule import TileSchedule
+from nbflash.tile.dropout_wgmma import dropping_of
 
 
 class DqPass:
@@ -21,13 +23,19 @@ class DqPass:
         Query tile by which the statistics are laid out.
     config : Sm90DqConfig, optional
         Instead of the table's row.
+    scoring : (ScoreCode or None, tuple)
+        Functions of the scores and their parameters on the device.
+    dropout : float
     """
 
-    def __init__(self, problem, mask, stats_m, *, config=None):
+    def __init__(self, problem, mask, stats_m, *, config=None, scoring=(None, ()), dropout=0.0):
         import cupy
 
         self._problem, self._cupy = problem, cupy
-        self.config = config or dq_config(problem.dtype, problem.head_dim, stats_m)
+        score, self._params = scoring
+        config = config or dq_config(problem.dtype, problem.head_dim, stats_m)
+        self._dropout = dropout
+        self.config = completed(config, score, bool(dropout))
         self.schedule = TileSchedule.from_mask(mask, self.config.tile_m, self.config.tile_n)
         self._map = tensor_map.Maps(problem.dtype)
 
@@ -41,10 +49,13 @@ class DqPass:
         held = arrays.resident(walked)
         stride = p.nq * p.heads * p.head_dim, p.heads * p.head_dim, p.head_dim
         sizes = p.nq, p.heads, p.group, s.n_row, items, live
-        trailing = (*stride, *sizes, p.scale * LOG2_E, p.scale, *(t.data.ptr for t in held))
+        scales = p.scale * (1.0 if cfg.score else LOG2_E), p.scale * factor(self._dropout)
+        tables = (t.data.ptr for t in held)
+        more = self._params, dropping_of(self._dropout)
+        trailing = (*stride, *sizes, *scales, *tables, *launch.flattened(more))
         return launch.Launch(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
 
-    def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq):
+    def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state):
         """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
         n = self.config.tile_n
         boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
@@ -52,4 +63,5 @@ class DqPass:
         kernel, _ = self._kernel
         stream = self._cupy.cuda.get_current_stream().ptr
         pointers = (x.data.ptr for x in (dq, out, lse, dlse, stats))
-        kernel(stream, [*maps, *pointers, *arrays.strides(out), *arrays.strides(dlse)])
+        strides = *arrays.strides(out), *arrays.strides(dlse)
+        kernel(stream, [*maps, *pointers, *strides, *state])

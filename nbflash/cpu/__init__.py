@@ -7,21 +7,33 @@ import numba
 import numpy as np
 
 from nbflash.constants import LOG2_E
-from nbflash.cpu import blas, kernels
-from nbflash.cpu.score import prepare
+from nbflash.cpu import blas, dropout, kernels
+from nbflash.cpu.score import NO_SCORE, prepare, prepare_chain
+from nbflash.cpu.score_gradient import backward_scores, compiled_chain, grouped
 from nbflash.cpu.sizes import tile_sizes
 from nbflash.cpu.walk import DK, DOUT, DQ, DV, OUT, K, Operands, Q, V, Walk
 
-__all__ = ["CHUNK", "backward", "forward", "tile_sizes"]
+__all__ = [
+    "CHUNK",
+    "backward",
+    "forward",
+    "prepare",
+    "prepare_chain",
+    "score_backward",
+    "tile_sizes",
+]
 
 #: Scores of a row that are handled at once: with 128 rows of float32, a quarter of a megabyte.
 CHUNK = 512
+
+#: Nothing is dropped, whatever the state.
+NO_DROPOUT = 0.0, (0, 0)
 
 #: Elements; BLAS takes 32-bit integers.
 MAX_ROW_STRIDE = 2**31 - 1
 
 
-def forward(q, k, v, out, lse, schedule, scale, score=None):
+def forward(q, k, v, out, lse, schedule, scale, score=NO_SCORE, drop=NO_DROPOUT):
     """Attention over the live tiles of ``schedule``.
 
     Algorithm 5 of FlashAttention with the online softmax in base 2 and FlashAttention-2's loop
@@ -39,8 +51,10 @@ def forward(q, k, v, out, lse, schedule, scale, score=None):
     schedule : TileSchedule
     scale : float
         Factor of the scores.
-    score : scores.Score, optional
-        What becomes of them then.
+    score : tuple
+        What becomes of them then: what `prepare` returned.
+    drop : (float, (int, int))
+        Probability that a weight is dropped, and seed and offset of the random numbers.
     """
     real = _working_dtype(q)
     (q, k, v), target = _operands(real, q, k, v), _result(real, out)
@@ -48,13 +62,15 @@ def forward(q, k, v, out, lse, schedule, scale, score=None):
     sums = np.empty((batch * heads, nq), real)
     operands = _tensors(schedule, scale, sums, sums, {Q: q, K: k, V: v, OUT: target})
     work = schedule.work(batch, heads)
-    _run(kernels.forward, schedule, operands, work, schedule.tile_n, score)
+    _run(kernels.forward, schedule, operands, work, schedule.tile_n, score, drop)
     lse[...] = sums.reshape(lse.shape)
     if target is not out:
         out[...] = target
 
 
-def backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale, score=None):
+def backward(
+    dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale, score=NO_SCORE, drop=NO_DROPOUT
+):
     """Gradients of `forward`; deterministic: two passes (dQ by rows, dK and dV by columns).
 
     Parameters
@@ -70,38 +86,83 @@ def backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale, score=N
     schedule : TileSchedule
         The schedule of the forward; its transpose gives the second pass.
     scale : float
-    score : scores.Score, optional
-        With gradients.
+    score : tuple
+        As in `forward`, with gradients.
+    drop : tuple
+        As in `forward`.
     """
     real = _working_dtype(q)
     q, k, v, dout, out = _operands(real, q, k, v, dout, out)
     results = [(x, _result(real, x)) for x in (dq, dk, dv)]
-    batch, nq, heads, _ = q.shape
-    with np.errstate(invalid="ignore", over="ignore"):
-        delta = np.einsum("bnhd,bnhd->bhn", dout, out) - dlse
-    lse = np.asarray(lse, np.float64).reshape(batch * heads, nq) * LOG2_E
-    lse = np.where(np.isneginf(lse), math.inf, lse).astype(real)
+    batch, _, heads, _ = q.shape
+    lse, delta = _statistics(real, dout, out, lse, dlse)
     tensors = {Q: q, K: k, V: v, DOUT: dout}
     tensors.update(zip((DQ, DK, DV), (target for _, target in results), strict=True))
-    operands = _tensors(schedule, scale, lse, delta.reshape(lse.shape), tensors)
+    operands = _tensors(schedule, scale, lse, delta, tensors)
     rows, columns, group = schedule, schedule.T, heads // k.shape[2]
     work = rows.work(batch, heads)
-    _run(kernels.backward_dq, rows, operands, work, rows.tile_n, score)
+    _run(kernels.backward_dq, rows, operands, work, rows.tile_n, score, drop)
     work = columns.work(batch, heads, group)
-    _run(kernels.backward_dkdv, columns, operands, work, rows.tile_m, score)
+    _run(kernels.backward_dkdv, columns, operands, work, rows.tile_m, score, drop)
     for result, target in results:
         if target is not result:
             result[...] = target
 
 
-def _run(kernel, schedule, operands, work, tile, score):
+def score_backward(
+    dout, q, k, v, out, lse, dlse, sums, schedule, scale, chained, parts, problem, drop=NO_DROPOUT
+):
+    """Gradients of a score's arrays; deterministic.
+
+    Parameters
+    ----------
+    dout, q, k, v, out, lse, dlse, schedule, scale, drop
+        As in `backward`.
+    sums : tuple of arrays
+        Written.
+    chained : tuple
+        What `prepare_chain` returned.
+    parts : sequence of nbflash.scores.Part
+        One for each of ``sums``.
+    problem : nbflash.problem.Problem
+    """
+    real, (functions, params) = _working_dtype(q), chained
+    q, k, v, dout, out = _operands(real, q, k, v, dout, out)
+    lse, delta = _statistics(real, dout, out, lse, dlse)
+    operands = _tensors(schedule, scale, lse, delta, {Q: q, K: k, V: v, DOUT: dout})
+    batch, _, heads, _ = q.shape
+    work, starts = grouped(schedule.work(batch, heads), heads, parts, problem)
+    # Sums of many terms, one after the other, in float64.
+    kinds = (real if part.alone(problem) else np.float64 for part in parts)
+    totals = tuple(np.zeros(x.shape, kind) for x, kind in zip(sums, kinds, strict=True))
+    how = *compiled_chain(functions, real), params, totals, dropout.prepare(*drop, real)
+    _in_threads(backward_scores, schedule, operands, (work, starts), schedule.tile_n, how)
+    for target, total in zip(sums, totals, strict=True):
+        target[...] = total
+
+
+def _statistics(real, dout, out, lse, dlse):
+    """lse in base 2, +inf where a row attends nothing, and δ − dLSE, by planes."""
+    batch, nq, heads, _ = dout.shape
+    with np.errstate(invalid="ignore", over="ignore"):
+        delta = np.einsum("bnhd,bnhd->bhn", dout, out) - dlse
+    lse = np.asarray(lse, np.float64).reshape(batch * heads, nq) * LOG2_E
+    lse = np.where(np.isneginf(lse), math.inf, lse).astype(real)
+    return lse, delta.reshape(lse.shape)
+
+
+def _run(kernel, schedule, operands, work, tile, score, drop):
     """Run ``kernel`` in every thread; they share the work list through a counter."""
-    score, params = prepare(score, schedule.nq, schedule.nk, operands.lse.dtype.type)
-    kernel = kernel if score is None else kernels.uncached(kernel)
+    kernel = kernel if score[0] is None else kernels.uncached(kernel)
+    drop = dropout.prepare(*drop, operands.lse.dtype.type)
+    _in_threads(kernel, schedule, operands, (work.astype(np.int64),), tile, (*score, drop))
+
+
+def _in_threads(kernel, schedule, operands, work, tile, how):
     chunk = tile * max(1, CHUNK // tile)
     counter = np.zeros(1, kernels.COUNTER)
-    shared = _walk(schedule), operands, work.astype(np.int64), counter, chunk, score, params
-    threads = min(numba.config.NUMBA_NUM_THREADS, len(work))
+    shared = _walk(schedule), operands, *work, counter, chunk, *how
+    threads = min(numba.config.NUMBA_NUM_THREADS, len(work[-1]))
     with blas.one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
         for done in [pool.submit(kernel, *shared) for _ in range(threads)]:
             done.result()

@@ -20,8 +20,10 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
+from nbflash import philox
+from nbflash.cpu.dropout import drop, factors
 from nbflash.cpu.intrinsics import take
-from nbflash.cpu.score import apply, apply_with_slope, chain, factor
+from nbflash.cpu.score import apply, chain, factor
 from nbflash.cpu.softmax import exp2, row_max, weights, weights_and_gradients
 from nbflash.cpu.walk import (
     DK,
@@ -44,8 +46,9 @@ from nbflash.cpu.walk import (
 )
 
 # Numba's disk cache watches the file of a kernel and keys on the types of its arguments: this type
-# makes it follow every file of the package.
-_sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+# makes it follow every file that they are made of.
+_files = [*sorted(Path(__file__).parent.glob("*.py")), Path(philox.__file__)]
+_sources = b"".join(path.read_bytes() for path in _files)
 COUNTER = np.dtype([(f"taken_{hashlib.sha256(_sources).hexdigest()[:16]}", np.int64)])
 
 
@@ -66,8 +69,9 @@ def uncached(kernel):
 
 
 @njit
-def _forward_rows(walk, operands, row, head, s, acc, m, l, careful, score, params):
-    """One row of query tiles: acc <- Σ P V (unscaled), m <- row maxima, l <- Σ P, base 2."""
+def _forward_rows(walk, operands, row, head, scratch, acc, m, l, careful, score, params, dropout):
+    """One row of query tiles: acc <- Σ (P ∘ Z) V (unscaled), m <- row maxima, l <- Σ P, base 2."""
+    s, z = scratch
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
     plane = operands.plane_of[head]
@@ -86,6 +90,7 @@ def _forward_rows(walk, operands, row, head, s, acc, m, l, careful, score, param
         products(walk, operands, factor(operands, score), q, n_rows, k, p, stop, s)
         apply(walk, score, params, b, h, row, p, stop, s)
         mask(walk, plane, row, p, stop, s)
+        factors(walk, dropout, b, h, row, p, stop, z)
         for i in range(n_rows):
             scores = s[i, :width]
             new = row_max(scores, m[i])
@@ -95,15 +100,16 @@ def _forward_rows(walk, operands, row, head, s, acc, m, l, careful, score, param
             correction = exp2(m[i] - new)
             l[i] = l[i] * correction + weights(scores, new)
             m[i] = new
+            drop(dropout, scores, z[i, :width])
             if correction != 1:
                 rescale(acc[i], correction)
-        # O += P V
+        # O += (P ∘ Z) V
         accumulate(walk, operands, s, v, acc, n_rows, p, stop, careful)
         p = stop
 
 
 @compiled
-def forward(walk, operands, work, counter, chunk, score, params):
+def forward(walk, operands, work, counter, chunk, score, params, dropout):
     """Take rows of query tiles from the work list; write their OUT and LSE.
 
     Parameters
@@ -116,9 +122,11 @@ def forward(walk, operands, work, counter, chunk, score, params):
         Columns of the score matrix, at least one tile.
     score, params : compiled function and tuple, or None and ()
         See :mod:`nbflash.cpu.score`.
+    dropout : nbflash.cpu.dropout.Dropout or None
     """
     real = operands.lse.dtype
     s = np.empty((walk.tile_m, chunk), real)
+    scratch = s, s if dropout is None else np.empty_like(s)
     acc = np.empty((walk.tile_m, operands.head_dim), real)
     m, l = np.empty(walk.tile_m, real), np.empty(walk.tile_m, real)
     item = take(counter)
@@ -127,7 +135,10 @@ def forward(walk, operands, work, counter, chunk, score, params):
         first = row * walk.tile_m
         n_rows = min(walk.tile_m, walk.nq - first)
         for careful in (False, True):
-            _forward_rows(walk, operands, row, head, s, acc[:n_rows], m, l, careful, score, params)
+            results = acc[:n_rows], m, l
+            _forward_rows(
+                walk, operands, row, head, scratch, *results, careful, score, params, dropout
+            )
             if is_finite(acc[:n_rows]):
                 break
         for i in range(n_rows):
@@ -142,8 +153,9 @@ def forward(walk, operands, work, counter, chunk, score, params):
 
 
 @njit
-def _gradient_rows(walk, operands, row, head, s, ds, slope, dq, careful, score, params):
+def _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, params, dropout):
     """One row of query tiles: dq <- Σ dS K, without the softmax scale."""
+    s, ds, slope, z = scratch
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
     plane = operands.plane_of[head]
@@ -157,13 +169,15 @@ def _gradient_rows(walk, operands, row, head, s, ds, slope, dq, careful, score, 
         stop = min(p + s.shape[1] // walk.tile_n, end)
         width = min(walk.tile_n, walk.nk - walk.col_idx[stop - 1] * walk.tile_n)
         width += (stop - 1 - p) * walk.tile_n
-        # S = Q Kᵀ,  dP = dO Vᵀ
+        # S = Q Kᵀ,  dP = dO Vᵀ ∘ Z
         products(walk, operands, factor(operands, score), q, n_rows, k, p, stop, s)
         products(walk, operands, s.dtype.type(1), dout, n_rows, v, p, stop, ds)
-        apply_with_slope(walk, score, params, b, h, row, p, stop, s, slope)
+        apply(walk, score, params, b, h, row, p, stop, s, slope)
         mask(walk, plane, row, p, stop, s)
+        factors(walk, dropout, b, h, row, p, stop, z)
         for i in range(n_rows):
             at = first + i
+            drop(dropout, ds[i, :width], z[i, :width])
             weights_and_gradients(
                 s[i, :width], ds[i, :width], operands.lse[head, at], operands.delta[head, at]
             )
@@ -174,8 +188,9 @@ def _gradient_rows(walk, operands, row, head, s, ds, slope, dq, careful, score, 
 
 
 @njit
-def _gradient_columns(walk, operands, row, head, s, ds, slope, dk, dv, careful, score, params):
-    """One row of key tiles, one query head: dv += Σ Pᵀ dO, dk += Σ dSᵀ Q without the scale."""
+def _gradient_columns(walk, operands, row, head, scratch, dk, dv, careful, score, params, dropout):
+    """One row of key tiles, one query head: dv += Σ (P ∘ Z)ᵀ dO, dk += Σ dSᵀ Q unscaled."""
+    s, ds, slope, z = scratch
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
     plane = operands.plane_of[head]
@@ -187,31 +202,36 @@ def _gradient_columns(walk, operands, row, head, s, ds, slope, dk, dv, careful, 
     p, end = row_of(walk, plane, row)
     while p < end:
         stop = min(p + s.shape[0] // tile, end)
-        # S = Q Kᵀ,  dP = dO Vᵀ
+        # S = Q Kᵀ,  dP = dO Vᵀ ∘ Z
         products(walk, operands, factor(operands, score), k, n_keys, q, p, stop, s)
         products(walk, operands, s.dtype.type(1), v, n_keys, dout, p, stop, ds)
-        apply_with_slope(walk, score, params, b, h, row, p, stop, s, slope)
+        apply(walk, score, params, b, h, row, p, stop, s, slope)
         mask(walk, plane, row, p, stop, s)
+        factors(walk, dropout, b, h, row, p, stop, z)
         for t in range(p, stop):
             first, top = walk.col_idx[t] * tile, (t - p) * tile
             for i in range(min(tile, walk.nq - first)):
                 at, r = first + i, top + i
+                drop(dropout, ds[r, :n_keys], z[r, :n_keys])
                 weights_and_gradients(
                     s[r, :n_keys], ds[r, :n_keys], operands.lse[head, at], operands.delta[head, at]
                 )
                 chain(score, ds[r, :n_keys], slope[r, :n_keys])
-        # dV += Pᵀ dO,  dK += dSᵀ Q
+                drop(dropout, s[r, :n_keys], z[r, :n_keys])
+        # dV += (P ∘ Z)ᵀ dO,  dK += dSᵀ Q
         accumulate(walk, operands, s, dout, dv, n_keys, p, stop, careful)
         accumulate(walk, operands, ds, q, dk, n_keys, p, stop, careful)
         p = stop
 
 
 @compiled
-def backward_dq(walk, operands, work, counter, chunk, score, params):
+def backward_dq(walk, operands, work, counter, chunk, score, params, dropout):
     """Take rows of query tiles from the work list; write their DQ."""
     real = operands.lse.dtype
     s, ds = np.empty((walk.tile_m, chunk), real), np.empty((walk.tile_m, chunk), real)
     slope = s if score is None else np.empty_like(s)
+    z = s if dropout is None else np.empty_like(s)
+    scratch = s, ds, slope, z
     acc = np.empty((walk.tile_m, operands.head_dim), real)
     item = take(counter)
     while item < work.shape[0]:
@@ -220,7 +240,7 @@ def backward_dq(walk, operands, work, counter, chunk, score, params):
         dq = acc[: min(walk.tile_m, walk.nq - first)]
         for careful in (False, True):
             fill(dq, 0)
-            _gradient_rows(walk, operands, row, head, s, ds, slope, dq, careful, score, params)
+            _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, params, dropout)
             if is_finite(dq):
                 break
         b, h = divmod(head, operands.heads)
@@ -229,11 +249,13 @@ def backward_dq(walk, operands, work, counter, chunk, score, params):
 
 
 @compiled
-def backward_dkdv(walk, operands, work, counter, chunk, score, params):
+def backward_dkdv(walk, operands, work, counter, chunk, score, params, dropout):
     """Take rows of key tiles (transposed walk) from the work list; write their DK and DV."""
     real = operands.lse.dtype
     s, ds = np.empty((chunk, walk.tile_n), real), np.empty((chunk, walk.tile_n), real)
     slope = s if score is None else np.empty_like(s)
+    z = s if dropout is None else np.empty_like(s)
+    scratch = s, ds, slope, z
     acc = np.empty((2, walk.tile_n, operands.head_dim), real)
     group = operands.heads // operands.heads_kv
     item = take(counter)
@@ -247,7 +269,7 @@ def backward_dkdv(walk, operands, work, counter, chunk, score, params):
             fill(dv, 0)
             for head in range(kv_head * group, (kv_head + 1) * group):
                 _gradient_columns(
-                    walk, operands, row, head, s, ds, slope, dk, dv, careful, score, params
+                    walk, operands, row, head, scratch, dk, dv, careful, score, params, dropout
                 )
             if is_finite(dk) and is_finite(dv):
                 break

@@ -11,7 +11,11 @@ from numba import njit
 from numba.core.errors import NumbaError
 
 from nbflash.constants import LOG2_E
+from nbflash.cpu.walk import place
 from nbflash.scores import where
+
+#: What the kernels take where there is no score function: no code and no parameters.
+NO_SCORE = None, ()
 
 
 @njit
@@ -21,37 +25,18 @@ def factor(operands, score):
 
 
 @njit
-def _place(walk, own, p, t):
-    """First query and key of a tile, and where its scores begin."""
-    if walk.transposed:
-        return walk.col_idx[t] * walk.tile_m, own * walk.tile_n, (t - p) * walk.tile_m, 0
-    return own * walk.tile_m, walk.col_idx[t] * walk.tile_n, 0, (t - p) * walk.tile_n
-
-
-@njit
-def apply(walk, score, params, b, h, own, p, stop, s):
-    """S <- score(S) in base 2, for the tiles p..stop of row ``own``."""
+def apply(walk, score, params, b, h, own, p, stop, s, slope=None):
+    """S <- score(S) in base 2, for the tiles p..stop of row ``own``; slope <- ∂score/∂S."""
     if score is not None:
         for t in range(p, stop):
-            q0, kv0, top, left = _place(walk, own, p, t)
+            q0, kv0, top, left = place(walk, own, p, t)
             for i in range(min(walk.tile_m, walk.nq - q0)):
                 for j in range(min(walk.tile_n, walk.nk - kv0)):
                     at = top + i, left + j
-                    x, _ = score(s[at], b, h, q0 + i, kv0 + j, params)
+                    x, derivative = score(s[at], b, h, q0 + i, kv0 + j, params)
                     s[at] = x * LOG2_E
-
-
-@njit
-def apply_with_slope(walk, score, params, b, h, own, p, stop, s, slope):
-    """`apply`, and the derivative of every score."""
-    if score is not None:
-        for t in range(p, stop):
-            q0, kv0, top, left = _place(walk, own, p, t)
-            for i in range(min(walk.tile_m, walk.nq - q0)):
-                for j in range(min(walk.tile_n, walk.nk - kv0)):
-                    at = top + i, left + j
-                    x, slope[at] = score(s[at], b, h, q0 + i, kv0 + j, params)
-                    s[at] = x * LOG2_E
+                    if slope is not None:
+                        slope[at] = derivative
 
 
 @njit
@@ -68,14 +53,17 @@ def _nothing(s, b, h, q_idx, kv_idx, params):
     return s, 1.0
 
 
+jitted = functools.lru_cache(maxsize=128)(njit)
+
+
 @functools.lru_cache(maxsize=64)
 def _compiled(functions):
     """One function for those of ``(fn, grad)`` one after the other."""
     if not functions:
         return _nothing
     (fn, grad), *others = functions
-    first, rest = njit(fn), _compiled(tuple(others))
-    slope = njit(grad or _no_slope)
+    first, rest = jitted(fn), _compiled(tuple(others))
+    slope = jitted(grad or _no_slope)
 
     @njit
     def score(s, b, h, q_idx, kv_idx, params):
@@ -92,8 +80,24 @@ def _no_slope(s, b, h, q_idx, kv_idx, *params):
     return math.nan
 
 
+def prepare_chain(score, nq, nk, real):
+    """Functions with gradients and parts, and their parameters, for `backward_scores`.
+
+    Raises
+    ------
+    TypeError
+        If Numba cannot compile a part, with its reason and the line that defines it.
+    """
+    stages = list(zip(score.stages(nq, nk), score.parts, strict=True))
+    for (_, _, params), parts in stages:
+        for part in parts:
+            _check(part.function, params, real, tuple, "an index and a number")
+    functions = ((fn, grad, tuple(p.function for p in parts)) for (fn, grad, _), parts in stages)
+    return tuple(functions), tuple(params for (_, _, params), _ in stages)
+
+
 def prepare(score, nq, nk, real):
-    """The compiled function of a `Score` and its parameters; None and () of None.
+    """The compiled function of a `Score` and its parameters; `NO_SCORE` of None.
 
     Raises
     ------
@@ -101,7 +105,7 @@ def prepare(score, nq, nk, real):
         If Numba cannot compile a function, with its reason and the line that defines it.
     """
     if score is None:
-        return None, ()
+        return NO_SCORE
     stages = score.stages(nq, nk)
     for fn, grad, params in stages:
         for function in (fn, grad):
@@ -111,10 +115,10 @@ def prepare(score, nq, nk, real):
     return _compiled(functions), tuple(params for _, _, params in stages)
 
 
-def _check(function, params, real):
+def _check(function, params, real, kind=(int, float), what="a number"):
     try:
-        result = njit(function)(real(0), 0, 0, 0, 0, *params)
+        result = jitted(function)(real(0), 0, 0, 0, 0, *params)
     except NumbaError as error:
         raise TypeError(f"score: {where(function)} cannot be compiled: {error}") from error
-    if not isinstance(result, (int, float)):
-        raise TypeError(f"score: {where(function)} must return a number, got {result!r}")
+    if not isinstance(result, kind):
+        raise TypeError(f"score: {where(function)} must return {what}, got {result!r}")

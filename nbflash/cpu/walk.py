@@ -138,16 +138,21 @@ def _keep_bits(s, words):
 
 
 @njit
+def place(walk, own, p, t):
+    """First query and key of tile t of the row ``own``, and where in S its scores begin."""
+    if walk.transposed:
+        return walk.col_idx[t] * walk.tile_m, own * walk.tile_n, (t - p) * walk.tile_m, 0
+    return own * walk.tile_m, walk.col_idx[t] * walk.tile_n, 0, (t - p) * walk.tile_n
+
+
+@njit
 def mask(walk, plane, own, p, stop, s):
     """Set the masked scores of the tiles p..stop of row ``own`` to -inf."""
     for t in range(p, stop):
         kind = walk.kind[t]
         if kind == FULL:
             continue
-        row, col, top, left = own, walk.col_idx[t], 0, (t - p) * walk.tile_n
-        if walk.transposed:
-            row, col, top, left = walk.col_idx[t], own, (t - p) * walk.tile_m, 0
-        q0, kv0 = row * walk.tile_m, col * walk.tile_n
+        q0, kv0, top, left = place(walk, own, p, t)
         cols = min(walk.tile_n, walk.nk - kv0)
         for i in range(min(walk.tile_m, walk.nq - q0)):
             scores = s[top + i, left : left + cols]

@@ -5,7 +5,7 @@ product has a large fragment per thread:
 
                          half 0                       half 1
     X = A Bᵀ             S  = Q Kᵀ                    dP = dO Vᵀ
-    shared               P  = 2^(S − lse)             dS = P ∘ (dP − δ)
+    shared               P  = 2^(S − lse)             dS = P ∘ (dP − δ), ∘ ∂score/∂S
     acc += Xᵀ C          dV += Pᵀ dO                  dK += dSᵀ Q
     dQ += dS K           left half of the columns     right half of the columns
 
@@ -15,6 +15,10 @@ schedule): dK and dV stay in registers, and with ``atomic_dq`` dQ is added to gl
 tile: dQ stays in registers. Rows plus columns without atomics is the deterministic form
 (two passes, 7 products).
 
+A score function (:mod:`nbflash.tile.score`) takes scale · Q Kᵀ in half 0, which leaves its
+derivative where half 1 puts dS. With dropout (:mod:`nbflash.tile.dropout`) dP = dO Vᵀ ∘ Z in
+half 1, which puts P ∘ Z in the place of P once it has read it.
+
 Scores are masked to −∞ before the exponential. A row that attends nothing has lse = −∞,
 which is read as +∞, as for rows past the end: P = 2^(S − ∞) = 0.
 
@@ -23,18 +27,18 @@ which is read as +∞, as for rows past the end: P = 2^(S − ∞) = 0.
     Q   tile_m × ld       dO  tile_m × ld            lse, δ  tile_m each
 """
 
-import math
-
 from masks import FULL
 from nbflash.constants import LN2, LOG2_E
 from nbflash.kernels.spec import SCHEDULE, STRIDES, KernelSpec
-from nbflash.ptx._asm import cuda, inlined, types
+from nbflash.ptx._asm import cuda, types
+from nbflash.tile.atomic import atomic_add, atomic_add4
 from nbflash.tile.copy import STORAGE, TileCopy, make_finite
+from nbflash.tile.dropout import dropout_signatures, key_of, make_dropout, times_kept
 from nbflash.tile.gemm import make_gemm_nn, make_gemm_tn
+from nbflash.tile.gradient import make_fill_stats, make_store_x
 from nbflash.tile.mask import make_apply_mask
+from nbflash.tile.score import make_score, scaled, score_signature, slope_at
 from nbflash.tile.unroll import (
-    atomic_add,
-    atomic_add4,
     both,
     equal,
     exp2,
@@ -50,9 +54,10 @@ def make_bwd_simt(cfg):
     """The kernel for a :class:`~nbflash.kernels.simt_config.SimtBackwardConfig`.
 
     Arguments of the kernel: q, k, v, dout, lse, delta, dq, dk, dv; strides (batch,
-    sequence, head) of q, k, v, dout, dq, dk, dv, in elements; nq, nk, heads, group =
-    heads // heads_kv; tiles per plane; scale and scale · log2 e; then the schedule. dq is
-    an accumulator-typed array that holds zeros if it is added to atomically.
+    sequence, head) of q, k, v, dout, dq, dk, dv, in elements; dropout's state; nq, nk, heads,
+    group = heads // heads_kv; tiles per plane; scale, and what Q is multiplied with (scale ·
+    log2 e, or scale before a score); the schedule; the score's parameters; dropout's threshold
+    and factor. dq is an accumulator-typed array that holds zeros if it is added to atomically.
     """
     TX, TY, RM, RN = cfg.tx, cfg.ty, cfg.rm, cfg.rn
     TILE_M, TILE_N, LD, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_n
@@ -84,15 +89,23 @@ def make_bwd_simt(cfg):
         for careful in (False, True)
     )
     apply_mask = make_apply_mask(ROWS[:RM], COLUMNS[:RN], TILE_M, TILE_N)
+    SCORED, UNIT = cfg.score is not None, ACC(LOG2_E)
+    SLOPED, FROM_Q = SCORED and cfg.score.has_slope, ACC(1 if SCORED else LN2)
+    places = [(i, j) for i in ROWS[:RM] for j in COLUMNS[:RN]]
+    hold, apply_score, apply_with_slope, rest = make_score(cfg.score, places)
+    DROPOUT, (kept, drop) = cfg.dropout, make_dropout(RM, RN, 4 * TY, 4 * TX)
+
+    store_x = make_store_x(ROWS[:RM], COLUMNS[:RN], LDN)
+    fill_stats = make_fill_stats(cfg, STATS)
 
     def row_stats(smem, at):
         return [x for i in range(0, RM, 4) for x in load4(smem, at + ROWS[i])]
 
-    def store_x(smem, at, x):
-        for i in range(RM):
-            for j in range(0, RN, 4):
-                quad = x[i * RN + j : i * RN + j + 4]
-                store4(smem, at + (ROWS[i] * LDN + COLUMNS[j]), quad)
+    @unrolled
+    def store_slopes(smem, at, s):
+        """∂S'/∂S of every score; the scores are returned."""
+        store_x(smem, at, [slope_at(cfg.score, s, i) for i in range(RM * RN)])
+        return tuple(s[: RM * RN])
 
     @unrolled
     def store_p(smem, at, s, lse):
@@ -104,10 +117,22 @@ def make_bwd_simt(cfg):
         row_delta, ds = row_stats(smem, delta), []
         for i in range(RM):
             for j in range(0, RN, 4):
-                p = load4(smem, p_at + (ROWS[i] * LDN + COLUMNS[j]))
-                for x, y in zip(p, dp[i * RN + j : i * RN + j + 4], strict=True):
-                    ds.append(select(equal(x, 0.0), 0.0, x * (y - row_delta[i])))
+                place = ROWS[i] * LDN + COLUMNS[j]
+                p, gradients = load4(smem, p_at + place), dp[i * RN + j : i * RN + j + 4]
+                values = [x * (y - row_delta[i]) for x, y in zip(p, gradients, strict=True)]
+                if SLOPED:
+                    slopes = load4(smem, at + place)
+                    values = [x * y for x, y in zip(values, slopes, strict=True)]
+                ds += [select(equal(x, 0.0), 0.0, y) for x, y in zip(p, values, strict=True)]
         store_x(smem, at, ds)
+
+    @unrolled
+    def drop_p(smem, at, z, factor):
+        for i in range(RM):
+            for j in range(0, RN, 4):
+                place = at + (ROWS[i] * LDN + COLUMNS[j])
+                p = load4(smem, place)
+                store4(smem, place, times_kept(p, z, i * RN + j, factor))
 
     @unrolled
     def store_acc(smem, at, acc):
@@ -138,18 +163,6 @@ def make_bwd_simt(cfg):
                 else:
                     atomic_add(target, at, values[0])
 
-    @inlined
-    def fill_stats(smem, lse, delta, at, valid, tid):
-        for i in range(tid, TILE_M, THREADS):
-            row_lse, row_delta = ACC(math.inf), ZERO
-            if i < valid:
-                natural = ACC(lse[at + i])
-                row_delta = ACC(delta[at + i])
-                if natural != ACC(-math.inf):
-                    row_lse = natural * ACC(LOG2_E)
-            smem[STATS + i] = row_lse
-            smem[STATS + TILE_M + i] = row_delta
-
     def bwd_simt(
         q,
         k,
@@ -167,13 +180,14 @@ def make_bwd_simt(cfg):
         dq_stride,
         dk_stride,
         dv_stride,
+        state,
         nq,
         nk,
         heads,
         group,
         n_row,
         scale,
-        scale_log2,
+        q_factor,
         work,
         plane_of,
         row_ptr,
@@ -182,6 +196,8 @@ def make_bwd_simt(cfg):
         lo,
         hi,
         bits,
+        params,
+        dropping,
     ):
         smem = cuda.shared.array(0, ACC)
         tid = cuda.threadIdx.x
@@ -196,6 +212,8 @@ def make_bwd_simt(cfg):
         m0, n0 = tile * TILE_M, tile * TILE_N
         q_column = half * (WIDTH // 2) + 4 * tx
         acc, dq_acc = ACC_START, DQ_START
+        if DROPOUT:
+            key, (threshold, factor) = key_of(state), dropping
         in_place = False  # K and V of a column walk, which a dead head may not bring
         for h in range(first_head, first_head + n_heads):
             plane = plane_of[b * heads + h]
@@ -212,7 +230,7 @@ def make_bwd_simt(cfg):
                 cuda.syncthreads()  # every thread has read the last tiles
                 if COLUMNS_WALK or t == begin:
                     at = q_base + m0 * q_stride[1]
-                    fill_q(smem, Q, q, at, q_stride[1], nq - m0, scale_log2, tid)
+                    fill_q(smem, Q, q, at, q_stride[1], nq - m0, q_factor, tid)
                     at = do_base + m0 * do_stride[1]
                     fill_q(smem, DO, dout, at, do_stride[1], nq - m0, ONE, tid)
                     fill_stats(smem, lse, delta, row_base + m0, nq - m0, tid)
@@ -227,6 +245,18 @@ def make_bwd_simt(cfg):
                 # S = Q Kᵀ in half 0, dP = dO Vᵀ in half 1
                 a_at, b_at = (Q, KT) if half == 0 else (DO, VT)
                 x = gemm_x(X_START, smem, a_at + 4 * ty * LD, b_at + 4 * tx)
+                own = 4 * ty * LDN + 4 * tx
+                if SCORED and half == 0:
+                    place, held = (b, h, m0 + 4 * ty, n0 + 4 * tx), hold(h, params, ONE)
+                    if SLOPED:
+                        x = apply_with_slope(x, held, place, params, ONE)
+                        x = store_slopes(smem, DS + own, x)
+                    else:
+                        x = apply_score(x, held, place, params, ONE)
+                    x = scaled(x, rest(params, ONE, UNIT))
+                if DROPOUT and half == 1:
+                    z = kept(key, threshold, b, h, m0 + 4 * ty, n0 + 4 * tx)
+                    x = drop(x, z, factor)
                 careful = False
                 if kind[t] != FULL:
                     if half == 0:
@@ -239,7 +269,6 @@ def make_bwd_simt(cfg):
                         and finite_m(smem, DO, tid)
                         and finite_n(smem, K, tid)
                     )
-                own = 4 * ty * LDN + 4 * tx
                 if half == 0:
                     # P = 2^(S − lse)
                     store_p(smem, P + own, x, STATS + 4 * ty)
@@ -247,9 +276,11 @@ def make_bwd_simt(cfg):
                 if half == 1:
                     # dS = P ∘ (dP − δ)
                     store_ds(smem, DS + own, P + own, x, STATS + TILE_M + 4 * ty)
+                    if DROPOUT:
+                        drop_p(smem, P + own, z, factor)
                 cuda.syncthreads()  # dS is in place
                 if COLUMNS_WALK:
-                    # dV += Pᵀ dO in half 0, dK += dSᵀ Q in half 1
+                    # dV += (P ∘ Z)ᵀ dO in half 0, dK += dSᵀ Q in half 1
                     a_at, b_at = (P, DO) if half == 0 else (DS, Q)
                     if careful:
                         acc = gemm_acc_careful(acc, smem, a_at + 4 * ty, b_at + 4 * tx)
@@ -280,7 +311,7 @@ def make_bwd_simt(cfg):
             if half == 1:
                 store_acc(smem, K + place, acc)
             cuda.syncthreads()  # dK is in place
-            drain_n(smem, K, dk, k_at, dk_stride[1], nk - n0, ACC(LN2), tid)
+            drain_n(smem, K, dk, k_at, dk_stride[1], nk - n0, FROM_Q, tid)
         else:
             cuda.syncthreads()  # Q is free
             store_dq(smem, Q + 4 * ty * LD + q_column, dq_acc)
@@ -297,9 +328,11 @@ def bwd_simt_spec(cfg):
     dq = wide if cfg.atomic_dq else tensor
     tensors = (*(tensor,) * 4, wide, wide, dq, tensor, tensor, *(STRIDES,) * 7)
     sizes = (types.int32,) * 5
+    state, dropping = dropout_signatures(cfg.dropout, cfg.accumulator)
+    params = score_signature(cfg.score)
     return KernelSpec(
         f"nbflash_bwd_simt_{cfg.walk}",
         make_bwd_simt,
         cfg,
-        (*tensors, *sizes, cfg.accumulator, cfg.accumulator, *SCHEDULE),
+        (*tensors, state, *sizes, *(cfg.accumulator,) * 2, *SCHEDULE, params, dropping),
     )

@@ -45,9 +45,12 @@ from nbflash.kernels.bwd_sm90_load import (
     make_store_stream,
 )
 from nbflash.kernels.bwd_sm90_wide import make_wide_stream
+from nbflash.kernels.sm90_dropout import make_drawing
 from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
+from nbflash.tile.dropout import dropout_signatures
+from nbflash.tile.score import score_signature
 from nbflash.tile.shared import shared_address
 from nbflash.tile.wgmma_gemm import ALIGNMENT
 
@@ -81,10 +84,12 @@ def make_bwd_sm90(cfg):
     """The kernel for a :class:`~nbflash.kernels.bwd_sm90_config.Sm90BackwardConfig`.
 
     Arguments of the kernel: tensor maps of q, k, v, dout; the sum of dQ by parts, in the order of
-    their fragments (not looked at without dQ); the statistics of the query tiles; dk, dv; their
-    strides (batch, sequence, head) in elements; nk, heads, heads_kv and their quotient; key and
-    query tiles per plane, items of the work list and how many of them have tiles; scale · log2 e
-    and scale; then the transposed schedule, with the bounds of every query tile.
+    their fragments (not looked at without dQ); the statistics of the query tiles; dk, dv;
+    dropout's state; strides of dk and dv (batch, sequence, head) in elements; nk, heads, heads_kv
+    and their quotient; key and query tiles per plane, items of the work list and how many of them
+    have tiles; scale · log2 e, or scale before a score, and what dSᵀ Q is multiplied with; the
+    transposed schedule, with the bounds of every query tile; the score's parameters; dropout's
+    threshold, in both halves of a word, and factor.
     """
     REGISTERS, CONSUMERS, WITH_DQ = bool(cfg.registers), cfg.consumers, cfg.with_dq
     fewer, more = (
@@ -93,7 +98,7 @@ def make_bwd_sm90(cfg):
     )
     init_barriers, load_stream = make_init_barriers(cfg), make_load_stream(cfg)
     store_stream, clean_stream = make_store_stream(cfg), make_clean_stream(cfg)
-    load_keys = make_load_keys(cfg)
+    load_keys, (drawn_of, *_) = make_load_keys(cfg), make_drawing(cfg)
     make_alone = make_wide_stream if cfg.split else make_columns_stream
     make_stream = make_compute_stream if WITH_DQ else make_alone
     write_empty_columns, compute_stream = make_write_empty_columns(cfg), make_stream(cfg)
@@ -107,6 +112,7 @@ def make_bwd_sm90(cfg):
         stats,
         dk,
         dv,
+        state,
         kv_stride,
         nk,
         heads,
@@ -116,7 +122,7 @@ def make_bwd_sm90(cfg):
         n_col,
         items,
         live,
-        scale_log2,
+        factor,
         scale,
         work,
         plane_of,
@@ -125,6 +131,8 @@ def make_bwd_sm90(cfg):
         kind,
         bounds,
         bits,
+        params,
+        dropping,
     ):
         smem = cuda.shared.array(0, types.int32)
         floats = cuda.shared.array(0, types.float32)
@@ -137,7 +145,7 @@ def make_bwd_sm90(cfg):
         cuda.syncthreads()
         schedule = work, plane_of, row_ptr, col_idx, kind
         sizes = heads, heads_kv, group, n_row, n_col, live
-        result = dk, dv, kv_stride, nk, heads_kv, scale_log2, scale
+        result = dk, dv, kv_stride, nk, heads_kv, factor, scale
         if tid < 128:
             if REGISTERS:
                 fewer()
@@ -157,7 +165,8 @@ def make_bwd_sm90(cfg):
             if REGISTERS:
                 more()
             write_empty_columns(result, work, items, live, tid - 128)
-            compute_stream(smem, floats, place, result, types.int32(tid - 128))
+            drawing, thread = (drawn_of(state), dropping), types.int32(tid - 128)
+            compute_stream(smem, floats, place, result, params, drawing, thread)
 
     return bwd_sm90
 
@@ -168,11 +177,15 @@ def bwd_sm90_spec(cfg):
     maps, pointers = (types.uint64,) * 4, (floats, floats, halves, halves)
     sizes, scales = (types.int32,) * 8, (types.float32,) * 2
     schedule = (*(INDEX,) * 6, types.CPointer(types.uint32))
+    state, dropping = dropout_signatures(cfg.dropout, types.float32)
     return KernelSpec(
         "nbflash_bwd_sm90",
         make_bwd_sm90,
         cfg,
-        (*maps, *pointers, STRIDES, *sizes, *scales, *schedule),
+        (
+            *(*maps, *pointers, state, STRIDES, *sizes, *scales, *schedule),
+            *(score_signature(cfg.score), dropping),
+        ),
         maps=len(maps),
         whole_program=True,
     )

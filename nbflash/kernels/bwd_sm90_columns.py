@@ -3,7 +3,7 @@
 The block and its barriers are those of :mod:`nbflash.kernels.bwd_sm90`, but that dO arrives with Q,
 to full_q, K goes to full_k at once, and K and V are fed by a thread of their own. Nothing is
 exchanged, so the warpgroups do not wait for each other, and every sum has one order: the tiles of a
-column, the heads of a group one after the other.
+column, the heads of a group one after the other. Dropout is in :mod:`.bwd_sm90_dropout`.
 
     for each column
         issue dP of its first tile           P = 2^(S · scale − LSE · log2 e)
@@ -17,6 +17,8 @@ column, the heads of a group one after the other.
 """
 
 from nbflash.kernels.bwd_sm90_config import END, RECORD_WORDS
+from nbflash.kernels.bwd_sm90_dropout import make_dropping
+from nbflash.kernels.bwd_sm90_score import make_scored, make_scoring, make_weights_of
 from nbflash.kernels.bwd_sm90_tile import (
     make_gradients_of,
     make_probabilities_of,
@@ -102,7 +104,10 @@ def make_keys(cfg):
 
 
 def make_columns_stream(cfg):
-    """``columns_stream(smem, stats, place, result, thread)``, for every thread that computes."""
+    """``columns_stream(smem, stats, place, result, params, drawing, thread)``, for who computes.
+
+    ``drawing``: what dropout has drawn and drops by.
+    """
     TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL = TILE_M * ROW_BYTES
     K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
@@ -113,8 +118,11 @@ def make_columns_stream(cfg):
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
     gradients_of, pack = make_gradients_of(cfg)
+    (_, unit_of), scoring_of = make_scored(cfg), make_scoring(cfg)
+    packed_of, w_of = make_weights_of(cfg, pack)
     shifts_of, minus_deltas_of, by_keys, _ = make_statistics_of(cfg)
-    finish, ONE = make_finish(cfg), types.float32(1)
+    masks_of, dropped, dropped_dp, factor_of = make_dropping(cfg)
+    DROPOUT, ZEROS, finish = cfg.dropout, (types.float32(0),) * (TILE_M // 4), make_finish(cfg)
     warpgroup_of, wait_all_but_one, wait_all = (
         make_warpgroup_of(cfg.consumers),
         *map(wgmma_wait, (1, 0)),
@@ -144,6 +152,8 @@ def make_columns_stream(cfg):
     def statistics_of(stats, place, tile, thread):
         """−δ and shifts of a tile: shared memory answers late while products read it."""
         (_, pair), stage = rows_of(thread), stage_of(tile)
+        if DROPOUT:
+            return ZEROS, shifts_of(stats, place, stage, pair)
         return minus_deltas_of(stats, place, stage, pair), shifts_of(stats, place, stage, pair)
 
     @inlined
@@ -157,27 +167,36 @@ def make_columns_stream(cfg):
         return dp
 
     @inlined
-    def under_dp(s, dp, kind, scales, shifts, smem, place, tile, thread):
+    def under_dp(s, dp, kind, scaling, shifts, smem, place, tile, thread):
         """P of a tile while dP is computed; both, and what follows the tile."""
-        row, pair = rows_of(thread)
+        (factor, params), (row, pair), stage = scaling, rows_of(thread), stage_of(tile)
+        scoring, unit = (
+            scoring_of(smem, place, stage, row, pair, factor, params),
+            unit_of(factor, params),
+        )
         if KEPT:
             following, _, _, _ = record_of(smem, place, types.int32(tile + 1))
-        p = probabilities_of(s, kind, scales, shifts, smem, place, stage_of(tile), row, pair)
+        p = probabilities_of(s, kind, (unit, unit), shifts, smem, place, stage, row, pair, scoring)
         if not KEPT:  # shared memory, which K and V are read from, answers late
             following, _, _, _ = record_of(smem, place, types.int32(tile + 1))
         wait_all()
         return p, settled(dp), following
 
     @inlined
-    def accumulate(acc_dk, acc_dv, p, dp, kind, place, tile):
+    def accumulate(acc_dk, acc_dv, p, dp, kind, smem, stats, place, tile, drawing, thread):
         """Issue dV += Pᵀ dO and dK += dSᵀ Q; wait for the first."""
-        base, _ = place
+        (base, _), minus_deltas = place, ZEROS
+        (row, pair), stage, (drawn, dropping) = rows_of(thread), stage_of(tile), drawing
+        masks = masks_of(smem, place, stage, row, pair, drawn, dropping)
+        if DROPOUT:
+            minus_deltas = minus_deltas_of(stats, place, stage, pair)
         dout = types.uint32(lower(base + DO, Q_PANEL) + stage_of(tile) * (Q_BYTES >> 4))
-        packed = pack(p)
+        packed = dropped(packed_of(p), masks)
         wgmma_fence()
         acc_dv = issue_acc(acc_dv, packed, dout)
         wgmma_commit()
-        ds = pack(gradients_of(p, dp, kind))
+        dp = dropped_dp(dp, minus_deltas, masks)
+        ds = pack(gradients_of(w_of(p), dp, kind))
         wgmma_fence()
         q = types.uint32(lower(base, Q_PANEL) + stage_of(tile) * (Q_BYTES >> 4))
         acc_dk = issue_acc(acc_dk, ds, q)
@@ -195,10 +214,11 @@ def make_columns_stream(cfg):
         return settled(acc_dk)
 
     @inlined
-    def columns_stream(smem, stats, place, result, thread):
+    def columns_stream(smem, stats, place, result, params, drawing, thread):
         base, words = place
-        dk, dv, _, _, _, scale_log2, scale = result
-        turn, scales = warpgroup_of(thread), (scale_log2, scale_log2)
+        dk, dv, _, _, _, factor, scale = result
+        share = factor_of(drawing[1])
+        turn, scaling = warpgroup_of(thread), (factor, params)
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
@@ -212,9 +232,11 @@ def make_columns_stream(cfg):
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
                 v = keys_of(smem, place, V, turn, thread)
                 dp = score_gradients(minus_deltas, v, place, tile)
-                p, dp, following = under_dp(s, dp, kind, scales, shifts, smem, place, tile, thread)
+                p, dp, following = under_dp(s, dp, kind, scaling, shifts, smem, place, tile, thread)
                 while following > END:
-                    acc_dk, acc_dv = accumulate(acc_dk, acc_dv, p, dp, kind, place, tile)
+                    acc_dk, acc_dv = accumulate(
+                        acc_dk, acc_dv, p, dp, kind, smem, stats, place, tile, drawing, thread
+                    )
                     tile += one
                     s = scores(k, place, tile)
                     minus_deltas, shifts = statistics_of(stats, place, tile, thread)
@@ -223,7 +245,7 @@ def make_columns_stream(cfg):
                     kind = following
                     wait_all_but_one()
                     p, dp, following = under_dp(
-                        settled(s), dp, kind, scales, shifts, smem, place, tile, thread
+                        settled(s), dp, kind, scaling, shifts, smem, place, tile, thread
                     )
                 # Read before a product that all warps issue: its wait may release the record.
                 _, n_block, bh, _ = read_record(
@@ -232,7 +254,9 @@ def make_columns_stream(cfg):
                 if speaks(thread):
                     mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))
                     mbarrier_arrive(base + EMPTY_V)
-                acc_dk, acc_dv = accumulate(acc_dk, acc_dv, p, dp, kind, place, tile)
+                acc_dk, acc_dv = accumulate(
+                    acc_dk, acc_dv, p, dp, kind, smem, stats, place, tile, drawing, thread
+                )
                 tile += one
                 column += one
                 kind = following
@@ -241,7 +265,7 @@ def make_columns_stream(cfg):
                 s = scores(k, place, tile)
                 acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)
                 finish(dk, acc_dk, scale, n_block, bh, smem, place, result, hide(thread))
-                finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, hide(thread))
+                finish(dv, acc_dv, share, n_block, bh, smem, place, result, hide(thread))
                 minus_deltas, shifts = statistics_of(stats, place, tile, thread)
                 wait_all()
                 s = settled(s)

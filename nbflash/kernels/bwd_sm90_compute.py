@@ -10,6 +10,7 @@ from nbflash.kernels.bwd_sm90_load import (
     DQ_THREADS,
     WORK_WORDS,
 )
+from nbflash.kernels.bwd_sm90_score import make_scored, make_scoring, make_weights_of
 from nbflash.kernels.bwd_sm90_tile import (
     make_gradients_of,
     make_probabilities_of,
@@ -65,7 +66,10 @@ def make_write_empty_columns(cfg):
 
 
 def make_compute_stream(cfg):
-    """``compute_stream(smem, stats, place, result, thread)``, for every thread."""
+    """``compute_stream(smem, stats, place, result, params, drawing, thread)``, for every thread.
+
+    There is no dropout here.
+    """
     TILE_M, TILE_N, CONSUMERS = cfg.tile_m, cfg.tile_n, cfg.consumers
     Q_BYTES, KV_BYTES, K_STAGES = cfg.q_bytes, cfg.kv_bytes, cfg.k_stages
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
@@ -82,6 +86,8 @@ def make_compute_stream(cfg):
     issue_acc, issue_dq = make_gemm_pv(cfg.dtype, TILE_M), make_gemm_dq(cfg.dtype, TILE_N)
     record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
     (gradients_of, pack), statistics = make_gradients_of(cfg), make_statistics_of(cfg)
+    (_, unit_of), scoring_of = make_scored(cfg), make_scoring(cfg)
+    packed_of, w_of = make_weights_of(cfg, pack)
     shifts_of, minus_deltas_of, by_keys, less_deltas = statistics
     store_scores = make_store_fragment(TILE_M, TILE_N)
     finish, ONE = make_finish(cfg), types.float32(1)
@@ -145,9 +151,10 @@ def make_compute_stream(cfg):
         return LATER, LATER
 
     @inlined
-    def step(state, tile, k_stage, smem, stats, place, scales, thread):
+    def step(state, tile, k_stage, smem, stats, place, scaling, thread):
         """One tile, up to the issue of dQ."""
         s, minus_deltas, shifts, acc_dk, acc_dv, kind = state
+        scales, factor, params = scaling
         base, _ = place
         turn, stage = warpgroup_of(thread), stage_of(tile)
         k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
@@ -162,11 +169,12 @@ def make_compute_stream(cfg):
         row, pair = rows_of(thread)
         if not EARLY:
             shifts = shifts_of(stats, place, stage, pair)
-        p = probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair)
+        scoring = scoring_of(smem, place, stage, row, pair, factor, params)
+        p = probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair, scoring)
         # dV += Pᵀ dO
         dout = types.uint32(lower(base + DO, Q_PANEL) + stage * (Q_BYTES >> 4))
         if EARLY:
-            packed = pack(p)
+            packed = packed_of(p)
             wgmma_fence()
             acc_dv = issue_acc(acc_dv, packed, dout)
             wgmma_commit()
@@ -176,10 +184,10 @@ def make_compute_stream(cfg):
         dp = settled(dp)
         if not EARLY:
             dp = less_deltas(dp, stats, place, stage, pair)
-        ds = pack(gradients_of(p, dp, kind))
+        ds = pack(gradients_of(w_of(p), dp, kind))
         share_scores(ds, turn, place, thread)
         if not EARLY:
-            packed = pack(p)
+            packed = packed_of(p)
         wgmma_fence()
         if not EARLY:
             acc_dv = issue_acc(acc_dv, packed, dout)
@@ -196,10 +204,10 @@ def make_compute_stream(cfg):
         return acc_dk, acc_dv, dq
 
     @inlined
-    def compute_stream(smem, stats, place, result, thread):
+    def compute_stream(smem, stats, place, result, params, drawing, thread):
         base, words = place
-        dk, dv, _, _, _, scale_log2, scale = result
-        turn = warpgroup_of(thread)
+        dk, dv, _, _, _, factor, scale = result
+        turn, unit = warpgroup_of(thread), unit_of(factor, params)
         leader = thread % 128 == 0
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         if CONSUMERS == 2:
@@ -207,7 +215,7 @@ def make_compute_stream(cfg):
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
             kind = types.int32(-kind)
-            scales = first_scales(smem, place, column, scale_log2, thread)
+            scales = first_scales(smem, place, column, unit, thread)
             wgmma_fence()
             s = scores(turn, place, stage_of(tile), k_stage_of(column))
             wgmma_commit()
@@ -220,8 +228,9 @@ def make_compute_stream(cfg):
                 ends = False
                 while not ends:
                     state = s, minus_deltas, shifts, acc_dk, acc_dv, kind
+                    scaling = scales, factor, params
                     acc_dk, acc_dv, dq = step(
-                        state, tile, k_stage_of(column), smem, stats, place, scales, thread
+                        state, tile, k_stage_of(column), smem, stats, place, scaling, thread
                     )
                     # S of the next tile
                     kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
@@ -232,7 +241,7 @@ def make_compute_stream(cfg):
                             mbarrier_arrive(base + EMPTY_V)
                         column += one
                         if kind != END:
-                            scales = first_scales(smem, place, column, scale_log2, thread)
+                            scales = first_scales(smem, place, column, unit, thread)
                     wait_all_but_two()
                     acc_dv = settled(acc_dv)
                     wgmma_fence()

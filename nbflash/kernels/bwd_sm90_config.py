@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from nbflash.kernels.sm90_config import Panels
+from nbflash.tile.score import ScoreCode
 from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
 from nbflash.tile.wgmma_gradient import PART
 from nbflash.tile.wgmma_rows import WARP_BYTES
 
 RECORD_WORDS = 4  # kind (negative at a column's first tile), key tile, head, query tile
+PLACE_WORDS = 4  # batch element, query head, first query, first key
 BAD_WORDS = 4  # a bit for each of 128 keys
 END = 0  # kind of the record that closes a stream
 
@@ -36,6 +38,10 @@ class Sm90BackwardConfig(Panels):
         False: dK and dV alone, in four products, without a sum in the order of arrival.
     k_stages : int
         With two the next column's K is there before this one's is done.
+    score : ScoreCode, optional
+        Functions of the scores.
+    dropout : bool
+        Without dQ alone.
     """
 
     dtype: str
@@ -47,6 +53,8 @@ class Sm90BackwardConfig(Panels):
     min_blocks: int = 1
     with_dq: bool = True
     k_stages: int = 2
+    score: ScoreCode | None = None
+    dropout: bool = False
 
     @property
     def split(self):
@@ -77,6 +85,8 @@ class Sm90BackwardConfig(Panels):
             reasons.append(f"tile_m is 64 or 128, got {self.tile_m}")
         if self.stages < 2:
             reasons.append(f"S of the next tile needs two stages, got {self.stages}")
+        if self.dropout and self.with_dq:
+            reasons.append("dropout takes two passes, one without dQ")
         if self.with_dq:
             parts = self.tile_m // 64 * self.panels
             if self.split:
@@ -125,7 +135,8 @@ class Sm90BackwardConfig(Panels):
         """Shared memory in bytes; Q is at 0.
 
         K, V, dO, what warpgroups exchange (dS, or P), what leaves (dQ, or rows of dK and dV),
-        statistics, masks, records, bad keys, tile numbers of dQ, barriers.
+        statistics, masks, records, bad keys, tile numbers of dQ (and places, for score functions
+        and dropout), barriers.
         """
         exchange = 4 * PART if self.split else 0
         sizes = (
@@ -139,9 +150,19 @@ class Sm90BackwardConfig(Panels):
             self.stages * self.mask_bytes,
             self.stages * RECORD_WORDS * 4,
             self.k_stages * BAD_WORDS * 4,
-            4 * 4,
+            4 * 4 + self.stages * PLACE_WORDS * 4 * self.placed,
         )
         return tuple(accumulate(sizes))
+
+    @property
+    def placed(self):
+        """Whether anything depends on where a score is."""
+        return self.score is not None or self.dropout
+
+    @property
+    def places_offset(self):
+        """Where the places of the tiles' scores are, behind the tile numbers."""
+        return self.offsets[-2] + 4 * 4
 
     @property
     def barriers(self):

@@ -42,10 +42,13 @@ from nbflash.kernels.bwd_sm90_dq_load import (
     make_write_empty_rows,
 )
 from nbflash.kernels.bwd_sm90_load import apart
+from nbflash.kernels.sm90_dropout import make_drawing
 from nbflash.kernels.sm90_load import make_clean_stream
 from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
+from nbflash.tile.dropout import dropout_signatures
+from nbflash.tile.score import score_signature
 from nbflash.tile.shared import shared_address
 from nbflash.tile.wgmma_gemm import ALIGNMENT
 
@@ -84,10 +87,11 @@ def make_bwd_sm90_dq(cfg):
     """The kernel for a :class:`~nbflash.kernels.bwd_sm90_dq_config.Sm90DqConfig`.
 
     Arguments of the kernel: tensor maps of q, k, v, dout and dq; dq, out, lse, dlse and the
-    statistics of the queries, which it writes; strides in elements: of out (batch, sequence, head),
-    of dlse (batch, head, sequence), of dq; nq, heads, group = heads // heads_kv; tiles per plane,
-    items of the work list and how many of them have tiles; scale · log2 e and scale; then the
-    schedule.
+    statistics of the queries, which it writes; strides in elements: of out (batch, sequence, head)
+    and dlse (batch, head, sequence); dropout's state; strides of dq; nq, heads, group = heads //
+    heads_kv; tiles per plane, items of the work list and how many of them have tiles; scale · log2
+    e, or scale before a score, and what dS K is multiplied with; the schedule; the score's
+    parameters; dropout's threshold, in both halves of a word, and the share of what it keeps.
     """
     REGISTERS = bool(cfg.registers)
     fewer, more = (
@@ -97,6 +101,7 @@ def make_bwd_sm90_dq(cfg):
     init_barriers, write_empty_rows = make_init_barriers(cfg), make_write_empty_rows(cfg)
     load_keys, load_rows = make_load_keys(cfg), make_load_rows(cfg)
     clean_stream, compute_stream = make_clean_stream(cfg, LOOKERS), make_compute_stream(cfg)
+    drawn_of, *_ = make_drawing(cfg)
 
     def bwd_sm90_dq(
         q_map,
@@ -111,6 +116,7 @@ def make_bwd_sm90_dq(cfg):
         stats,
         o_stride,
         l_stride,
+        state,
         stride,
         nq,
         heads,
@@ -118,7 +124,7 @@ def make_bwd_sm90_dq(cfg):
         n_row,
         items,
         live,
-        scale_log2,
+        factor,
         scale,
         work,
         plane_of,
@@ -128,6 +134,8 @@ def make_bwd_sm90_dq(cfg):
         lo,
         hi,
         bits,
+        params,
+        dropping,
     ):
         smem = cuda.shared.array(0, types.int32)
         start = types.int32(shared_address(smem))
@@ -152,9 +160,10 @@ def make_bwd_sm90_dq(cfg):
         else:
             if REGISTERS:
                 more()
-            result, masking = (dq_map, nq, heads, scale_log2, scale), (plane_of, lo, hi, bits, nq)
+            result, masking = (dq_map, nq, heads, factor, scale), (plane_of, lo, hi, bits, nq)
             source, thread = (out, lse, dlse, o_stride, l_stride), types.int32(tid - 128)
-            compute_stream(smem, place, result, source, stats, masking, thread)
+            besides = params, drawn_of(state), dropping
+            compute_stream(smem, place, result, source, stats, masking, besides, thread)
 
     return bwd_sm90_dq
 
@@ -165,12 +174,16 @@ def bwd_sm90_dq_spec(cfg):
     halves, floats = types.CPointer(types.uint32), types.CPointer(types.float32)
     pointers = halves, halves, floats, floats, floats
     sizes, scales = (types.int32,) * 6, (types.float32,) * 2
+    state, dropping = dropout_signatures(cfg.dropout, types.float32)
     schedule = (*(INDEX,) * 7, types.CPointer(types.uint32))
     return KernelSpec(
         "nbflash_bwd_sm90_dq",
         make_bwd_sm90_dq,
         cfg,
-        (*maps, *pointers, *(STRIDES,) * 3, *sizes, *scales, *schedule),
+        (
+            *(*maps, *pointers, STRIDES, STRIDES, state, STRIDES, *sizes, *scales, *schedule),
+            *(score_signature(cfg.score), dropping),
+        ),
         maps=len(maps),
         whole_program=True,
     )

@@ -4,7 +4,9 @@ from masks import FULL
 from nbflash.kernels.bwd_sm90_dq_config import LAST, ROWS
 from nbflash.kernels.bwd_sm90_dq_statistics import make_load_out, make_statistics_of
 from nbflash.kernels.sm90_config import END, RECORD_WORDS, STORERS
+from nbflash.kernels.sm90_dropout import make_drawing, make_gradients
 from nbflash.kernels.sm90_row import make_masking, poisoned
+from nbflash.kernels.sm90_score import make_row_weights, make_scored, make_scoring
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
@@ -13,8 +15,7 @@ from nbflash.tile.pipeline import divided, make_ring, read_record
 from nbflash.tile.unroll import hide
 from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
-from nbflash.tile.wgmma_gradient import make_row_gradients
-from nbflash.tile.wgmma_softmax import make_apply_keep, make_wgmma_softmax, scale_fragment
+from nbflash.tile.wgmma_softmax import make_wgmma_softmax, scale_fragment
 from nbflash.tile.wgmma_store import make_store_fragment, matrix_row
 
 
@@ -46,7 +47,10 @@ def make_finish_row(cfg):
 
 
 def make_compute_stream(cfg):
-    """``compute_stream(smem, place, result, source, stats, masking, thread)``, for every thread."""
+    """``compute_stream(smem, place, result, source, stats, masking, besides, thread)``.
+
+    ``besides``: the score's parameters, and what dropout has drawn and drops by.
+    """
     TILE_N, Q_STAGES, DO_STAGES = cfg.tile_n, cfg.q_stages, cfg.do_stages
     PART_BYTES, KV_BYTES, KV_PANEL = cfg.part_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     DO, K, V, RECORDS, *_ = cfg.offsets
@@ -55,9 +59,12 @@ def make_compute_stream(cfg):
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
     issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, ROWS, TILE_N)
     issue_dq = make_gemm_pv(cfg.dtype, TILE_N)
-    _, _, exponents, _, _, _, _, exponentials, _, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
-    ds_full, ds_masked = make_row_gradients(TILE_N)
-    apply_keep = make_apply_keep(TILE_N, 0)
+    *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
+    ds_full, ds_masked = make_gradients(cfg, TILE_N)
+    _, spot_of, drawing_of = make_drawing(cfg)
+    (where_of, scoring_of), weights = make_scoring(cfg), make_row_weights(cfg, TILE_N)
+    scored, unit_of = make_scored(cfg, TILE_N, 0, with_slope=True)
+    weights_full, weights_masked = weights
     bounds_of, keep_of, bad_of = make_masking(cfg)
     load_out, statistics_of = make_load_out(cfg), make_statistics_of(cfg)
     finish_row = make_finish_row(cfg)
@@ -100,22 +107,28 @@ def make_compute_stream(cfg):
         return s
 
     @inlined
-    def probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scale, thread):
-        """P of a tile, with what is hidden masked to −∞ before the exponential."""
-        (m, bounds), kind = rows, types.int32(kind & (LAST - 1))
-        if kind == FULL:
-            return exponentials(exponents(s, m, scale))
+    def probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scaling, thread):
+        """P of a tile, with what is hidden masked to −∞ before the exponential.
+
+        If score functions have slopes it is P ∘ ∂S'/∂S: there is no dV here.
+        """
+        (m, bounds, where, row), (scale, params) = rows, scaling
+        kind = types.int32(kind & (LAST - 1))
         thread = hide(thread)  # or what follows from it stays in registers
+        scoring = scoring_of(where, row, n0, scale, params, thread)
+        x, unit = scored(s, scoring), unit_of(scoring)
+        if kind == FULL:
+            return weights_full(x, m, unit)
         keep = keep_of(kind, n0, bounds, masking, thread)
         m = poisoned(m, bad_of(smem, words, k_stage_of(tile), keep, thread))
-        return exponentials(apply_keep(exponents(s, m, scale), keep))
+        return weights_masked(x, m, unit, keep)
 
     @inlined
-    def gradients_of(p, dp, kind, minus_delta):
+    def gradients_of(p, dp, kind, minus_delta, drawing):
         """dS of a tile."""
         if kind == FULL:
-            return ds_full(p, dp, minus_delta)
-        return ds_masked(p, dp, minus_delta)
+            return ds_full(p, dp, minus_delta, drawing)
+        return ds_masked(p, dp, minus_delta, drawing)
 
     @inlined
     def issue_dp(place, nth_row, tile, thread):
@@ -131,10 +144,10 @@ def make_compute_stream(cfg):
         return dp
 
     @inlined
-    def accumulate(acc, p, dp, kind, minus_delta, place, tile):
+    def accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile):
         """dS = P ∘ (dP − δ); issue dQ += dS K."""
         base, _ = place
-        ds = pack(gradients_of(p, dp, kind, minus_delta))
+        ds = pack(gradients_of(p, dp, kind, minus_delta, drawing))
         wgmma_fence()
         k = types.uint32(lower(base + K, KV_PANEL) + k_stage_of(tile) * (KV_BYTES >> 4))
         acc = issue_dq(acc, ds, k)
@@ -142,10 +155,10 @@ def make_compute_stream(cfg):
         return acc
 
     @inlined
-    def under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread):
+    def under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scaling, thread):
         """P of a tile while dP is computed; both."""
         base, words = place
-        p = probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scale, thread)
+        p = probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scaling, thread)
         wait_all()
         dp = settled(dp)
         if thread % 128 == 0:
@@ -164,9 +177,11 @@ def make_compute_stream(cfg):
         return s, acc
 
     @inlined
-    def compute_stream(smem, place, result, source, stats, masking, thread):
+    def compute_stream(smem, place, result, source, stats, masking, besides, thread):
         base, words = place
+        params, drawn, dropping = besides
         turn, leader, scale = warpgroup_of(thread), thread % 128 == 0, result[3]
+        scaling = scale, params
         sizes = result[1], result[2]
         full_q, empty_q = base + FULL_Q + 8 * Q_STAGES * turn, base + EMPTY_Q + 8 * Q_STAGES * turn
         full_do = base + FULL_DO + 8 * DO_STAGES * turn
@@ -186,12 +201,17 @@ def make_compute_stream(cfg):
                 mbarrier_wait(full_do + 8 * stage, do_phase_of(nth_row))
                 part = turn * DO_STAGES + stage
                 dout = words + DO // 4 + part * (PART_BYTES // 4)
-                m, minus_delta = statistics_of(loaded, smem, dout, stats, row, bh, sizes, who)
-                rows, acc = (m, bounds_of(masking, row, bh, who)), ACC_START
+                m, minus_delta = statistics_of(
+                    loaded, smem, dout, stats, row, bh, sizes, dropping, who
+                )
+                spot = spot_of(drawn, row, bh, result[2], who)
+                where = where_of(row, bh, result[2], scale, params, who)
+                rows, acc = (m, bounds_of(masking, row, bh, who), where, row), ACC_START
                 dp = issue_dp(place, nth_row, tile, thread)
-                p, dp = under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread)
+                p, dp = under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scaling, thread)
                 while kind < LAST:
-                    acc = accumulate(acc, p, dp, kind, minus_delta, place, tile)
+                    drawing = drawing_of(drawn, spot, dropping, n0, thread)
+                    acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)
                     tile += one
                     kind, n0, _, _ = record_of(smem, place, tile)
                     s, acc = behind_dq(acc, place, nth_row, tile, thread)
@@ -201,13 +221,15 @@ def make_compute_stream(cfg):
                     if not BY_Q and kind >= LAST and leader:
                         mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
                     p, dp = under_dp(
-                        s, dp, kind, n0, rows, smem, place, tile, masking, scale, thread
+                        s, dp, kind, n0, rows, smem, place, tile, masking, scaling, thread
                     )
                 if BY_Q and leader:
                     mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))
+                kind = types.int32(kind - LAST)
+                drawing = drawing_of(drawn, spot, dropping, n0, thread)
                 # Read before a product that all warps issue: its wait may release the record.
                 _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
-                acc = accumulate(acc, p, dp, types.int32(kind - LAST), minus_delta, place, tile)
+                acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)
                 stage = out_stage_of(nth_row)
                 start = types.uint32(base + OUT + (turn * OUT_STAGES + stage) * PART_BYTES)
                 empty_out = base + EMPTY_OUT + 8 * OUT_STAGES * turn + 8 * stage

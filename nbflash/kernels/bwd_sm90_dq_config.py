@@ -1,9 +1,10 @@
 """Frozen configurations of the pass over rows for dQ and the table they are chosen from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from nbflash.kernels.sm90_config import BAD_WORDS, RECORD_WORDS, Panels
+from nbflash.tile.score import ScoreCode
 from nbflash.tile.wgmma_gemm import ALIGNMENT, ROW_BYTES
 
 LAST = 1 << 30  # added to the kind of a row's last tile
@@ -34,6 +35,9 @@ class Sm90DqConfig(Panels):
         Of a thread that loads and of one that computes; () leaves them as launched.
     min_blocks : int
         Blocks a multiprocessor should hold.
+    score : ScoreCode, optional
+        Functions of the scores.
+    dropout : bool
     """
 
     dtype: str
@@ -47,6 +51,8 @@ class Sm90DqConfig(Panels):
     stats_m: int = 64
     registers: tuple = (56, 224)
     min_blocks: int = 1
+    score: ScoreCode | None = None
+    dropout: bool = False
 
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
@@ -124,3 +130,15 @@ def dq_config(dtype, head_dim, stats_m):
     """The row of the table for a problem."""
     row = next(row for row in _TABLE if head_dim <= row[0])
     return Sm90DqConfig(dtype, head_dim, *row[1:], stats_m)
+
+
+def completed(config, score=None, dropout=False):
+    """The configuration with score functions or dropout, which take registers of those that load,
+    and dropout keys where both are most.
+    """
+    if not (score or dropout):
+        return config
+    config = replace(config, score=score, dropout=dropout, registers=(40, 232))
+    if dropout and config.panels > 1 and config.tile_n > 64:
+        return replace(config, tile_n=64, k_stages=3, v_stages=3)
+    return config

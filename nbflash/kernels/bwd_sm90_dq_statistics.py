@@ -11,11 +11,14 @@ Of the columns past the end dO is zero. The pass over columns, which runs next, 
 statistics from global memory; their layout is that of :mod:`nbflash.kernels.bwd_sm90_rows`.
 """
 
+import operator
+
 from nbflash.kernels.bwd_sm90_dq_config import ROWS
 from nbflash.kernels.bwd_sm90_rows import make_product, shift_and_minus_delta
 from nbflash.ptx._asm import inlined, types
+from nbflash.tile.lanes import QUAD, across_lanes
 from nbflash.tile.pipeline import divided
-from nbflash.tile.unroll import load4, select, shuffle_xor, unrolled
+from nbflash.tile.unroll import load4, select, unrolled
 from nbflash.tile.warp_math import row_of_thread
 from nbflash.tile.wgmma_gemm import ROW_BYTES
 
@@ -57,12 +60,13 @@ def make_load_out(cfg):
 
 
 def make_statistics_of(cfg):
-    """``statistics_of(loaded, smem, dout, stats, row, bh, sizes, thread)``, once dO is there.
+    """``statistics_of(loaded, smem, dout, stats, row, bh, sizes, dropping, thread)``, once dO is
+    there.
 
     ``dout`` is where the warpgroup's dO lies, in words. Returns LSE · log2 e and −δ of a thread's
-    two rows, and leaves them in ``stats`` for the pass over columns.
+    two rows, and leaves them in ``stats`` for the pass over columns. With dropout, −δ (1 − p).
     """
-    TILE_M, STATS_M, HEAD_DIM = cfg.tile_m, cfg.stats_m, cfg.head_dim
+    TILE_M, STATS_M, HEAD_DIM, DROPOUT = cfg.tile_m, cfg.stats_m, cfg.head_dim, cfg.dropout
     PANEL_WORDS, ROW_WORDS = ROWS * ROW_BYTES // 4, ROW_BYTES // 4
     product = make_product(cfg.dtype)
 
@@ -75,9 +79,7 @@ def make_statistics_of(cfg):
                 dout = load4(smem, at + (chunk + 8 * i * ROW_WORDS))
                 x = product(words[8 * j + 4 * i :][:4], dout)
                 sums[i] = x if sums[i] is None else sums[i] + x
-        for lane_mask in (1, 2):
-            sums = [x + shuffle_xor(x, lane_mask) for x in sums]
-        return tuple(sums)
+        return across_lanes(sums, QUAD, operator.add)
 
     @inlined
     def leave(stats, shift, minus_delta, q, bh, nq):
@@ -89,7 +91,7 @@ def make_statistics_of(cfg):
             stats[at + STATS_M] = minus_delta
 
     @inlined
-    def statistics_of(loaded, smem, dout, stats, row, bh, sizes, thread):
+    def statistics_of(loaded, smem, dout, stats, row, bh, sizes, dropping, thread):
         words, natural, gradient = loaded
         nq, _ = sizes
         inner = types.int32(row_of_thread(thread % 128))
@@ -98,6 +100,9 @@ def make_statistics_of(cfg):
         upper = types.int32(row * TILE_M + row_of_thread(thread))
         shift0, minus0 = shift_and_minus_delta(natural[0], sums[0], gradient[0], upper < nq)
         shift1, minus1 = shift_and_minus_delta(natural[1], sums[1], gradient[1], upper + 8 < nq)
+        if DROPOUT:
+            _, share = dropping
+            minus0, minus1 = minus0 * share, minus1 * share
         if thread % 4 == 0:
             leave(stats, shift0, minus0, upper, bh, nq)
             leave(stats, shift1, minus1, upper + 8, bh, nq)

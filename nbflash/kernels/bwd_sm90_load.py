@@ -9,6 +9,7 @@ Without dQ nobody sums over keys, and K arrives as it is.
 
 from masks import BITS, FULL, INTERVAL
 from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.kernels.bwd_sm90_score import make_write_place
 from nbflash.kernels.sm90_load import write_record
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import (
@@ -119,6 +120,7 @@ def make_load_stream(cfg):
     WITH_DQ = cfg.with_dq
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
     (_, v_phase_of), send, send_keys = make_ring(1), make_send(cfg.panels), make_send_keys(cfg)
+    write_place = make_write_place(cfg)
 
     @unrolled
     def full_of(bar, kind, raw):
@@ -164,6 +166,7 @@ def make_load_stream(cfg):
                         record = words + RECORDS // 4 + RECORD_WORDS * stage
                         bh_kv = b * heads_kv + h_kv
                         write_record(smem, record, sign * kind, n_block, bh_kv, slot)
+                        write_place(smem, words, stage, b, h, m_block, n_block)
                         bar = full_of(base + FULL_Q + 8 * stage, kind, RAW - FULL_Q)
                         if kind == FULL:
                             mbarrier_arrive_expect_tx(bar, TILE_BYTES)

@@ -9,12 +9,14 @@ it concerns dS alone, and no dV.
 """
 
 import math
+import operator
 from dataclasses import dataclass
 
 from nbflash.constants import LOG2_E
 from nbflash.kernels.spec import STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, inlined, types
-from nbflash.tile.unroll import load4, shuffle_xor, store4, total, unrolled
+from nbflash.tile.lanes import across_lanes
+from nbflash.tile.unroll import load4, store4, total, unrolled
 from nbflash.tile.warp_math import pack_half, unpack_half
 from nbflash.tile.wgmma_gradient import PART
 
@@ -84,11 +86,7 @@ def make_statistics_sm90(cfg):
 
     @unrolled
     def row_sum(x):
-        lane_mask = LANES // 2
-        while lane_mask:
-            x = x + shuffle_xor(x, lane_mask)
-            lane_mask //= 2
-        return x
+        return across_lanes((x,), LANES, operator.add)[0]
 
     @unrolled
     def clear(dq, at, zero):

@@ -2,6 +2,7 @@
 
 from masks import FULL, INTERVAL
 from nbflash.kernels.bwd_sm90_config import RECORD_WORDS
+from nbflash.kernels.bwd_sm90_score import make_scored
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import mbarrier_wait
 from nbflash.tile.pipeline import make_ring, read_record
@@ -50,26 +51,30 @@ def make_statistics_of(cfg):
 
 
 def make_probabilities_of(cfg):
-    """``probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair)``: P of a tile.
+    """``probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair, scoring)``: P.
 
     What is hidden is masked to −∞ before the exponential; ``scales`` are those of a thread's keys,
-    ``row`` is the upper key's and ``pair`` the first query's number in the tile.
+    ``row`` is the upper key's and ``pair`` the first query's number in the tile; ``scoring`` is
+    that of :mod:`.bwd_sm90_score`.
     """
     TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
     *_, MASKS, RECORDS, _, _, _ = cfg.offsets
-    p_full, p_interval, p_bits = make_probabilities(cfg.tile_m, TILE_N)
+    p_full, p_interval, p_bits = make_probabilities(cfg.tile_m, TILE_N, cfg.dtype, cfg.score)
+    scored, _ = make_scored(cfg)
 
     @inlined
-    def probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair):
+    def probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
         _, words = place
         if kind == FULL:
-            return p_full(s, scales, shifts)
+            return p_full(scored(s, scoring), scales, shifts)
         mask = words + MASKS // 4 + stage * (MASK_BYTES // 4)
         if kind == INTERVAL:
             n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
             key = types.int32(n_block * TILE_N + row)
-            return p_interval(s, scales, shifts, smem, mask + pair, key)
-        return p_bits(s, scales, shifts, smem, mask + pair * WORDS, types.int32(row))
+            return p_interval(scored(s, scoring), scales, shifts, smem, mask + pair, key)
+        return p_bits(
+            scored(s, scoring), scales, shifts, smem, mask + pair * WORDS, types.int32(row)
+        )
 
     return probabilities_of
 

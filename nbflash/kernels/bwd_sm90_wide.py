@@ -21,6 +21,8 @@ float32, in fragments, through shared memory:
 
 from nbflash.kernels.bwd_sm90_columns import make_finish, rows_of
 from nbflash.kernels.bwd_sm90_config import END, RECORD_WORDS
+from nbflash.kernels.bwd_sm90_dropout import make_dropping
+from nbflash.kernels.bwd_sm90_score import make_scored, make_scoring, make_weights_of
 from nbflash.kernels.bwd_sm90_tile import (
     make_gradients_of,
     make_probabilities_of,
@@ -42,35 +44,46 @@ P_FULL, P_FREE, THREADS = 1, 2, 256  # named barriers
 def make_weights(cfg):
     """P of warpgroup 0 and dS of warpgroup 1, packed.
 
-    ``weights[i](x, kind, smem, stats, place, stage, scale, thread)`` of the scores of a tile.
+    ``weights[i](x, kind, smem, stats, place, stage, scaling, drawing, thread)`` of the scores of a
+    tile.
     """
     P = cfg.offsets[3]
     probabilities_of, (gradients_of, pack) = make_probabilities_of(cfg), make_gradients_of(cfg)
-    shifts_of, _, _, less_deltas = make_statistics_of(cfg)
+    shifts_of, minus_deltas_of, _, less_deltas = make_statistics_of(cfg)
+    masks_of, dropped, dropped_dp, _ = make_dropping(cfg)
+    DROPOUT = cfg.dropout
+    (packed_of, w_of), scoring_of = make_weights_of(cfg, pack), make_scoring(cfg)
 
     @inlined
-    def probabilities(s, kind, smem, stats, place, stage, scale, thread):
-        row, pair = rows_of(thread)
+    def probabilities(s, kind, smem, stats, place, stage, scaling, drawing, thread):
+        (scales, factor, params), (row, pair) = scaling, rows_of(thread)
         shifts = shifts_of(stats, place, stage, pair)
-        p = probabilities_of(s, kind, (scale, scale), shifts, smem, place, stage, row, pair)
+        scoring = scoring_of(smem, place, stage, row, pair, factor, params)
+        p = probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair, scoring)
         bar_sync(P_FREE, THREADS)
-        store_part(stats, place[1] + P // 4 + 4 * thread, p)
+        store_part(stats, place[1] + P // 4 + 4 * thread, w_of(p))
         bar_arrive(P_FULL, THREADS)
-        return pack(p)
+        return dropped(packed_of(p), masks_of(smem, place, stage, row, pair, *drawing))
 
     @inlined
-    def gradients(dp, kind, smem, stats, place, stage, scale, thread):
-        _, pair = rows_of(thread)
+    def gradients(dp, kind, smem, stats, place, stage, scaling, drawing, thread):
+        row, pair = rows_of(thread)
+        masks = masks_of(smem, place, stage, row, pair, *drawing)
         bar_sync(P_FULL, THREADS)
         p = load_part(stats, place[1] + P // 4 + 4 * thread)
         bar_arrive(P_FREE, THREADS)
-        return pack(gradients_of(p, less_deltas(dp, stats, place, stage, pair), kind))
+        if DROPOUT:
+            dp = dropped_dp(dp, minus_deltas_of(stats, place, stage, pair), masks)
+        else:
+            dp = less_deltas(dp, stats, place, stage, pair)
+        return pack(gradients_of(p, dp, kind))
 
     return probabilities, gradients
 
 
 def make_role(cfg, of_keys):
-    """``role(smem, stats, place, out, factor, result, thread)``: one of the two warpgroups.
+    """``role(smem, stats, place, out, factor, result, params, drawing, thread)``: one of the two
+    warpgroups.
 
     K and Q give S, whose weights go to dO; or V and dO give dP, whose weights go to Q.
     """
@@ -87,6 +100,7 @@ def make_role(cfg, of_keys):
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
     record_of, weights_of = make_record_of(cfg), make_weights(cfg)[0 if of_keys else 1]
     finish, wait_all = make_finish(cfg, 0 if of_keys else 4), wgmma_wait(0)
+    _, unit_of = make_scored(cfg)
     (stage_of, _), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(STAGES)
 
     @inlined
@@ -101,9 +115,10 @@ def make_role(cfg, of_keys):
         return x
 
     @inlined
-    def role(smem, stats, place, out, factor, result, thread):
+    def role(smem, stats, place, out, factor, result, params, drawing, thread):
         base, words = place
-        scale_log2, leader = result[5], thread == 0
+        unit, leader = unit_of(result[5], params), thread == 0
+        scaling = (unit, unit), result[5], params
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
@@ -116,7 +131,9 @@ def make_role(cfg, of_keys):
                 acc, ends = ACC_START, False
                 while not ends:
                     stage = stage_of(tile)
-                    weights = weights_of(x, kind, smem, stats, place, stage, scale_log2, thread)
+                    weights = weights_of(
+                        x, kind, smem, stats, place, stage, scaling, drawing, thread
+                    )
                     # dV += Pᵀ dO, or dK += dSᵀ Q
                     wgmma_fence()
                     values = lower(base + VALUES, TILE_M * ROW_BYTES) + stage * (Q_BYTES >> 4)
@@ -146,18 +163,20 @@ def make_role(cfg, of_keys):
 
 
 def make_wide_stream(cfg):
-    """``wide_stream(smem, stats, place, result, thread)``, for every thread that computes."""
-    warpgroup_of, ONE = make_warpgroup_of(2), types.float32(1)
+    """``wide_stream(smem, stats, place, result, params, drawing, thread)``, for who computes."""
+    warpgroup_of, (*_, factor_of) = make_warpgroup_of(2), make_dropping(cfg)
     of_keys, of_values = make_role(cfg, True), make_role(cfg, False)
 
     @inlined
-    def wide_stream(smem, stats, place, result, thread):
+    def wide_stream(smem, stats, place, result, params, drawing, thread):
         dk, dv, _, _, _, _, scale = result
+        factor = factor_of(drawing[1])
         if warpgroup_of(thread) == 0:
-            of_keys(smem, stats, place, dv, ONE, result, thread)
+            of_keys(smem, stats, place, dv, factor, result, params, drawing, thread)
             bar_sync(P_FREE, THREADS)
         else:
             bar_arrive(P_FREE, THREADS)
-            of_values(smem, stats, place, dk, scale, result, types.int32(thread - 128))
+            thread = types.int32(thread - 128)
+            of_values(smem, stats, place, dk, scale, result, params, drawing, thread)
 
     return wide_stream

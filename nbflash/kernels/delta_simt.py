@@ -4,14 +4,16 @@ dLSE, the gradient of the log-sum-exp, belongs here because ∂LSE/∂S = P: dS 
 warp per row of (batch, query, head); lanes stride over head_dim.
 """
 
+import operator
 from dataclasses import dataclass
 
+from nbflash.constants import WARP
 from nbflash.kernels.spec import STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
 from nbflash.tile.copy import ACCUMULATOR, STORAGE, make_convert
-from nbflash.tile.unroll import shuffle_xor, unrolled
+from nbflash.tile.lanes import across_lanes
+from nbflash.tile.unroll import unrolled
 
-WARP = 32
 WARPS = 4
 
 
@@ -45,11 +47,7 @@ def make_delta_simt(cfg):
 
     @unrolled
     def warp_sum(x):
-        lane_mask = WARP // 2
-        while lane_mask:
-            x = x + shuffle_xor(x, lane_mask)
-            lane_mask //= 2
-        return x
+        return across_lanes((x,), WARP, operator.add)[0]
 
     def delta_simt(dout, out, dlse, delta, do_stride, o_stride, l_stride, nq, heads, rows):
         row = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP

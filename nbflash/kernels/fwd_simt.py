@@ -6,9 +6,11 @@ schedule lists for its row, which is all that block sparsity means here:
     O = 0, m = −∞, l = 0
     for each live tile (K, V) of the row:
         S  = Q Kᵀ                                    (Q carries scale · log2 e)
+        S  = score(S) · log2 e                       (Q carries scale), if there is a score
         S  = −∞ where the tile's kind hides it
         m' = max(m, rowmax S);  α = 2^(m − m')
         P  = 2^(S − m');  l = α l + rowsum P
+        P  = P ∘ Z                                   if there is dropout
         O  = α O + P V;   m = m'
     O / l → out,  (m + log2 l) ln 2 → lse
 
@@ -26,14 +28,16 @@ every operand is loaded four wide and lands in registers whose banks alternate:
 import math
 
 from masks import FULL
-from nbflash.constants import LN2
+from nbflash.constants import LN2, LOG2_E
 from nbflash.kernels.simt_config import SKEW
 from nbflash.kernels.spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
 from nbflash.tile.async_copy import make_wait
 from nbflash.tile.copy import STORAGE, TileCopy, make_finite
+from nbflash.tile.dropout import dropout_signatures, key_of, make_dropout
 from nbflash.tile.gemm import make_gemm_tn
 from nbflash.tile.mask import make_apply_mask
+from nbflash.tile.score import make_score, scaled, score_signature
 from nbflash.tile.softmax import make_scale_rows, make_softmax
 from nbflash.tile.unroll import store, store4, unrolled
 
@@ -42,8 +46,9 @@ def make_fwd_simt(cfg):
     """The kernel for a :class:`~nbflash.kernels.simt_config.SimtConfig`.
 
     Arguments of the kernel: q, k, v, out, lse; strides (batch, sequence, head) of the
-    first four, in elements; nq, nk, heads, group = heads // heads_kv; tiles per plane;
-    scale · log2 e; then the schedule.
+    first four, in elements; dropout's state; nq, nk, heads, group = heads // heads_kv; tiles
+    per plane; what Q is multiplied with (scale · log2 e, or scale before a score); the schedule;
+    the score's parameters; dropout's threshold and factor.
     """
     TX, TY, RM, RN = cfg.tx, cfg.ty, cfg.rm, cfg.rn
     TILE_M, TILE_N, LD, LDM, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_m, cfg.ld_n
@@ -80,6 +85,10 @@ def make_fwd_simt(cfg):
         for careful in (False, True)
     )
     apply_mask = make_apply_mask(ROWS, COLUMNS[:RN], TILE_M, TILE_N)
+    SCORED, UNIT = cfg.score is not None, ACC(LOG2_E)
+    places = [(i, j) for i in ROWS for j in COLUMNS[:RN]]
+    hold, apply_score, _, rest = make_score(cfg.score, places)
+    DROPOUT, (kept, drop) = cfg.dropout, make_dropout(RM, RN, 4 * TY, 4 * TX)
     scale_rows = make_scale_rows(RM, RD)
     row_max, rescale, probabilities, row_sum, row_total, inverse = make_softmax(RM, RN, TX)
 
@@ -112,12 +121,13 @@ def make_fwd_simt(cfg):
         k_stride,
         v_stride,
         o_stride,
+        state,
         nq,
         nk,
         heads,
         group,
         n_row,
-        scale_log2,
+        scale,
         work,
         plane_of,
         row_ptr,
@@ -126,6 +136,8 @@ def make_fwd_simt(cfg):
         lo,
         hi,
         bits,
+        params,
+        dropping,
     ):
         smem = cuda.shared.array(0, ACC)
         tid = cuda.threadIdx.x
@@ -137,8 +149,10 @@ def make_fwd_simt(cfg):
         k_base = b * k_stride[0] + (h // group) * k_stride[2]
         v_base = b * v_stride[0] + (h // group) * v_stride[2]
         q_base = b * q_stride[0] + h * q_stride[2] + q0 * q_stride[1]
-        fill_q(smem, 0, q, q_base, q_stride[1], nq - q0, scale_log2, tid)
+        fill_q(smem, 0, q, q_base, q_stride[1], nq - q0, scale, tid)
 
+        if DROPOUT:
+            key, (threshold, factor) = key_of(state), dropping
         m, l, acc = M_START, L_START, O_START
         begin, end = row_ptr[plane * n_row + row], row_ptr[plane * n_row + row + 1]
         for t in range(begin, end):
@@ -153,6 +167,10 @@ def make_fwd_simt(cfg):
             cuda.syncthreads()  # K is in place (and V), and Q at the first tile
             # S = Q Kᵀ
             s = gemm_qk(S_START, smem, 4 * ty, K + 4 * tx)
+            if SCORED:
+                at = b, h, q0 + 4 * ty, n0 + 4 * tx
+                s = apply_score(s, hold(h, params, ONE), at, params, ONE)
+                s = scaled(s, rest(params, ONE, UNIT))
             if kind[t] != FULL:
                 first, last = plane * nq, plane * nq + nq - 1
                 s = apply_mask(s, kind[t], lo, hi, first, last, q0, n0, bits, 4 * ty, 4 * tx)
@@ -161,6 +179,9 @@ def make_fwd_simt(cfg):
             p = probabilities(s, m_new)
             l = row_sum(l, alpha, p)
             m = m_new
+            if DROPOUT:
+                z = kept(key, threshold, b, h, q0 + 4 * ty, n0 + 4 * tx)
+                p = drop(p, z, factor)
             if P_OVER_K:
                 cuda.syncthreads()  # every thread has read K
             store_p(smem, P + tx * (4 * LDM + SKEW) + 4 * ty, p)
@@ -199,9 +220,11 @@ def fwd_simt_spec(cfg):
     tensor, stats = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(cfg.accumulator)
     tensors = (*(tensor,) * 4, stats, *(STRIDES,) * 4)
     sizes = (types.int32,) * 5
+    state, dropping = dropout_signatures(cfg.dropout, cfg.accumulator)
+    params = score_signature(cfg.score)
     return KernelSpec(
         "nbflash_fwd_simt",
         make_fwd_simt,
         cfg,
-        (*tensors, *sizes, cfg.accumulator, *SCHEDULE),
+        (*tensors, state, *sizes, cfg.accumulator, *SCHEDULE, params, dropping),
     )

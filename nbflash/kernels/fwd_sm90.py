@@ -31,8 +31,11 @@ products of one run under the softmax of the other (:mod:`.sm90_halves`):
     softmax    …     a of t             b of t          a of t + 1
 
 A row's last product runs under the next row's first softmax: a short row costs no pipeline of its
-own. m is a reference that stands a little above the largest score, and α is seldom anything but 1
-(:mod:`nbflash.tile.wgmma_softmax`). O leaves through the shared memory of its row's Q.
+own. Score functions take S before the mask does (:mod:`.sm90_score`), dropout takes P when it is
+packed and its sums are known (:mod:`.sm90_dropout`). m is a reference that stands
+a little above the largest score, and α is seldom anything but 1 (:mod:`.sm90_softmax`). The
+compiler moves the wait for products up over arithmetic, but not over the vote on whether m still
+serves, behind the exponentials. O leaves through the shared memory of its row's Q.
 
     barrier        arrives                               waits
     full_q[i]      loader, bytes of Q                    consumers, before S of a row's first tile
@@ -48,6 +51,7 @@ of tiles as a whole, at which the consumer before arrives.
 """
 
 from nbflash.kernels.sm90_compute import make_compute_stream
+from nbflash.kernels.sm90_dropout import make_drawing
 from nbflash.kernels.sm90_load import (
     make_clean_stream,
     make_load_stream,
@@ -56,6 +60,8 @@ from nbflash.kernels.sm90_load import (
 from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
+from nbflash.tile.dropout import dropout_signatures
+from nbflash.tile.score import score_signature
 from nbflash.tile.shared import shared_address
 from nbflash.tile.wgmma_gemm import ALIGNMENT
 
@@ -64,8 +70,10 @@ def make_fwd_sm90(cfg):
     """The kernel for a :class:`~nbflash.kernels.sm90_config.Sm90Config`.
 
     Arguments of the kernel: tensor maps of q, k, v and out; out, lse; strides (batch, sequence,
-    head) of out, in elements; nq, heads, group = heads // heads_kv; tiles per plane, items of the
-    work list and how many of them have tiles; |scale| · log2 e; then the schedule.
+    head) of out, in elements; q and k; dropout's state; strides of q and k; nq, nk, heads, group =
+    heads // heads_kv; tiles per plane, items of the work list and how many of them have tiles;
+    |scale| · log2 e, or |scale| before a score; the schedule; the score's parameters; dropout's
+    threshold, in both halves of a word, and the share of what it keeps.
     """
     CONSUMERS, Q_STAGES, K_STAGES, V_STAGES = (
         cfg.consumers,
@@ -81,6 +89,7 @@ def make_fwd_sm90(cfg):
     )
     load_stream, clean_stream = make_load_stream(cfg), make_clean_stream(cfg)
     write_empty_rows, compute_stream = make_write_empty_rows(cfg), make_compute_stream(cfg)
+    drawn_of, *_ = make_drawing(cfg)
 
     def fwd_sm90(
         q_map,
@@ -90,7 +99,13 @@ def make_fwd_sm90(cfg):
         out,
         lse,
         o_stride,
+        q,
+        k,
+        state,
+        q_stride,
+        k_stride,
         nq,
+        nk,
         heads,
         group,
         n_row,
@@ -105,6 +120,8 @@ def make_fwd_sm90(cfg):
         lo,
         hi,
         bits,
+        params,
+        dropping,
     ):
         smem = cuda.shared.array(0, types.int32)
         start = types.int64(shared_address(smem))
@@ -126,7 +143,7 @@ def make_fwd_sm90(cfg):
         cuda.syncthreads()
         schedule = work, plane_of, row_ptr, col_idx, kind
         sizes = heads, group, n_row, live
-        result = o_map, out, lse, o_stride, nq, heads, scale
+        result = o_map, out, lse, o_stride, nq, heads, scale, dropping
         if tid < 128:
             if REGISTERS:
                 fewer()
@@ -138,7 +155,10 @@ def make_fwd_sm90(cfg):
         else:
             if REGISTERS:
                 more()
-            compute_stream(smem, place, result, (plane_of, lo, hi, bits, nq), tid - 128)
+            masking = plane_of, lo, hi, bits, nq
+            operands = q, k, q_stride, k_stride, nq, nk, heads, group
+            drawn = drawn_of(state)
+            compute_stream(smem, place, result, masking, operands, params, drawn, tid - 128)
 
     return fwd_sm90
 
@@ -149,13 +169,15 @@ def fwd_sm90_spec(cfg):
         (types.uint64,) * 4,
         (types.CPointer(types.uint32), types.CPointer(types.float32)),
     )
-    sizes = (types.int32,) * 6
-    schedule = (*(INDEX,) * 7, types.CPointer(types.uint32))
+    state, dropping = dropout_signatures(cfg.dropout, types.float32)
+    operands = (*(types.CPointer(types.uint32),) * 2, state, STRIDES, STRIDES)
+    sizes = (types.int32,) * 7
+    schedule, params = (*(INDEX,) * 7, types.CPointer(types.uint32)), score_signature(cfg.score)
     return KernelSpec(
         "nbflash_fwd_sm90",
         make_fwd_sm90,
         cfg,
-        (*maps, *pointers, STRIDES, *sizes, types.float32, *schedule),
+        (*maps, *pointers, STRIDES, *operands, *sizes, types.float32, *schedule, params, dropping),
         maps=len(maps),
         whole_program=True,
     )

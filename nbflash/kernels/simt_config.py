@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from nbflash.tile.copy import ACCUMULATOR, PAD
+from nbflash.tile.dropout import KEPT_BITS
+from nbflash.tile.score import ScoreCode
 
 SCALAR_CHUNKS = 4  # single elements need an address each: fewer at a time
 SKEW = 4  # words by which every fourth row of Pᵀ starts later: its columns meet no bank twice
@@ -41,6 +43,10 @@ class SimtConfig:
     send_v : bool
         V travels by ``cp.async`` while S is computed (float32 vectors, sm_80 on, head_dim a
         multiple of ``4 tx``).
+    score : ScoreCode, optional
+        Functions of the scores; Q then carries the scale alone.
+    dropout : bool
+        Only with ``rm * rn`` of at most 64: one bit each.
     """
 
     dtype: str
@@ -55,6 +61,12 @@ class SimtConfig:
     unroll: int = 4
     chunks: int = 1
     send_v: bool = False
+    score: ScoreCode | None = None
+    dropout: bool = False
+
+    def __post_init__(self):
+        if self.dropout and self.rm * self.rn > KEPT_BITS:
+            raise ValueError(f"dropout needs rm * rn of at most {KEPT_BITS}, got {self}")
 
     @property
     def threads(self):

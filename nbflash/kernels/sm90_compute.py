@@ -2,8 +2,10 @@
 
 from masks import FULL
 from nbflash.kernels.sm90_config import END, FIRST
+from nbflash.kernels.sm90_dropout import make_drawing
 from nbflash.kernels.sm90_halves import make_halves
 from nbflash.kernels.sm90_row import ALL, PAST, make_finish_row, make_masking, make_stages
+from nbflash.kernels.sm90_score import make_scoring
 from nbflash.kernels.sm90_whole import make_whole
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import mbarrier_wait
@@ -14,7 +16,8 @@ from nbflash.tile.warp_math import make_warpgroup_of
 
 
 def make_compute_stream(cfg):
-    """``compute_stream(smem, place, result, masking, thread)``, for every thread.
+    """``compute_stream(smem, place, result, masking, operands, params, drawn, thread)``, for every
+    thread.
 
     A tile's work is that of the configuration's form, halves or a whole, which brings
 
@@ -23,9 +26,11 @@ def make_compute_stream(cfg):
         make_step(masked, first)                 one tile; one form per kind of tile
         last(state, v_ago, turn)                 the last product: O, m, l
 
-    ``step(state, q, now, ago, kind, keep, ending, smem, place, scale, who)``: ``q``, ``now`` and
-    ``ago`` say where Q, this tile and the one before are, ``ending`` which row ends where another
-    begins. Returns the state, the record of the next tile and where its Q is.
+    ``step(state, q, now, ago, tile, keep, ending, smem, place, scoring, who)``: ``q``, ``now`` and
+    ``ago`` say where Q, this tile and the one before are, ``tile`` its kind, first key, row and
+    head, ``ending`` which row ends where another begins; ``scoring`` is that of :mod:`.sm90_score`,
+    the operands, and what :mod:`.sm90_dropout` draws. Returns the state, the record of the next
+    tile and where its Q is.
     """
     warpgroup_of, STAGED = make_warpgroup_of(cfg.consumers), cfg.q_stages > 1
     FULL_Q, *_ = cfg.barriers
@@ -35,12 +40,15 @@ def make_compute_stream(cfg):
     record_of, k_of, v_of, _ = make_stages(cfg)
     bounds_of, keep_of, _ = make_masking(cfg)
     finish_row = make_finish_row(cfg)
+    where_of, scoring_of = make_scoring(cfg)
+    _, spot_of, drawing_of = make_drawing(cfg)
     advance, advance_v = make_advance(cfg.k_stages), make_advance(cfg.v_stages)
 
     @inlined
-    def compute_stream(smem, place, result, masking, thread):
+    def compute_stream(smem, place, result, masking, operands, params, drawn, thread):
         base, _ = place
-        turn, scale, zero = types.int32(warpgroup_of(thread)), result[6], types.int32(0)
+        turn, zero = types.int32(warpgroup_of(thread)), types.int32(0)
+        heads, scale, dropping = result[5:]
         thread = hide(types.int32(thread))
         lead = hide(types.int32(thread % 128))
         who = thread, lead, turn
@@ -52,25 +60,39 @@ def make_compute_stream(cfg):
             # O of no row, which nobody stores: of no weights, and K instead of V.
             state, ago = start(base, q[0], turn), (k_of(base, zero), types.int32(-1))
             bounds = bounds_of(masking, next_row, next_bh, thread)
+            where = where_of(next_row, next_bh, heads, scale, params, thread)
+            spot = spot_of(drawn, next_row, next_bh, heads, thread)
             while kind != END:
                 if kind == FULL:
                     keep, ending = (types.uint32(ALL), types.uint32(ALL)), zero
+                    tile = kind, (n0, row, bh)
+                    drawing = drawing_of(drawn, spot, dropping, n0, thread)
+                    scoring = scoring_of(where, row, n0, scale, params, thread), operands, drawing
                     state, following, q = step_full(
-                        state, q, now, ago, kind, keep, ending, smem, place, scale, who
+                        state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
                 elif kind & FIRST:
                     q_stage = q[1]
                     kind, ending = kind & ~FIRST, (row, bh, result, q_ago)
                     bounds = bounds_of(masking, next_row, next_bh, thread)
                     keep = keep_of(kind, n0, bounds, masking, thread)
+                    tile = kind, (n0, next_row, next_bh)
+                    where = where_of(next_row, next_bh, heads, scale, params, thread)
+                    spot = spot_of(drawn, next_row, next_bh, heads, thread)
+                    drawing = drawing_of(drawn, spot, dropping, n0, thread)
+                    scoring = scoring_of(where, next_row, n0, scale, params, thread)
+                    scoring = scoring, operands, drawing
                     state, following, q = step_first(
-                        state, q, now, ago, kind, keep, ending, smem, place, scale, who
+                        state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
                     row, bh, q_ago = next_row, next_bh, q_stage
                 else:
                     keep, ending = keep_of(kind, n0, bounds, masking, thread), zero
+                    tile = kind, (n0, row, bh)
+                    drawing = drawing_of(drawn, spot, dropping, n0, thread)
+                    scoring = scoring_of(where, row, n0, scale, params, thread), operands, drawing
                     state, following, q = step_masked(
-                        state, q, now, ago, kind, keep, ending, smem, place, scale, who
+                        state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
                 kind, n0, next_row, next_bh = following
                 ago = v_of(base, now[2]), now[2]

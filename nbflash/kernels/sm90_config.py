@@ -1,7 +1,8 @@
 """Frozen configurations of the Hopper kernels and the tables they are chosen from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nbflash.tile.score import ScoreCode
 from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
 
 RECORD_WORDS = 4  # kind, first key, row, head
@@ -75,7 +76,8 @@ class Sm90Config(Panels):
     consumers : int
         Warpgroups that compute, 64 query rows each; one more loads.
     tile_n : int
-        Keys of a tile, a multiple of 32: masks are words, and the softmax takes two parts.
+        Keys of a tile, a multiple of 16 (by halves: of 32) up to 128: a thread's part of a mask's
+        row is a word.
     k_stages, v_stages : int
         Tiles of K and of V in flight.
     q_stages : int
@@ -90,6 +92,9 @@ class Sm90Config(Panels):
         TFLOP/s over the scores of its tiles: see the table.
     negate : bool
         For scales below zero: S = −Q Kᵀ.
+    score : ScoreCode, optional
+        Functions of the scores.
+    dropout : bool
     """
 
     dtype: str
@@ -104,6 +109,8 @@ class Sm90Config(Panels):
     halves: bool = False
     speed: float = 1.0
     negate: bool = False
+    score: ScoreCode | None = None
+    dropout: bool = False
 
     @property
     def tile_m(self):
@@ -112,8 +119,9 @@ class Sm90Config(Panels):
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
         reasons = super().why_not()
-        if self.tile_n % 32 or self.tile_n > 32 * BAD_WORDS:
-            reasons.append(f"tile_n is 32, 64, 96 or 128, got {self.tile_n}")
+        step, most = 32 if self.halves else 16, 32 * BAD_WORDS
+        if self.tile_n % step or self.tile_n > most:
+            reasons.append(f"tile_n is a multiple of {step} up to {most}, got {self.tile_n}")
         # A tile's K and V are awaited before those of the one before are released.
         reasons += self.too_few(consumers=1, k_stages=2, v_stages=2, q_stages=1)
         if self.consumers > MOST_CONSUMERS:
@@ -153,24 +161,27 @@ class Sm90Config(Panels):
 # 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses.
 # To measure them anew, beside candidates: ``python -m experiments tune``.
 _TABLE = (
-    # 192 × 96: three warpgroups hide more, if the mask does not mind.
-    (64, 3, 96, 3, 3, 2, (56, 152), 1, False, 500),
+    # 192 × 112: three warpgroups hide more, if the mask does not mind.
+    (64, 3, 112, 3, 3, 2, (56, 152), 1, False, 545),
     # 128 keys and queries, the blocks of most masks.
     (64, 2, 128, 3, 3, 2, (56, 224), 1, True, 460),
-    (128, 2, 128, 3, 2, 2, (56, 224), 1, False, 635),
+    (128, 2, 128, 3, 2, 2, (56, 224), 1, False, 690),
     (192, 2, 64, 3, 2, 2, (56, 224), 1, False, 1),
     (256, 2, 64, 3, 2, 1, (56, 224), 1, False, 1),
     # One warpgroup on 64 × 64, two blocks on a multiprocessor: for masks of small blocks.
     (64, 1, 64, 3, 3, 2, (56, 200), 2, True, 345),
-    (128, 1, 64, 2, 2, 2, (56, 200), 2, False, 450),
+    (128, 1, 64, 2, 2, 2, (56, 200), 2, False, 490),
 )
 
 
-def forward_configs(dtype, head_dim, negate=False):
+def forward_configs(dtype, head_dim, negate=False, score=None, dropout=False):
     """The candidates for a problem."""
     least = min(row[0] for row in _TABLE if head_dim <= row[0])
     rows = [row for row in _TABLE if row[0] == least]
-    return [Sm90Config(dtype, head_dim, *row[1:], negate) for row in rows]
+    configs = [Sm90Config(dtype, head_dim, *row[1:], negate, score, dropout) for row in rows]
+    if score or dropout:  # which take registers that three warpgroups have not
+        return [replace(c, tile_n=96) if c.consumers == 3 else c for c in configs]
+    return configs
 
 
 def choose(configs, schedules):

@@ -116,28 +116,37 @@ def make_load_stream(cfg):
     return load_stream
 
 
+def make_clean_key(cfg):
+    """``clean_key(smem, at, key)``: whether row ``key`` of the V at word ``at`` holds anything but
+    numbers; it becomes a row of zeros then.
+    """
+    PANEL_WORDS, CHUNKS = cfg.tile_n * ROW_BYTES // 4, cfg.head_dim // 8
+    not_finite = make_not_finite(cfg.dtype)
+
+    @inlined
+    def clean_key(smem, at, key):
+        row, swizzle, found = at + key * 32, key % 8, types.int32(0)
+        chunks = hide(types.int32(CHUNKS))  # a loop: registers are few
+        for i in range(chunks):
+            found |= not_finite(smem, row + i // 8 * PANEL_WORDS + (i % 8 ^ swizzle) * 4)
+        if found != 0:
+            for i in range(chunks):
+                place = row + i // 8 * PANEL_WORDS + (i % 8 ^ swizzle) * 4
+                clear(smem, place, types.int32(0))
+        return found != 0
+
+    return clean_key
+
+
 def make_clean_stream(cfg, threads=THREADS):
     """``clean_stream(smem, place, sizes, schedule, thread)``, for the last ``threads``.
 
     A key whose V is not finite becomes one of zeros, and a bit that the consumers look at. The
     configuration says which operand plays V, and how many stages it has.
     """
-    TILE_N, KV_BYTES, CHUNKS, THREADS = cfg.tile_n, cfg.kv_bytes, 8 * cfg.panels, threads
-    KV_PANEL = TILE_N * ROW_BYTES
+    TILE_N, KV_BYTES, WORDS, THREADS = cfg.tile_n, cfg.kv_bytes, -(-cfg.tile_n // 32), threads
     STAGES, V, BAD, FULL_V, RAW_V = cfg.cleaned
-    not_finite = make_not_finite(cfg.dtype)
-
-    @inlined
-    def clean_key(smem, at, key):
-        """Whether a row of V holds anything but numbers; it becomes a row of zeros then."""
-        found, chunks = types.int32(0), hide(types.int32(CHUNKS))  # a loop: registers are few
-        for i in range(chunks):
-            found |= not_finite(smem, at + i // 8 * (KV_PANEL // 4) + key * 32 + i % 8 * 4)
-        if found != 0:
-            for i in range(chunks):
-                place = at + i // 8 * (KV_PANEL // 4) + key * 32 + i % 8 * 4
-                clear(smem, place, types.int32(0))
-        return found != 0
+    clean_key = make_clean_key(cfg)
 
     @inlined
     def clean_stream(smem, place, sizes, schedule, thread):
@@ -145,7 +154,7 @@ def make_clean_stream(cfg, threads=THREADS):
         _, _, n_row, live = sizes
         work, plane_of, row_ptr, _, kind = schedule
         warp, lane = thread // 32, thread % 32
-        stage, phases = 0, 0
+        stage, phases = types.int32(0), types.int32(0)
         blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
         for round_ in range(rounds_of(live, blocks)):
             item = types.int32(item_of(round_, blocks, block))
@@ -154,10 +163,11 @@ def make_clean_stream(cfg, threads=THREADS):
                 for t in range(row_ptr[at], row_ptr[at + 1]):
                     if kind[t] != FULL:
                         mbarrier_wait(base + RAW_V + 8 * stage, phases >> stage & 1)
-                        phases ^= 1 << stage
-                        for word in range(warp, TILE_N // 32, THREADS // 32):
+                        phases = types.int32(phases ^ (1 << stage))
+                        for word in range(warp, WORDS, THREADS // 32):
                             v = words + (V + stage * KV_BYTES) // 4
-                            bad = clean_key(smem, v, 32 * word + lane)
+                            key = 32 * word + lane
+                            bad = key < TILE_N and clean_key(smem, v, key)
                             found = lanes_of(bad)
                             if lane == 0:
                                 smem[words + BAD // 4 + BAD_WORDS * stage + word] = found
@@ -165,9 +175,9 @@ def make_clean_stream(cfg, threads=THREADS):
                         bar_sync(CLEANERS, THREADS)
                         if thread == 0:
                             mbarrier_arrive(base + FULL_V + 8 * stage)
-                    stage += 1
+                    stage = types.int32(stage + 1)
                     if stage == STAGES:
-                        stage = 0
+                        stage = types.int32(0)
 
     return clean_stream
 
@@ -181,7 +191,7 @@ def make_write_empty_rows(cfg):
 
     @inlined
     def write_empty_rows(result, work, items, live, thread):
-        _, out, lse, o_stride, nq, heads, _ = result
+        _, out, lse, o_stride, nq, heads, _, _ = result
         zero = types.uint32(0)
         for item in range(live + cuda.blockIdx.x, items, cuda.gridDim.x):
             row, bh = work[2 * item], work[2 * item + 1]

@@ -1,6 +1,6 @@
 """What a computing warpgroup of the Hopper forward kernel does with a row, whole tiles or halves.
 
-Its masks, its first scores, its end; and where the stages of the rings are.
+Its masks and its end; and where the stages of the rings are.
 """
 
 import math
@@ -16,14 +16,13 @@ from nbflash.ptx.mbarrier import (
 )
 from nbflash.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
 from nbflash.tile.pipeline import divided, read_record
-from nbflash.tile.softmax import NEG_INF
 from nbflash.tile.unroll import equal, hide, load, select, store, unrolled
 from nbflash.tile.warp_math import row_of_thread
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES, lower
-from nbflash.tile.wgmma_softmax import make_finish, make_keep, make_wgmma_softmax, row_total
+from nbflash.tile.wgmma_softmax import make_finish, make_keep, row_total
 from nbflash.tile.wgmma_store import make_store_fragment, matrix_row
 
-ALL, NOTHING = types.uint32(0xFFFFFFFF), types.uint32(0)
+ALL = types.uint32(0xFFFFFFFF)
 PAST = -1  # the row tile before a stream's first
 
 
@@ -34,7 +33,7 @@ def make_finish_row(cfg):
     straight to memory.
     """
     TILE_M, HEAD_DIM, PANELS = cfg.tile_m, cfg.head_dim, cfg.panels
-    Q_BYTES, STAGED = cfg.q_bytes, cfg.q_stages > 1
+    Q_BYTES, STAGED, DROPOUT = cfg.q_bytes, cfg.q_stages > 1, cfg.dropout
     normalise, log_sum_exp = make_finish(HEAD_DIM, cfg.dtype)
     store_fragment = make_store_fragment(HEAD_DIM, TILE_M)
 
@@ -72,9 +71,14 @@ def make_finish_row(cfg):
 
     @inlined
     def finish_row(acc, m, l, row, bh, result, stage, base, turn, thread):
-        o_map, out, lse, o_stride, nq, heads, _ = result
+        o_map, out, lse, o_stride, nq, heads, _, dropping = result
+        thread = hide(thread)  # or what follows from it stays in registers
         l = row_total(l)
-        values, packed = log_sum_exp(m, l), normalise(acc, l)
+        values = log_sum_exp(m, l)
+        if DROPOUT:
+            _, share = dropping
+            l = l[0] * share, l[1] * share
+        packed = normalise(acc, l)
         upper, (b, h) = row * TILE_M + row_of_thread(thread), divided(bh, heads)
         if STAGED:
             store_staged(packed, row, b, h, o_map, stage, base, turn, thread)
@@ -96,7 +100,7 @@ def make_masking(cfg):
     ``keep_of(kind, n0, bounds, masking, thread)`` serves a tile, and
     ``bad_of(smem, words, stage, keep, thread)`` says what of it meets garbage.
     """
-    TILE_M, BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, cfg.tile_n // 32, cfg.cleaned
+    TILE_M, BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, -(-cfg.tile_n // 32), cfg.cleaned
     keep_interval, keep_bits, gather = make_keep(TILE_M, cfg.tile_n)
 
     @inlined
@@ -179,26 +183,3 @@ def make_stages(cfg):
         mbarrier_arrive(base + EMPTY_Q + 8 * stage)
 
     return record_of, k_of, v_of, release_q
-
-
-@inlined
-def seen_of(best, total):
-    """All ones if both of a thread's rows have met a key, else 0."""
-    upper = best[0] > NEG_INF or total[0] > 0
-    below = best[1] > NEG_INF or total[1] > 0
-    return types.uint32(ALL) if upper and below else types.uint32(NOTHING)
-
-
-def make_begin(n, dtype):
-    """``begin(s, scale)``: P and the statistics of a row's first ``n`` scores."""
-    PAIR = (types.float32(0),) * 2
-    row_max, reference, exponents, *_, exponentials, row_sum, _ = make_wgmma_softmax(n, dtype)
-
-    @inlined
-    def begin(s, scale):
-        best = row_max(s)
-        m = reference(best, scale)
-        weights = exponentials(exponents(s, m, scale))
-        return weights, m, row_sum(PAIR, weights), seen_of(best, PAIR)
-
-    return begin

@@ -6,25 +6,24 @@ warpgroups take turns: one issues its products while the others compute.
 
 from masks import FULL
 from nbflash.kernels.sm90_config import FIRST, TURNS
+from nbflash.kernels.sm90_dropout import make_dropped
 from nbflash.kernels.sm90_row import (
     PAST,
-    make_begin,
     make_finish_row,
     make_masking,
     make_stages,
     poisoned,
-    seen_of,
 )
+from nbflash.kernels.sm90_score import make_scored
+from nbflash.kernels.sm90_softmax import make_online_softmax, make_scores_again
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
-from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_hold, wgmma_wait
+from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import make_advance
-from nbflash.tile.unroll import unrolled
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_softmax import (
     make_apply_keep,
     make_wgmma_softmax,
-    row_total,
     scale_fragment,
 )
 
@@ -66,63 +65,30 @@ def make_turns(consumers):
     return begin_turn, end_turn, open_turns, close_turns
 
 
-def make_go_on(n, dtype):
-    """``go_on(s, before, m, l, seen, alpha, grown, scale)``: the next ``n`` scores of a row.
-
-    Returns P of them and of those ``before`` in this tile, then the other arguments as they are;
-    O must be multiplied by ``alpha`` if the reference has ``grown``.
-    """
-    softmax = make_wgmma_softmax(n, dtype)
-    row_max, _, exponents, outgrown, rise, rescale, lowered, exponentials, row_sum, _ = softmax
-
-    @inlined
-    def go_on(s, before, m, l, seen, alpha, grown, scale):
-        e = exponents(s, m, scale)
-        outgrew = outgrown(e, seen)
-        if outgrew:
-            best, total = row_max(e), row_total(l)
-            risen = rise(best, total)
-            e, more, seen = lowered(e, risen), rescale(risen), seen_of(best, total)
-            m = m[0] + risen[0], m[1] + risen[1]
-            l = l[0] * more[0], l[1] * more[1]
-            alpha = alpha[0] * more[0], alpha[1] * more[1]
-            before = scale_fragment(before, more)
-        weights = exponentials(e)
-        return weights, before, m, row_sum(l, weights), seen, alpha, grown or outgrew
-
-    return go_on
-
-
 def make_whole(cfg):
     """``q_of, start, make_step, last``: see :func:`~.sm90_compute.make_compute_stream`.
 
-    ``state`` is O, P of the last tile, m, l and whether both rows have met a key.
+    ``state`` is O, P of the last tile, m, l and whether a row of the warp has met no key.
     """
     TILE_N, Q_BYTES, STAGED = cfg.tile_n, cfg.q_bytes, cfg.q_stages > 1
     FULL_Q, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
     S_START, P_START = (types.float32(0),) * (TILE_N // 2), (types.uint32(0),) * (TILE_N // 4)
-    O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     ONE = (types.float32(1),) * 2
+    O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     tiles = cfg.tile_m, cfg.tile_n
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
-    *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
-    begin, go_on = make_begin(TILE_N, cfg.dtype), make_go_on(TILE_N // 2, cfg.dtype)
-    apply_keep = make_apply_keep(TILE_N, 0)
+    _, _, _, outgrown, *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
+    begin, attempt, careful, shrunk, lost = make_online_softmax(TILE_N, cfg.dtype)
+    scores_again = make_scores_again(cfg)
+    apply_keep, (scored, unit_of) = make_apply_keep(TILE_N, 0), make_scored(cfg, TILE_N, 0)
+    SCORED, dropped = cfg.score is not None, make_dropped(cfg, TILE_N)
     _, _, bad_of = make_masking(cfg)
     finish_row = make_finish_row(cfg)
     record_of, k_of, _, release_q = make_stages(cfg)
     wait_all, wait_for_s = wgmma_wait(0), wgmma_wait(1)
     advance, advance_q = map(make_advance, (cfg.k_stages, cfg.q_stages))
     begin_turn, end_turn, open_turns, close_turns = make_turns(cfg.consumers)
-
-    @unrolled
-    def part_of(s):
-        return tuple(s[: TILE_N // 4])
-
-    @unrolled
-    def rest_of(s):
-        return tuple(s[TILE_N // 4 :])
 
     @inlined
     def q_of(smem, place, stage, turn, thread):
@@ -131,26 +97,36 @@ def make_whole(cfg):
         return types.uint32(lower(base + stage * Q_BYTES + turn * 64 * ROW_BYTES, 16))
 
     @inlined
-    def softmax(s, m, l, seen, scale):
-        """P and the statistics of a row that goes on.
+    def go_on(s, m, l, fresh, scale):
+        """P, m, l, Σ P, ``fresh`` and α of a row's next scores, and whether to catch up."""
+        if fresh:
+            weights, m, l, sums, fresh, alpha = careful(s, m, l, scale)
+            return weights, m, l, sums, fresh, alpha, True
+        weights, sums, outgrew = attempt(s, m, scale)
+        return weights, m, l, sums, False, ONE, outgrew
 
-        In two parts: the exponents of the second are computed under the exponentials of the first.
-        """
-        weights, _, m, l, seen, alpha, grown = go_on(part_of(s), ONE, m, l, seen, ONE, False, scale)
-        rest, weights, m, l, seen, alpha, grown = go_on(
-            rest_of(s), weights, m, l, seen, alpha, grown, scale
-        )
-        return weights + rest, m, l, seen, alpha, grown
+    @inlined
+    def catch_up(weights, m, l, sums, alpha, scale, where, keep, scoring, thread):
+        """P, m, l, Σ P and α where an attempt has failed; S has left its registers to P."""
+        if lost(sums):
+            s = scores_again(where, keep, scoring[1], thread)
+            if SCORED:
+                s = apply_keep(scored(s, scoring[0]), keep)
+            weights, m, l, sums, _, alpha = careful(s, m, l, scale)
+        elif outgrown(sums):
+            weights, m, l, sums, alpha = shrunk(weights, m, l)
+        return weights, m, l, sums, alpha
 
     @inlined
     def start(base, q, turn):
         open_turns(turn)
-        return O_START, P_START, PAIR, PAIR, types.uint32(0)
+        return O_START, P_START, PAIR, PAIR, True
 
     def make_step(masked, first):
         @inlined
-        def step(state, q, now, ago, kind, keep, ending, smem, place, scale, who):
-            acc, p, m, l, seen = state
+        def step(state, q, now, ago, tile, keep, ending, smem, place, scoring, who):
+            acc, p, m, l, fresh = state
+            (kind, where), scale = tile, unit_of(scoring[0])
             base, words = place
             (q_now, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
             v_ago, is_there = ago
@@ -169,15 +145,16 @@ def make_whole(cfg):
             s = settled(s)
             if not first and lead == 0:
                 mbarrier_arrive(base + EMPTY_K + 8 * stage)
+            s = scored(s, scoring[0])
             if masked:
                 s = apply_keep(s, keep)
             if first:
                 m_ago, l_ago = m, l
-                weights, m, l, seen = begin(s, scale)
+                weights, m, sums, fresh = begin(s, scale)
+                l, due = PAIR, False
             else:
-                weights, m, l, seen, alpha, grown = softmax(s, m, l, seen, scale)
+                weights, m, l, sums, fresh, alpha, due = go_on(s, m, l, fresh, scale)
             mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
-            wgmma_hold(l[0] + l[1])
             wait_all()
             acc = settled(acc)
             if lead == 0:
@@ -185,8 +162,6 @@ def make_whole(cfg):
                     mbarrier_arrive(base + EMPTY_K + 8 * stage)
                 if not first or is_there >= 0:
                     mbarrier_arrive(base + EMPTY_V + 8 * is_there)
-            if masked and kind != FULL:
-                l = poisoned(l, bad_of(smem, words, v_stage, keep, thread))
             if first:
                 row, bh, result, q_ago = ending
                 if row != PAST:
@@ -194,15 +169,22 @@ def make_whole(cfg):
                     if STAGED and lead == 0:
                         release_q(base, q_ago)
                 acc = O_START
-            elif grown:
+            elif due:
+                weights, m, l, sums, alpha = catch_up(
+                    weights, m, l, sums, alpha, scale, where, keep, scoring, thread
+                )
                 acc = scale_fragment(acc, alpha)
+            l = l[0] + sums[0], l[1] + sums[1]
+            if masked and kind != FULL:
+                l = poisoned(l, bad_of(smem, words, v_stage, keep, thread))
             if following[0] & FIRST:
                 if not STAGED and lead == 0:
                     mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)
                 q_stage, q_phase = advance_q(q_stage, q_phase)
                 mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
                 q_now = q_of(smem, place, q_stage, turn, thread)
-            return (acc, pack(weights), m, l, seen), following, (q_now, q_stage, q_phase)
+            p = dropped(pack(weights), scoring[2])
+            return (acc, p, m, l, fresh), following, (q_now, q_stage, q_phase)
 
         return step
 

@@ -5,9 +5,11 @@ back end touches this file and ``nbflash.sim`` only.
 """
 
 import contextlib
+import functools
 from types import SimpleNamespace
 
 from numba import cuda
+from numba.core.errors import NumbaError
 from numba.cuda import types
 from numba.cuda.core import config
 
@@ -15,13 +17,18 @@ SIM = bool(config.ENABLE_CUDASIM)
 
 if SIM:
     ir = intrinsic = cgutils = cuda_target = None
+    COMPILE_ERRORS = (NumbaError,)
 else:
     from llvmlite import ir
     from numba.cuda import cgutils
+    from numba.cuda.core import errors
+
+    COMPILE_ERRORS = (NumbaError, errors.NumbaError)
     from numba.cuda.descriptor import cuda_target
     from numba.cuda.extending import intrinsic
 
 __all__ = [
+    "COMPILE_ERRORS",
     "SIM",
     "asynchrony",
     "cgutils",
@@ -41,6 +48,7 @@ __all__ = [
 inlined = cuda.jit(device=True, forceinline=True)
 
 
+@functools.cache
 def asynchrony():
     """The simulator's asynchronous copies."""
     from nbflash.sim import asynchrony
@@ -48,6 +56,7 @@ def asynchrony():
     return asynchrony
 
 
+@functools.cache
 def hopper():
     """The simulator's doubles of Hopper's instructions."""
     from nbflash.sim import hopper

@@ -30,16 +30,6 @@ def wgmma_wait(pending):
     return instruction("wgmma_wait", text, ())
 
 
-# ptxas moves a wait up to the wgmma it waits for, over any arithmetic, and so undoes their
-# overlap. It cannot move it over this: a sum of exponentials, never that large, is looked at.
-# (That it is not negative, ptxas knows. Of a trap it makes an exit, and registers run short.)
-wgmma_hold = instruction(
-    "wgmma_hold",
-    "{ .reg .pred p; setp.gt.f32 p, $0, 0f7F000000; @p nanosleep.u32 1; }",
-    (types.float32,),
-)
-
-
 def _struct_call(acc, text, constraints, operands):
     """Emit an instruction that changes a whole fragment in place."""
     b, n = acc[0].builder, len(acc)

@@ -194,7 +194,7 @@ DEVICE_NAMES = {
     "threadfence_system": lambda: None,
     "nanosleep": lambda nanoseconds: None,
     "fma": fma,
-    "popc": lambda value: int(value).bit_count(),
+    "popc": lambda value: (int(value) & 2 ** (8 * np.asarray(value).nbytes) - 1).bit_count(),
     "clz": _leading_zeros,
     "ffs": lambda value: (int(value) & -int(value)).bit_length(),
     "brev": lambda value: int(f"{int(value) & 0xFFFFFFFF:032b}"[::-1], 2),

@@ -22,7 +22,16 @@ WARP = 32
 MAX_THREADS = 1024
 
 Dim3 = namedtuple("Dim3", "x y z")
-Meeting = namedtuple("Meeting", "site values ordered")
+
+
+class Meeting:
+    """A warp collective on its way: what its lanes have brought, and the bits of those to come."""
+
+    __slots__ = ("missing", "ordered", "site", "values", "what")
+
+    def __init__(self, what, site, missing, ordered):
+        self.what, self.site, self.missing, self.ordered = what, site, missing, ordered
+        self.values = {}
 
 
 @dataclass(frozen=True)
@@ -212,23 +221,32 @@ class Block:
         number, lane = divmod(thread.tid, group)
         if not mask >> lane & 1:
             raise SimError(f"lane {lane} calls a collective whose mask {mask:#x} leaves it out")
-        site, meetings = capture(2), self.collectives.setdefault((group, number, mask, op), [])
+        site, key = capture(2), (group, number, mask, op)
+        meetings = self.collectives.setdefault(key, [])
         for meeting in meetings:
             if same(meeting.site, site):
                 break
         else:
-            meeting = Meeting(site, {}, ordered)
+            what = f"{op.__name__.strip('_')} of lanes {mask:#x}"
+            meeting = Meeting(what, site, mask & self._live_lanes(number, group), ordered)
             meetings.append(meeting)
         meeting.values[lane] = value
-        self._try_collective((group, number, mask, op), meeting)
-        return self.park(thread, f"{op.__name__.strip('_')} of lanes {mask:#x}", site)
+        meeting.missing &= ~(1 << lane)
+        if not meeting.missing:
+            self._meet(key, meeting)
+        return self.park(thread, meeting.what, site)
 
-    def _try_collective(self, key, meeting):
+    def _live_lanes(self, number, group):
+        """A bit for each thread of a group that has not left the kernel."""
+        first = number * group
+        lanes = range(min(group, len(self.threads) - first))
+        if len(self.live) == len(self.threads):
+            return (1 << len(lanes)) - 1
+        return sum(1 << lane for lane in lanes if first + lane in self.live)
+
+    def _meet(self, key, meeting):
         group, number, mask, op = key
         first, values = number * group, meeting.values
-        for lane in range(group):
-            if mask >> lane & 1 and lane not in values and first + lane in self.live:
-                return
         self.collectives[key].remove(meeting)
         results = op(values, mask)
         threads = [self.threads[first + lane] for lane in values]
@@ -241,9 +259,12 @@ class Block:
     def _retire(self, thread):
         """A thread has left the kernel: those that wait for everyone may go on."""
         for key, meetings in self.collectives.items():
-            if key[1] == thread.tid // key[0]:
+            number, lane = divmod(thread.tid, key[0])
+            if key[1] == number:
                 for meeting in list(meetings):
-                    self._try_collective(key, meeting)
+                    meeting.missing &= ~(1 << lane)
+                    if not meeting.missing:
+                        self._meet(key, meeting)
         waiting = self.barriers.get(0)
         if waiting:
             self._exited_without(*waiting[0])

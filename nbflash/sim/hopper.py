@@ -19,7 +19,7 @@ from nbflash.sim.memory import wrap
 from nbflash.sim.sites import capture, show
 from nbflash.sim.storage import POISON
 from nbflash.sim.warp import warp_collective
-from nbflash.sim.wgmma import settle, wgmma, wgmma_commit, wgmma_fence, wgmma_hold, wgmma_wait
+from nbflash.sim.wgmma import settle, wgmma, wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.sim.window import ATOM, CHUNK, START, copied, later, place, proxy_fences
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "wgmma",
     "wgmma_commit",
     "wgmma_fence",
-    "wgmma_hold",
     "wgmma_wait",
 ]
 

@@ -10,7 +10,11 @@ import dataclasses
 import sys
 import types
 
+import numpy as np
+
 from nbflash.sim.errors import SimError
+
+_SCALARS = int, float, np.generic
 
 
 def install(**changes):
@@ -43,6 +47,7 @@ def install(**changes):
     cuda.external_stream = lambda pointer=0: cuda.stream()
     cuda.__class__ = _with_laneid(warp.laneid)
     _forward_stock_kernels(cuda, launch)
+    _convert_by_numpy(cuda.types.Number)
     launch.set_settings(dataclasses.replace(launch.settings(), **changes))
 
 
@@ -101,3 +106,17 @@ def _forward_stock_kernels(cuda, launch):
         return launch.launch(self.fn, self.grid_dim, self.block_dim, self.dynshared_size, *args)
 
     cuda.FakeCUDAKernel.__call__ = call
+
+
+def _convert_by_numpy(number):
+    """``int32(x)`` and its like, in a third of the time that Numba takes to find ``np.int32``."""
+    if "__call__" in vars(number):
+        return
+    inherited = number.__call__
+
+    def call(self, *args):
+        if len(args) == 1 and isinstance(args[0], _SCALARS):
+            return getattr(np, self.name)(args[0])
+        return inherited(self, *args)
+
+    number.__call__ = call

@@ -222,6 +222,6 @@ def acquire(thread, past):
 
 def merge(a, b):
     """The join of two clocks; None is the empty one."""
-    if a is None or b is None:
+    if a is None or b is None or a is b:
         return a or b
-    return [max(x, y) for x, y in zip(a, b, strict=True)]
+    return [x if x > y else y for x, y in zip(a, b, strict=True)]

@@ -291,10 +291,6 @@ def wgmma_wait(pending):
     warpgroup.wait(thread, lane, max(0, warpgroup.committed[lane] - pending))
 
 
-def wgmma_hold(x):
-    """Nothing: it keeps a compiler from moving the wait after it."""
-
-
 def wgmma(dtype, acc, a, b, accumulate, transpose_b, negate_a, transpose_a=False):
     """``wgmma.mma_async``: see :func:`nbflash.ptx.wgmma.wgmma`."""
     _, warpgroup, lane = _mine()

@@ -4,6 +4,8 @@ A shared tile is ``rows × width`` elements of the accumulator type with a leadi
 dimension ``ld``; columns past ``head_dim`` and rows past the end of the sequence are zero.
 """
 
+import math
+
 import numpy as np
 
 from nbflash.ptx._asm import cuda, inlined, ir, types
@@ -17,12 +19,14 @@ ACCUMULATOR = {
     "float64": types.float64,
 }
 PAD = 4  # leading dimensions are 4 mod 32 words, so that columns spread over the banks
-# bfloat16 travels as its bits.
+# bfloat16 and float8 travel as their bits.
 STORAGE = {
     "float16": types.float16,
     "bfloat16": types.uint16,
     "float32": types.float32,
     "float64": types.float64,
+    "int8": types.int8,
+    "float8_e4m3fn": types.uint8,
 }
 
 
@@ -36,12 +40,48 @@ def _to_accumulator(x, dtype):
             i32 = ir.IntType(32)
             bits = b.shl(b.zext(x.value, i32), ir.Constant(i32, 16))
             return x.new(types.float32, b.bitcast(bits, ir.FloatType()))
-        return x
+        if dtype == "int8":
+            return x.new(types.float32, b.sitofp(x.value, ir.FloatType()))
+        return _from_e4m3(x) if dtype == "float8_e4m3fn" else x
     if dtype == "float16":
         return np.float32(x)
     if dtype == "bfloat16":
         return (np.uint32(x) << np.uint32(16)).view(np.float32)
-    return x
+    if dtype == "int8":
+        return np.float32(x)
+    return _from_e4m3(x) if dtype == "float8_e4m3fn" else x
+
+
+def _from_e4m3(x):
+    """Sign, 4 bits of exponent (bias 7) and 3 of mantissa; all ones is NaN, and infinity is none.
+
+    The bits in their places of a float32 are too small by 2^(127 − 7), subnormal numbers too.
+    """
+    if not isinstance(x, Scalar):
+        word = np.uint32(x)
+        bits = (word & np.uint32(0x80)) << np.uint32(24) | (word & np.uint32(0x7F)) << np.uint32(20)
+        is_nan = word & np.uint32(0x7F) == np.uint32(0x7F)
+        return np.float32(np.nan) if is_nan else bits.view(np.float32) * np.float32(2.0**120)
+    b, i32 = x.builder, ir.IntType(32)
+    word = b.zext(x.value, i32)
+    sign = b.shl(b.and_(word, ir.Constant(i32, 0x80)), ir.Constant(i32, 24))
+    rest = b.and_(word, ir.Constant(i32, 0x7F))
+    bits = b.bitcast(b.or_(sign, b.shl(rest, ir.Constant(i32, 20))), ir.FloatType())
+    value = b.fmul(bits, ir.Constant(ir.FloatType(), 2.0**120))
+    is_nan = b.icmp_unsigned("==", rest, ir.Constant(i32, 0x7F))
+    return x.new(types.float32, b.select(is_nan, ir.Constant(ir.FloatType(), math.nan), value))
+
+
+def widened(x, dtype, accumulator):
+    """One stored element of ``dtype`` in the type ``accumulator``, float32 or float64."""
+    x = _to_accumulator(x, dtype)
+    if accumulator != types.float64:
+        return x
+    if not isinstance(x, Scalar):
+        return np.float64(x)
+    if x.type == accumulator:
+        return x
+    return x.new(accumulator, x.builder.fpext(x.value, ir.DoubleType()))
 
 
 def _to_storage(x, dtype):

@@ -9,7 +9,9 @@ partial sum per lane until :func:`row_total`.
 """
 
 import math
+import operator
 
+from nbflash.tile.lanes import across_lanes
 from nbflash.tile.unroll import (
     equal,
     exp2,
@@ -17,20 +19,11 @@ from nbflash.tile.unroll import (
     maximum,
     reciprocal,
     select,
-    shuffle_xor,
     total,
     unrolled,
 )
 
 NEG_INF = -math.inf
-
-
-def _across_lanes(x, tx, combine):
-    lane_mask = tx // 2
-    while lane_mask:
-        x = combine(x, shuffle_xor(x, lane_mask))
-        lane_mask //= 2
-    return x
 
 
 def guarded(m):
@@ -54,7 +47,7 @@ def make_softmax(rows, columns, tx):
             best = m[i]
             for x in row(s, i):
                 best = maximum(best, x)
-            new.append(_across_lanes(best, tx, maximum))
+            new.extend(across_lanes((best,), tx, maximum))
         return tuple(new)
 
     @unrolled
@@ -75,7 +68,7 @@ def make_softmax(rows, columns, tx):
 
     @unrolled
     def row_total(l):
-        return tuple(_across_lanes(x, tx, lambda a, b: a + b) for x in l)
+        return across_lanes(l, tx, operator.add)
 
     @unrolled
     def inverse(l):

@@ -122,10 +122,11 @@ class Scalar:
 class Memory:
     """An array or pointer while it is traced."""
 
-    __slots__ = ("builder", "context", "pointer", "type")
+    __slots__ = ("builder", "context", "pointer", "type", "whole")
 
     def __init__(self, context, builder, type_, value):
         self.context, self.builder, self.type = context, builder, type_.dtype
+        self.whole = type_, value
         if isinstance(type_, types.Array):
             value = context.make_array(type_)(context, builder, value).data
         self.pointer = value
@@ -194,7 +195,9 @@ def fma(a, b, c):
 
 def maximum(a, b):
     """The larger of two numbers; a NaN loses."""
-    return _libm(a, "maxnum", a, b) if isinstance(a, Scalar) else np.fmax(a, b)
+    if isinstance(a, Scalar):
+        return _libm(a, "maxnum", a, b)
+    return a if a >= b or b != b else b
 
 
 def exp2(x):
@@ -213,8 +216,7 @@ def exp2(x):
 def reciprocal(x):
     """``1 / x``; infinite at zero."""
     if not isinstance(x, Scalar):
-        with np.errstate(divide="ignore"):
-            return type(x)(1) / x
+        return type(x)(1) / x
     return x.new(x.type, x.builder.fdiv(x.constant(1.0).value, x.value))
 
 
@@ -262,7 +264,7 @@ def load(memory, index):
     return Scalar(memory.context, memory.builder, memory.type, value)
 
 
-def _check_quad(index, lanes=4):
+def check_quad(index, lanes=4):
     """A GPU traps on a vector access whose address is no multiple of its size."""
     if index % lanes:
         raise IndexError(f"element {index} is not aligned to a vector of {lanes}")
@@ -279,8 +281,8 @@ def load4(memory, index):
 def load2(memory, index, lanes=2):
     """Two consecutive elements; see :func:`load4`."""
     if not isinstance(memory, Memory):
-        _check_quad(index, lanes)
-        return tuple(memory[index : index + lanes])
+        check_quad(index, lanes)
+        return tuple([memory[index + i] for i in range(lanes)])
     b = memory.builder
     vector = b.load(memory.address(index, lanes), align=min(16, lanes * memory.itemsize))
     parts = [b.extract_element(vector, ir.Constant(ir.IntType(32), i)) for i in range(lanes)]
@@ -298,7 +300,7 @@ def store(memory, index, value):
 def store4(memory, index, values):
     """Four consecutive elements as one vector store; alignment as :func:`load4`."""
     if not isinstance(memory, Memory):
-        _check_quad(index)
+        check_quad(index)
         memory[index : index + 4] = values
         return
     b, at = memory.builder, memory.address(index, 4)
@@ -306,29 +308,6 @@ def store4(memory, index, values):
     for i, value in enumerate(values):
         vector = b.insert_element(vector, value.value, ir.Constant(ir.IntType(32), i))
     b.store(vector, at, align=min(16, 4 * memory.itemsize))
-
-
-def atomic_add(memory, index, value):
-    """``memory[index] += value``, atomically: ``red.relaxed.gpu.add``."""
-    if not isinstance(memory, Memory):
-        cuda.atomic.add(memory, index, value)
-        return
-    kind, letter = ("f32", "f") if memory.itemsize == 4 else ("f64", "d")
-    operands = [memory.address(index, 1), value.value]
-    text, void = f"red.relaxed.gpu.add.{kind} [$0], $1;", ir.VoidType()
-    inline_ptx(memory.builder, text, f"l,{letter}", void, operands, side_effect=True)
-
-
-def atomic_add4(memory, index, values):
-    """Four neighbours at once: ``red.relaxed.gpu.add.v4.f32``, from compute capability 9.0."""
-    if not isinstance(memory, Memory):
-        _check_quad(index)
-        for lane, value in enumerate(values):
-            cuda.atomic.add(memory, index + lane, value)
-        return
-    operands = [memory.address(index, 1), *(v.value for v in values)]
-    text = "red.relaxed.gpu.global.add.v4.f32 [$0], {$1, $2, $3, $4};"
-    inline_ptx(memory.builder, text, "l,f,f,f,f", ir.VoidType(), operands, side_effect=True)
 
 
 def _wrap(context, builder, type_, value):
@@ -346,7 +325,18 @@ def _type_of(result):
         return types.void
     if isinstance(result, Scalar):
         return result.type
+    if isinstance(result[0], tuple):
+        return types.Tuple(tuple(map(_type_of, result)))
     return types.UniTuple(result[0].type, len(result))
+
+
+def _packed(context, builder, result):
+    if isinstance(result, Scalar):
+        return result.value
+    if isinstance(result[0], tuple):
+        parts = [_packed(context, builder, part) for part in result]
+        return context.make_tuple(builder, _type_of(result), parts)
+    return cgutils.pack_array(builder, [r.value for r in result])
 
 
 def _result_type(fn, argtypes):
@@ -370,11 +360,9 @@ def unrolled(fn):
         def codegen(context, builder, signature, args):
             pairs = zip(signature.args, args, strict=True)
             result = fn(*(_wrap(context, builder, t, a) for t, a in pairs))
-            if result is None:
-                return context.get_dummy_value()
-            if isinstance(result, Scalar):
-                return result.value
-            return cgutils.pack_array(builder, [r.value for r in result])
+            return (
+                context.get_dummy_value() if result is None else _packed(context, builder, result)
+            )
 
         return _result_type(fn, argtypes)(*argtypes), codegen
 

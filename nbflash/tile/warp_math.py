@@ -1,16 +1,20 @@
 """For ``@unrolled`` functions of tensor-core kernels: packed halves, a fast log2, votes."""
 
+from struct import Struct
+
 import numpy as np
 
 from nbflash.ptx._asm import cuda, inline_ptx, inlined, ir, types
 from nbflash.tile.unroll import FULL_WARP, Scalar, select, unrolled
 
+_HALVES, _HALF_FLOATS, _FLOATS = Struct("=2H"), Struct("=2e"), Struct("=2f")
+_WORD, _WORDS = Struct("=I"), Struct("=2I")
+
 
 def log2(x):
     """``log2(x)``: ``lg2.approx.ftz.f32``."""
     if not isinstance(x, Scalar):
-        with np.errstate(divide="ignore"):
-            return np.log2(x)
+        return np.log2(x)
     value = inline_ptx(x.builder, "lg2.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value])
     return x.new(x.type, value)
 
@@ -18,46 +22,27 @@ def log2(x):
 def approximate_reciprocal(x):
     """``1 / x`` within an ulp: ``rcp.approx.ftz.f32``."""
     if not isinstance(x, Scalar):
-        with np.errstate(divide="ignore"):
-            return np.float32(1) / x
+        return np.float32(1) / x
     value = inline_ptx(x.builder, "rcp.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value])
     return x.new(x.type, value)
-
-
-def float_bits(x):
-    """The bits of a float32 as a uint32; no instruction."""
-    if not isinstance(x, Scalar):
-        return np.float32(x).view(np.uint32)
-    return x.new(types.uint32, x.builder.bitcast(x.value, ir.IntType(32)))
-
-
-def and3(a, b, c):
-    """``a & b & c``: ``lop3.b32``, which the compiler leaves in the order it is written in."""
-    if not isinstance(a, Scalar):
-        return a & b & c
-    values, text = [x.value for x in (a, b, c)], "lop3.b32 $0, $1, $2, $3, 0x80;"
-    return a.new(a.type, inline_ptx(a.builder, text, "=r,r,r,r", ir.IntType(32), values))
 
 
 def pack_half(dtype, low, high):
     """Two float32 rounded to ``dtype`` and packed: ``cvt.rn.f16x2.f32`` or ``bf16x2``."""
     if not isinstance(low, Scalar):
-        pair = np.array([low, high], np.float32)
-        return np.uint32(storage_bits(pair, dtype).view(np.uint32)[0])
+        if dtype == "float16":
+            return np.array((low, high), np.float16).view(np.uint32)[0]
+        return np.uint32(_bfloat16_bits(low) | _bfloat16_bits(high) << 16)
     kind = {"float16": "f16x2", "bfloat16": "bf16x2"}[dtype]
     text, word = f"cvt.rn.{kind}.f32 $0, $1, $2;", ir.IntType(32)
     value = inline_ptx(low.builder, text, "=r,f,f", word, [high.value, low.value])
     return low.new(types.uint32, value)
 
 
-def storage_bits(x, dtype):
-    """float32 values as the uint16 bits of float16 or bfloat16, rounded to nearest even."""
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return x.astype(np.float16).view(np.uint16)
-    bits = x.view(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
+def _bfloat16_bits(x):
+    """A float32 as the bits of a bfloat16, rounded to nearest even."""
+    (bits,) = _WORD.unpack(x)
+    return 0x7FC0 if x != x else bits + 0x7FFF + (bits >> 16 & 1) >> 16
 
 
 def _vote(condition, text):
@@ -86,10 +71,10 @@ def ballot(condition):
 def unpack_half(dtype, word):
     """The two float32 that :func:`pack_half` packed, low half first."""
     if not isinstance(word, Scalar):
-        halves = np.array([word], np.uint32).view(np.uint16)
         if dtype == "float16":
-            return tuple(halves.view(np.float16).astype(np.float32))
-        return tuple((halves.astype(np.uint32) << 16).view(np.float32))
+            return tuple(map(np.float32, _HALF_FLOATS.unpack(word)))
+        low, high = _HALVES.unpack(word)
+        return tuple(map(np.float32, _FLOATS.unpack(_WORDS.pack(low << 16, high << 16))))
     b, i32 = word.builder, ir.IntType(32)
     if dtype == "bfloat16":
         words = (
@@ -103,6 +88,17 @@ def unpack_half(dtype, word):
         word.new(types.float32, b.fpext(b.bitcast(x, ir.HalfType()), ir.FloatType()))
         for x in halves
     )
+
+
+def permute(a, b, selector):
+    """Four bytes of two words, by the nibbles of a uint32: ``prmt.b32``."""
+    if not isinstance(a, Scalar):
+        both = int(a) | int(b) << 32
+        taken = (both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF for i in range(4))
+        return np.uint32(sum(byte << 8 * i for i, byte in enumerate(taken)))
+    words = [a.value, b.value, selector.value]
+    text = "prmt.b32 $0, $1, $2, $3;"
+    return a.new(a.type, inline_ptx(a.builder, text, "=r,r,r,r", ir.IntType(32), words))
 
 
 @unrolled

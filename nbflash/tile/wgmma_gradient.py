@@ -12,6 +12,7 @@ dO have been set to zero in masked tiles, where 0 · NaN would reach keys that i
 """
 
 from nbflash.ptx.wgmma import wgmma
+from nbflash.tile.score import slope_at, weighed
 from nbflash.tile.softmax import NEG_INF
 from nbflash.tile.unroll import (
     both,
@@ -32,15 +33,28 @@ from nbflash.tile.wgmma_softmax import row_of
 PART = 64 * 64  # elements of dQ that one warpgroup computes
 
 
-def make_probabilities(tile_m, tile_n):
+def make_probabilities(tile_m, tile_n, dtype, score=None):
     """``full, interval, bits``: P of a tile of each kind.
 
     ``full(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
     queries'. ``interval(…, smem, mask, key)`` and ``bits(…, smem, mask, key)`` mask before the
     exponential: ``mask`` is where the bounds of the first pair of queries, or their words, lie;
-    ``key`` is the first key's number, in the sequence or in the tile.
+    ``key`` is the first key's number, in the sequence or in the tile. If score functions have
+    slopes, P is packed, and P ∘ ∂S'/∂S beside it: both fragments would be too many registers.
     """
     pairs, words = range(tile_m // 8), -(-tile_n // 32)
+    sloped = score is not None and score.has_slope
+
+    def weights(exponents, s, hidden):
+        if not sloped:
+            return tuple(map(exp2, exponents))
+        p, packed, w = [], [], []
+        for i, x in enumerate(exponents):
+            p.append(exp2(x))
+            w.append(weighed(p[i], slope_at(score, s, i), hidden))
+            if i % 2:
+                packed.append(pack_half(dtype, p[i - 1], p[i]))
+        return tuple(packed), tuple(w)
 
     def scaled(s, scales, shifts, j):
         """The scores of a pair of queries, as exponents."""
@@ -48,27 +62,32 @@ def make_probabilities(tile_m, tile_n):
 
     @unrolled
     def full(s, scales, shifts):
-        return tuple(exp2(x) for j in pairs for x in scaled(s, scales, shifts, j))
+        exponents = (x for j in pairs for x in scaled(s, scales, shifts, j))
+        return weights(exponents, s, sloped and not score.own)
 
-    @unrolled
-    def interval(s, scales, shifts, smem, mask, key):
-        keys, out = (key, key + 8), []
+    def in_interval(s, scales, shifts, smem, mask, key):
+        keys = key, key + 8
         for j in pairs:
             low, high = load2(smem, mask + 8 * j), load2(smem, mask + (tile_m + 8 * j))
             for n, x in enumerate(scaled(s, scales, shifts, j)):
                 inside = both(keys[n // 2] >= low[n % 2], keys[n // 2] < high[n % 2])
-                out.append(exp2(select(inside, x, NEG_INF)))
-        return tuple(out)
+                yield select(inside, x, NEG_INF)
 
-    @unrolled
-    def bits(s, scales, shifts, smem, mask, key):
-        first, bit, out = mask + key // 32, key % 32, []
+    def in_bits(s, scales, shifts, smem, mask, key):
+        first, bit = mask + key // 32, key % 32
         for j in pairs:
             seen = [load(smem, first + words * (8 * j + e)) >> bit for e in range(2)]
             for n, x in enumerate(scaled(s, scales, shifts, j)):
                 hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
-                out.append(exp2(select(hidden, NEG_INF, x)))
-        return tuple(out)
+                yield select(hidden, NEG_INF, x)
+
+    @unrolled
+    def interval(s, scales, shifts, smem, mask, key):
+        return weights(in_interval(s, scales, shifts, smem, mask, key), s, True)
+
+    @unrolled
+    def bits(s, scales, shifts, smem, mask, key):
+        return weights(in_bits(s, scales, shifts, smem, mask, key), s, True)
 
     return full, interval, bits
 

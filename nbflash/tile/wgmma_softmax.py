@@ -12,6 +12,7 @@ import math
 import operator
 
 from nbflash.ptx._asm import inlined, types
+from nbflash.tile.lanes import QUAD, across_lanes
 from nbflash.tile.softmax import NEG_INF, guarded
 from nbflash.tile.unroll import (
     both,
@@ -22,23 +23,20 @@ from nbflash.tile.unroll import (
     load,
     maximum,
     select,
-    shuffle_xor,
     unrolled,
 )
 from nbflash.tile.warp_math import (
-    and3,
     any_lane,
     approximate_reciprocal,
-    float_bits,
     log2,
     pack_half,
 )
 
 LN2 = math.log(2.0)
-# S · scale − m is held below 0, so that one bit of it tells whether a score has outgrown its
-# row's reference m. That stands HEADROOM above the largest score when it is set: most tiles then
+# The reference m of a row stands HEADROOM above its largest score when it is set: most tiles then
 # leave O alone. Exact: O / l does not depend on the reference.
 HEADROOM = 6.0
+HUGE = 2.0**100  # sums of weights below it are sums of finite ones
 
 
 def row_of(element):
@@ -46,9 +44,9 @@ def row_of(element):
     return element // 2 % 2
 
 
-def _quad(x, combine):
-    x = combine(x, shuffle_xor(x, 1))
-    return combine(x, shuffle_xor(x, 2))
+def column_of(element):
+    """Which column it is of, from the first of its thread's on."""
+    return 8 * (element // 4) + element % 2
 
 
 def _fold_rows(s, combine, chains=8):
@@ -63,28 +61,17 @@ def _fold_rows(s, combine, chains=8):
     ]
 
 
-def _all_bits(words, chains=4):
-    """The bits that every word has, in chains side by side."""
-    words = list(words)
-    partial, words = words[:chains], words[chains:]
-    while len(words) >= 2 * chains:
-        pairs = zip(words[:chains], words[chains : 2 * chains], strict=True)
-        partial = [and3(x, *pair) for x, pair in zip(partial, pairs, strict=True)]
-        words = words[2 * chains :]
-    return functools.reduce(operator.and_, partial + words)
-
-
 def make_wgmma_softmax(n, dtype):
     """The steps for score fragments of ``n`` columns.
 
-    Returns ``row_max, reference, exponents, outgrown, rise, rescale, lower, exponentials,
-    row_sum, pack``. Exponents are S · scale − m, in base 2.
+    Returns ``row_max, reference, exponents, outgrown, lost, overshot, rise, rescale, lower,
+    without_key, exponentials, row_sum, pack``. Exponents are S · scale − m, in base 2.
     """
-    size = n // 2
+    size, LIMIT = n // 2, n / 4  # of a row, the weights of a thread: up to 1 each
 
     @unrolled
     def row_max(s):
-        return tuple(_quad(x, maximum) for x in _fold_rows(s, maximum))
+        return across_lanes(_fold_rows(s, maximum), QUAD, maximum)
 
     @unrolled
     def reference(best, scale):
@@ -96,10 +83,19 @@ def make_wgmma_softmax(n, dtype):
         return tuple(fma(s[i], scale, m[row_of(i)] * -1.0) for i in range(size))
 
     @unrolled
-    def outgrown(e, seen):
-        """Whether, for some row of the warp, m is too small or not that of any score yet."""
-        together = _all_bits([seen, *map(float_bits, e)])
-        return any_lane(equal(together >> 31, 0))
+    def outgrown(sums):
+        """Whether, for some row of the warp, a weight is above 1 by more than m allows."""
+        return any_lane(either(*(x > LIMIT for x in sums)))
+
+    @unrolled
+    def lost(sums):
+        """Whether a weight of the warp may be infinite."""
+        return any_lane(either(*(x > HUGE for x in sums)))
+
+    @unrolled
+    def overshot(best):
+        """By how much m must rise for weights up to ``best``."""
+        return tuple(select(x > 1.0, log2(x) + HEADROOM, 0.0) for x in best)
 
     @unrolled
     def rise(best, total):
@@ -120,6 +116,12 @@ def make_wgmma_softmax(n, dtype):
         return tuple(x - risen[row_of(i)] for i, x in enumerate(e))
 
     @unrolled
+    def without_key(best, total):
+        """Whether some row of the warp has met no key yet."""
+        none = (both(equal(b, NEG_INF), equal(a, 0.0)) for b, a in zip(best, total, strict=True))
+        return any_lane(either(*none))
+
+    @unrolled
     def exponentials(e):
         """P = 2^(S · scale − m)."""
         return tuple(map(exp2, e))
@@ -138,13 +140,22 @@ def make_wgmma_softmax(n, dtype):
         reference,
         exponents,
         outgrown,
+        lost,
+        overshot,
         rise,
         rescale,
         lower,
+        without_key,
         exponentials,
         row_sum,
         pack,
     )
+
+
+def hides(keep, element, first=0):
+    """Whether an element, of columns whose bits begin at ``first``, does not count."""
+    bit = 1 << (first + 2 * (element // 4) + element % 2)
+    return equal(keep[row_of(element)] & bit, 0)
 
 
 def make_apply_keep(n, part):
@@ -153,11 +164,7 @@ def make_apply_keep(n, part):
 
     @unrolled
     def apply_keep(s, keep):
-        out = []
-        for i in range(n // 2):
-            bit = 1 << (first + 2 * (i // 4) + i % 2)
-            out.append(select(equal(keep[row_of(i)] & bit, 0), NEG_INF, s[i]))
-        return tuple(out)
+        return tuple(select(hides(keep, i, first), NEG_INF, s[i]) for i in range(n // 2))
 
     return apply_keep
 
@@ -185,7 +192,7 @@ def make_finish(columns, dtype):
 @unrolled
 def row_total(l):
     """l of a row from what its quad has added up."""
-    return tuple(_quad(x, operator.add) for x in l)
+    return across_lanes(l, QUAD, operator.add)
 
 
 @unrolled

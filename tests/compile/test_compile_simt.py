@@ -6,7 +6,7 @@ thread stores instead. At head_dim 64 and 128, with vectors of four bytes an ele
 that is only a kernel that no device runs: the one without ``cp.async`` for sm_80.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from assembly import CAPABILITIES, AssemblyError, assemble
@@ -49,6 +49,7 @@ SPILLS = {
     ("sm_90a", "float32", 256): {"rows": 64, "columns": 128, "atomic": 192},
     ("sm_90a", "float64", 64): {"rows": 32, "columns": 64, "atomic": 64},
 }
+DROPOUT_SPILLS = {("fwd", 128): 32, ("rows", 128): 32, ("columns", 128): 64, ("atomic", 128): 32}
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,20 @@ def test_attention_kernel(target):
     assert ("cp.async" in report.ptx) == spec.config.send_v
     # A copy of such a barrier would stand in a branch that not every thread of a warp takes.
     assert report.ptx.count("bar.red.or") == (1 if target.kernel in ("fwd", "fill") else 3)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_dropout(kernel, head_dim):
+    """Philox is there where it is asked for, by its multiplier."""
+    spec = Target("sm_90a", "float32", head_dim, True, kernel).spec
+    make = fwd_simt_spec if kernel == "fwd" else bwd_simt_spec
+    report = compiled(make(replace(spec.config, dropout=True)), "sm_90a")
+    assert report.spill_stores <= DROPOUT_SPILLS.get((kernel, head_dim), 0)
+    assert ".local" not in report.ptx
+    multiplier = str(0xD2511F53)
+    assert multiplier in report.ptx
+    assert multiplier not in compile_ptx(spec, CAPABILITY["sm_90a"])
 
 
 @pytest.mark.parametrize("kernel", ["fill", "atomic"])

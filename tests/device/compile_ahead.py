@@ -36,6 +36,9 @@ def specs_of(problem, device):
         def __init__(self, device_id):
             vars(self).update(device)
 
+        def params(self, given):
+            return given
+
         def bind(self, spec, *_):
             specs.append(spec)
 
@@ -43,6 +46,7 @@ def specs_of(problem, device):
     try:
         executor = simt.SimtExecutor(problem, masks.dense(1, 1))
         executor._forward  # noqa: B018
+        executor._row_kernels  # noqa: B018
         vectors = simt.vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
         for deterministic in (False, True):
             executor._passes(deterministic, vectors)

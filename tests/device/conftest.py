@@ -86,8 +86,8 @@ def one_pass(monkeypatch):
     from nbflash import planning, sm90_backward
     from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM
 
-    def only_way(problem, _):
-        return problem.head_dim > MOST_HEAD_DIM
+    def only_way(problem, mask, score=None, dropout=0.0):
+        return bool(dropout) or problem.head_dim > MOST_HEAD_DIM
 
     # A plan has decided for good.
     monkeypatch.setattr(planning, "_plans", planning._Cache(planning._LIMIT))

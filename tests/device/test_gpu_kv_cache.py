@@ -1,11 +1,11 @@
-"""KVCache in CUDA memory holds what it holds in host memory; decode is not there yet."""
+"""KVCache in CUDA memory holds what it holds in host memory."""
 
 import cupy
 import numpy as np
 import pytest
 
 import nbflash
-from nbflash.testing import make_qkv
+from nbflash.testing import assert_within_reference, make_qkv
 
 
 def filled(device, dtype, source):
@@ -39,11 +39,16 @@ def test_the_same_as_in_host_memory(dtype, source):
         assert rows[0].tobytes() == rows[1].tobytes()
 
 
-def test_decode_names_what_is_missing():
-    cache, ids = filled("cuda", np.float32, np.float32)
-    q, table = cupy.zeros((2, 1, 4, 8), np.float32), cache.block_table(ids)
-    with pytest.raises(ValueError, match="CUDA kernels of decode are not built yet"):
-        nbflash.decode(q, cache.k, cache.v, cache.lengths(ids), block_table=table)
+def test_decode_reads_it():
+    (cache, ids), (host, _) = (filled(x, np.float32, np.float32) for x in ("cuda", "cpu"))
+    q, _, _, _ = make_qkv(2, 1, 1, 4, 2, 8)
+    got, low = (
+        nbflash.decode(x, c.k, c.v, c.lengths(ids), block_table=c.block_table(ids))
+        for x, c in ((cupy.asarray(q), cache), (q, host))
+    )
+    wide = [x.astype(np.float64) for x in (q, host.k, host.v)]
+    ref = nbflash.decode(*wide, host.lengths(ids), block_table=host.block_table(ids))
+    assert_within_reference(got.get(), ref, low)
 
 
 def test_host_tokens_are_refused_by_a_cache_in_cuda_memory():

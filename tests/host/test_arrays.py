@@ -102,7 +102,7 @@ def executor(cupy, monkeypatch):
     """A machine with a GPU whose kernels record their operands."""
     recorder = Recorder()
     monkeypatch.setattr(config, "_why_not_cuda", lambda: [])
-    monkeypatch.setattr(planning, "prepare", lambda impl, problem, mask, score=None: recorder)
+    monkeypatch.setattr(planning, "prepare", lambda *what: recorder)
     return recorder
 
 
@@ -137,6 +137,22 @@ def test_without_dlse_one_zero_serves_every_call(executor):
     (*_, zero, _, _, _, _), (*_, again, _, _, _, _) = executor.calls[1:]
     assert zero is again
     assert zero.strides == (0, 0, 0)
+
+
+def test_a_seed_in_cuda_memory_stays_there(executor):
+    """It may change under a CUDA graph; two integers are passed as they are."""
+    q, k, v = device_arrays(3)
+    state = DeviceArray((2,), np.uint64)
+    for seed, passed in ((state, state), (Foreign(state), state), (7, (7, 0))):
+        out, lse = nbflash.attention(q, k, v, dropout=0.5, seed=seed, return_lse=True)
+        assert executor.calls.pop()[5] == passed
+        nbflash.attention_backward(out, q, k, v, out, lse, dropout=0.5, seed=seed)
+        assert executor.calls.pop()[11] == passed
+    with pytest.raises(ValueError, match="seed is on CUDA device 1 but q is in cuda memory, dev"):
+        nbflash.attention(q, k, v, dropout=0.5, seed=DeviceArray((2,), np.int64, device_id=1))
+    with pytest.raises(ValueError, match="seed is on CUDA device 0 but q is in cpu memory"):
+        nbflash.attention(*np.ones((3, *SHAPE), np.float32), dropout=0.5, seed=state)
+    assert executor.calls == []
 
 
 def test_auto_on_cuda_arrays_is_simt_and_the_same_plan(executor):
@@ -277,7 +293,7 @@ def test_a_plan_called_with_another_layout_runs_the_plan_of_that_layout(executor
         plan(*other)
         plan(q, k, v)
     assert len(executor.calls) == 4
-    (_, problem, mask, _), (_, other_problem, other_mask, _) = prepared
+    (_, problem, mask, *_), (_, other_problem, other_mask, *_) = prepared
     assert problem is plan.problem
     assert mask is other_mask is plan.mask
     assert other_problem == check_forward(*other)

@@ -223,12 +223,17 @@ def test_the_unchanged_calls_run(arguments):
     assert not nbflash.decode(**arguments).any()
 
 
-def test_cuda_arrays_are_refused_with_the_reason():
+def test_cuda_arrays_are_refused_with_the_reason(monkeypatch):
     problem = check_decode(PAGED["q"], Cache(**{k: v for k, v in PAGED.items() if k != "q"}))
     assert config.why_not_decode("cpu") == []
     config.check_decode_device(problem)
-    with pytest.raises(ValueError, match=r"decode cannot run \(.*cuda\):\n .* are not built yet"):
-        config.check_decode_device(replace(problem, device="cuda"))
+    on_cuda = replace(problem, device="cuda")
+    monkeypatch.setattr(config, "_why_not_cuda", lambda: ["no CUDA device is visible"])
+    with pytest.raises(ValueError, match=r"decode cannot run \(.*cuda\):\n  no CUDA device"):
+        config.check_decode_device(on_cuda)
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    with pytest.raises(ValueError, match=r"decode cannot run \(.*\):\n  the CUDA simulator .* got"):
+        config.check_decode_device(on_cuda)
 
 
 def test_a_missing_package_is_named(monkeypatch):

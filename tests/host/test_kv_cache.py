@@ -1,5 +1,8 @@
 """KVCache: sharing, storage, and errors, none of which may change it."""
 
+import subprocess
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -235,3 +238,15 @@ NEW = {
 def test_a_cache_refuses(changed, error, match):
     with pytest.raises(error, match=match):
         KVCache(**{"pages": 4, "page_size": 4, "heads_kv": 2, "head_dim": 3} | changed)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_names_that_numpy_does_not_know_yet(name):
+    code = f"""
+import sys
+from nbflash import KVCache
+assert "ml_dtypes" not in sys.modules
+print(KVCache(2, 4, 1, 8, {name!r}).dtype.name)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == (f"{name}\n", "")

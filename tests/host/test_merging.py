@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from api_calls import LAYOUTS, by_impl
+from central_differences import assert_central_differences
 from merged_parts import check_merge, check_sink
 
 import nbflash
@@ -274,29 +275,6 @@ def test_gradients_of_a_sink_equal_central_differences(seed):
     dout, dlse = gradients_into(part, seed)
     gradients = nbflash.merge_sink_backward(dout, *arrays, dlse=dlse)
     assert_central_differences(nbflash.merge_sink, arrays, gradients, dout, dlse)
-
-
-def assert_central_differences(function, arrays, gradients, dout, dlse):
-    """A step of eps^(1/3) leaves an error of about eps^(2/3) of the loss's magnitude."""
-
-    def loss_terms():
-        out, lse = function(*arrays)
-        finite = np.where(lse > -np.inf, lse, 0)
-        return np.concatenate([(dout * out).ravel(), (dlse * finite).ravel()])
-
-    step, magnitude = EPS ** (1 / 3), 2 * np.abs(loss_terms()).sum()
-    for x, grad in zip(arrays, gradients, strict=True):
-        assert grad.shape == x.shape
-        for at in zip(*np.nonzero(x > -np.inf), strict=True):
-            kept = x[at]
-            x[at] = kept + step
-            above = loss_terms()
-            x[at] = kept - step
-            below = loss_terms()
-            x[at] = kept
-            difference = (above - below).sum() / (2 * step)
-            assert abs(difference - grad[at]) <= EPS ** (2 / 3) * magnitude
-        assert not grad[np.isneginf(x)].any()
 
 
 @by_dtype

@@ -4,11 +4,13 @@ import functools
 import threading
 
 import numpy as np
+import pytest
 from api_calls import LAYOUTS, by_impl, heads_first, run_all
 
 import masks
 import nbflash
-from nbflash import planning
+from nbflash import planning, scores
+from nbflash.problem import check_forward
 from nbflash.testing import make_qkv, poisoned
 
 
@@ -117,3 +119,36 @@ def test_plan_tells_what_it_is():
     assert dense.schedule is None
     assert repr(dense).startswith("AttentionPlan(reference: q (2, 40, 4, 8)")
     assert isinstance(nbflash.plan(q, k, v).schedule, nbflash.TileSchedule)
+
+
+class Device:
+    """A device's context, and whether it is entered."""
+
+    entered = 0
+
+    def __enter__(self):
+        self.entered += 1
+
+    def __exit__(self, *_):
+        self.entered -= 1
+
+
+@pytest.mark.parametrize("maker", ["prepare", "prepare_score_backward"])
+def test_executors_are_made_on_the_device_of_the_arrays(monkeypatch, maker):
+    """What they keep in its memory would lie on the current one otherwise."""
+    device, made, right = Device(), [], getattr(planning, maker)
+
+    def make(*args):
+        made.append(device.entered)
+        return right(*args)
+
+    monkeypatch.setattr(planning, "allocator", lambda *where: (np.empty, device))
+    monkeypatch.setattr(planning, maker, make)
+    q, k, v, dout = make_qkv(1, 8, 8, 2, 1, 16)
+    score = scores.bias(np.zeros((1, 1, 1, 8)))
+    problem, mask = check_forward(q, k, v, None), masks.dense(8, 8)
+    plan = planning.AttentionPlan(problem, mask, "cpu", score=score)
+    _, pullback = plan.vjp(q, k, v, with_score=True)
+    *_, (gradient,) = pullback(dout)
+    assert gradient.shape == (1, 1, 1, 8)
+    assert made == [1]

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,6 +148,8 @@ def test_simulator_needs_its_packages_and_its_engine(monkeypatch, problem, there
 def test_engine_of_the_simulator_is_found_without_importing_numba():
     code = """
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 from nbflash import config, sim
 (why,) = config.why_not_here("simt")
 assert why.startswith("the simulator's engine is not installed"), why
@@ -218,3 +222,18 @@ def test_simt_needs_a_driver_and_a_device(monkeypatch, answer, reasons):
     config._why_not_cuda.cache_clear()
     assert config.why_not_here("simt") == reasons
     config._why_not_cuda.cache_clear()
+
+
+def test_hopper_is_asked_of_the_device_of_the_arrays(monkeypatch):
+    """Beside an A100, device 0, an H100."""
+    cupy = type(sys)("cupy")
+    cupy.cuda = type(sys)("cupy.cuda")
+    cupy.cuda.Device = lambda i: SimpleNamespace(compute_capability=("80", "90")[i])
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(config, "_why_not_cuda", list)
+    monkeypatch.setattr("nbflash.assembler.find_ptxas", lambda: "ptxas")
+    monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
+    problem = check_forward(*make_qkv(1, 8, 8, 1, 1, 16, "float16")[:3], None)
+    on_device = [replace(problem, device="cuda", device_id=i, alignment=16) for i in range(2)]
+    expected = ["needs compute capability 9.0 (Hopper), this device has 80"]
+    assert [config.why_not("sm90", p) for p in on_device] == [expected, []]

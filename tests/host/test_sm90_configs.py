@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from nbflash.kernels.bwd_sm90_config import backward_config, columns_config
-from nbflash.kernels.bwd_sm90_dq_config import dq_config
+from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
 from nbflash.kernels.sm90_config import Sm90Config, forward_configs
 
 WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))
 DQ = dq_config("bfloat16", 128, 64)
+ONE_PASS = backward_config("bfloat16", 128)
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
@@ -22,6 +23,15 @@ def test_the_tables_hold_what_fits(head_dim):
     assert [config.why_not() for config in configs] == [[]] * len(configs)
 
 
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
+def test_so_do_they_with_dropout(head_dim):
+    columns = replace(columns_config("bfloat16", head_dim), dropout=True)
+    configs = forward_configs("bfloat16", head_dim, dropout=True)
+    configs += [columns, completed(dq_config("bfloat16", head_dim, 64), dropout=True)]
+    assert [config.why_not() for config in configs] == [[]] * len(configs)
+    assert all(config.dropout for config in configs)
+
+
 @pytest.mark.parametrize(
     ("config", "changed", "reason"),
     [
@@ -31,11 +41,14 @@ def test_the_tables_hold_what_fits(head_dim):
         (WIDE, {"consumers": 4, "head_dim": 64, "registers": ()}, "consumers is at most 3, got 4"),
         (WIDE, {"registers": (32, 240)}, "65536 registers, a block is launched with 64512"),
         (WIDE, {"registers": (24, 236)}, "multiples of 8, got (24, 236)"),
-        (WIDE, {"tile_n": 80}, "tile_n is 32, 64, 96 or 128, got 80"),
+        (WIDE, {"tile_n": 72}, "tile_n is a multiple of 16 up to 128, got 72"),
+        (WIDE, {"tile_n": 144}, "tile_n is a multiple of 16 up to 128, got 144"),
+        (WIDE, {"tile_n": 48, "halves": True}, "tile_n is a multiple of 32 up to 128, got 48"),
         (WIDE, {"halves": True}, "Q of halves has at most 64 columns, got 128"),
         (WIDE, {"k_stages": 5}, "bytes of shared memory, there are 233472"),
         (DQ, {"k_stages": 1}, "k_stages is at least 2, got 1"),
         (DQ, {"do_stages": 0}, "do_stages is at least 1, got 0"),
+        (ONE_PASS, {"dropout": True}, "dropout takes two passes, one without dQ"),
     ],
 )
 def test_what_would_hang_or_does_not_fit(config, changed, reason):

@@ -2,7 +2,7 @@
 
 from mutants import Mutant, without_barrier
 
-BWD = "nbflash.kernels.bwd_simt"
+BWD, GRADIENT = "nbflash.kernels.bwd_simt", "nbflash.tile.gradient"
 DELTA, ROUND = "nbflash.kernels.delta_simt", "nbflash.kernels.round_simt"
 EXECUTOR = "nbflash.simt"
 BACKWARD = (
@@ -15,20 +15,11 @@ BACKWARD = (
     without_barrier("dV is stored"),
     without_barrier("dK is in place"),
     without_barrier("dQ is in place"),
-    Mutant(
-        "rows past the end count",
-        "row_lse, row_delta = ACC(math.inf), ZERO",
-        "row_lse, row_delta = ZERO, ZERO",
-    ),
-    Mutant("empty rows not guarded", "if natural != ACC(-math.inf):", "if True:"),
-    Mutant("natural lse in base 2", "natural * ACC(LOG2_E)", "natural"),
-    Mutant("delta dropped", "row_delta = ACC(delta[at + i])", "row_delta = ZERO"),
-    Mutant("lse of the first rows", "lse[at + i]", "lse[i]"),
     Mutant("delta added", "x * (y - row_delta[i])", "x * (y + row_delta[i])"),
     Mutant(
         "hidden NaN in V counts",
-        "ds.append(select(equal(x, 0.0), 0.0, x * (y - row_delta[i])))",
-        "ds.append(x * (y - row_delta[i]))",
+        "ds += [select(equal(x, 0.0), 0.0, y) for x, y in zip(p, values, strict=True)]",
+        "ds += values",
     ),
     Mutant(
         "scores not masked",
@@ -72,8 +63,8 @@ BACKWARD = (
         "row_ptr[plane * n_row + tile + 1] - 1",
     ),
     Mutant("scale in the scores only", "dq_acc, scale)", "dq_acc, ONE)"),
-    Mutant("scale dropped", "nq - m0, scale_log2, tid", "nq - m0, ONE, tid"),
-    Mutant("dK in base 2", "nk - n0, ACC(LN2), tid", "nk - n0, ONE, tid"),
+    Mutant("scale dropped", "nq - m0, q_factor, tid", "nq - m0, ONE, tid"),
+    Mutant("dK in base 2", "nk - n0, FROM_Q, tid", "nk - n0, ONE, tid"),
     Mutant(
         "dV with K's row stride",
         "fill_kt(smem, VT, v, at, v_stride[1]",
@@ -122,15 +113,25 @@ BACKWARD = (
     Mutant("atomics of every second column", "width = 4 if cfg.vector_red else 1", "width = 4"),
     Mutant("dQ not scaled by columns", "x * scale, 0.0)", "x, 0.0)"),
     Mutant(
-        "P transposed", "(ROWS[i] * LDN + COLUMNS[j]), quad)", "(ROWS[i] + COLUMNS[j] * LDN), quad)"
-    ),
-    Mutant(
         "dV past the end",
         "drain_n(smem, K, dv, v_at, dv_stride[1], nk - n0",
         "drain_n(smem, K, dv, v_at, dv_stride[1], TILE_N",
     ),
     Mutant("dK at dV's place", "dk, k_at, dk_stride[1]", "dk, v_at, dk_stride[1]"),
     Mutant("dQ without the head", " + bh % heads * dq_stride[2]", ""),
+)
+# Shared with ``dscore_simt``.
+GRADIENTS = (
+    Mutant(
+        "rows past the end count",
+        "row_lse, row_delta = ACC(math.inf), ZERO",
+        "row_lse, row_delta = ZERO, ZERO",
+    ),
+    Mutant("empty rows not guarded", "if natural != ACC(-math.inf):", "if True:"),
+    Mutant("natural lse in base 2", "natural * ACC(LOG2_E)", "natural"),
+    Mutant("delta dropped", "row_delta = ACC(delta[at + i])", "row_delta = ZERO"),
+    Mutant("lse of the first rows", "lse[at + i]", "lse[i]"),
+    Mutant("P transposed", "row * ld + columns[j]", "row + columns[j] * ld"),
 )
 
 ROW_KERNELS = (
@@ -145,7 +146,7 @@ ROW_KERNELS = (
     (DELTA, Mutant("rows past the end", "if row < rows:", "if row <= rows:")),
     (DELTA, Mutant("O with dO's row stride", "i * o_stride[1]", "i * do_stride[1]")),
     (DELTA, Mutant("one lane only", "total = warp_sum(total)", "total = total * 1")),
-    (DELTA, Mutant("half the lanes", "lane_mask = WARP // 2", "lane_mask = WARP // 4")),
+    (DELTA, Mutant("half the lanes", "(x,), WARP,", "(x,), WARP // 2,")),
     (DELTA, Mutant("delta by query first", "(b * heads + h) * nq + i", "(b * nq + i) * heads + h")),
     (
         DELTA,
@@ -182,7 +183,7 @@ ROW_KERNELS = (
             "_qkv_strides, arrays.strides(q)",
         ),
     ),
-    (EXECUTOR, Mutant("base e in base 2", "scales = (p.scale * LOG2_E,)", "scales = (p.scale,)")),
+    (EXECUTOR, Mutant("base e in base 2", "1.0 if self._score else LOG2_E", "1.0")),
 )
 EQUIVALENT = [
     (

@@ -3,14 +3,15 @@
 from mutants import Mutant
 from mutants_sm90_forms import HALVES, WHOLE
 from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped, without
+from mutants_sm90_online import ONLINE
 from mutants_sm90_tile import CONFIG, FWD, GEMM, KEPT, SOFTMAX, STORE, TILES, WARPS
 
 COMPUTE = "nbflash.kernels.sm90_compute"
-ROW_OF, HALVES_OF, WHOLE_OF = (
-    f"nbflash.kernels.sm90_{name}" for name in ("row", "halves", "whole")
+ROW_OF, ONLINE_OF, HALVES_OF, WHOLE_OF = (
+    f"nbflash.kernels.sm90_{name}" for name in ("row", "softmax", "halves", "whole")
 )
 # In the order of their imports.
-FORMS = ROW_OF, HALVES_OF, WHOLE_OF, COMPUTE
+FORMS = ROW_OF, ONLINE_OF, HALVES_OF, WHOLE_OF, COMPUTE
 CHAIN = (PIPELINE, FINITE, WARPS, GEMM, KEPT, STORE, SOFTMAX, CONFIG, LOAD, *FORMS, FWD)
 START_OF_O = "start = types.uint32(base + stage * Q_BYTES + turn * 64 * ROW_BYTES)"
 SEND_O = "tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * turn, h, b, source)"
@@ -98,14 +99,14 @@ MASKING = (
     Mutant("bad keys that are hidden", "(keep[0] & mine)", "(mine)"),
     Mutant(
         "bad keys of the first 32",
-        "BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, cfg.tile_n // 32",
-        "BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, 1",
+        "cfg.tile_m, -(-cfg.tile_n // 32)",
+        "cfg.tile_m, 1",
     ),
+    Mutant("bad keys of whole words", "-(-cfg.tile_n // 32)", "cfg.tile_n // 32"),
     Mutant("nobody poisoned", "select(equal(b, 0), x, math.nan)", "x"),
 )
 ARRIVE_Q = "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"
 WAIT_K = "mbarrier_wait(base + FULL_K + 8 * stage, phase)"
-SEEN = "if upper and below else"
 STAGES = (
     without("wait for full K", WAIT_K),
     Mutant("full K of the other phase", WAIT_K, WAIT_K.replace(", phase", ", phase ^ 1")),
@@ -125,19 +126,19 @@ STAGES = (
     ),
     without("arrival for Q", ARRIVE_Q),
     Mutant("arrival for Q of stage 0", ARRIVE_Q, ARRIVE_Q.replace(" + 8 * stage", "")),
-    Mutant("one of two rows has met a key", SEEN, "if upper or below else"),
-    Mutant("the upper row has met a key", SEEN, "if upper else"),
-    Mutant("the lower row has met a key", SEEN, "if below else"),
-    Mutant("every row has met a key", "seen_of(best, PAIR)", "types.uint32(ALL)"),
-    Mutant(
-        "first half not summed",
-        "return weights, m, row_sum(PAIR, weights)",
-        "return weights, m, PAIR",
-    ),
     without("wait for O's copy", "bulk_wait_read()"),
 )
 KEPT_ON = "row, bh, q_ago = next_row, next_bh, q_stage"
+WHERE = "tile = kind, (n0, row, bh)"
 STREAM = (
+    *(
+        Mutant(f"{name} that starts at key 0", WHERE, WHERE.replace("n0", "zero"), which, 2)
+        for which, name in enumerate(("a full tile", "a masked tile"))
+    ),
+    *(
+        Mutant(f"{name} of row tile 0", WHERE, WHERE.replace("row", "zero"), which, 2)
+        for which, name in enumerate(("a full tile", "a masked tile"))
+    ),
     without("wait for the first Q", "mbarrier_wait(base + FULL_Q, 0)"),
     Mutant(
         "END not noticed by the first",
@@ -209,6 +210,7 @@ MUTANTS = (
     *LOADING,
     *TILES,
     *((ROW_OF, mutant) for mutant in (*ROW, *MASKING, *STAGES)),
+    *((ONLINE_OF, mutant) for mutant in ONLINE),
     *((HALVES_OF, mutant) for mutant in HALVES),
     *((WHOLE_OF, mutant) for mutant in WHOLE),
     *((COMPUTE, mutant) for mutant in STREAM),

@@ -40,23 +40,21 @@ OF_A_TILE = (
     Mutant("bits of other queries", "mask + pair * WORDS", "mask"),
     Mutant("dS of what is hidden", "return ds_masked(p, dp)", "return ds_full(p, dp)"),
 )
-HIDE_BITS = "out.append(exp2(select(hidden, NEG_INF, x)))"
-HIDE_INTERVAL = "out.append(exp2(select(inside, x, NEG_INF)))"
+HIDE_BITS = "yield select(hidden, NEG_INF, x)"
+HIDE_INTERVAL = "yield select(inside, x, NEG_INF)"
 NUMBERS = (
     Mutant("scale of the upper key", "scales[n // 2]", "scales[0]"),
     Mutant("shift of the first query", "shifts[2 * j + n % 2]", "shifts[2 * j]"),
     Mutant("interval from the next key", "keys[n // 2] >= low", "keys[n // 2] > low"),
     Mutant("interval to its end", "keys[n // 2] < high", "keys[n // 2] <= high"),
-    Mutant("interval 4 keys below", "(key, key + 8), []", "(key, key + 4), []"),
+    Mutant("interval 4 keys below", "keys = key, key + 8", "keys = key, key + 4"),
     Mutant("low ends for high ends", "(tile_m + 8 * j))", "(8 * j))"),
     Mutant(
         "intervals masked after 2^x",
         HIDE_INTERVAL,
-        "out.append(exp2(x) * select(inside, x * 0 + 1, x * 0))",
+        "yield select(inside, x, x * 0 + NEG_INF)",
     ),
-    Mutant(
-        "bits masked after 2^x", HIDE_BITS, "out.append(exp2(x) * select(hidden, x * 0, x * 0 + 1))"
-    ),
+    Mutant("bits masked after 2^x", HIDE_BITS, "yield select(hidden, x * 0 + NEG_INF, x)"),
     Mutant("bits of the first word", "mask + key // 32, key % 32", "mask, key % 32"),
     Mutant("bits of one word each", "words * (8 * j + e)", "(8 * j + e)"),
     Mutant("bits of the upper key", "(1 << 8 * (n // 2))", "1"),
@@ -85,7 +83,7 @@ DLSE_AT = "b * l_stride[0] + h * l_stride[1] + i * l_stride[2]"
 CLEAR_ALL = "clear(dq, thread * CHUNK, types.float32(0))"
 CLEAR = "store4(dq, at + 4, (zero,) * 4)"
 AROUND = (
-    Mutant("half of δ", "lane_mask = LANES // 2", "lane_mask = LANES // 4"),
+    Mutant("half of δ", "(x,), LANES,", "(x,), LANES // 2,"),
     without("clearing of half of dQ's sum", CLEAR),
     Mutant("dQ's sum not cleared", CLEAR_ALL, "pass"),
     Mutant("dQ's sum of rows that exist", CLEAR_ALL, f"if inside: {CLEAR_ALL}"),
@@ -160,7 +158,7 @@ GEOMETRY = (
     Mutant("bytes of shifts alone", "return 2 * 4 * self.tile_m", "return 4 * self.tile_m"),
     Mutant("room for one record", "self.stages * RECORD_WORDS * 4", "RECORD_WORDS * 4"),
     Mutant("room for one K's bad keys", "self.k_stages * BAD_WORDS * 4", "BAD_WORDS * 4"),
-    Mutant("no room for slots", "            4 * 4,\n", "            0,\n"),
+    Mutant("no room for slots", "            4 * 4 + self", "            0 + self"),
     Mutant(
         "barriers of one stage",
         "queries = self.stages, self.stages * self.with_dq, self.stages",

@@ -106,8 +106,8 @@ STEP = (
     ),
     Mutant(
         "mask of the first key",
-        "smem, place, stage, row, pair)",
-        "smem, place, stage, row * 0, pair)",
+        "smem, place, stage, row, pair, scoring)",
+        "smem, place, stage, row * 0, pair, scoring)",
     ),
     Mutant(
         "late wait for dP",
@@ -163,7 +163,7 @@ EARLY_K = lines(
     "if leader:",
     "    mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(types.int32(column - one)))",
 )
-SCALES = "scales = first_scales(smem, place, column, scale_log2, thread)"
+SCALES = "scales = first_scales(smem, place, column, unit, thread)"
 NEXT_SCALES = lines(24, "if kind != END:", f"    {SCALES}")
 NEXT_SCORES = "scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))"
 SUMS, NO_SUMS = "acc_dk, acc_dv = ACC_START, ACC_START", "if column == 0:"

@@ -38,7 +38,7 @@ LOADING = (
     Mutant("empty rows half written", "* PAIRS, LOOKERS", "* PAIRS // 2, LOOKERS"),
 )
 READ = "_, _, this_row, this_bh = read_record(smem, record_at(words, tile))"
-ACCUMULATE = "acc = accumulate(acc, p, dp, types.int32(kind - LAST), minus_delta, place, tile)"
+ACCUMULATE = "acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)"
 LINE = "\n" + " " * 16
 NOTE = "# Read before a product that all warps issue: its wait may release the record."
 ARRIVE_Q = "mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))"
@@ -63,13 +63,13 @@ COMPUTING = (
     Mutant("bad keys of stage 0", "bad_of(smem, words, k_stage_of(tile)", "bad_of(smem, words, 0"),
     Mutant(
         "nothing hidden",
-        "exponentials(apply_keep(exponents(s, m, scale), keep))",
-        "exponentials(exponents(s, m, scale))",
+        "weights_masked(x, m, unit, keep)",
+        "weights_full(x, m, unit)",
     ),
     Mutant(
         "dP of what is hidden",
-        "return ds_masked(p, dp, minus_delta)",
-        "return ds_full(p, dp, minus_delta)",
+        "return ds_masked(p, dp, minus_delta, drawing)",
+        "return ds_full(p, dp, minus_delta, drawing)",
     ),
     Mutant(
         "V released in K's stage",
@@ -97,8 +97,8 @@ COMPUTING = (
     ),
     Mutant(
         "sum of the row before",
-        "bounds_of(masking, row, bh, who)), ACC_START",
-        "bounds_of(masking, row, bh, who)), ACC_START if nth_row == 0 else acc",
+        "bounds_of(masking, row, bh, who), where, row), ACC_START",
+        "bounds_of(masking, row, bh, who), where, row), ACC_START if nth_row == 0 else acc",
     ),
     Mutant("dQ in the next row", "finish_row(acc, start, this_row", "finish_row(acc, start, row"),
     Mutant(
@@ -126,7 +126,7 @@ OF_QUERIES = (
     Mutant("half of dO's panel", SWIZZLED, "(swizzle ^ quad)"),
     Mutant("first panel of dO", " + j // 2 * PANEL_WORDS", ""),
     Mutant("upper rows of dO", "chunk + 8 * i * ROW_WORDS", "chunk"),
-    Mutant("half a quad", "for lane_mask in (1, 2):", "for lane_mask in (1,):"),
+    Mutant("half a quad", "(sums, QUAD, ", "(sums, QUAD // 2, "),
     Mutant("queries past the end count", "gradient[1], upper + 8 < nq)", "gradient[1], True)"),
     Mutant("left for head 0", "types.int64(bh) * tiles", "types.int64(0) * tiles"),
     Mutant("left in the next head", "        if tile < tiles:\n", "        if True:\n"),

@@ -7,11 +7,9 @@ ARRIVE_K = "mbarrier_arrive(base + EMPTY_K + 8 * stage)"
 ARRIVE_V = "mbarrier_arrive(base + EMPTY_V + 8 * is_there)"
 WAIT_V = "mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)"
 WAIT_Q = "mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)"
-WAIT, HOLD = "wait_all()\n", "wgmma_hold(l[0] + l[1])\n"
-LINE = " " * 12
+WAIT, LINE = "wait_all()\n", " " * 12
 SCALE = "acc = scale_fragment(acc, alpha)"
-RAISED = "m = m[0] + risen[0], m[1] + risen[1]"
-SHRUNK = "l = l[0] * alpha[0], l[1] * alpha[1]"
+SUMMED = "l = l[0] + sums[0], l[1] + sums[1]"
 BOTH = (
     Mutant(
         "record of this tile again", "smem, place, after[0], after[1]", "smem, place, stage, phase"
@@ -44,19 +42,11 @@ BOTH = (
     without("wait for full Q", WAIT_Q),
     Mutant("full Q of the other phase", WAIT_Q, WAIT_Q.replace("q_phase", "q_phase ^ 1")),
     Mutant("straight: no release of Q", "mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)", "pass"),
-    Mutant("m not raised", RAISED, "pass"),
-    Mutant("m raised by the other row", RAISED, "m = m[0] + risen[1], m[1] + risen[0]"),
-    Mutant(
-        "l of a lane for the row's",
-        "best, total = row_max(e), row_total(l)",
-        "best, total = row_max(e), l",
-    ),
-    Mutant("O not rescaled", f"elif grown:\n{LINE}    {SCALE}", f"elif grown:\n{LINE}    pass"),
 )
 RELEASE = f"if lead == 0:\n{LINE}    {ARRIVE_K}\n"
 RELEASE_V = f"{LINE}    if not first or is_there >= 0:\n{LINE}        {ARRIVE_V}\n"
 SETTLED = "acc, s_b = settled(acc), settled(s_b)\n"
-WAITED = HOLD + LINE + WAIT + LINE + SETTLED + LINE
+WAITED = WAIT + LINE + SETTLED + LINE
 OTHERS = "issue_pv(acc, p, v_ago + NEXT_HALF)"
 NEXT_K = "k_of(base, stage) + NEXT_HALF"
 LATE_RELEASE = "row != PAST and not following[0] & FIRST:"
@@ -97,11 +87,16 @@ HALVES = (
     without("release of K", ARRIVE_K),
     Mutant("release of the next K", ARRIVE_K, ARRIVE_K.replace("stage", "after[0]")),
     Mutant("releases of every warp", RELEASE, RELEASE.replace("lead", "lead % 32")),
-    Mutant(
-        "O not rescaled by the second half",
-        f"{LINE}if grown:\n{LINE}    {SCALE}\n",
-        "",
-    ),
+    Mutant("O not rescaled", SCALE, "pass", 0, 2),
+    Mutant("O not rescaled by the second half", SCALE, "pass", 1, 2),
+    without("sum of the first half", SUMMED, 2, 0),
+    without("sum of the second half", SUMMED, 2, 1),
+    Mutant("l of the row before", "l = PAIR\n", "pass\n"),
+    Mutant("growth of the first half", "elif fresh | outgrew:", "elif fresh:"),
+    Mutant("first keys of the first half", "elif fresh | outgrew:", "elif outgrew:"),
+    Mutant("growth of the second half", " if fresh | outgrew:", " if fresh:"),
+    Mutant("first keys of the second half", " if fresh | outgrew:", " if outgrew:"),
+    Mutant("scores of the first half again", "careful(s_b, m, l", "careful(s_a, m, l"),
     Mutant("no release of Q after a row of one tile", "elif first and row != PAST:", "elif False:"),
     Mutant("release of no Q", "elif first and row != PAST:", "elif first:"),
     Mutant("no release of Q", LATE_RELEASE, "False:"),
@@ -122,21 +117,9 @@ HALVES = (
         f"release_q(base, q_ago)\n{LINE}    q_stage",
         f"release_q(base, q_stage)\n{LINE}    q_stage",
     ),
-    Mutant("P of the first half again", "return (acc, pack(weights), s_a", "return (acc, p, s_a"),
+    Mutant("P of the first half again", "p = dropped_b(pack(weights), scoring[2])", "pass"),
     Mutant(
-        "seen of the first half",
-        "return (acc, pack(weights), s_a, m, l, seen), following",
-        "return (acc, pack(weights), s_a, m, l, types.uint32(0xFFFFFFFF)), following",
-    ),
-    Mutant("P of the old m", "weights = exponentials(e)\n        return", "pass\n        return"),
-    Mutant("m never outgrown", "types.float32(1)), outgrown(e, seen)", "types.float32(1)), False"),
-    Mutant("l not rescaled", SHRUNK, "pass"),
-    Mutant("l rescaled by the other row", SHRUNK, "l = l[0] * alpha[1], l[1] * alpha[0]"),
-    Mutant("exponents not lowered", "e, alpha, seen = lowered(e, risen),", "e, alpha, seen = e,"),
-    Mutant(
-        "alpha forgotten",
-        "seen, grown, alpha\n\n",
-        "seen, grown, (types.float32(1), types.float32(1))\n\n",
+        "every row has met a key", "s_a, m, l, fresh), following", "s_a, m, l, False), following"
     ),
 )
 EARLY = f"if not first and lead == 0:\n{LINE}    {ARRIVE_K}\n"
@@ -144,8 +127,8 @@ S_OF = "issue_qk(S_START, q_now, k_of(base, stage))"
 LEAVE = f"if STAGED and lead == 0:\n{LINE}            release_q(base, q_ago)"
 NEXT = "following = record_of(smem, place, after[0], after[1])"
 STAND_IN = "if first:  # the very first one's K has stood in for V"
-MORE = "alpha = alpha[0] * more[0], alpha[1] * more[1]"
-LESS = "l = l[0] * more[0], l[1] * more[1]"
+SHRINK = "weights, m, l, sums, alpha = shrunk(weights, m, l)"
+AGAIN = "weights, m, l, sums, _, alpha = careful(s, m, l, scale)"
 WHOLE = (
     *BOTH,
     Mutant("K for V", "issue_pv(acc, p, v_ago)", "issue_pv(acc, p, k_of(base, stage))", 0, 2),
@@ -168,7 +151,7 @@ WHOLE = (
     ),
     swapped(
         "V released too early",
-        f"{HOLD}{LINE}{WAIT}{LINE}acc = settled(acc)\n{LINE}",
+        f"{WAIT}{LINE}acc = settled(acc)\n{LINE}",
         f"if lead == 0:\n{LINE}    {STAND_IN}\n{LINE}        {ARRIVE_K}\n{RELEASE_V}{LINE}",
     ),
     without("mask", "s = apply_keep(s, keep)"),
@@ -179,26 +162,26 @@ WHOLE = (
     Mutant("no release of Q", LEAVE, "pass"),
     Mutant("releases of Q by every warp", LEAVE, LEAVE.replace("lead", "lead % 32")),
     Mutant("release of this Q", LEAVE, LEAVE.replace("q_ago", "q_stage")),
-    Mutant("P of the tile before", "return (acc, pack(weights), m", "return (acc, p, m"),
-    Mutant(
-        "every row has met a key",
-        "m, l, seen), following",
-        "m, l, types.uint32(0xFFFFFFFF)), following",
-    ),
-    Mutant("m never outgrown", "outgrew = outgrown(e, seen)", "outgrew = False"),
-    Mutant("l not rescaled", LESS, "pass"),
-    Mutant("l rescaled by the other row", LESS, "l = l[0] * more[1], l[1] * more[0]"),
-    Mutant("exponents not lowered", "e, more, seen = lowered(e, risen),", "e, more, seen = e,"),
-    Mutant("alpha forgotten", MORE, "pass"),
-    Mutant("alpha of the rest", MORE, "alpha = more"),
-    Mutant("alpha of the other row", MORE, "alpha = alpha[0] * more[1], alpha[1] * more[0]"),
-    without("rescaling of the part before", "before = scale_fragment(before, more)"),
-    Mutant("growth of the rest", "grown or outgrew", "outgrew"),
-    Mutant("growth of the part before", "grown or outgrew", "grown"),
-    Mutant("part not summed", "row_sum(l, weights), seen", "l, seen"),
-    Mutant("the same part twice", "rest_of(s), weights", "part_of(s), weights"),
-    Mutant("rest of the part", "s[TILE_N // 4 :]", "s[: TILE_N // 4]"),
-    Mutant("parts in the other order", "weights + rest, m", "rest + weights, m"),
+    Mutant("P of the tile before", "p = dropped(pack(weights), scoring[2])", "pass"),
+    Mutant("every row has met a key", " m, l, fresh), following", " m, l, False), following"),
+    Mutant("O not rescaled", SCALE, "pass"),
+    without("sum", SUMMED),
+    Mutant("sum of the other row", SUMMED, "l = l[0] + sums[1], l[1] + sums[0]"),
+    Mutant("l of the row before", "l, due = PAIR, False", "due = False"),
+    Mutant("first keys that leave O alone", "fresh, alpha, True", "fresh, alpha, False"),
+    Mutant("nothing lost", "if lost(sums):", "if False:"),
+    Mutant("m never outgrown", "elif outgrown(sums):", "elif False:"),
+    Mutant("alpha of weights as they should be", "elif outgrown(sums):", "else:"),
+    Mutant("alpha forgotten", SHRINK, SHRINK.replace("alpha", "_")),
+    Mutant("sums of an attempt", SHRINK, SHRINK.replace("sums", "_")),
+    Mutant("weights of an attempt", SHRINK, SHRINK.replace("weights", "_", 1)),
+    Mutant("m of an attempt", SHRINK, SHRINK.replace("m,", "_,", 1)),
+    Mutant("l of an attempt", SHRINK, SHRINK.replace("l,", "_,", 1)),
+    Mutant("alpha forgotten with the scores", AGAIN, AGAIN.replace("alpha", "_")),
+    Mutant("sums of infinite weights", AGAIN, AGAIN.replace("sums", "_")),
+    Mutant("infinite weights", AGAIN, AGAIN.replace("weights", "_")),
+    Mutant("m that lost the scores", AGAIN, AGAIN.replace("m,", "_,", 1)),
+    Mutant("l that lost the scores", AGAIN, AGAIN.replace("l,", "_,", 1)),
     without("end of a turn", "arrive_at(turn + 1 if turn < LAST else 0)"),
     Mutant("a turn for oneself", "arrive_at(turn + 1 if turn < LAST else 0)", "arrive_at(turn)"),
     without("first turn", "arrive_at(0)"),

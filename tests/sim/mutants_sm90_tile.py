@@ -59,14 +59,13 @@ PRODUCTS = (
     Mutant("V not transposed", "transpose_b=True", "transpose_b=False"),
     Mutant("not settled", "return settle(acc)", "return acc"),
 )
+OUTGROWN = "any_lane(either(*(x > LIMIT for x in sums)))"
+LOST, NO_KEY = OUTGROWN.replace("LIMIT", "HUGE"), "any_lane(either(*none))"
 NUMBERS = (
     Mutant("rows of an element", "element // 2 % 2", "element % 2"),
-    Mutant("half a quad", "return combine(x, shuffle_xor(x, 2))", "return x"),
+    Mutant("half a quad", "maximum), QUAD, maximum", "maximum), QUAD // 2, maximum"),
     Mutant("folded rows swapped", "for row in (0, 1)", "for row in (1, 0)"),
     Mutant("one element of a chain", "combine(partial[chain], x) if chain in partial else x", "x"),
-    Mutant("sign of the last elements", "partial + words)", "partial)"),
-    Mutant("sign of any element", "reduce(operator.and_", "reduce(operator.or_"),
-    Mutant("signs of every other chain", "zip(partial, pairs,", "zip(partial, [next(pairs)] * 4,"),
     Mutant("too much headroom", "HEADROOM = 6.0", "HEADROOM = 40.0"),
     Mutant("headroom below the maximum", "HEADROOM = 6.0", "HEADROOM = -40.0"),
     Mutant("m of a row without keys", "fma(guarded(x), scale,", "fma(x, scale,"),
@@ -74,11 +73,23 @@ NUMBERS = (
     Mutant("m of the other row", "m[row_of(i)] * -1.0", "m[1 - row_of(i)] * -1.0"),
     Mutant("m added", "m[row_of(i)] * -1.0", "m[row_of(i)]"),
     Mutant("scale dropped", "fma(s[i], scale, m", "fma(s[i], 1.0, m"),
-    Mutant("first scores not noticed", "_all_bits([seen, *map(", "_all_bits([*map("),
-    Mutant("growth by an exponent bit", "together >> 31, 0", "together >> 30, 0"),
-    Mutant(
-        "growth seen by one lane", "any_lane(equal(together >> 31, 0))", "equal(together >> 31, 0)"
-    ),
+    Mutant("m never outgrown", OUTGROWN, "False"),
+    Mutant("growth seen by one lane", OUTGROWN, "either(*(x > LIMIT for x in sums))"),
+    Mutant("growth of the upper row", OUTGROWN, "any_lane(sums[0] > LIMIT)"),
+    Mutant("growth of the lower row", OUTGROWN, "any_lane(sums[1] > LIMIT)"),
+    Mutant("more growth than half precision has", "n // 2, n / 4", "n // 2, n * 2.0**20"),
+    Mutant("nothing lost", LOST, "False"),
+    Mutant("loss seen by one lane", LOST, "either(*(x > HUGE for x in sums))"),
+    Mutant("loss of the upper row", LOST, "any_lane(sums[0] > HUGE)"),
+    Mutant("loss of the lower row", LOST, "any_lane(sums[1] > HUGE)"),
+    Mutant("infinite weights kept", "HUGE = 2.0**100", "HUGE = 2.0**130"),
+    Mutant("m raised by a weight", "log2(x) + HEADROOM, 0.0", "x + HEADROOM, 0.0"),
+    Mutant("m lowered to any weights", "select(x > 1.0, log2", "select(x > 0.0, log2"),
+    Mutant("one of two rows has met a key", NO_KEY, "any_lane(both(*none))"),
+    Mutant("the upper row has met a key", NO_KEY, "any_lane(list(none)[1])"),
+    Mutant("the lower row has met a key", NO_KEY, "any_lane(next(none))"),
+    Mutant("every row has met a key", NO_KEY, "False"),
+    Mutant("first keys seen by one lane", NO_KEY, "either(*none)"),
     Mutant("m never raised again", "either(b >= 0.0, equal(a, 0.0))", "equal(a, 0.0)"),
     Mutant("m never lowered to a first score", "either(b >= 0.0, equal(a, 0.0))", "(b >= 0.0)"),
     Mutant(
@@ -106,17 +117,18 @@ NUMBERS = (
     ),
     Mutant("exponents raised", "x - risen[row_of(i)]", "x + risen[row_of(i)]"),
     Mutant(
-        "sum of this half",
-        "map(operator.add, l, _fold_rows(p, operator.add, chains=4))",
-        "_fold_rows(p, operator.add, chains=4)",
-    ),
-    Mutant(
         "P swapped in pairs", "pack_half(dtype, p[i], p[i + 1])", "pack_half(dtype, p[i + 1], p[i])"
     ),
     Mutant("keep of the first half", "first = n // 4 * part", "first = 0"),
     Mutant("keep of a quarter further on", "first = n // 4 * part", "first = n // 8 * part"),
-    Mutant("keep of the next column", "2 * (i // 4) + i % 2)", "2 * (i // 4) + (i + 1) % 2)"),
-    Mutant("keep of the other row", "keep[row_of(i)] & bit", "keep[1 - row_of(i)] & bit"),
+    Mutant(
+        "keep of the next column",
+        "2 * (element // 4) + element % 2)",
+        "2 * (element // 4) + (element + 1) % 2)",
+    ),
+    Mutant(
+        "keep of the other row", "keep[row_of(element)] & bit", "keep[1 - row_of(element)] & bit"
+    ),
     Mutant(
         "empty rows divided by zero",
         "select(equal(x, 0.0), 0.0, approximate_reciprocal(x))",
@@ -128,7 +140,7 @@ NUMBERS = (
     Mutant("lse in base 2", "(a + log2(b)) * LN2", "(a + log2(b))"),
     Mutant("lse without the sum", "(a + log2(b)) * LN2", "a * LN2"),
     Mutant("lse without the reference", "(a + log2(b)) * LN2", "log2(b) * LN2"),
-    Mutant("total of one lane", "tuple(_quad(x, operator.add) for x in l)", "tuple(l)"),
+    Mutant("total of one lane", "across_lanes(l, QUAD, operator.add)", "tuple(l)"),
     Mutant("O rescaled by the other row", "x * alpha[row_of(i)]", "x * alpha[1 - row_of(i)]"),
     Mutant("interval one short", "x = min(max(x, 0), tile_n)", "x = min(max(x, 0), tile_n - 1)"),
     Mutant(
@@ -142,6 +154,7 @@ NUMBERS = (
     Mutant("low end from the first tile", "~below(lo - n0, quad)", "~below(lo, quad)"),
     Mutant("bits of the next pair", "(packed[w] >> quad)", "(packed[w] >> (quad ^ 2))"),
     Mutant("bits of three bytes", " | (x >> 18)", ""),
+    Mutant("bits of whole words", "words = -(-tile_n // 32)", "words = tile_n // 32"),
     Mutant("words on top of each other", "(byte << (8 * w))", "(byte << (4 * w))"),
     Mutant("bits of the first row", "(tile * tile_m + row) * words", "tile * tile_m * words"),
     Mutant("bits of the first tile", "(tile * tile_m + row) * words", "row * words"),

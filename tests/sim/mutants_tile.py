@@ -3,6 +3,7 @@
 from mutants import Mutant
 
 UNROLL, COPY, GEMM = "nbflash.tile.unroll", "nbflash.tile.copy", "nbflash.tile.gemm"
+ATOMIC = "nbflash.tile.atomic"
 MASK, SOFTMAX, ASYNC = "nbflash.tile.mask", "nbflash.tile.softmax", "nbflash.tile.async_copy"
 CLAMP, PASSES = "row = select(row < valid, row, valid - 1)", "for i in range(passes):"
 TILES = (
@@ -58,11 +59,12 @@ TILES = (
         SOFTMAX,
         Mutant(
             "maximum of one lane",
-            "new.append(_across_lanes(best, tx, maximum))",
-            "new.append(best)",
+            "across_lanes((best,), tx, maximum)",
+            "(best,)",
         ),
     ),
-    (SOFTMAX, Mutant("half the lanes", "lane_mask = tx // 2", "lane_mask = tx // 4")),
+    (SOFTMAX, Mutant("half the lanes", "(best,), tx,", "(best,), tx // 2,")),
+    (SOFTMAX, Mutant("total of half the lanes", "(l, tx, ", "(l, tx // 2, ")),
     (SOFTMAX, Mutant("no maximum subtracted", "exp2(x - shift)", "exp2(x)")),
     (
         SOFTMAX,
@@ -239,7 +241,7 @@ TILES = (
         ),
     ),
     (
-        UNROLL,
+        ATOMIC,
         Mutant(
             "plain add instead of atomic",
             "cuda.atomic.add(memory, index, value)",

@@ -68,42 +68,53 @@ class Geometry:
             and head_dim % (4 * self.tx) == 0,
         )
 
-    def executor(self, q, k, v, mask, scale=None):
-        problem = check_forward(q, k, v, scale)
-        shape = {name: getattr(self, name) for name in ("tx", "ty", "rm", "rn")}
-        more = {name: getattr(self, name) for name in ("vectors", "p_over_k", "chunks", "unroll")}
-        base = {"dtype": problem.dtype, "head_dim": problem.head_dim, **shape, **more}
+    def base(self, problem):
+        """The fields of a configuration that forward and backward share."""
+        names = ("tx", "ty", "rm", "rn", "vectors", "p_over_k", "chunks", "unroll")
+        own = {name: getattr(self, name) for name in names}
+        return {"dtype": problem.dtype, "head_dim": problem.head_dim, **own}
 
-        forward = SimtConfig(**base, send_v=self.send_v)
+    def backward(self, problem):
+        """What takes the place of the backward table."""
 
-        def backward(deterministic, vectors):
-            columns = SimtBackwardConfig(**base)
+        def configs(deterministic, vectors):
+            columns = SimtBackwardConfig(**self.base(problem))
             if deterministic:
                 return replace(columns, walk="rows"), columns
             return (replace(columns, atomic_dq=True, vector_red=self.vector_red),)
 
-        return SimtExecutor(problem, mask, config=forward, backward=backward)
+        return configs
+
+    def executor(self, q, k, v, mask, scale=None, **how):
+        problem = check_forward(q, k, v, scale)
+        forward = SimtConfig(**self.base(problem), send_v=self.send_v)
+        backward = self.backward(problem)
+        return SimtExecutor(problem, mask, config=forward, backward=backward, **how)
 
 
-def run(geometry, mask, q, k, v, dout, *, scale=None, outputs=None):
-    """``(out, lse, dq, dk, dv)`` on poisoned outputs, or on those given."""
+def run(geometry, mask, q, k, v, dout, *, scale=None, outputs=None, seed=None, **how):
+    """``(out, lse, dq, dk, dv)`` on poisoned outputs, or on those given.
+
+    ``how`` are arguments of the executor.
+    """
     geometry = geometry.fitted(q.dtype.name, q.shape[-1])
-    executor = geometry.executor(q, k, v, mask, scale)
+    executor = geometry.executor(q, k, v, mask, scale, **how)
     out, dq, dk, dv = outputs or [testing.poisoned(x.shape, x.dtype) for x in (q, q, k, v)]
     wide = np.float64 if q.dtype == np.float64 else np.float32
     lse = testing.poisoned((q.shape[0], q.shape[2], q.shape[1]), wide)
-    executor.forward(q, k, v, out, lse)
+    executor.forward(q, k, v, out, lse, seed)
     none = np.zeros_like(lse)
-    executor.backward(dout, q, k, v, out, lse, none, dq, dk, dv, geometry.deterministic)
+    gradients = dq, dk, dv
+    executor.backward(dout, q, k, v, out, lse, none, *gradients, geometry.deterministic, seed)
     return out, lse, dq, dk, dv
 
 
-def expected(mask, q, k, v, dout, scale=None):
+def expected(mask, q, k, v, dout, scale=None, **how):
     """The float64 reference and the plain computation in q's dtype, of the same five results."""
-    ref = reference.attention(q, k, v, mask, scale)
-    ref += reference.attention_backward(dout, q, k, v, mask, scale)
-    low = testing.low_precision(q, k, v, mask, scale)
-    low += testing.low_precision_backward(dout, q, k, v, mask, scale)
+    ref = reference.attention(q, k, v, mask, scale, **how)
+    ref += reference.attention_backward(dout, q, k, v, mask, scale, **how)
+    low = testing.low_precision(q, k, v, mask, scale, **how)
+    low += testing.low_precision_backward(dout, q, k, v, mask, scale, **how)
     return ref, low
 
 
@@ -113,10 +124,10 @@ def assert_close(got, ref, low):
         testing.assert_within_reference(*values, name=name, factor=factor)
 
 
-def check(geometry, mask, q, k, v, dout, *, scale=None):
+def check(geometry, mask, q, k, v, dout, *, scale=None, **how):
     """Run and compare; returns the five results."""
-    got = run(geometry, mask, q, k, v, dout, scale=scale)
-    assert_close(got, *expected(mask, q, k, v, dout, scale))
+    got = run(geometry, mask, q, k, v, dout, scale=scale, **how)
+    assert_close(got, *expected(mask, q, k, v, dout, scale, **how))
     return got
 
 

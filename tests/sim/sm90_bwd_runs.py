@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
-from sm90_runs import BLOCK
+from sm90_runs import BLOCK, drawn
 
-from nbflash import launch, reference, testing
+from nbflash import launch, philox, reference, score_params, testing
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
@@ -48,6 +48,9 @@ def run(
     inputs,
     *,
     scale=None,
+    score=None,
+    dropout=0.0,
+    seed=(0, 0),
     blocks=1,
     results=None,
     dlse=None,
@@ -63,8 +66,10 @@ def run(
     """
     q, k, v, dout = inputs
     p = check_forward(q, k, v, scale)
-    cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim)
-    out, lse = results or reference.attention(q, k, v, mask, scale)
+    code, params = score_params.prepare(score, p, None)
+    cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim, score=code, dropout=bool(dropout))
+    state, dropping = drawn(dropout, seed, inverse=True)
+    out, lse = results or reference.attention(q, k, v, mask, scale, score, dropout, seed)
     out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
     dlse = np.zeros_like(lse) if dlse is None else dlse
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
@@ -83,6 +88,8 @@ def run(
                 *(strides(dout), strides(out), strides(dlse), p.nq, p.heads, n_col, queries),
             ),
         )
+        if dropout:  # as the pass for dQ leaves them
+            stats.reshape(slots, 2, -1)[:, 1] /= dropping[1]
     dq, dk, dv = (testing.poisoned(x.shape, q.dtype) for x in (q, k, v))
     boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
     maps = [SimTensorMap(x.view(np.uint16), n) for x, n in boxes]
@@ -96,11 +103,15 @@ def run(
         len(arrays[0]) // 4,
         live,
     )
-    scales = np.float32(p.scale * LOG2_E), np.float32(p.scale)
+    factor = philox.factor(dropout)
+    scales = np.float32(p.scale * (1.0 if code else LOG2_E)), np.float32(p.scale * factor)
     launch.simulate(
         spec_of(cfg),
         blocks,
-        (*maps, total, stats, flat(dk), flat(dv), strides(dk), *sizes, *scales, *arrays),
+        (
+            *(*maps, total, stats, flat(dk), flat(dv), state, strides(dk), *sizes, *scales),
+            *(*arrays, params, dropping),
+        ),
     )
     if not cfg.with_dq:
         return dk, dv
@@ -112,13 +123,14 @@ def run(
     return dq, dk, dv
 
 
-def check(cfg, mask, inputs, *, scale=None, **more):
+def check(cfg, mask, inputs, *, scale=None, score=None, dropout=0.0, seed=(0, 0), **more):
     """Run and hold every block of the gradients to its budget; returns them."""
     q, k, v, dout = inputs
-    got = run(cfg, mask, inputs, scale=scale, **more)
-    dlse = more.get("dlse")
-    exact = reference.attention_backward(dout, q, k, v, mask, scale, dlse)
-    low = testing.low_precision_backward(dout, q, k, v, mask, scale, dlse)
+    how = {"scale": scale, "score": score, "dropout": dropout, "seed": seed}
+    got = run(cfg, mask, inputs, **how, **more)
+    how["dlse"] = more.get("dlse")
+    exact = reference.attention_backward(dout, q, k, v, mask, **how)
+    low = testing.low_precision_backward(dout, q, k, v, mask, **how)
     names = ("dq", "dk", "dv")
     for name, *values in zip(*(x[-len(got) :] for x in (names, got, exact, low)), strict=True):
         testing.assert_blocks_within_reference(*values, BLOCK, name=name, factor=FACTOR)

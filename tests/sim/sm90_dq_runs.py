@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 from sm90_bwd_runs import FACTOR, flat, in_memory, strides
-from sm90_runs import BLOCK
+from sm90_runs import BLOCK, drawn
 
-from nbflash import launch, reference, testing
+from nbflash import launch, philox, reference, score_params, testing
 from nbflash.constants import LOG2_E
 from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
 from nbflash.kernels.bwd_sm90_dq_config import Sm90DqConfig
@@ -36,6 +36,9 @@ def run(
     inputs,
     *,
     scale=None,
+    score=None,
+    dropout=0.0,
+    seed=(0, 0),
     blocks=1,
     results=None,
     dlse=None,
@@ -49,8 +52,10 @@ def run(
     """
     q, k, v, dout = inputs
     p = check_forward(q, k, v, scale)
-    cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim)
-    out, lse = results or reference.attention(q, k, v, mask, scale)
+    code, params = score_params.prepare(score, p, None)
+    cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim, score=code, dropout=bool(dropout))
+    state, dropping = drawn(dropout, seed)
+    out, lse = results or reference.attention(q, k, v, mask, scale, score, dropout, seed)
     out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
     dlse = np.zeros_like(lse) if dlse is None else dlse
     stats = statistics_for(cfg, q) if stats is None else stats
@@ -60,25 +65,28 @@ def run(
     boxes = zip((q, k, v, dout, dq), (64, cfg.tile_n, cfg.tile_n, 64, 64), strict=True)
     maps = [SimTensorMap(x.view(np.uint16), n) for x, n in boxes]
     sizes = p.nq, p.heads, p.group, schedule.n_row, len(arrays[0]) // 2, live
-    scales = np.float32(p.scale * LOG2_E), np.float32(p.scale)
+    factor = philox.factor(dropout)
+    scales = np.float32(p.scale * (1.0 if code else LOG2_E)), np.float32(p.scale * factor)
     launch.simulate(
         spec_of(cfg),
         blocks,
         (
             *(*maps, flat(dq), flat(out), lse.reshape(-1), in_memory(dlse), stats),
-            *(strides(out), strides(dlse), strides(dq), *sizes, *scales, *arrays),
+            *(strides(out), strides(dlse), state, strides(dq), *sizes, *scales, *arrays, params),
+            dropping,
         ),
     )
     return dq
 
 
-def check(cfg, mask, inputs, *, scale=None, **more):
+def check(cfg, mask, inputs, *, scale=None, score=None, dropout=0.0, seed=(0, 0), **more):
     """Run and hold dQ to its budget; returns it."""
     q, k, v, dout = inputs
-    got = run(cfg, mask, inputs, scale=scale, **more)
-    dlse = more.get("dlse")
-    exact, _, _ = reference.attention_backward(dout, q, k, v, mask, scale, dlse)
-    low, _, _ = testing.low_precision_backward(dout, q, k, v, mask, scale, dlse)
+    how = {"scale": scale, "score": score, "dropout": dropout, "seed": seed}
+    got = run(cfg, mask, inputs, **how, **more)
+    how["dlse"] = more.get("dlse")
+    exact, _, _ = reference.attention_backward(dout, q, k, v, mask, **how)
+    low, _, _ = testing.low_precision_backward(dout, q, k, v, mask, **how)
     testing.assert_blocks_within_reference(got, exact, low, BLOCK, name="dq", factor=FACTOR)
     return got
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
-from nbflash import launch, reference, testing
-from nbflash.constants import LOG2_E
+from nbflash import launch, reference, score_params, testing
+from nbflash.constants import LEAST_SCALE, LOG2_E
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import Sm90Config
 from nbflash.problem import check_forward
 from nbflash.schedule import TileSchedule
 from nbflash.sim.hopper import SimTensorMap
+from nbflash.tile.dropout_wgmma import dropping_of
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # One warpgroup, as cheap as can be, and two; on whole tiles, and on halves of tiles.
@@ -19,7 +20,8 @@ ALONE = Sm90Config("float16", 16, 1, 64, registers=())
 PAIR = Sm90Config("float16", 16, 2, 64)
 HALVES, HALVES_PAIR = replace(ALONE, halves=True), replace(PAIR, halves=True)
 BLOCK = 64  # rows that are held to a budget of their own: a warpgroup's
-LEAST_SCALE = 1e-30  # as nbflash.sm90 passes it: −∞ · scale must stay −∞
+# Of what raises the scores, for the upper and lower 8 rows of each warp.
+SHARES = (1, 0.125), (0, 1), (0.125, 0), (1, 0)
 
 
 def inputs(nq, nk=None, *, batch=1, heads=(1, 1), head_dim=16, dtype="float16", seed=0):
@@ -28,7 +30,19 @@ def inputs(nq, nk=None, *, batch=1, heads=(1, 1), head_dim=16, dtype="float16", 
     return testing.make_qkv(batch, nq, nk, *heads, head_dim, DTYPES[dtype], seed=seed)
 
 
-def arguments(cfg, mask, q, k, v, out, lse, scale=None):
+def ordered(x, *axes):
+    """``x`` with its axes in another order in memory."""
+    return np.ascontiguousarray(x.transpose(axes)).transpose(np.argsort(axes))
+
+
+def drawn(dropout, seed, inverse=False):
+    """The kernels' arguments ``state`` and ``dropping``."""
+    if not dropout:
+        return (), ()
+    return (*map(np.uint64, seed), np.zeros(2, np.uint64)), dropping_of(dropout, inverse)
+
+
+def arguments(cfg, mask, q, k, v, out, lse, scale=None, params=(), drawing=((), ())):
     """The kernel's, as :class:`nbflash.sm90.Sm90Executor` binds them."""
     p = check_forward(q, k, v, scale)
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
@@ -38,35 +52,93 @@ def arguments(cfg, mask, q, k, v, out, lse, scale=None):
     tensors = zip((q, k, v, out), rows, strict=True)
     maps = [SimTensorMap(x.view(np.uint16), n) for x, n in tensors]
     strides = tuple(s // out.itemsize for s in out.strides[:3])
-    sizes = (p.nq, p.heads, p.group, schedule.n_row, len(work), int(np.count_nonzero(lengths)))
+    operands = [storage(x).view(np.uint32) for x in (q, k)]
+    operands.append(drawing[0])
+    operands += [tuple(s // x.itemsize for s in x.strides[:3]) for x in (q, k)]
+    sizes = (
+        p.nq,
+        p.nk,
+        p.heads,
+        p.group,
+        schedule.n_row,
+        len(work),
+        int(np.count_nonzero(lengths)),
+    )
     tables = (work, plane_of, schedule.row_ptr, schedule.col_idx, schedule.kind)
     tables += (schedule.lo, schedule.hi, schedule.bits)
-    scale_log2 = np.float32(max(abs(p.scale) * LOG2_E, LEAST_SCALE))
-    words = _storage(out).view(np.uint32)
-    return (*maps, words, lse.reshape(-1), strides, *sizes, scale_log2, *map(np.ravel, tables))
+    factor = np.float32(max(abs(p.scale) * (1.0 if cfg.score else LOG2_E), LEAST_SCALE))
+    words = storage(out).view(np.uint32)
+    return (
+        *maps,
+        words,
+        lse.reshape(-1),
+        strides,
+        *operands,
+        *sizes,
+        factor,
+        *map(np.ravel, tables),
+        params,
+        drawing[1],
+    )
 
 
-def _storage(x):
+def storage(x):
     """All of an array's elements in the order of memory."""
     order = np.argsort([-s for s in x.strides], kind="stable")
     return x.transpose(order).reshape(-1)
 
 
-def run(cfg, mask, q, k, v, *, scale=None, blocks=1, out=None, spec_of=fwd_sm90_spec):
+def run(
+    cfg,
+    mask,
+    q,
+    k,
+    v,
+    *,
+    scale=None,
+    score=None,
+    dropout=0.0,
+    seed=(0, 0),
+    blocks=1,
+    out=None,
+    spec_of=fwd_sm90_spec,
+):
     """``(out, lse)`` on poisoned outputs; dtype, head_dim and sign of ``cfg`` are the problem's."""
     p = check_forward(q, k, v, scale)
-    cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim, negate=p.scale < 0)
+    code, params = score_params.prepare(score, p, None)
+    cfg = replace(cfg, dtype=p.dtype, head_dim=p.head_dim, negate=p.scale < 0, score=code)
+    cfg = replace(cfg, dropout=bool(dropout))
     out = testing.poisoned(q.shape, q.dtype) if out is None else out
     lse = testing.poisoned((p.batch, p.heads, p.nq), np.float32)
-    launch.simulate(spec_of(cfg), blocks, arguments(cfg, mask, q, k, v, out, lse, scale))
+    how = scale, params, drawn(dropout, seed)
+    launch.simulate(spec_of(cfg), blocks, arguments(cfg, mask, q, k, v, out, lse, *how))
     return out, lse
 
 
-def check(cfg, mask, q, k, v, *, scale=None, **more):
+def raise_scores(q, k, levels, scale):
+    """Add ``share · level · |scale|`` to the scores from key ``first`` on, in place.
+
+    ``levels`` is of pairs ``(first, level)``; the shares are a warp's.
+    """
+    q[..., 0] = np.resize(np.repeat(SHARES, 8), q.shape[1])[:, None]
+    k[..., 0] = 0
+    for first, level in levels:
+        k[:, first:, :, 0] = np.copysign(level, scale)
+
+
+def precise(q, k, v, mask, scale, score=None, dropout=0.0, seed=(0, 0)):
+    """The yardstick of scores so large that rounding them would excuse anything: O alone is."""
+    wide = (x.astype(np.float32) for x in (q, k, v))
+    out, lse = testing.low_precision(*wide, mask, scale, score, dropout, seed)
+    return out.astype(q.dtype), lse
+
+
+def check(cfg, mask, q, k, v, *, yardstick=testing.low_precision, blocks=1, out=None, **more):
     """Run and hold every block of the results to its budget; returns them."""
-    got = run(cfg, mask, q, k, v, scale=scale, **more)
-    exact = reference.attention(q, k, v, mask, scale)
-    low = testing.low_precision(q, k, v, mask, scale)
+    spec_of = more.pop("spec_of", fwd_sm90_spec)
+    got = run(cfg, mask, q, k, v, blocks=blocks, out=out, spec_of=spec_of, **more)
+    exact = reference.attention(q, k, v, mask, **more)
+    low = yardstick(q, k, v, mask, **{"scale": None, **more})
     for name, axis, *values in zip(("out", "lse"), (1, 2), got, exact, low, strict=True):
         testing.assert_blocks_within_reference(*values, BLOCK, name=name, axis=axis)
     return got

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import sm90_dq_runs
 from merged_parts import check, check_merge, check_sink
-from mutants import Mutant, mutated_modules, rebuilt
+from mutants import Mutant, mutated_modules
 from simt_runs import DTYPES
 from sm90_bwd_runs import ALONE, BROAD, COLUMN, SHARED, TALL, run
 from sm90_bwd_runs import check as check_sm90
@@ -136,7 +136,8 @@ def test_one_poisoned_row(config, name, poison):
 def vjp_of_reference(inputs, scale, sign):
     q, k, v, _ = inputs
     fault = Mutant("sign of dlse", "delta = delta - np", f"delta = delta {sign} np")
-    backward = rebuilt(reference.attention_backward, fault)
+    name = reference.__name__
+    backward = mutated_modules(name, fault, ())[name].attention_backward
 
     def vjp(part):
         results = reference.attention(q, k, v, part, scale)

@@ -70,6 +70,7 @@ def test_fma_of_non_finite_numbers(dtype):
 def test_integer_intrinsics():
     cases = {
         "popc": (cuda.popc, 0b1011, 3),
+        "popc of all": (cuda.popc, np.int32(-1), 32),
         "clz": (cuda.clz, 1, 31),
         "clz of zero": (cuda.clz, 0, 32),
         "ffs": (cuda.ffs, 8, 4),

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from mutants import mutated_modules
-from mutants_bwd import BACKWARD, BWD, DELTA, EQUIVALENT, EXECUTOR, ROUND, ROW_KERNELS
+from mutants_bwd import (
+    BACKWARD,
+    BWD,
+    DELTA,
+    EQUIVALENT,
+    EXECUTOR,
+    GRADIENT,
+    GRADIENTS,
+    ROUND,
+    ROW_KERNELS,
+)
 from mutants_fwd import FORWARD
-from mutants_tile import ASYNC, COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
+from mutants_tile import ASYNC, ATOMIC, COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
 
 import masks
 import nbflash.simt
@@ -23,11 +33,26 @@ from nbflash.problem import check_forward as problem_of
 
 FWD = "nbflash.kernels.fwd_simt"
 # In the order of their imports.
-CHAIN = (UNROLL, ASYNC, COPY, SOFTMAX, MASK, GEMM, FWD, BWD, DELTA, ROUND, EXECUTOR)
+CHAIN = (
+    UNROLL,
+    ATOMIC,
+    ASYNC,
+    COPY,
+    SOFTMAX,
+    MASK,
+    GEMM,
+    GRADIENT,
+    FWD,
+    BWD,
+    DELTA,
+    ROUND,
+    EXECUTOR,
+)
 MUTANTS = [
     *((FWD, mutant) for mutant in FORWARD),
     *TILES,
     *((BWD, mutant) for mutant in BACKWARD),
+    *((GRADIENT, mutant) for mutant in GRADIENTS),
     *ROW_KERNELS,
 ]
 
@@ -218,7 +243,7 @@ def check_backward(executors, case):
 
 def check_all(executors, target):
     """Every case of the directions that the module ``target`` serves, until one fails."""
-    if target not in (BWD, DELTA, ROUND):
+    if target not in (BWD, GRADIENT, DELTA, ROUND):
         for case in FORWARD_CASES:
             check_forward(executors, case)
         check_exactly(executors)

@@ -71,8 +71,12 @@ COMPUTE = (
     Mutant("fragment of the first warpgroup", "at + turn * 64 * ROW_BYTES", "at"),
     Mutant("kept keys of one row", "row * (ROW_BYTES // 4) + pair // 2", "pair // 2"),
     Mutant("dK of dO", "issue_acc(acc_dk, ds, q)", "issue_acc(acc_dk, ds, dout)"),
-    Mutant("P and dS swapped", "packed = pack(p)", "packed = pack(dp)"),
-    Mutant("statistics of stage 0", "rows_of(thread), stage_of(tile)", "rows_of(thread), 0"),
+    Mutant("P and dS swapped", "dropped(packed_of(p), masks)", "packed_of(dp)"),
+    Mutant(
+        "statistics of stage 0",
+        "(_, pair), stage = rows_of(thread), stage_of(tile)",
+        "(_, pair), stage = rows_of(thread), 0",
+    ),
     Mutant("S left in flight", "                    wait_all_but_one()\n", ""),
     Mutant("dP left in flight", "        wait_all()\n        return p", "        return p"),
     Mutant(
@@ -90,8 +94,8 @@ COMPUTE = (
     without("release of V", "mbarrier_arrive(base + EMPTY_V)"),
     without("release of Q and dO", "mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))"),
     Mutant("K of the last column", "column += one", "column += 0 * one"),
-    Mutant("dK not scaled", "finish(dk, acc_dk, scale,", "finish(dk, acc_dk, ONE,"),
-    Mutant("dV scaled", "finish(dv, acc_dv, ONE,", "finish(dv, acc_dv, scale,"),
+    Mutant("dK not scaled", "finish(dk, acc_dk, scale,", "finish(dk, acc_dk, types.float32(1),"),
+    Mutant("dV scaled", "finish(dv, acc_dv, share,", "finish(dv, acc_dv, scale,"),
     Mutant("one warp's memory for all", "types.int32(OUT + WARP_BYTES * warp)", "types.int32(OUT)"),
     Mutant("head 0", "b * stride[0] + h * stride[2]", "b * stride[0]"),
     Mutant("batch 0", "b * stride[0] + h * stride[2]", "h * stride[2]"),
@@ -102,20 +106,20 @@ ROLES = (
     without("wait for P", "bar_sync(P_FULL, THREADS)"),
     Mutant("P stored before it is read", "bar_sync(P_FREE, THREADS)\n        store", "store"),
     Mutant("P announced before it is there", "bar_arrive(P_FULL, THREADS)", "pass"),
-    Mutant(
-        "P given back before it is read", "bar_arrive(P_FREE, THREADS)\n        return", "return"
-    ),
+    Mutant("P given back before it is read", "bar_arrive(P_FREE, THREADS)\n        if", "if"),
     Mutant("dV of Q", "QUERIES, VALUES = (0, DO)", "QUERIES, VALUES = (0, 0)"),
     Mutant("dP of Q", "else (DO, 0)", "else (0, 0)"),
     Mutant(
         "rows of both in one place", "make_finish(cfg, 0 if of_keys else 4)", "make_finish(cfg)"
     ),
-    Mutant("gradients swapped", "place, dv, ONE, result", "place, dk, ONE, result"),
+    Mutant("gradients swapped", "place, dv, factor, result", "place, dk, factor, result"),
     without("release of keys", "mbarrier_arrive(base + EMPTY + 8 * k_stage_of(column))"),
     without("wait for the first keys", WAIT_FOR_KEYS, 2),
     without("wait for the next keys", WAIT_FOR_KEYS, 2, 1),
     without("release of Q and dO", "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"),
-    Mutant("P free from the start twice", "bar_arrive(P_FREE, THREADS)\n            of", "of"),
+    Mutant(
+        "P free from the start twice", "bar_arrive(P_FREE, THREADS)\n            thread", "thread"
+    ),
 )
 MUTANTS = [
     (module, mutant)

@@ -13,7 +13,7 @@ from mutants import mutated_modules
 from mutants_sm90 import CHAIN, CONFIG, FWD, HALVES_OF, MUTANTS, WHOLE_OF
 from mutants_sm90_cases import CAUGHT_BY
 from mutants_sm90_tile import LIST, WORK_LIST
-from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, run
+from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, ordered, precise, raise_scores, run
 
 import masks
 from nbflash import persistent, reference, sim, testing
@@ -24,12 +24,20 @@ from nbflash.tile.pipeline import item_of
 FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 WIDE = replace(HALVES_PAIR, tile_n=128)
 AHEAD = replace(HALVES, k_stages=2, v_stages=3)
+WORDS = replace(ALONE, tile_n=112)
 STRAIGHT = replace(HALVES, q_stages=1)
+
+
+# More than 2^32 and 2^216 beyond all scores before, in base 2 and at a scale of 0.3.
+LEVELS = (64, 75), (128, 600)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem; V has a NaN in the keys ``bad`` and, with ``hide``, where nothing attends."""
+    """One problem; V has a NaN in the keys ``bad`` and, with ``hide``, where nothing attends.
+
+    ``levels`` raise the scores (`raise_scores`); ``strided`` inputs have other orders in memory.
+    """
 
     name: str
     config: Sm90Config
@@ -45,6 +53,8 @@ class Case:
     grows: float = 1.0
     spikes: tuple = ()
     apart: float = 0.0
+    levels: tuple = ()
+    strided: bool = False
     hide: bool = False
     bad: tuple = ()
     race: bool = False
@@ -60,6 +70,23 @@ CASES = (
     Case("rows", ALONE, "causal", 200, 200, head_dim=72, race=True),
     Case("grows-whole", ALONE, "dense", 20, 193, grows=9),
     Case("late-whole", ALONE, "staggered", 64, 129, apart=6),
+    Case("outgrown-whole", ALONE, "dense", 76, 193, levels=((64, 70), (128, 140))),
+    Case("lost", ALONE, "checkerboard", 76, 193, dtype="bfloat16", levels=LEVELS),
+    Case("lost-full", ALONE, "dense", 69, 135, levels=((64, 600), (128, 1200))),
+    Case("lost-late", ALONE, "staggered", 64, 193, dtype="bfloat16", levels=LEVELS),
+    Case(
+        "lost-heads",
+        ALONE,
+        "per-batch-per-head",
+        *(76, 150),
+        heads=(4, 2),
+        batch=2,
+        scale=-0.3,
+        blocks=2,
+        levels=((64, 500),),
+        strided=True,
+    ),
+    Case("words", WORDS, "dead-scattered", 70, 230, bad=(100, 116, 220)),
     Case(
         "straight-whole",
         replace(ALONE, q_stages=1),
@@ -72,6 +99,9 @@ CASES = (
     Case("ahead-whole", replace(AHEAD, halves=False), "window", 129, 321, bad=(100,)),
     Case("grows", HALVES, "dense", 20, 193, grows=9),
     Case("spikes", HALVES, "dense", 20, 193, spikes=(47, 95, 111, 159, 175)),
+    Case("outgrown", HALVES, "dense", 76, 193, levels=((32, 70), (96, 140))),
+    Case("lost-halves", HALVES, "checkerboard", 76, 193, dtype="bfloat16", levels=LEVELS),
+    Case("late-grows", HALVES, "staggered", 64, 193, levels=LEVELS),
     Case("late", HALVES, "staggered", 64, 129, apart=6),
     Case("few", STRAIGHT, "causal", 20, 20, blocks=3),
     Case("heads", HALVES, "per-batch-per-head", 76, 65, heads=(2, 1), batch=2, blocks=3, hide=True),
@@ -87,9 +117,10 @@ CASES = (
 
 
 def gallery(case):
-    """The mask; "staggered" has rows whose first keys come a tile after their neighbours'."""
+    """The mask; "staggered" has rows whose first keys come a tile after their neighbours', in its
+    first half or its second."""
     if case.mask == "staggered":
-        late = lambda q, k: k >= 72 * ((q // 8 + q // 16) % 2)
+        late = lambda q, k: k >= (72 + q // 32 % 2 * 32) * ((q // 8 + q // 16) % 2)
         return masks.from_function(late, case.nq, case.nk)
     return testing.mask_gallery(case.nq, case.nk, batch=case.batch, heads=case.heads[0])[case.mask]
 
@@ -107,6 +138,10 @@ def problem(case):
         k[:, key] *= 8 * i + 8
     if case.apart:  # scores far below 0 that are much alike
         q[...], k[...] = q / 16 + case.apart, k / 16 - case.apart
+    if case.levels:
+        raise_scores(q, k, case.levels, case.scale)
+    if case.strided:
+        q, k = ordered(q, 0, 2, 1, 3), ordered(k, 1, 0, 2, 3)
     keep = np.broadcast_to(mask.dense(), (case.batch, heads, case.nq, case.nk))
     seen = keep.any(2).reshape(case.batch, heads_kv, -1, case.nk).any(2).transpose(0, 2, 1)
     bad = ~seen & case.hide | np.isin(np.arange(case.nk), case.bad)[:, None]
@@ -120,9 +155,10 @@ def expected(case):
     """Reference and low-precision results, the NaN of V taken for 0."""
     mask, (q, k, v), _ = problem(case)
     v = np.nan_to_num(v.astype(np.float32)).astype(v.dtype)
+    yardstick = precise if case.levels else testing.low_precision
     return (
         reference.attention(q, k, v, mask, case.scale),
-        testing.low_precision(q, k, v, mask, case.scale),
+        yardstick(q, k, v, mask, case.scale),
     )
 
 

@@ -42,6 +42,16 @@ def test_forward(config, name):
         sm90_runs.check(config, mask_gallery(nq, nk, batch=1, heads=1)[name], q, k, v)
 
 
+@pytest.mark.parametrize("config", FORWARD, ids=label)
+def test_forward_where_scores_leap(config):
+    """So far that the weights are lost, in all columns that a head may have."""
+    nq, nk, scale = config.tile_m + 3, 2 * config.tile_n - 5, -0.3
+    q, k, v, _ = sm90_runs.inputs(nq, nk, head_dim=config.head_dim, dtype=DTYPE)
+    sm90_runs.raise_scores(q, k, ((config.tile_n // 2, 400), (config.tile_n, 900)), scale)
+    mask = mask_gallery(nq, nk, batch=1, heads=1)["checkerboard"]
+    sm90_runs.check(config, mask, q, k, v, scale=scale, yardstick=sm90_runs.precise)
+
+
 @pytest.mark.parametrize("name", ["window", "dead-scattered"])
 @pytest.mark.parametrize(
     ("runs", "config"), BACKWARD, ids=lambda x: label(x) if hasattr(x, "tile_m") else ""

@@ -12,9 +12,9 @@ CAPACITY = 6 * PAGE
 DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
 
 
-def contiguous(nq, heads=(4, 2), head_dim=8, dtype=np.float32, lengths=LENGTHS):
-    """q and caches (batch, CAPACITY, heads_kv, head_dim), NaN behind ``lengths``."""
-    q, k, v, _ = make_qkv(len(lengths), nq, CAPACITY, *heads, head_dim, dtype)
+def contiguous(nq, heads=(4, 2), head_dim=8, dtype=np.float32, lengths=LENGTHS, capacity=CAPACITY):
+    """q and caches (batch, capacity, heads_kv, head_dim), NaN behind ``lengths``."""
+    q, k, v, _ = make_qkv(len(lengths), nq, capacity, *heads, head_dim, dtype)
     for b, length in enumerate(lengths):
         k[b, length:], v[b, length:] = np.nan, np.nan
     return q, k, v

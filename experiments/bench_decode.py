@@ -1,0 +1,219 @@
+"""decode: how fast cached keys and values are read, beside the device's copy rate and torch.
+
+The last token of every sequence attends all keys of its own: contiguous, in pages in a random
+order, quantised, and under a mask of sinks and a window. What is timed against each other is
+checked first. A call reads its keys and values once: bytes over time, beside the rate of a copy on
+the same device in the same run, which counts what it reads and what it writes.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+import masks
+import nbflash
+from experiments import sweeps
+from experiments.backends import open_backend, parse_dtype
+from experiments.errors import OutOfBudget
+from experiments.peers import NBFLASH, tensor, why_not_here
+from experiments.provenance import provenance
+from experiments.report import progress, say, show, write_csv, wrote
+from experiments.timing import QueuedEvents, host_time, interleave
+from nbflash import reference
+from nbflash.quantised import dequantise, quantise
+from nbflash.testing import assert_within_reference, low_precision, make_qkv
+
+COPY = "copy"
+SDPA = ("FLASH_ATTENTION", "CUDNN_ATTENTION")
+STEP = 7  # sequence b has the keys of the first, turned by b steps: no two are alike
+COLUMNS = {"batch": "d", "keys": "d", "cache": "", "library": "", "ms": ".4f", "p10": ".4f"}
+COLUMNS |= {"p90": ".4f", "GB/s": ",.0f", "/ copy": ".2f", "host µs": ".1f", "error": ".1e"}
+KEYS = ("batch", "keys", "cache", "library", "median_ms", "p10_ms", "p90_ms", "gb_per_s")
+KEYS += ("over_copy", "host_us", "error")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries and the keys of the first sequence, in host memory; every other one's are turned."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+
+    @property
+    def batch(self):
+        return len(self.q)
+
+    @property
+    def keys(self):
+        return len(self.k)
+
+    @property
+    def sizes(self):
+        """Columns of a table."""
+        (batch, q_len, heads, head_dim), heads_kv = self.q.shape, self.k.shape[1]
+        return {
+            "batch": batch,
+            "keys": self.keys,
+            "q_len": q_len,
+            "heads": heads,
+            "heads_kv": heads_kv,
+            "head_dim": head_dim,
+            "dtype": self.q.dtype.name,
+        }
+
+    def check(self, name, out, mask=None, values=None):
+        """The largest error of the first and the last sequence; OutOfBudget beyond the budget."""
+        keep, errors = None if mask is None else mask.dense(), []
+        for b in {0, self.batch - 1}:
+            k, v = (np.roll(x, b * STEP, axis=0)[None] for x in values or (self.k, self.v))
+            one = self.q[b : b + 1], k, v, keep
+            (exact, _), (low, _) = reference.attention(*one), low_precision(*one)
+            try:
+                errors.append(assert_within_reference(out[b : b + 1], exact, low, "out"))
+            except AssertionError as failure:
+                raise OutOfBudget(f"{name}: no timing is reported, {failure}") from None
+        return max(errors)
+
+
+def of_all(backend, x, batch):
+    """A device array with the rows of ``x``, as words, for every sequence, turned."""
+    words = backend.array(x.view(f"u{x.itemsize}"))
+    return backend.xp.stack([backend.xp.roll(words, b * STEP, axis=0) for b in range(batch)])
+
+
+def paged(backend, caches, page_size, seed):
+    """The caches, arrays of words, in pages in a random order, and the table of the pages."""
+    batch, keys = caches[0].shape[:2]
+    order = np.random.default_rng(seed).permutation(batch * keys // page_size)
+    table, at = backend.array(order.reshape(batch, -1).astype(np.int32)), backend.array(order)
+    pools = []
+    for cache in caches:
+        pages = cache.reshape(-1, page_size, *cache.shape[2:])
+        pools.append(backend.xp.empty_like(pages))
+        pools[-1][at] = pages
+    return pools, table
+
+
+def nbflash_tasks(backend, problem, sweep, seed):
+    """Calls to time by the cache that they read, checked, with what is known of each.
+
+    Returns
+    -------
+    dict of str to (callable, dict)
+        ``bytes`` that a call reads, ``density`` and ``error``.
+    """
+    batch, keys, dtype = problem.batch, problem.keys, problem.q.dtype
+    q, lengths = backend.array(problem.q), backend.array(np.full(batch, keys, np.int32))
+    words = [of_all(backend, x, batch) for x in (problem.k, problem.v)]
+    k, v = (x.view(dtype) for x in words)
+    size, found = k.nbytes + v.nbytes, {}
+
+    def add(name, *caches, read=size, density=1.0, mask=None, values=None, **options):
+        call = partial(nbflash.decode, q, *caches, lengths, mask=mask, **options)
+        error = problem.check(name, backend.numpy(call()), mask, values)
+        found[name] = call, {"bytes": read * density, "density": density, "error": error}
+
+    add("contiguous", k, v)
+    for page_size in sweep["pages"]:
+        pools, table = paged(backend, words, page_size, seed)
+        add(f"pages of {page_size}", *(x.view(dtype) for x in pools), block_table=table)
+    for name in sweep["quantised"]:
+        stored = [quantise(x, parse_dtype(name)) for x in (problem.k, problem.v)]
+        caches = [of_all(backend, x, batch).view(x.dtype) for x, _ in stored]
+        scales = [of_all(backend, x, batch).view(x.dtype) for _, x in stored]
+        values = [dequantise(*pair, np.dtype(np.float32)) for pair in stored]
+        read = sum(x.nbytes for x in (*caches, *scales))
+        named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
+        add(name, *caches, read=read, values=values, **named)
+    some = round(sweep["window"] * keys)
+    mask = masks.sinks(problem.q.shape[1], some // 8, some - some // 8, nk=keys)
+    density = float(mask.dense().mean())
+    add("sinks and window", k, v, density=density, mask=mask)
+    return found
+
+
+def torch_tasks(backend, problem):
+    """The same calls of torch's SDPA over contiguous caches, by backend; none without CUDA."""
+    if backend.device == "cpu" or why_not_here("sdpa-flash"):
+        return {}
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    dtype = problem.q.dtype
+    words = [of_all(backend, x, problem.batch) for x in (problem.k, problem.v)]
+    arrays = backend.array(problem.q), *(x.view(dtype) for x in words)
+    q, k, v = (tensor(x).transpose(1, 2) for x in arrays)
+    size, found = arrays[1].nbytes + arrays[2].nbytes, {}
+
+    def attention(which):
+        with sdpa_kernel(which):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    for name in SDPA:
+        call = partial(attention, getattr(SDPBackend, name))
+        label = f"sdpa-{name.split('_')[0].lower()}"
+        try:
+            out = call().transpose(1, 2).float().cpu().numpy()
+        except RuntimeError as error:
+            say(f"{label} is left out: {str(error).splitlines()[0]}")
+            continue
+        known = {"bytes": size, "density": 1.0, "error": problem.check(label, out.astype(dtype))}
+        found[label] = call, known
+    return found
+
+
+def copy_task(backend, nbytes):
+    """A copy of half as many bytes, which are then read and written."""
+    source = backend.xp.ones(nbytes // 8, np.float32)
+    target = backend.xp.empty_like(source)
+    return partial(backend.xp.copyto, target, source), {"bytes": nbytes}
+
+
+def measure(backend, clock, problem, sweep, seed):
+    """Rows of one size."""
+    own, peers = nbflash_tasks(backend, problem, sweep, seed), torch_tasks(backend, problem)
+    tasks = {(NBFLASH, cache): task for cache, task in own.items()}
+    tasks |= {(library, "contiguous"): task for library, task in peers.items()}
+    tasks[COPY, ""] = copy_task(backend, sweep["copied"])
+    runs = {}
+    for key, (call, _) in tasks.items():
+        call()
+        runs[key] = clock.prepare(call)
+    how = {"rounds": sweep["rounds"], "seconds": sweep["seconds"], "seed": seed}
+    total = len(runs) * (sweep["rounds"] + 1)
+    with progress(f"Timing, {problem.batch} x {problem.keys}", total) as advance:
+        timings = interleave(runs, clock, **how, progress=advance)
+    of_copy = tasks[COPY, ""][1]["bytes"] / timings[COPY, ""].median / 1e6
+    rows = []
+    for key, timing in timings.items():
+        call, known = tasks[key]
+        rate = known["bytes"] / timing.median / 1e6
+        on_host = key[0] == NBFLASH and backend.device == "cuda"
+        row = dict(zip(("library", "cache"), key, strict=True)) | problem.sizes
+        row |= {"density": None, "error": None} | known | timing.columns
+        row |= {"gb_per_s": rate, "over_copy": rate / of_copy}
+        row["host_us"] = 1e3 * host_time(call, sweep["host_calls"]).median if on_host else None
+        rows.append(row)
+    return rows
+
+
+def run(out, device="auto", seed=0, quick=False):
+    """Measure, print the table, write ``decode.csv`` to the directory ``out``."""
+    backend, sweep = open_backend(device), sweeps.load("decode")
+    sweep |= sweep["quick" if quick else "full"] | sweep[backend.device]
+    dtype, origin = parse_dtype(sweep["dtype"]), provenance(backend.device)
+    say(f"[bold]{origin['device']}[/bold], {dtype.name}, commit {origin['commit']}")
+    clock = backend.clock if backend.device == "cpu" else QueuedEvents(sweep["sample_ms"])
+    rows = []
+    for batch, keys in sweep["sizes"]:
+        heads, head_dim = (sweep["heads"], sweep["heads_kv"]), sweep["head_dim"]
+        q, *_ = make_qkv(batch, sweep["q_len"], 1, *heads, head_dim, dtype, seed=seed)
+        _, k, v, _ = make_qkv(1, 1, keys, *heads, head_dim, dtype, seed=seed + 1)
+        found = measure(backend, clock, Problem(q, k[0], v[0]), sweep, seed)
+        rows += [row | origin for row in found]
+        write_csv(out / "decode.csv", rows)
+    show("decode", COLUMNS, [[row[key] for key in KEYS] for row in rows])
+    wrote(out / "decode.csv")
+    return rows

@@ -1,0 +1,142 @@
+"""Decode on Hopper: the last tokens of a sequence and its cached keys, a part of them a block.
+
+A block takes one part of the keys of one row tile: rows are the query tokens of all heads that
+share a key head (row r is token r // pack, head r % pack of them), so that K and V are read once.
+What bounds it is memory: a warp loads as many tiles as fit, and a warpgroup computes one after the
+other. `combine_simt` merges the parts.
+
+    for each tile t of the part
+        wait for K;  S = Q Kᵀ;  wait
+        m, P, l of t, looked at first: nothing runs beside it that could be held up
+        O = α O;  wait for V;  O += P V;  wait
+    O / l, LSE → memory, in float32
+
+    barrier      arrives                               waits
+    full_k[s]    loader, bytes of K; the record        all that compute, before S of the tile
+    full_v[s]    loader, bytes of V; then scales       all that compute, before P V of the tile
+    empty[s]     one that computes, P V of the tile    loader
+
+The loader's lanes send the boxes of different pages. One of them says how many bytes will come, no
+matter whether before or after they do: until it has arrived no phase ends.
+
+Lengths and pages are read here and not by the host: nothing waits for them, and a CUDA graph may be
+replayed with others. FlashDecoding (Dao, Haziza, Massa and Sizov, 2023); PagedAttention (Kwon et
+al., 2023, arXiv 2309.06180).
+"""
+
+from nbflash.kernels.decode_sm90_compute import make_compute, make_rows, make_store_part
+from nbflash.kernels.decode_sm90_config import ROWS
+from nbflash.kernels.decode_sm90_load import make_load, make_load_q
+from nbflash.kernels.spec import INDEX, SCHEDULE, STRIDES, KernelSpec
+from nbflash.ptx._asm import cuda, types
+from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
+from nbflash.tile.pipeline import divided
+from nbflash.tile.shared import shared_address
+from nbflash.tile.warp_math import row_of_thread
+from nbflash.tile.wgmma_gemm import ALIGNMENT
+
+
+def make_decode_sm90(cfg):
+    """The kernel for a :class:`~nbflash.kernels.decode_sm90_config.DecodeSm90Config`.
+
+    Arguments of the kernel: tensor maps of k_cache and v_cache; q; part_o (splits, batch, nq,
+    heads, head_dim) and part_lse (splits, batch, heads, nq); lengths; block table; scales of
+    k_cache and v_cache (bits of float32); strides of q (batch, sequence, head) and of the scales
+    (page or batch, token, head) in elements; entries of a table's row; page_size, 0 where there is
+    none; capacity, beyond which no length counts; batch, nq, heads, pack (heads that share a row
+    tile), group (heads that share a key head), splits; |scale| · log2 e; then the schedule of the
+    (nq, keys) mask, whose planes belong to batch and row of packed heads. A block for each split,
+    row tile, packed heads and batch.
+    """
+    STAGES = cfg.stages
+    FULL_K, FULL_V, EMPTY = cfg.barriers
+    load_part, load_q, compute = make_load(cfg), make_load_q(cfg), make_compute(cfg)
+    (row_at, _), store_part = make_rows(cfg), make_store_part(cfg)
+    MASKED, QUANTISED = cfg.masked, cfg.quantised
+
+    def decode_sm90(
+        k_map,
+        v_map,
+        q,
+        part_o,
+        part_lse,
+        lengths,
+        table,
+        k_scale,
+        v_scale,
+        q_stride,
+        k_scale_stride,
+        v_scale_stride,
+        table_width,
+        page_size,
+        capacity,
+        batch,
+        nq,
+        heads,
+        pack,
+        group,
+        splits,
+        scale,
+        plane_of,
+        row_ptr,
+        col_idx,
+        kinds,
+        lo,
+        hi,
+        bits,
+    ):
+        smem = cuda.shared.array(0, types.int32)
+        start = types.int64(shared_address(smem))
+        base = (start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)
+        place = base, (base - start) // 4
+        tid = types.int32(cuda.threadIdx.x)
+        if tid == 0:
+            for i in range(STAGES):
+                mbarrier_init(base + FULL_K + 8 * i, 1)
+                mbarrier_init(base + FULL_V + 8 * i, 1 + QUANTISED)
+                mbarrier_init(base + EMPTY + 8 * i, 1)
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        row_tiles = (nq * pack + ROWS - 1) // ROWS
+        rest, split = divided(types.int32(cuda.blockIdx.x), splits)
+        rest, row_tile = divided(rest, types.int32(row_tiles))
+        b, packed = divided(rest, heads // pack)
+        head, plane = packed * pack, types.int32(0)
+        length = types.int32(min(max(lengths[b], 0), capacity))
+        if MASKED:
+            plane = types.int32(plane_of[rest])
+        seen_by_all = length if MASKED else types.int32(length - nq + 1)
+        if tid >= 128:
+            part = length, seen_by_all, split, splits, plane, types.int32(head // group)
+            pages = table, types.int32(b * table_width), page_size, b
+            scales = k_scale, k_scale_stride, v_scale, v_scale_stride
+            tables = row_ptr, col_idx, kinds
+            load_part(smem, place, (k_map, v_map), part, pages, scales, tables, tid - 128)
+        else:
+            first, count = types.int32(row_tile * ROWS), types.int32(nq * pack)
+            q_start = b * q_stride[0] + head * q_stride[2]
+            load_q(smem, place[1], q, q_stride, (first, count, pack, q_start), tid)
+            row = types.int32(first + row_of_thread(tid))
+            where = head, types.int32(split * batch + b), pack, nq, heads
+            upper, upper_at = row_at(row, where, plane, length, lo, hi)
+            below, below_at = row_at(row + 8, where, plane, length, lo, hi)
+            acc, m, l = compute(smem, place, (upper, below), bits, scale, tid)
+            store_part(acc, m, l, part_o, part_lse, (upper_at, below_at), tid)
+
+    return decode_sm90
+
+
+def decode_sm90_spec(cfg):
+    """How to compile and launch the kernel of ``cfg``; the first two arguments are maps."""
+    maps, floats, size = (types.uint64,) * 2, types.CPointer(types.float32), types.int32
+    arrays = (INDEX, floats, floats, *(INDEX,) * 4)
+    sizes = (*(STRIDES,) * 3, *(size,) * 9, types.float32)
+    signature = (*maps, *arrays, *sizes, *SCHEDULE[1:])
+    return KernelSpec(
+        "nbflash_decode_sm90",
+        make_decode_sm90,
+        cfg,
+        signature,
+        maps=len(maps),
+        whole_program=True,
+    )

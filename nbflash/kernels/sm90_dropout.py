@@ -1,0 +1,103 @@
+"""Dropout in the Hopper kernels: see :mod:`nbflash.tile.dropout_wgmma`.
+
+Without dropout what is here is nothing, and leaves no instruction.
+"""
+
+from nbflash.ptx._asm import inlined, types
+from nbflash.tile.dropout import key_of
+from nbflash.tile.dropout_wgmma import make_drop, place_words, round_keys
+from nbflash.tile.pipeline import divided
+from nbflash.tile.unroll import hide
+from nbflash.tile.warp_math import row_of_thread
+from nbflash.tile.wgmma_gradient import make_row_gradients, make_score_gradients
+
+
+def make_drawing(cfg):
+    """``drawn_of(state)`` of a launch, ``place_of(drawn, row, bh, heads, thread)`` of a row tile,
+    and of its tiles ``drawing_of(drawn, place, dropping, n0, thread)``, which `make_dropped` takes.
+    """
+    if not cfg.dropout:
+
+        @inlined
+        def no_key(state):
+            return types.int32(0)
+
+        @inlined
+        def nowhere(drawn, row, bh, heads, thread):
+            return types.int32(0)
+
+        @inlined
+        def nothing(drawn, place, dropping, n0, thread):
+            return types.int32(0)
+
+        return no_key, nowhere, nothing
+    TILE_M = cfg.tile_m
+
+    @inlined
+    def drawn_of(state):
+        return round_keys(key_of(state))
+
+    @inlined
+    def place_of(drawn, row, bh, heads, thread):
+        b, h = divided(bh, heads)
+        q = types.int32(row * TILE_M + row_of_thread(thread))
+        return place_words(drawn, q, h, b)
+
+    @inlined
+    def drawing_of(drawn, place, dropping, n0, thread):
+        call = types.uint32((n0 >> 2) + hide(thread) % 4)
+        return drawn, place, dropping[0], call
+
+    return drawn_of, place_of, drawing_of
+
+
+def make_dropped(cfg, n, part=0):
+    """``dropped(p, drawing)``: P packed, of part ``part`` of ``n`` columns."""
+    if not cfg.dropout:
+
+        @inlined
+        def same(p, drawing):
+            return p
+
+        return same
+    drop, _ = make_drop(n, part)
+
+    @inlined
+    def dropped(p, drawing):
+        keys, place, threshold, call = drawing
+        return drop(p, place, keys, threshold, call)
+
+    return dropped
+
+
+def make_gradients(cfg, n):
+    """``full, masked``: dS of a tile, of ``(p, dp, minus_delta, drawing)``."""
+    if not cfg.dropout:
+        plain_full, plain_masked = make_row_gradients(n)
+
+        @inlined
+        def full(p, dp, minus_delta, drawing):
+            return plain_full(p, dp, minus_delta)
+
+        @inlined
+        def masked(p, dp, minus_delta, drawing):
+            return plain_masked(p, dp, minus_delta)
+
+        return full, masked
+    _, drop_dp = make_drop(n)
+    of_full, of_masked, _ = make_score_gradients(n, cfg.dtype)
+
+    @inlined
+    def gradients(dp, minus_delta, drawing):
+        keys, place, threshold, call = drawing
+        return drop_dp(dp, minus_delta, place, keys, threshold, call)
+
+    @inlined
+    def dropped_full(p, dp, minus_delta, drawing):
+        return of_full(p, gradients(dp, minus_delta, drawing))
+
+    @inlined
+    def dropped_masked(p, dp, minus_delta, drawing):
+        return of_masked(p, gradients(dp, minus_delta, drawing))
+
+    return dropped_full, dropped_masked

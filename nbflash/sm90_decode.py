@@ -1,0 +1,68 @@
+"""The first kernel of decode on Hopper, bound to a problem, a mask and a layout."""
+
+from __future__ import annotations
+
+from nbflash import arrays, config, launch, tensor_map
+from nbflash.constants import LEAST_SCALE, LOG2_E
+from nbflash.decode_shares import heads_together, scale_strides, splits_for, walk
+from nbflash.kernels.decode_sm90 import decode_sm90_spec
+from nbflash.kernels.decode_sm90_config import ROWS, decode_config
+
+
+def config_for(problem, mask):
+    """The geometry for a problem; `why_not` tells whether there is such a kernel."""
+    p = problem
+    stored = p.cache_dtype if p.cache_dtype != p.dtype else ""
+    known = {"masked": mask is not None, "negate": p.scale < 0}
+    return decode_config(p.dtype, p.head_dim, p.page_size, stored, **known)
+
+
+def why_not(problem, mask, q, cache) -> list[str]:
+    """Reasons why this kernel cannot run a problem in its layout; empty when it can."""
+    p = problem
+    if p.dtype not in ("float16", "bfloat16"):
+        return [f"needs float16 or bfloat16, got {p.dtype}"]
+    reasons = config.why_not_here("sm90", p.device_id) + config_for(p, mask).why_not()
+    paged = q, cache.k_cache, cache.v_cache
+    if (least := min(map(arrays.alignment, paged))) < tensor_map.ALIGNMENT:
+        reasons.append(f"needs addresses and strides that are multiples of 16 bytes, got {least}")
+    if any(s < 0 for x in paged for s in x.strides):
+        reasons.append("needs strides that are not negative: copy the array first")
+    return reasons
+
+
+class Sm90Partial:
+    """As `nbflash.simt_decode.SimtPartial` is, with tensor cores and the copy engine."""
+
+    def __init__(self, device, problem, mask, q, cache):
+        p, cfg, pack = problem, config_for(problem, mask), heads_together(problem, mask)
+        _, tiles, tables = walk(p, mask, ROWS, cfg.tile_n, pack)
+        row_tiles = -(-p.nq * pack // ROWS)
+        items = p.batch * (p.heads // pack) * row_tiles
+        self.splits = splits_for(items, tiles, device.multiprocessors * cfg.min_blocks)
+        self._device, self._held = device, device.resident(tables)
+        group, scale = p.heads // p.heads_kv, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
+        table = cache.block_table
+        paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
+        sizes = *paging, p.capacity, p.batch, p.nq, p.heads, pack, group, self.splits
+        strides = arrays.strides(q), *map(scale_strides, (cache.k_scale, cache.v_scale))
+        addresses = [x.data.ptr for x in self._held]
+        trailing = (*launch.flattened(strides), *sizes, scale, *addresses)
+        spec = decode_sm90_spec(cfg)
+        self._launch = launch.Launch(spec, items * self.splits, trailing, p.device_id)
+        self._maps = [_map(x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
+
+    def __call__(self, q, cache, part_o, part_lse):
+        """Write ``part_o`` and ``part_lse``."""
+        k, v, *others = (0 if x is None else x.data.ptr for x in cache)
+        k_map, v_map = self._maps
+        words = [k, *k_map, v, *v_map, q.data.ptr, part_o.data.ptr, part_lse.data.ptr, *others]
+        self._launch(self._device.stream(), words)
+
+
+def _map(x, p, cfg):
+    """The words of a cache's tensor map behind its address; two bytes are an element of it."""
+    shrink = 2 // x.itemsize
+    shape = *x.shape[:3], p.head_dim // shrink
+    strides = [s // shrink for s in arrays.strides(x)]
+    return tensor_map.Maps(p.dtype).layout(shape, tuple(strides), cfg.box)

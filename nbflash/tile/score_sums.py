@@ -1,0 +1,88 @@
+"""Sums by the arrays of a score function, in global memory that holds zeros.
+
+    d array[index] += dS' · ∂S'/∂array[index]
+
+A thread keeps the sum for one element of each array as long as the scores that it meets are made
+with that element, and adds it atomically when another one comes: a score in a column of a tile has
+ALiBi's slope, a distance out of reach or a key's bias in common with the one above it. Where every
+score has an element of its own, that is written, and nothing is kept.
+"""
+
+from nbflash.ptx._asm import inlined, types
+from nbflash.tile.atomic import atomic_add
+from nbflash.tile.unroll import unrolled
+
+
+@unrolled
+def add_to(memory, at, value):
+    """``memory[at] += value``, atomically."""
+    atomic_add(memory, at, value)
+
+
+@inlined
+def from_start(i, n):
+    """A place that may be counted from the end, as in the arrays that a function reads."""
+    return i + n if i < 0 else i
+
+
+def make_flat(axes):
+    """``flat(index, shape)``: the place of an element of a C-contiguous array with so many axes."""
+    if axes == 1:
+
+        @inlined
+        def last(index, shape):
+            return from_start(index[0], shape[0])
+
+        return last
+    before = make_flat(axes - 1)
+
+    @inlined
+    def flat(index, shape):
+        return before(index[:-1], shape[:-1]) * shape[-1] + from_start(index[-1], shape[-1])
+
+    return flat
+
+
+def make_sums(axes, alone, real):
+    """The steps for arrays of so many ``axes``, of which some are ``alone``: see above.
+
+    Returns ``start, add, finish``. ``start`` is what is kept at first, ``add(kept, pairs, sums,
+    ds)`` is what is kept then, and ``finish(kept, sums)`` adds it. ``pairs`` are those of
+    :func:`nbflash.score_chain.chain`; ``sums`` are pairs of a pointer and a shape.
+    """
+    if not axes:
+
+        @inlined
+        def keep_nothing(kept, pairs, sums, ds):
+            return ()
+
+        @inlined
+        def nothing(kept, sums):
+            pass
+
+        return (), keep_nothing, nothing
+    start, add_others, finish_others = make_sums(axes[1:], alone[1:], real)
+    ALONE, VECTOR, ZERO, flat = alone[0], axes[0] == 1, real(0), make_flat(axes[0])
+
+    @inlined
+    def add(kept, pairs, sums, ds):
+        (at, total), (index, factor), (memory, shape) = kept[0], pairs[0], sums[0]
+        new = flat((index,) if VECTOR else index, shape)
+        if ALONE:
+            memory[new] = ds * factor
+        else:
+            if new != at:
+                if total != ZERO:
+                    add_to(memory, at, total)
+                at, total = new, ZERO
+            total += ds * factor
+        return ((at, total), *add_others(kept[1:], pairs[1:], sums[1:], ds))
+
+    @inlined
+    def finish(kept, sums):
+        (at, total), (memory, _) = kept[0], sums[0]
+        if not ALONE and total != ZERO:
+            add_to(memory, at, total)
+        finish_others(kept[1:], sums[1:])
+
+    return ((types.int64(0), ZERO), *start), add, finish

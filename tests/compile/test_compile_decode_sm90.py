@@ -1,0 +1,71 @@
+"""The Hopper decode kernel compiled: every row of its table, without spills or stack."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import masks
+from nbflash import assembler, launch, sm90_decode
+from nbflash.decode_problem import Cache, check_decode
+from nbflash.kernels.decode_sm90 import decode_sm90_spec
+from nbflash.kernels.decode_sm90_config import decode_config
+from nbflash.launch import compile_ptx
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_kernel(head_dim, masked):
+    config = decode_config("bfloat16", head_dim, 16, masked=masked)
+    assert config.why_not() == []
+    ptx = compile_ptx(decode_sm90_spec(config), (9, 0))
+    report = assembler.report(ptx, "sm_90a")
+    assert " 0 bytes stack frame, 0 bytes spill stores" in report
+    assert re.findall(r"C75\d\d", report) == []
+    assert ".f64" not in ptx
+
+
+class Array:
+    """What the executor asks of an array on the device."""
+
+    def __init__(self, x):
+        self.shape, self.strides, self.ndim = x.shape, x.strides, x.ndim
+        self.itemsize, self.data = x.itemsize, SimpleNamespace(ptr=x.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("paged", [False, True])
+def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypatch):
+    """As many words, those that change first; addresses where pointers are."""
+    q, k = np.zeros((2, 3, 4, 32), np.float16), np.zeros((2, 64, 2, 32), np.int8)
+    scale, lengths = np.ones((2, 64, 2), np.float32), np.full(2, 40, np.int32)
+    table = np.zeros((2, 2), np.int32) if paged else None
+    arrays = Cache(k, k.copy(), lengths, table, scale, scale.copy())
+    mask = masks.dense(3, 64) if masked else None
+    problem = check_decode(q, arrays)
+    found = []
+
+    class Recorder:
+        def __init__(self, spec, blocks, trailing, device_id):
+            found.append((spec, trailing))
+
+        def __call__(self, stream, words):
+            found.append(words)
+
+    monkeypatch.setattr(launch, "Launch", Recorder)
+    monkeypatch.setattr(sm90_decode, "_map", lambda *_: [0] * 15)
+    resident = lambda tables: [Array(np.asarray(x)) for x in tables]
+    device = SimpleNamespace(multiprocessors=132, resident=resident, stream=lambda: 0)
+    cache = Cache(*(None if x is None else Array(x) for x in arrays))
+    out = [Array(np.zeros(1, np.float32)) for _ in "ol"]
+    partial = sm90_decode.Sm90Partial(device, problem, mask, Array(q), cache)
+    partial(Array(q), cache, *out)
+    (spec, trailing), words = found
+    kinds = [word for kind in spec.signature for word in launch._words_of(kind)]
+    assert len(words) + len(trailing) == len(kinds) + spec.maps * (launch.MAP_WORDS - 1)
+    pointers = [x.data.ptr for x in (Array(q), *out, cache.lengths)]
+    assert words[2 * launch.MAP_WORDS :][:4] == pointers
+    page_size, capacity, batch, nq, heads, pack, group = trailing[10:17]
+    assert (page_size, capacity) == ((64, 128) if paged else (0, 64))
+    assert (batch, nq, heads, pack, group) == (2, 3, 4, 2, 2)

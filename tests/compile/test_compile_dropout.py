@@ -1,0 +1,48 @@
+"""The Hopper kernels with dropout: no spills, no serialised wgmma, its instructions."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from nbflash import assembler
+from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
+from nbflash.kernels.bwd_sm90_config import columns_config
+from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
+from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
+from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+from nbflash.kernels.sm90_config import forward_configs
+from nbflash.launch import compile_ptx
+
+HOPPER = (9, 0)
+HEAD_DIMS = 64, 128, 256
+SPILLS = {("bwd_sm90_dq", 256): 88}  # bytes that a thread stores
+
+
+def specs(head_dim):
+    columns = columns_config("bfloat16", head_dim)
+    dq = completed(dq_config("bfloat16", head_dim, columns.tile_m), dropout=True)
+    forward = forward_configs("bfloat16", head_dim, dropout=True)
+    backward = bwd_sm90_spec(replace(columns, dropout=True)), bwd_sm90_dq_spec(dq)
+    return [*map(fwd_sm90_spec, forward), *backward]
+
+
+SPECS = [spec for head_dim in HEAD_DIMS for spec in specs(head_dim)]
+
+
+def label(spec):
+    config = spec.config
+    return f"{spec.name}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=label)
+def test_kernel(spec):
+    ptx = compile_ptx(spec, HOPPER)
+    report = assembler.report(ptx, "sm_90a")
+    spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", report)))
+    assert spilled <= SPILLS.get((spec.name.removeprefix("nbflash_"), spec.config.head_dim), 0)
+    # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
+    assert re.findall(r"C75\d\d", report) == []
+    assert ".f64" not in ptx
+    assert "set.geu.u32.f16x2" in ptx
+    assert "redux.sync.or.b32" in ptx  # round keys in uniform registers

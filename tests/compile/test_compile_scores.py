@@ -1,0 +1,129 @@
+"""Kernels with score functions: no spills that a plain kernel has not, no float64 by accident."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from assembly import assemble
+from score_cases import HEADS, NAMES, scores_for
+
+from nbflash import assembler, launch, score_params, scores
+from nbflash.kernels.bwd_simt import bwd_simt_spec
+from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
+from nbflash.kernels.bwd_sm90_config import backward_config, columns_config
+from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
+from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
+from nbflash.kernels.fwd_simt import fwd_simt_spec
+from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+from nbflash.kernels.simt_config import backward_configs, forward_config
+from nbflash.kernels.sm90_config import forward_configs
+from nbflash.problem import check_forward
+
+HOPPER = (9, 0)
+LIMITS = {"vectors": True, "smem_limit": 227 * 1024}
+# One's own function computes in float64, being Python, and may ask for registers.
+OWN = tuple(name for name in NAMES if name != "custom")
+SPILLS = {"bias": 32, "relative": 64, "custom": 352}
+
+
+def code_of(score, dtype="float32"):
+    q, k = np.zeros((1, 100, HEADS, 8), dtype), np.zeros((1, 120, HEADS, 8), dtype)
+    return score_params.prepare(score, check_forward(q, k, k, None), HOPPER)[0]
+
+
+def simt_specs(dtype, head_dim, score):
+    forward = forward_config(dtype, head_dim, cp_async=True, **LIMITS)
+    specs = [fwd_simt_spec(replace(forward, score=score))]
+    for deterministic in (False, True):
+        configs = backward_configs(
+            dtype, head_dim, deterministic=deterministic, vector_red=True, **LIMITS
+        )
+        specs += [bwd_simt_spec(replace(config, score=score)) for config in configs]
+    return specs
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [*((name, 64) for name in NAMES), ("softcap", 128), ("alibi", 128)]
+)
+def test_simt_kernels(name, head_dim):
+    for spec in simt_specs("float32", head_dim, code_of(scores_for(100, 120)[name])):
+        report = assemble(launch.compile_ptx(spec, HOPPER), "sm_90a")
+        assert report.spill_stores <= SPILLS.get(name, 0)
+        assert ".local" not in report.ptx
+        assert (".f64" in report.ptx) == (name not in OWN)
+
+
+# Bytes that a thread of the Hopper kernels stores: one pass and dQ about what the plain ones do.
+HOPPER_SPILLS = {
+    ("softcap", "one"): 144,
+    ("softcap", "columns"): 8,
+    ("alibi", "forward"): 96,
+    ("alibi", "one"): 144,
+    ("alibi", "dq"): 24,
+}
+
+
+def sm90_spec(kernel, dtype, head_dim, score):
+    if kernel == "forward":
+        return fwd_sm90_spec(forward_configs(dtype, head_dim, score=score)[0])
+    if kernel == "one":
+        return bwd_sm90_spec(replace(backward_config(dtype, head_dim), score=score))
+    columns = replace(columns_config(dtype, head_dim), score=score)
+    if kernel == "columns":
+        return bwd_sm90_spec(columns)
+    return bwd_sm90_dq_spec(completed(dq_config(dtype, head_dim, columns.tile_m), score))
+
+
+@pytest.mark.parametrize("kernel", ["forward", "one", "columns", "dq"])
+@pytest.mark.parametrize("name", ["softcap", "alibi"])
+def test_hopper_kernels(name, kernel):
+    spec = sm90_spec(kernel, "bfloat16", 128, code_of(scores_for(100, 120)[name], "float16"))
+    assert spec.config.why_not() == []
+    ptx = launch.compile_ptx(spec, HOPPER)
+    report = assembler.report(ptx, "sm_90a")
+    spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", report)))
+    assert spilled <= HOPPER_SPILLS.get((name, kernel), 0)
+    # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
+    assert re.findall(r"C75\d\d", report) == []
+    assert ".f64" not in ptx
+    assert ("tanh.approx.f32" in ptx) == (name == "softcap")
+
+
+def _unknown(s, b, h, q_idx, kv_idx):
+    return s + kv_idx.page
+
+
+def _pair(s, b, h, q_idx, kv_idx):
+    return s, h
+
+
+@pytest.mark.parametrize(
+    ("score", "match"),
+    [
+        (scores.custom(_unknown), r"score: _unknown, .*test_compile_scores.py:\d+ cannot be comp"),
+        (scores.custom(_pair), r"score: _pair, .*test_compile_scores.py:\d+ must return a number"),
+    ],
+)
+def test_what_cannot_be_compiled_is_named(score, match):
+    with pytest.raises(TypeError, match=match):
+        code_of(score)
+
+
+def _twice(s, b, h, q_idx, kv_idx):
+    return 2 * s
+
+
+def test_kernels_with_a_users_function_stay_out_of_the_disk_cache(monkeypatch, tmp_path):
+    """What it calls and reads may change without a trace in its source."""
+    monkeypatch.setenv("NBFLASH_CACHE_DIR", str(tmp_path))
+    for score, files in ((scores.custom(_twice), 0), (scores.softcap(30), 1), (None, 2)):
+        spec = simt_specs("float32", 64, code_of(score))[0]
+        assert launch.cached_cubin(spec, HOPPER).startswith(b"\x7fELF")
+        assert len(list(tmp_path.iterdir())) == files
+
+
+def test_the_cap_is_an_argument():
+    """Other parameters of the same types are the same kernel."""
+    assert code_of(scores.softcap(30)) == code_of(scores.softcap(50))
+    assert code_of(scores.softcap(30)) != code_of(scores.alibi(30))

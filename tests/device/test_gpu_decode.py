@@ -1,0 +1,195 @@
+"""decode on a GPU: values, storage, streams and graphs, and what a call costs the host."""
+
+import time
+
+import cupy
+import ml_dtypes
+import numpy as np
+import pytest
+from decode_cases import DTYPES, check, contiguous, paged
+from device_runs import poisoned_block
+
+import masks
+import nbflash
+from nbflash.quantised import dequantise, quantise
+
+CAPACITY, PAGE = 2048, 16
+LENGTHS = np.array([0, 1, 2, 63, 64, 65, 255, 257, 1000, CAPACITY], np.int32)
+STORAGE = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}
+
+
+def problem(nq=1, heads=(8, 2), head_dim=64, dtype="f16", lengths=LENGTHS):
+    return contiguous(nq, heads, head_dim, DTYPES[dtype], lengths, CAPACITY)
+
+
+def on_device(named):
+    return {name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in named.items()}
+
+
+def run(q, k, v, lengths, **named):
+    """``(out, lse)`` in host memory; what the call allocates is full of NaN."""
+    arrays = on_device({"q": q, "k_cache": k, "v_cache": v, "lengths": lengths, **named})
+    with cupy.cuda.using_allocator(poisoned_block):
+        results = nbflash.decode(**arrays, return_lse=True)
+        return [x.get() for x in results]
+
+
+def same_bits(a, b):
+    return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
+
+
+def run_both(q, k, v, lengths=LENGTHS, page_size=PAGE, **named):
+    """Results over contiguous caches, whose bits the paged ones must give."""
+    got = run(q, k, v, lengths, **named)
+    k_pages, v_pages, table = paged(k, v, lengths=lengths, page_size=page_size)
+    assert same_bits(got, run(q, k_pages, v_pages, lengths, block_table=table, **named))
+    return got
+
+
+@pytest.mark.parametrize("heads", [(2, 2), (8, 2), (6, 1)], ids=lambda h: f"{h[0]}:{h[1]}")
+@pytest.mark.parametrize("nq", [1, 3, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values(dtype, nq, heads):
+    q, k, v = problem(nq, heads, dtype=dtype)
+    check(run_both(q, k, v), q, k, v, LENGTHS)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("head_dim", [5, 40, 72, 128, 192, 256])
+def test_head_dims(head_dim, dtype):
+    q, k, v = problem(2, head_dim=head_dim, dtype=dtype)
+    check(run_both(q, k, v), q, k, v, LENGTHS)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("page_size", [1, 16, 64, 128, 256])
+def test_page_sizes(page_size, dtype):
+    q, k, v = problem(2, dtype=dtype)
+    if page_size % 8:  # another kernel than that of the contiguous cache may take them
+        k_pages, v_pages, table = paged(k, v, lengths=LENGTHS, page_size=page_size)
+        check(run(q, k_pages, v_pages, LENGTHS, block_table=table), q, k, v, LENGTHS)
+    else:
+        check(run_both(q, k, v, page_size=page_size), q, k, v, LENGTHS)
+
+
+@pytest.mark.parametrize("page_size", [7, 24])
+def test_page_sizes_that_do_not_divide_the_capacity(page_size):
+    q, k, v = problem(2)
+    k_pages, v_pages, table = paged(k, v, lengths=LENGTHS, page_size=page_size)
+    check(run(q, k_pages, v_pages, LENGTHS, block_table=table), q, k, v, LENGTHS)
+
+
+NQ = 5
+BY_HEAD = masks.per_head([masks.causal(NQ, CAPACITY), masks.sinks(NQ, 4, 99, nk=CAPACITY)] * 4)
+MASKS = {
+    "sinks": masks.sinks(NQ, 4, 300, nk=CAPACITY),
+    "tree": masks.tree([-1, 0, 0, 1, 2], prefix=CAPACITY - NQ),
+    "empty": ~masks.dense(NQ, CAPACITY),
+    "scattered": masks.from_function(lambda q, kv: (5 * q + 7 * kv) % 11 < 4, NQ, CAPACITY),
+    "per-head": BY_HEAD,
+    "per-batch": masks.per_batch(
+        [masks.window(NQ, CAPACITY, left=99 * i) for i in range(len(LENGTHS))]
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name, dtype):
+    q, k, v = problem(NQ, dtype=dtype)
+    dense = np.broadcast_to(MASKS[name].dense(), (len(LENGTHS), 8, NQ, CAPACITY))
+    got = run_both(q, k, v, mask=MASKS[name])
+    check(got, q, k, v, LENGTHS, keep=lambda b: dense[b, ..., : LENGTHS[b]])
+
+
+@pytest.mark.parametrize("kind", ["head", "token"])
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantised_caches(dtype, storage, kind):
+    q, k, v = problem(2, dtype=dtype)
+    real = np.dtype(np.float64 if dtype == "f64" else np.float32)
+    (k, k_scale), (v, v_scale) = (quantise(x, STORAGE[storage]) for x in (k, v))
+    if kind == "head":
+        k_scale, v_scale = (np.array(x, np.float32) for x in ([0.01, 0.5], [2.0, 0.003]))
+    got = run(q, k, v, LENGTHS, k_scale=k_scale, v_scale=v_scale)
+    check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS)
+    *pages, table = paged(k, v)
+    scales = (k_scale, v_scale) if kind == "head" else paged(k_scale, v_scale)[:2]
+    named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
+    assert same_bits(got, run(q, *pages, LENGTHS, block_table=table, **named))
+
+
+def test_out_alone():
+    q, k, v = map(cupy.asarray, problem(2))
+    lengths = cupy.asarray(LENGTHS)
+    out, _ = nbflash.decode(q, k, v, lengths, return_lse=True)
+    assert nbflash.decode(q, k, v, lengths).get().tobytes() == out.get().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_one_sequence_of_many_keys(dtype):
+    """More splits than there are heads."""
+    lengths = np.array([CAPACITY - 3], np.int32)
+    q, k, v = problem(1, dtype=dtype, lengths=lengths)
+    check(run_both(q, k, v, lengths), q, k, v, lengths)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_streams_at_once(dtype):
+    """Each has scratch of its own."""
+    problems = [problem(2, dtype=dtype, lengths=LENGTHS[i:] if i else LENGTHS) for i in range(3)]
+    arrays = [[cupy.asarray(x) for x in (*p, LENGTHS[i:])] for i, p in enumerate(problems)]
+    alone = [[x.get() for x in nbflash.decode(*a, return_lse=True)] for a in arrays]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in arrays]
+    cupy.cuda.Device().synchronize()
+    for _ in range(20):
+        found = []
+        for stream, a in zip(streams, arrays, strict=True):
+            with stream:
+                found.append(nbflash.decode(*a, return_lse=True))
+        for stream, results, want in zip(streams, found, alone, strict=True):
+            stream.synchronize()
+            assert same_bits([x.get() for x in results], want)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_graph_of_growing_sequences(dtype):
+    """Captured once, replayed with other lengths and pages: the results of eager calls."""
+    q, k, v = problem(2, dtype=dtype, lengths=np.full(3, CAPACITY, np.int32))
+    k_pages, v_pages, table = paged(k, v, lengths=np.full(3, CAPACITY), page_size=PAGE)
+    pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream(non_blocking=True)
+    with stream, cupy.cuda.using_allocator(pool.malloc):
+        q, k_pages, v_pages, table = map(cupy.asarray, (q, k_pages, v_pages, table))
+        lengths = cupy.asarray(np.array([5, 900, CAPACITY], np.int32))
+        inputs = q, k_pages, v_pages, lengths
+        for _ in range(2):
+            nbflash.decode(*inputs, block_table=table, return_lse=True)
+        stream.synchronize()
+        stream.begin_capture()
+        results = nbflash.decode(*inputs, block_table=table, return_lse=True)
+        graph = stream.end_capture()
+        other = [cupy.full(1 << 20, np.nan, np.float32) for _ in range(4)]  # what was freed
+        for step in range(3):
+            lengths += np.int32(-step)
+            table[...] = table[::-1].copy()
+            for x in results:
+                x.fill(np.nan)
+            graph.launch(stream)
+            eager = nbflash.decode(*inputs, block_table=table, return_lse=True)
+            stream.synchronize()
+            assert same_bits([x.get() for x in results], [x.get() for x in eager])
+        assert all(bool(cupy.isnan(x).all()) for x in other)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_host_time(dtype, capsys):
+    """Of a warm call, without waiting; printed and not judged: the machine may be busy."""
+    arrays = [cupy.asarray(x) for x in (*problem(1, dtype=dtype), LENGTHS)]
+    times = []
+    for _ in range(300):
+        cupy.cuda.Device().synchronize()
+        start = time.perf_counter()
+        nbflash.decode(*arrays)
+        times.append(time.perf_counter() - start)
+    with capsys.disabled():
+        print(f"\ndecode, {dtype}: {1e6 * np.median(times):.1f} µs of host time")

@@ -1,0 +1,117 @@
+"""Dropout on the device: the mask of every implementation, values, and a state in a CUDA graph."""
+
+import functools
+
+import cupy
+import numpy as np
+import pytest
+from device_runs import DTYPES, FACTORS, IMPLS, ON_HOPPER, RESULTS, bits, by_mode, gallery, host
+
+import nbflash
+from nbflash import philox, reference
+from nbflash.testing import (
+    assert_within_reference,
+    low_precision,
+    low_precision_backward,
+    make_qkv,
+)
+
+SEED = 2**63 + 5, 2**40 + 11
+by_impl = pytest.mark.parametrize("impl", IMPLS)
+
+
+def run_once(inputs, mask, seed, *, impl="simt", deterministic=False):
+    q, k, v, dout = inputs
+    how = {"dropout": 0.2, "seed": seed, "impl": impl}
+    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **how)
+    how["deterministic"] = deterministic
+    return out, lse, *nbflash.attention_backward(dout, q, k, v, out, lse, mask, **how)
+
+
+@by_mode
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 100, 256])
+def test_values_and_gradients(head_dim, dtype, deterministic):
+    """Below one tile, several tiles; heads that share."""
+    check("simt", head_dim, dtype, deterministic)
+
+
+@ON_HOPPER
+@by_mode
+@pytest.mark.parametrize("dtype", [name for name in ("float16", "bfloat16") if name in DTYPES])
+@pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
+def test_values_and_gradients_on_hopper(head_dim, dtype, deterministic):
+    """Every configuration's head_dim."""
+    check("sm90", head_dim, dtype, deterministic)
+
+
+def check(impl, head_dim, dtype, deterministic):
+    for nq, nk, name in ((1, 3, "dense"), (63, 65, "causal"), (300, 190, "per-batch-per-head")):
+        inputs = make_qkv(2, nq, nk, 4, 2, head_dim, DTYPES[dtype])
+        q, k, v, dout = inputs
+        mask, how = gallery(nq, nk, heads=4)[name], {"dropout": 0.2, "seed": SEED}
+        given = map(cupy.asarray, inputs)
+        got = run_once(given, mask, SEED, impl=impl, deterministic=deterministic)
+        exact = reference.attention(q, k, v, mask, **how)
+        exact += reference.attention_backward(dout, q, k, v, mask, **how)
+        low = low_precision(q, k, v, mask, **how)
+        low += low_precision_backward(dout, q, k, v, mask, **how)
+        for name, factor, x, *values in zip(RESULTS, FACTORS, got, exact, low, strict=True):
+            assert_within_reference(host(x), *values, name=name, factor=factor)
+
+
+@by_mode
+@by_impl
+def test_the_mask_is_that_of_philox(impl, deterministic):
+    """Equal scores and a unit matrix for V and dO: the results are the elements of P themselves."""
+    n, heads = 200, 3
+    q = cupy.zeros((2, n, heads, n), np.float16)
+    eye = cupy.ascontiguousarray(cupy.broadcast_to(cupy.eye(n, dtype="f2")[:, None], q.shape))
+    given = {"impl": impl, "deterministic": deterministic}
+    out, _, _, _, dv = run_once((q, q, eye, eye), None, SEED, **given)
+    kept = philox.kept((2, heads, n, n), 0.2, SEED)
+    np.testing.assert_array_equal(host(out) != 0, kept.transpose(0, 2, 1, 3))
+    np.testing.assert_array_equal(host(dv) != 0, kept.transpose(0, 3, 1, 2))
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("p", [0.001, 0.03, 0.5, 0.96875])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_halves_are_compared_as_integers(head_dim, p):
+    """By a comparison of float16: subnormal ones, infinity as threshold, and above it NaN."""
+    n, heads = 4 * head_dim, 2
+    q = cupy.zeros((1, n, heads, head_dim), np.float16)
+    kept = philox.kept((1, heads, n, n), p, SEED).transpose(0, 2, 1, 3)
+    for first in range(0, n, head_dim):
+        columns = cupy.eye(n, head_dim, -first, dtype="f2")[:, None]
+        v = cupy.ascontiguousarray(cupy.broadcast_to(columns, q.shape))
+        out = nbflash.attention(q, q, v, dropout=p, seed=SEED, impl="sm90")
+        np.testing.assert_array_equal(host(out) != 0, kept[..., first : first + head_dim])
+
+
+@by_impl
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_a_state_advances_in_a_graph(dtype, impl):
+    """Every replay drops other elements: those of an eager call with the numbers of the state."""
+    inputs = [cupy.asarray(x) for x in make_qkv(2, 300, 300, 4, 2, 64, np.float16)]
+    run = functools.partial(run_once, impl=impl)
+    mask, state = gallery(300, 300)["causal"], cupy.asarray([7, 0], dtype)
+    pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream, cupy.cuda.using_allocator(pool.malloc):
+        for _ in range(2):
+            run(inputs, mask, state, deterministic=True)
+            state[1:] += 1
+        state[1] = 0
+        stream.synchronize()
+        stream.begin_capture()
+        results = run(inputs, mask, state, deterministic=True)
+        state[1:] += 1
+        graph = stream.end_capture()
+        seen = set()
+        for offset in range(3):
+            graph.launch(stream)
+            stream.synchronize()
+            assert bits(results) == bits(run(inputs, mask, (7, offset), deterministic=True))
+            seen.add(tuple(bits(results)))
+    assert len(seen) == 3

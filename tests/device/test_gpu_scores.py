@@ -1,0 +1,82 @@
+"""Score functions on the device: every one in every implementation and pass."""
+
+import cupy
+import numpy as np
+import pytest
+from device_runs import ON_HOPPER, by_impl, gallery, host, make_qkv
+from score_cases import HEADS, NAMES, scores_for
+
+import nbflash
+from nbflash import reference, scores, testing
+
+RESULTS, FACTORS = ("out", "lse", "dq", "dk", "dv"), (2, 2, 3, 3, 3)
+BLOCK = 64
+MASKS = ("dense", "causal", "window", "checkerboard", "dead-scattered", "per-batch-per-head")
+LENGTHS = ((5, 9), (63, 129), (200, 130), (257, 300))
+DTYPES = {"simt": ("float32", "float64", "bfloat16"), "sm90": ("float16", "bfloat16")}
+by_name = pytest.mark.parametrize("name", NAMES)
+
+
+def check(inputs, mask, score, impl, scale=None):
+    """Every block of every result of both forms of the backward within its budget."""
+    (q, k, v, dout), options = inputs, {"scale": scale, "score": score, "impl": impl}
+    on_host = [host(x) for x in inputs]
+    q_, k_, v_, dout_ = on_host
+    ref = reference.attention(q_, k_, v_, mask, scale, score)
+    ref += reference.attention_backward(dout_, q_, k_, v_, mask, scale, None, score)
+    low = testing.low_precision(q_, k_, v_, mask, scale, score)
+    low += testing.low_precision_backward(dout_, q_, k_, v_, mask, scale, None, score)
+    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **options)
+    for deterministic in (False, True):
+        gradients = nbflash.attention_backward(
+            dout, q, k, v, out, lse, mask, deterministic=deterministic, **options
+        )
+        got = map(host, (out, lse, *gradients))
+        for name, factor, *values in zip(RESULTS, FACTORS, got, ref, low, strict=True):
+            axis = 2 if name == "lse" else 1
+            testing.assert_blocks_within_reference(
+                *values, BLOCK, name=name, factor=factor, axis=axis
+            )
+
+
+@by_impl
+@by_name
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_forward_and_backward(impl, name, head_dim):
+    """Lengths, masks, dtypes and signs of the scale are dealt out."""
+    start = NAMES.index(name) + head_dim // 64
+    for i, lengths in enumerate(LENGTHS, start):
+        dtype = DTYPES[impl][i % len(DTYPES[impl])]
+        mask = gallery(*lengths, heads=HEADS)[MASKS[i % len(MASKS)]]
+        inputs = make_qkv(2, *lengths, HEADS, 2, head_dim, dtype, i)
+        scale = -(head_dim**-0.5) if i % 3 == 0 else None
+        check(inputs, mask, scores_for(*lengths)[name], impl, scale)
+
+
+@ON_HOPPER
+@by_name
+@pytest.mark.parametrize("head_dim", [8, 192, 256])
+def test_other_heads_on_hopper(name, head_dim):
+    inputs = make_qkv(1, 130, 200, HEADS, HEADS, head_dim, "bfloat16")
+    check(inputs, gallery(130, 200)["causal"], scores_for(130, 200)[name], "sm90")
+
+
+@by_impl
+def test_caps_share_a_kernel_and_stay_apart(impl):
+    """The cap is an argument; large scores end at it."""
+    q, k, v, _ = make_qkv(1, 64, 64, 2, 2, 64, "float16")
+    for cap in (2.0, 3.0):
+        score = scores.softcap(cap)
+        _, lse = nbflash.attention(100 * q, k, v, impl=impl, score=score, return_lse=True)
+        assert float(cupy.abs(lse).max()) <= cap + np.log(64) + 2**-6
+
+
+def _unknown(s, b, h, q_idx, kv_idx):
+    return s + kv_idx.page
+
+
+@by_impl
+def test_what_cannot_be_compiled_is_named(impl):
+    q, k, v, _ = make_qkv(1, 8, 8, 1, 1, 64, "float16")
+    with pytest.raises(TypeError, match=r"score: _unknown, .*test_gpu_scores.py:\d+ cannot be"):
+        nbflash.attention(q, k, v, impl=impl, score=scores.custom(_unknown))

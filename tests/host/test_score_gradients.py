@@ -1,0 +1,205 @@
+"""Gradients of a score's arrays on the CPU and in the reference: values, errors, determinism."""
+
+import numpy as np
+import pytest
+from central_differences import assert_central_differences
+from score_cases import HEADS, quadratic, quadratic_slope
+from score_gradients import (
+    NAMES,
+    by_head_part,
+    expected,
+    hold,
+    learned_scores,
+    table_part,
+)
+
+import masks
+import nbflash
+from nbflash import config, reference, scores
+from nbflash.testing import make_qkv
+
+MASKS = ("dense", "causal", "window")
+DROPOUT = {"dropout": 0.3, "seed": (5, 6)}
+
+
+def mask_of(name, nq, nk):
+    if name == "window":
+        return masks.window(nq, nk, left=9, right=0)
+    return getattr(masks, name)(nq, nk)
+
+
+def gradients(inputs, mask, score, dlse=None, **how):
+    """Those of the CPU after a forward pass of the reference, for which Numba compiles nothing."""
+    q, k, v, dout = inputs
+    results = reference.attention(q, k, v, mask, score=score, **how)
+    out, lse = (x.astype(q.dtype) for x in results)
+    return nbflash.score_backward(dout, q, k, v, out, lse, mask, score=score, dlse=dlse, **how)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_array(name):
+    """Aligned at the end, ragged, with rows and columns that see nothing, one token too."""
+    for i, (nq, nk) in enumerate(((70, 150), (150, 70), (1, 3))):
+        score, inputs = learned_scores(nq, nk, 2)[name], make_qkv(2, nq, nk, HEADS, 2, 16)
+        dlse = np.random.default_rng(i).standard_normal((2, HEADS, nq)).astype(np.float32)
+        last = DROPOUT if name == "bias-of-heads" else {}  # compiled anew
+        for mask_name, how in zip(MASKS, ({}, {"scale": -0.4}, last), strict=True):
+            mask = mask_of(mask_name, nq, nk)
+            got = gradients(inputs, mask, score, dlse, **how)
+            hold(got, *expected(inputs, mask, dlse=dlse, score=score, **how))
+
+
+def scores_of(arrays):
+    """A chain with every kind of array; alibi, which needs no slope of its own, comes last."""
+    bias, table, by_head, of_pairs, slopes = arrays
+    parts = (None, by_head_part, table_part)
+    return scores.compose(
+        scores.bias(bias),
+        scores.softcap(2),
+        scores.relative(table),
+        scores.custom(quadratic, quadratic_slope, (0.1, by_head, of_pairs), parts),
+        scores.softcap(3),
+        scores.alibi(slopes),
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, HEADS, 4, 6), (1, 1, 4, 1), (2, 1, 1, 6)], ids=str)
+def test_gradients_equal_central_differences(shape):
+    """A step of eps^(1/3) leaves an error of about eps^(2/3) of the loss's magnitude."""
+    rng = np.random.default_rng(2)
+    nq, nk = 4, 6
+    shapes = shape, (HEADS, 5), (HEADS,), (nq, nk), (HEADS,)
+    arrays = [rng.standard_normal(s) for s in shapes]
+    q, k, v, dout = make_qkv(2, nq, nk, HEADS, 2, 4, np.float64)
+    mask, dlse = masks.causal(nq, nk), rng.standard_normal((2, HEADS, nq))
+
+    def attention(*arrays):
+        return reference.attention(q, k, v, mask, 0.7, scores_of(arrays))
+
+    score, how = scores_of(arrays), {"scale": 0.7, "impl": "reference"}
+    out, lse = nbflash.attention(q, k, v, mask, score=score, return_lse=True, **how)
+    found = nbflash.score_backward(dout, q, k, v, out, lse, mask, score=score, dlse=dlse, **how)
+    assert {x.dtype for x in found} == {np.dtype(np.float64)}
+    assert_central_differences(attention, arrays, found, dout, dlse)
+
+
+def test_what_is_masked_gets_exactly_zero():
+    """Whatever is there, NaN and infinity too."""
+    q, k, v, dout = clean = make_qkv(1, 40, 40, HEADS, 2, 8)
+    mask = masks.from_function(lambda q, kv: (kv < 20) & (q > 4), 40, 40)
+    k[:, 20:], v[:, 20:], q[:, :5], dout[:, :5] = np.nan, np.inf, np.nan, np.nan
+    score = learned_scores(40, 40)["bias"]
+    (got,) = gradients((q, k, v, dout), mask, score)
+    assert not got[..., 20:].any()
+    assert not got[:, :, :5].any()
+    clean = [np.nan_to_num(x, posinf=0) for x in clean]
+    hold((got,), *expected(clean, mask, score=score))
+
+
+def test_a_plan_and_its_pullback():
+    q, k, v, dout = make_qkv(1, 20, 20, HEADS, 2, 8)
+    score = learned_scores(20, 20)["bias"]
+    plan = nbflash.plan(q, k, v, score=score)
+    (out, lse), pullback = plan.vjp(q, k, v, return_lse=True, with_score=True)
+    dlse = np.ones_like(lse)
+    (bias,) = plan.score_backward(dout, q, k, v, out, lse, dlse=dlse)
+    *others, (again,) = pullback(dout, dlse)
+    np.testing.assert_array_equal(bias, again)
+    assert len(others) == 3
+    assert bias.dtype == np.float32
+    assert bias.flags.c_contiguous
+
+
+def test_nothing_to_attend():
+    q, k, v, dout = make_qkv(1, 5, 5, HEADS, 2, 8)
+    score = learned_scores(5, 0)["alibi"]
+    (got,) = gradients((q, k[:, :0], v[:, :0], dout), None, score)
+    assert not got.any()
+
+
+def test_a_number_is_a_constant():
+    """And of an array with None there is no gradient: those of the others remain."""
+    inputs = make_qkv(1, 9, 9, HEADS, 2, 8)
+    by_head, table = np.ones(HEADS), np.ones((9, 9))
+    parts = (None, None, table_part)
+    custom = scores.custom(quadratic, quadratic_slope, (0.1, by_head, table), parts)
+    (got,) = gradients(inputs, None, scores.compose(scores.alibi(0.1), custom))
+    assert got.shape == (9, 9)
+    assert scores.alibi(0.1) != scores.alibi([0.1])
+
+
+def _index_alone(s, b, h, q_idx, kv_idx, table):
+    return q_idx, kv_idx, 1
+
+
+def _no_pair(s, b, h, q_idx, kv_idx, table):
+    return 1.0
+
+
+def _plus(s, b, h, q_idx, kv_idx, table):
+    return s + table[q_idx, kv_idx]
+
+
+def _slope(s, b, h, q_idx, kv_idx, table):
+    return 1.0
+
+
+TABLE = np.zeros((6, 6))
+
+
+@pytest.mark.parametrize(
+    ("score", "error", "match"),
+    [
+        (None, ValueError, "score must have an array with a gradient, got None"),
+        (scores.softcap(2), ValueError, r"Score\(softcap\(2\)\) has no array with a gradient"),
+        (scores.alibi(2), ValueError, r"Score\(alibi\) has no array with a gradient"),
+        (
+            scores.custom(_plus, _slope, (TABLE,)),
+            ValueError,
+            r"custom\(_plus, .*test_score_gradients.py:\d+\) has arrays without gradients: pass",
+        ),
+        (
+            scores.custom(_plus, None, (TABLE,), (_index_alone,)),
+            ValueError,
+            r"custom\(_plus, .*\) has no gradient: pass grad",
+        ),
+        (
+            scores.custom(_plus, _slope, (TABLE,), (_no_pair,)),
+            TypeError,
+            r"score: _no_pair, .*test_score_gradients.py:\d+ must return an index and a number",
+        ),
+    ],
+)
+def test_scores_without_gradients(score, error, match):
+    inputs = make_qkv(1, 6, 6, 1, 1, 8)
+    with pytest.raises(error, match=match):
+        gradients(inputs, None, score)
+
+
+def _two(s, b):
+    return b, s
+
+
+@pytest.mark.parametrize(
+    ("params", "parts", "error", "match"),
+    [
+        ((TABLE,), (_two,), TypeError, r"param_grads\[0\] must take \(s, b, h, q_idx, kv_idx, pa"),
+        ((TABLE,), ("x",), TypeError, r"param_grads\[0\] must be a Python function, got str"),
+        ((TABLE,), (), TypeError, "param_grads must be a tuple of 1 functions or None"),
+        ((TABLE,), _slope, TypeError, "param_grads must be a tuple of 1 functions or None"),
+        ((0.1,), (_slope,), ValueError, r"param_grads\[0\] is for an array of floating point"),
+        ((TABLE.astype(int),), (_slope,), ValueError, r"param_grads\[0\] is for an array of fl"),
+    ],
+)
+def test_bad_param_grads(params, parts, error, match):
+    with pytest.raises(error, match=match):
+        scores.custom(_plus, _slope, params, parts)
+
+
+def test_hopper_leaves_it_to_the_kernel_without_tensor_cores():
+    assert [config.score_backward_impl(impl) for impl in ("sm90", "simt", "cpu", "reference")] == [
+        "simt",
+        "simt",
+        "cpu",
+        "reference",
+    ]

@@ -1,0 +1,80 @@
+"""Runs of the Hopper decode kernel in the simulator, its parts merged as float64."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+from sm90_runs import storage
+
+from nbflash import launch, testing
+from nbflash.constants import LEAST_SCALE, LOG2_E
+from nbflash.decode_shares import heads_together, scale_strides, walk
+from nbflash.kernels.decode_sm90 import decode_sm90_spec
+from nbflash.kernels.decode_sm90_config import ROWS, decode_config
+from nbflash.sim.hopper import SimTensorMap
+
+
+def scales_of(scales):
+    """Those of K and V as the kernel takes them, or what stands for none, and their strides."""
+    pair = (None, None) if scales is None else scales
+    flat = [np.zeros(1, np.int32) if x is None else np.ravel(x).view(np.int32) for x in pair]
+    return flat, [scale_strides(x) for x in pair]
+
+
+def parts(
+    q,
+    k,
+    v,
+    lengths,
+    table=None,
+    mask=None,
+    *,
+    scale=None,
+    splits=2,
+    scales=None,
+    spec_of=decode_sm90_spec,
+    **changed,
+):
+    """``(part_o, part_lse)`` of the kernel on poisoned memory, its configuration ``changed``."""
+    (batch, nq, heads, head_dim), heads_kv = q.shape, k.shape[2]
+    scale = head_dim**-0.5 if scale is None else scale
+    page_size = None if table is None else k.shape[1]
+    known = {"masked": mask is not None, "negate": scale < 0}
+    stored = "" if scales is None else k.dtype.name
+    cfg = replace(decode_config(q.dtype.name, head_dim, page_size, stored, **known), **changed)
+    assert not cfg.why_not()
+    capacity = k.shape[1] if table is None else table.shape[1] * page_size
+    sizes = {"batch": batch, "nq": nq, "heads": heads, "heads_kv": heads_kv, "capacity": capacity}
+    p = SimpleNamespace(**sizes)
+    pack = heads_together(p, mask)
+    _, _, tables = walk(p, mask, ROWS, cfg.tile_n, pack)
+    part_o = testing.poisoned((splits, batch, nq, heads, head_dim), np.float32)
+    part_lse = testing.poisoned((splits, batch, heads, nq), np.float32)
+    maps = [SimTensorMap(x.view(np.uint16), cfg.box) for x in (k, v)]
+    strides = tuple(s // q.itemsize for s in q.strides[:3])
+    pages = np.zeros((1, 0), np.int32) if table is None else table
+    values, strides_of_scales = scales_of(scales)
+    sizes = pages.shape[1], page_size or 0, capacity, batch, nq, heads, pack
+    arguments = (
+        *maps,
+        *(storage(q).view(np.int32), part_o.reshape(-1), part_lse.reshape(-1)),
+        *(lengths, np.append(pages, np.int32(0)), *values, strides, *strides_of_scales, *sizes),
+        *(heads // heads_kv, splits, np.float32(max(abs(scale) * LOG2_E, LEAST_SCALE))),
+        *map(np.ravel, tables),
+    )
+    blocks = batch * (heads // pack) * -(-nq * pack // ROWS) * splits
+    launch.simulate(spec_of(cfg), blocks, arguments)
+    return part_o, part_lse
+
+
+def run(q, *arrays, **options):
+    """``(out, lse)`` of the parts, merged."""
+    part_o, part_lse = (x.astype(np.float64) for x in parts(q, *arrays, **options))
+    best = np.nan_to_num(part_lse.max(axis=0), neginf=0.0)
+    weights = np.exp(part_lse - best)
+    total = weights.sum(axis=0)
+    share = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+    out = (share.transpose(0, 1, 3, 2)[..., None] * part_o).sum(axis=0)
+    with np.errstate(divide="ignore"):
+        lse = best + np.log(total)
+    return out.astype(q.dtype), lse.astype(np.float32)

@@ -1,0 +1,86 @@
+"""Faults of score functions: of their forms, and of where the kernels call them."""
+
+from mutants import Mutant
+from mutants_bwd import BWD
+
+FWD, SCORE = "nbflash.kernels.fwd_simt", "nbflash.tile.score"
+FORMS = (
+    Mutant(
+        "functions in natural units", "factor = form.rest(own, factor)", "form.rest(own, factor)"
+    ),
+    Mutant("slope of one function", "for slope in slopes)", "for slope in slopes[:1])"),
+    Mutant("query of the fragment", "self.q + self.dq", "self.q"),
+    Mutant("key of the fragment", "self.kv + self.dkv", "self.kv"),
+    Mutant("queries past the end", "select(q < last_q, q, last_q)", "q"),
+    Mutant("keys past the end", "select(kv < last_kv, kv, last_kv)", "kv"),
+    Mutant("ends swapped", "self.nq, self.nk = sizes", "self.nk, self.nq = sizes"),
+    Mutant("batch for head", "return self.b, self.h,", "return self.h, self.b,"),
+    Mutant("first query with first key", "self.q + aligned - self.kv", "self.q - self.kv"),
+    Mutant("distances against the fragment", "self.dq - self.dkv", "self.dkv - self.dq"),
+    Mutant("past and future differ", "absolute(fma(held, more, start * held))", "start * held"),
+    Mutant("slope of the first head", "load(slopes, h)", "load(slopes, 0)"),
+    Mutant("cap of nothing", "return params[0]", "return factor"),
+    Mutant("score before the cap", "self._inverse(opaque(cap)) * factor", "factor"),
+    Mutant("tanh without its slope", "fma(x[i], x[i] * -1.0, 1.0)", "x[i] * 0.0 + 1.0"),
+    Mutant("tanh without its slope among others", "fma(t, t * -1.0, 1.0)", "t * 0.0 + 1.0"),
+    Mutant("gradient of the result", "call(self._grad, s, s,", "call(self._grad, s, x,"),
+)
+# Of a scale that is not 1, which Q of the SIMT kernels carries.
+SCALES = (
+    Mutant("softcap before the scale", "(opaque(cap)) * factor", "(opaque(cap))"),
+    Mutant("slope of scaled scores", "slope * reciprocal(factor)", "slope"),
+    Mutant("ALiBi without the scale", "return factor", "return 1.0"),
+    Mutant("functions before the scale", "s * factor, place", "s * 1.0, place"),
+    Mutant("natural units", "return unit * last", "return last * 1.0"),
+)
+FORWARD = (
+    Mutant("scores as they are", "if SCORED:", "if False:"),
+    Mutant("query of the row", "at = b, h, q0 + 4 * ty", "at = b, h, q0 + ty"),
+    Mutant(
+        "key of the tile", "n0 + 4 * tx\n                s = apply", "n0\n                s = apply"
+    ),
+    Mutant("natural scores in base 2", "params, ONE, UNIT)", "params, ONE, ONE)"),
+    Mutant("head of the group", "hold(h, params, ONE)", "hold(h // group, params, ONE)"),
+)
+BACKWARD = (
+    Mutant("scores as they are", "if SCORED and half == 0:", "if False:"),
+    Mutant("query of the tile", "(b, h, m0 + 4 * ty", "(b, h, m0"),
+    Mutant("key of the tile", "n0 + 4 * tx), hold", "n0), hold"),
+    Mutant("key head", "place, held = (b, h,", "place, held = (b, h_kv,"),
+    Mutant("dK in base 2", "ACC(1 if SCORED else LN2)", "ACC(LN2)"),
+    Mutant(
+        "no slopes",
+        "if SLOPED:\n                    slopes",
+        "if False:\n                    slopes",
+    ),
+    Mutant("slopes for P", "store_slopes(smem, DS + own, x)", "store_slopes(smem, P + own, x)"),
+    Mutant("scores for slopes", "slope_at(cfg.score, s, i)", "s[i]"),
+)
+SIMT = (
+    *((SCORE, mutant) for mutant in FORMS),
+    *((FWD, mutant) for mutant in FORWARD),
+    *((BWD, mutant) for mutant in BACKWARD),
+)
+PLACE, COMPUTE = "nbflash.kernels.sm90_score", "nbflash.kernels.sm90_compute"
+WHOLE, HALVES = "nbflash.kernels.sm90_whole", "nbflash.kernels.sm90_halves"
+HOPPER = (
+    *((SCORE, mutant) for mutant in SCALES),
+    (PLACE, Mutant("row of the tile", "TILE_M + row_of_thread(thread)", "TILE_M")),
+    (PLACE, Mutant("key of the tile", "n0 + 2 * (thread % 4)", "n0")),
+    (PLACE, Mutant("head and batch", "b, h = divided(bh, heads)", "h, b = divided(bh, heads)")),
+    (PLACE, Mutant("first part of the keys", "n * part + column_of(i)", "column_of(i)")),
+    (PLACE, Mutant("one row", "8 * row_of(i)", "0 * row_of(i)")),
+    (
+        COMPUTE,
+        Mutant(
+            "place of the first row",
+            "where = where_of(next_row, next_bh, heads, scale, params, thread)",
+            "pass",
+            1,
+            2,
+        ),
+    ),
+    (WHOLE, Mutant("scores as they are", "s = scored(s, scoring[0])", "pass")),
+    (HALVES, Mutant("first half as it is", "scored_a(s_a, scoring[0])", "s_a")),
+    (HALVES, Mutant("second half as it is", "scored_b(s_b, scoring[0])", "s_b")),
+)

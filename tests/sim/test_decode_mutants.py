@@ -1,0 +1,108 @@
+"""Mutation tests: every fault planted in decode's kernels and their binding is noticed."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from decode_cases import check, contiguous, paged
+from decode_runs import decoded
+from mutants import mutated_modules
+from mutants_decode import CHAIN, CUDA, MUTANTS
+
+import masks
+from nbflash import decode_cuda, sim
+from nbflash.quantised import dequantise, quantise
+
+FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
+CAPACITY, NQ, PAGE = 48, 3, 4
+LENGTHS = np.array([2, 41], np.int32)
+SMALL = {"warps": 2, "keys": 2, "queries": 2, "splits": 2}  # 8 slots and 16 keys a tile, of d=64
+
+
+def problem(head_dim=64, lengths=LENGTHS, capacity=CAPACITY):
+    return contiguous(NQ, (4, 2), head_dim, lengths=lengths, capacity=capacity)
+
+
+def check_paged(module):
+    """Rows of the table that lie apart, and V in an order of its own."""
+    q, k, v = problem()
+    k_pages, v_pages, table = paged(k, v, lengths=LENGTHS, page_size=PAGE)
+    v_pages = np.ascontiguousarray(v_pages.swapaxes(0, 2)).swapaxes(0, 2)
+    table = np.pad(table, ((0, 0), (0, 5)))[:, :-5]
+    for race in (False, True):
+        with sim.options(race=race):
+            how = {"block_table": table, "module": module, **SMALL}
+            check(decoded(q, k_pages, v_pages, LENGTHS, **how), q, k, v, LENGTHS)
+
+
+def check_contiguous(module):
+    """Columns that are not used, one split, the last key at the end of memory."""
+    lengths = np.array([2, 45], np.int32)
+    q, k, v = problem(20, lengths, 45)
+    check(decoded(q, k, v, lengths, module=module, **SMALL | {"splits": 1}), q, k, v, lengths)
+
+
+def check_poisoned(module):
+    """V of the last token is infinite: tokens before it do not attend it."""
+    lengths = LENGTHS[1:]
+    q, k, v = problem(lengths=lengths)
+    v[0, lengths[0] - 1] = np.inf
+    out, lse = decoded(q, k, v, lengths, module=module, **SMALL)
+    assert np.isinf(out[:, 2]).all()
+    short = lengths - 1
+    check((out[:, :2], lse[..., :2]), q[:, :2], k, v, short)
+
+
+def check_masks(module):
+    """Of every head its own, some of bits, over keys whose NaN nobody sees.
+
+    One has keys of the second warp alone.
+    """
+    rows, columns = np.ogrid[:NQ, :CAPACITY]
+    bits = masks.from_dense((5 * rows + 7 * columns) % 11 < 4)
+    window = masks.window(NQ, CAPACITY, left=30, right=0)
+    second = masks.from_dense((columns % 8 >= 4) & (rows >= 0))
+    per_head = masks.per_head([bits, window, second, bits])
+    for mask in (masks.per_batch([window | bits, masks.dense(NQ, CAPACITY)]), per_head):
+        q, k, v = problem()
+        dense = np.broadcast_to(mask.dense(), (2, 4, NQ, CAPACITY))
+        seen = dense.any(axis=2).reshape(2, 2, 2, CAPACITY).any(axis=2).swapaxes(1, 2)
+        k[~seen], v[~seen] = np.nan, np.nan
+        how = {"mask": mask, "module": module, **SMALL}
+        if mask is per_head:
+            del how["queries"]
+        got = decoded(q, k, v, LENGTHS, **how)
+        clean = [np.nan_to_num(x) for x in (k, v)]
+        check(got, q, *clean, LENGTHS, keep=lambda b, dense=dense: dense[b, ..., : LENGTHS[b]])
+
+
+def check_quantised(module):
+    q, k, v = problem()
+    (k, k_scale), (v, v_scale) = (quantise(x, ml_dtypes.float8_e4m3fn) for x in (k, v))
+    v_scale = np.ascontiguousarray(v_scale.swapaxes(0, 1)).swapaxes(0, 1)
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    got = decoded(q, k, v, LENGTHS, **scales, module=module, **SMALL)
+    real = np.dtype(np.float32)
+    check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS)
+
+
+CHECKS = (check_contiguous, check_poisoned, check_paged, check_masks, check_quantised)
+
+
+def check_all(module):
+    for run in CHECKS:
+        run(module)
+
+
+@pytest.mark.parametrize("run", CHECKS)
+def test_the_unmutated_kernels_pass(run):
+    run(decode_cuda)
+
+
+@pytest.mark.parametrize(
+    ("target", "mutant"), MUTANTS, ids=[f"{m[0].rpartition('.')[2]}-{m[1]}" for m in MUTANTS]
+)
+def test_mutant_is_caught(target, mutant):
+    dependents = CHAIN[CHAIN.index(target) + 1 :]
+    module = mutated_modules(target, mutant, dependents)[CUDA]
+    with pytest.raises(FAULTS):
+        check_all(module)

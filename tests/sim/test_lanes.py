@@ -1,0 +1,58 @@
+"""What the lanes of a warp find together."""
+
+import numpy as np
+import pytest
+from mutants import Mutant, mutated_modules
+from numba import cuda, types
+
+from nbflash.tile import lanes
+
+SIZES = (0, 1, 31, 32, 33, 1000, 40_000)
+
+
+def found(module, values, begin, end, bound):
+    """What every lane of a warp is told."""
+
+    @cuda.jit
+    def kernel(values, out):
+        lane = types.int32(cuda.threadIdx.x)
+        at = module.first_behind(values, types.int32(begin), types.int32(end), bound, lane)
+        out[lane] = at
+
+    out = np.full(32, -1, np.int32)
+    kernel[1, 32](values, out)
+    return out
+
+
+def check_search(module):
+    """Bounds before, at, between and behind the values; parts that begin and end inside."""
+    rng = np.random.default_rng(0)
+    for size in SIZES:
+        values = np.sort(rng.choice(4 * size + 1, size, replace=False)).astype(np.int32)
+        begin, end = size // 7, size - size // 5
+        part = values[begin:end]
+        bounds = [-1, 4 * size + 2, *rng.integers(0, 4 * size + 1, 3), *part[:1], *part[-1:]]
+        for bound in bounds:
+            expected = begin + np.searchsorted(part, bound)
+            np.testing.assert_array_equal(found(module, values, begin, end, bound), expected)
+
+
+def test_search():
+    check_search(lanes)
+
+
+SEARCH = (
+    Mutant("places past the end", "at < end and values", "values"),
+    Mutant("a place too many", "(below - 1) * step + 1", "(below - 1) * step + 2"),
+    Mutant("a place too few", "min(begin + below * step, end)", "begin + below * step - 1"),
+    Mutant("bound itself", "values[at] < bound", "values[at] <= bound"),
+    Mutant("one round", "while begin < end:", "if begin < end:"),
+)
+
+
+@pytest.mark.parametrize("mutant", SEARCH, ids=str)
+def test_mutant_of_the_search_is_caught(mutant):
+    name = lanes.__name__
+    faulty = mutated_modules(name, mutant, ())[name]
+    with pytest.raises((AssertionError, LookupError)):
+        check_search(faulty)

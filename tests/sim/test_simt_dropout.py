@@ -1,0 +1,163 @@
+"""Dropout in the SIMT kernels, in the simulator, with faults planted in it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mutants import Mutant, mutated_modules
+from simt_runs import DTYPES, RESULTS, Geometry, assert_close, check, expected, run
+
+import masks
+import nbflash
+from nbflash import philox, scores, sim, simt
+from nbflash.kernels.simt_config import SimtBackwardConfig, SimtConfig
+from nbflash.testing import make_qkv, mask_gallery
+
+SEED = 2**63 + 5, 2**40 + 11
+HOW = {"dropout": 0.5, "seed": SEED}
+TILE = Geometry()  # 8 × 8
+SHAPES = (TILE, Geometry(tx=4), Geometry(rm=8), Geometry(ty=1, rm=8, rn=8))
+MASKS = tuple(mask_gallery(8))
+# N below a tile, one over, several; more queries than keys and fewer.
+LENGTHS = ((1, 3), (5, 8), (17, 9), (9, 23))
+
+
+@pytest.mark.parametrize("i", range(4 * len(MASKS)))
+def test_forward_and_backward(i):
+    """Every mask at every length; tiles, dtypes, probabilities and forms are dealt out."""
+    lengths, name = LENGTHS[i % 4], MASKS[i // 4]
+    geometry = replace(SHAPES[i % 3], deterministic=bool(i % 2), vectors=bool(i // 2 % 2))
+    mask = mask_gallery(*lengths, batch=2, heads=4)[name]
+    dtype = DTYPES[tuple(DTYPES)[(i + i // 4) % 4]]
+    inputs = make_qkv(mask.batch or 1, *lengths, 4, 2, 8, dtype, i)
+    with sim.options(seed=i):
+        check(geometry, mask, *inputs, dropout=(0.1, 0.5, 0.9)[i % 3], seed=SEED)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_garbage_where_nothing_attends(deterministic):
+    """In hidden keys and in queries that see nothing, beside scores that dropout makes 0."""
+    geometry = replace(TILE, deterministic=deterministic)
+    mask = masks.from_function(lambda q, kv: (kv != 3) & (kv < 18) & (q > 1), 9, 20)
+    clean = make_qkv(1, 9, 20, 4, 2, 8)
+    dirty = [x.copy() for x in clean]
+    for x, hidden in zip(dirty, ([0, 1], [3, 18], [3, 19], [0, 1]), strict=True):
+        x[:, hidden] = np.nan
+    got = run(geometry, mask, *dirty, **HOW)
+    assert_close(got, *expected(mask, *clean, **HOW))
+    assert not got[RESULTS.index("dk")][:, [3, 18]].any()
+
+
+@pytest.mark.parametrize("geometry", SHAPES, ids=str)
+def test_the_mask_is_that_of_any_tile(geometry):
+    """Equal scores and a unit matrix for V or dO: the results are the elements of P themselves."""
+    n, heads = 17, 2
+    q = np.zeros((2, n, heads, n), np.float32)
+    eye = np.ascontiguousarray(np.broadcast_to(np.eye(n, dtype=np.float32)[:, None], q.shape))
+    kept = philox.kept((2, heads, n, n), 0.3, SEED)
+    for deterministic in (False, True):
+        form = replace(geometry, deterministic=deterministic)
+        got = run(form, masks.dense(n), q, q, eye, eye, dropout=0.3, seed=SEED)
+        out, dv = got[RESULTS.index("out")], got[RESULTS.index("dv")]
+        np.testing.assert_array_equal(out != 0, kept.transpose(0, 2, 1, 3))
+        np.testing.assert_array_equal(dv != 0, kept.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_after_a_score_function(deterministic):
+    """Which leaves its derivative where dS comes, in the way of dropout."""
+    score = scores.compose(scores.softcap(2), scores.alibi(0.1))
+    geometry = replace(TILE, deterministic=deterministic)
+    check(geometry, masks.causal(17), *make_qkv(1, 17, 17, 2, 1, 8), score=score, **HOW)
+
+
+def test_a_state_in_memory():
+    """Is read when the kernels run, and means what two numbers do."""
+    inputs, how = make_qkv(1, 9, 9, 2, 2, 8), {"dropout": 0.5}
+    state = np.array([7, 0], np.int64)
+    for offset in (0, 1):
+        state[1] = offset
+        got = run(TILE, masks.causal(9), *inputs, seed=state, **how)
+        expected = run(TILE, masks.causal(9), *inputs, seed=(7, offset), **how)
+        for x, y in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_the_public_call_and_its_pullback():
+    q, k, v, dout = make_qkv(1, 20, 20, 2, 1, 8)
+    plan = nbflash.plan(q, k, v, causal=True, dropout=0.5, impl="simt")
+    expected = nbflash.plan(q, k, v, causal=True, dropout=0.5, impl="cpu")
+    for seed in (3, SEED):
+        results = [p.vjp(q, k, v, seed=seed) for p in (plan, expected)]
+        (out, pullback), (cpu_out, cpu_pullback) = results
+        np.testing.assert_array_equal(out == 0, cpu_out == 0)
+        for x, y in zip(pullback(dout), cpu_pullback(dout), strict=True):
+            np.testing.assert_array_equal(x == 0, y == 0)
+
+
+@pytest.mark.parametrize("cls", [SimtConfig, SimtBackwardConfig])
+def test_fragments_of_more_scores_than_bits_are_refused(cls):
+    shape = {"dtype": "float32", "head_dim": 8, "tx": 2, "ty": 2, "rm": 16, "rn": 8}
+    assert cls(**shape).rm == 16
+    with pytest.raises(ValueError, match=r"dropout needs rm \* rn of at most 64"):
+        cls(**shape, dropout=True)
+
+
+DROPOUT, FWD, BWD = "nbflash.tile.dropout", "nbflash.kernels.fwd_simt", "nbflash.kernels.bwd_simt"
+CHAIN = (DROPOUT, FWD, BWD, simt.__name__)
+MUTANTS = [
+    (DROPOUT, Mutant("rows of the next group", "i // 4 * ROW_STEP + i % 4", "i")),
+    (
+        DROPOUT,
+        Mutant(
+            "runs side by side",
+            "(run * COLUMN_STEP + 2, run * COLUMN_STEP)",
+            "(4 * run + 2, 4 * run)",
+        ),
+    ),
+    (DROPOUT, Mutant("blocks of four keys", "kv >> 4 << 2", "kv >> 2 << 2")),
+    (DROPOUT, Mutant("blocks of eight queries", "q_idx >> 4 << 3", "q_idx >> 3 << 3")),
+    (DROPOUT, Mutant("words of the first keys", "(w2, w3) if", "(w0, w1) if")),
+    (DROPOUT, Mutant("words of the first queries", "lower if q_idx", "upper if q_idx")),
+    (DROPOUT, Mutant("one half for both", "word >> HALF & MASK", "word & MASK")),
+    (DROPOUT, Mutant("all bits", "word >> HALF & MASK", "word >> HALF")),
+    (DROPOUT, Mutant("the last run first", "range(RUNS - 1, -1, -1)", "range(RUNS)")),
+    (DROPOUT, Mutant("batch for head", "np.uint32(h), np.uint32(b)", "np.uint32(b), np.uint32(h)")),
+    (DROPOUT, Mutant("seed alone", "offset ^ more[1]", "more[1]")),
+    (DROPOUT, Mutant("nothing in its place", "y * factor", "y")),
+    (DROPOUT, Mutant("run of the fragment", "bits >> first + n", "bits >> n")),
+    (FWD, Mutant("nothing is dropped", "p = drop(p, z, factor)", "pass")),
+    (FWD, Mutant("key of the tile", "n0 + 4 * tx)", "n0)")),
+    (BWD, Mutant("dP as it is", "x = drop(x, z, factor)", "pass")),
+    (BWD, Mutant("dV of all P", "drop_p(smem, P + own, z, factor)", "pass")),
+    (
+        BWD,
+        Mutant(
+            "one mask for the group",
+            "b, h, m0 + 4 * ty, n0 + 4 * tx)\n",
+            "b, h_kv, m0 + 4 * ty, n0 + 4 * tx)\n",
+        ),
+    ),
+]
+
+
+def check_all(executors, monkeypatch):
+    """Both forms of the backward, until one is wrong."""
+    monkeypatch.setattr("simt_runs.SimtExecutor", executors.SimtExecutor)
+    inputs = make_qkv(2, 17, 23, 2, 1, 8)
+    for deterministic in (False, True):
+        geometry = Geometry(rm=8, rn=8, deterministic=deterministic)
+        check(geometry, masks.causal(17, 23), *inputs, **HOW)
+
+
+def test_the_case_of_the_faults_passes(monkeypatch):
+    check_all(simt, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("target", "mutant"), MUTANTS, ids=[f"{t.rpartition('.')[2]}-{m}" for t, m in MUTANTS]
+)
+def test_mutant_is_caught(target, mutant, monkeypatch):
+    faulty = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])[simt.__name__]
+    with pytest.raises((sim.SimError, AssertionError)):
+        check_all(faulty, monkeypatch)

@@ -1,0 +1,203 @@
+"""Dropout in the Hopper kernels, in the simulator, with faults planted in it."""
+
+import importlib
+
+import numpy as np
+import pytest
+import sm90_bwd_runs
+import sm90_dq_runs
+from mutants import Mutant, mutated_modules
+from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, inputs, run
+
+import masks
+from nbflash import philox, scores, sim
+from nbflash.testing import mask_gallery
+
+T = 64
+SEED = 2**63 + 5, 2**40 + 11
+HOW = {"dropout": 0.5, "seed": SEED}
+CONFIGS = {"alone": ALONE, "pair": PAIR, "halves": HALVES, "halves-pair": HALVES_PAIR}
+LENGTHS = ((5, 9), (T + 9, 2 * T), (2 * T, 2 * T - 3))
+MASKS = ("dense", "causal", "checkerboard", "per-batch-per-head")
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_forward(config):
+    """N below a tile, more queries than keys and fewer; masks, dtypes and shares are dealt out."""
+    for i, lengths in enumerate(LENGTHS, list(CONFIGS).index(config)):
+        q, k, v, _ = inputs(*lengths, batch=2, heads=(4, 2), dtype=tuple(DTYPES)[i % 2])
+        mask = mask_gallery(*lengths, batch=2, heads=4)[MASKS[i % len(MASKS)]]
+        how = {"dropout": (0.1, 0.5, 0.9)[i % 3], "seed": SEED, "scale": (None, -0.4)[i % 2]}
+        with sim.options(seed=i, race=i % 3 == 0):
+            check(CONFIGS[config], mask, q, k, v, blocks=1 + i % 3, **how)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.3, 0.96])
+@pytest.mark.parametrize("config", ["pair", "halves"])
+def test_the_mask_is_that_of_philox(config, p):
+    """Equal scores and a unit matrix for V: the results are the elements of P themselves."""
+    n, heads = T + 9, 2
+    q = np.zeros((1, n, heads, T), np.float16)
+    kept = philox.kept((1, heads, n, n), p, SEED).transpose(0, 2, 1, 3)
+    for first in (0, n - T):
+        columns = np.eye(n, T, -first, np.float16)[:, None]
+        v = np.ascontiguousarray(np.broadcast_to(columns, q.shape))
+        out, _ = run(CONFIGS[config], masks.dense(n), q, q, v, dropout=p, seed=SEED)
+        np.testing.assert_array_equal(out != 0, kept[..., first : first + T])
+
+
+def test_after_a_score_function():
+    score = scores.compose(scores.softcap(2), scores.alibi(0.1))
+    for config in (ALONE, HALVES):
+        check(config, masks.causal(T + 9), *inputs(T + 9)[:3], score=score, **HOW)
+    for form in ("column", "dq"):
+        runs, cfg = BACKWARD[form]
+        runs.check(cfg, masks.causal(T + 9), inputs(T + 9), score=score, **HOW)
+
+
+BACKWARD = {
+    "column": (sm90_bwd_runs, sm90_bwd_runs.COLUMN),
+    "columns": (sm90_bwd_runs, sm90_bwd_runs.COLUMNS),
+    "shared": (sm90_bwd_runs, sm90_bwd_runs.SHARED),
+    "dq": (sm90_dq_runs, sm90_dq_runs.ALONE),
+    "dq-pair": (sm90_dq_runs, sm90_dq_runs.PAIR),
+}
+
+
+@pytest.mark.parametrize("form", BACKWARD)
+def test_backward(form):
+    """As the forward: lengths, masks, dtypes, numbers of heads, shares and scales are dealt out."""
+    runs, cfg = BACKWARD[form]
+    for i, lengths in enumerate(((5, 9), (T + 9, T + 6)), list(BACKWARD).index(form)):
+        heads, dtype = ((2, 1), (2, 2))[i % 2], tuple(DTYPES)[i // 2 % 2]
+        values = inputs(*lengths, batch=2, heads=heads, head_dim=cfg.head_dim, dtype=dtype)
+        mask = mask_gallery(*lengths, batch=2, heads=2)[MASKS[i % len(MASKS)]]
+        more = {"dropout": (0.1, 0.5, 0.9)[i % 3], "seed": SEED, "blocks": 1 + i % 3}
+        scale = -1.6 * cfg.head_dim**-0.5 if i % 3 == 0 else None
+        with sim.options(seed=i, race=i % 3 == 0):
+            runs.check(cfg, mask, values, scale=scale, **more)
+
+
+KERNELS = "nbflash.kernels."
+TILE, PLACE = "nbflash.tile.dropout_wgmma", KERNELS + "sm90_dropout"
+ROW, WHOLE, HALF = (KERNELS + name for name in ("sm90_row", "sm90_whole", "sm90_halves"))
+COMPUTE, FWD = KERNELS + "sm90_compute", KERNELS + "fwd_sm90"
+ACROSS, COLUMNS = KERNELS + "bwd_sm90_dropout", KERNELS + "bwd_sm90_columns"
+WIDE, BWD = KERNELS + "bwd_sm90_wide", KERNELS + "bwd_sm90"
+STATISTICS, DQ_COMPUTE = KERNELS + "bwd_sm90_dq_statistics", KERNELS + "bwd_sm90_dq_compute"
+DQ = KERNELS + "bwd_sm90_dq"
+FORWARD = TILE, PLACE, ROW, WHOLE, HALF, COMPUTE, FWD
+BY_COLUMNS = TILE, PLACE, ACROSS, COLUMNS, WIDE, BWD
+BY_ROWS = TILE, PLACE, STATISTICS, DQ_COMPUTE, DQ
+
+
+def check_forward(fwd):
+    """Whole tiles and halves."""
+    values = inputs(T + 9, T + 9, batch=2, heads=(2, 1))[:3]
+    for config in (ALONE, HALVES):
+        check(config, masks.dense(T + 9), *values, spec_of=fwd.fwd_sm90_spec, **HOW)
+
+
+def check_columns(bwd):
+    values = inputs(T + 9, 25, batch=2, heads=(2, 1))
+    how = {"spec_of": bwd.bwd_sm90_spec, **HOW}
+    sm90_bwd_runs.check(sm90_bwd_runs.COLUMN, masks.dense(T + 9, 25), values, **how)
+
+
+def check_wide(bwd):
+    values, how = inputs(5, 9, head_dim=136), {"spec_of": bwd.bwd_sm90_spec, **HOW}
+    sm90_bwd_runs.check(sm90_bwd_runs.SHARED, masks.dense(5, 9), values, **how)
+
+
+def check_rows(dq):
+    """And what is left to the pass over columns."""
+    values, mask = inputs(T + 9, 25, batch=2, heads=(2, 1)), masks.dense(T + 9, 25)
+    stats = sm90_dq_runs.statistics_for(sm90_dq_runs.ALONE, values[0])
+    how = {"spec_of": dq.bwd_sm90_dq_spec, **HOW}
+    sm90_dq_runs.check(sm90_dq_runs.ALONE, mask, values, stats=stats, **how)
+    sm90_bwd_runs.check(sm90_bwd_runs.COLUMN, mask, values, stats=stats, **HOW)
+
+
+OF_FORWARD = (
+    (TILE, Mutant("keys of the first round", "a ^ before_c2)", "a)")),
+    (TILE, Mutant("a key alone", "before_c2_again ^ a_low", "before_c2_again")),
+    (TILE, Mutant("queries of the next 16", "types.uint32((q >> 4 << 3) + ", "types.uint32(")),
+    (TILE, Mutant("calls of the first half", "STEPS * part + step", "step")),
+    (PLACE, Mutant("calls of the quad", "+ hide(thread) % 4", "")),
+    (PLACE, Mutant("keys of the first tile", "(n0 >> 2)", "(n0 >> 9)")),
+    (PLACE, Mutant("row of the first tile", "row * TILE_M + row_of", "row_of")),
+    (PLACE, Mutant("batch for head", "drawn, q, h, b)", "drawn, q, b, h)")),
+    (PLACE, Mutant("seed alone", "key_of(state)", "key_of((state[0], state[1] * 0, state[2]))")),
+    (ROW, Mutant("one row's share", "l[1] * share", "l[1]")),
+    (WHOLE, Mutant("all of P", "dropped(pack(weights), scoring[2])", "pack(weights)")),
+    (HALF, Mutant("the first half twice", "dropped_b(pack", "dropped_a(pack")),
+    (
+        COMPUTE,
+        Mutant(
+            "place of the row before",
+            "spot = spot_of(drawn, next_row, next_bh, heads, thread)\n                    drawing",
+            "drawing",
+        ),
+    ),
+)
+OF_COLUMNS = (
+    (TILE, Mutant("one query", "(key & 1) + 8 * step", "8 * step")),
+    (TILE, Mutant("blocks of eight keys", "key >> 4 << 2", "key >> 3 << 2")),
+    (TILE, Mutant("another lane", "sent), 4)", "sent), 8)")),
+    (TILE, Mutant("halves that are there", "(0x5410, 0x7632)", "(0x7632, 0x5410)")),
+    (TILE, Mutant("the first word's half", "(0x3276, 0x7610)", "(0x3254, 0x7610)")),
+    (TILE, Mutant("words in order", "words[2]), (words[1]", "words[1]), (words[2]")),
+    (TILE, Mutant("δ of the first query", "i // 4 * 2 + i % 2", "i // 4 * 2")),
+    (ACROSS, Mutant("the quad's first query", "types.uint32(q + pair)", "types.uint32(q)")),
+    (ACROSS, Mutant("the tile's first key", "types.uint32(kv + row)", "types.uint32(kv)")),
+    (ACROSS, Mutant("no factor", "return dropping[1]", "return types.float32(1)")),
+    (COLUMNS, Mutant("dV of all P", "dropped(packed_of(p), masks)", "packed_of(p)")),
+    (COLUMNS, Mutant("dP as it is", "dp = dropped_dp(", "dropped_dp(")),
+    (
+        COLUMNS,
+        Mutant(
+            "δ twice", "if DROPOUT:\n            return ZEROS", "if 0:\n            return ZEROS"
+        ),
+    ),
+)
+OF_WIDE = (
+    (WIDE, Mutant("dV of all P", "dropped(packed_of(p), ", "max(packed_of(p), ")),
+    (WIDE, Mutant("dP as it is", "dp = dropped_dp(", "dropped_dp(")),
+)
+OF_ROWS = (
+    (TILE, Mutant("δ of the other row", "minus_delta[n % 2]", "minus_delta[n // 2 % 2]")),
+    (STATISTICS, Mutant("δ as it is", "minus0 * share, minus1 * share", "minus0, minus1")),
+    (
+        DQ_COMPUTE,
+        Mutant("place of the first row", "spot_of(drawn, row,", "spot_of(drawn, 0 * row,"),
+    ),
+)
+FAULTS = [
+    (check_it, chain, *fault)
+    for check_it, chain, faults in (
+        (check_forward, FORWARD, OF_FORWARD),
+        (check_columns, BY_COLUMNS, OF_COLUMNS),
+        (check_wide, BY_COLUMNS, OF_WIDE),
+        (check_rows, BY_ROWS, OF_ROWS),
+    )
+    for fault in faults
+]
+
+
+@pytest.mark.parametrize(
+    ("check_it", "chain"),
+    list({f: chain for f, chain, *_ in FAULTS}.items()),
+)
+def test_the_cases_of_the_faults_pass(check_it, chain):
+    check_it(importlib.import_module(chain[-1]))
+
+
+@pytest.mark.parametrize(
+    ("check_it", "chain", "target", "mutant"),
+    FAULTS,
+    ids=[f"{f.__name__}-{m}" for f, _, _, m in FAULTS],
+)
+def test_mutant_is_caught(check_it, chain, target, mutant):
+    faulty = mutated_modules(target, mutant, chain[chain.index(target) + 1 :])[chain[-1]]
+    with pytest.raises((sim.SimError, AssertionError)):
+        check_it(faulty)
