@@ -34,7 +34,8 @@ cuda_extra := $(if $(filter none,$(NBFLASH_CUDA)),,$(comma)cuda$(NBFLASH_CUDA))
 compile_extra := $(if $(filter 12,$(NBFLASH_CUDA)),,$(comma)compile)
 installed := $(VENV)/.$(version)-cuda-$(NBFLASH_CUDA)
 
-pytest := $(run) pytest -q -n 2 --durations=5
+# The slowest test takes half a minute on two cores.
+pytest := $(run) pytest -q -n 2 --durations=5 --timeout=300
 sparsity := $(run) experiments sparsity --quick
 
 .NOTPARALLEL:

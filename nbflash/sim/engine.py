@@ -14,8 +14,8 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from nbflash.sim import race
-from nbflash.sim.errors import BarrierDivergence, Deadlock, OutOfBounds, SimError
-from nbflash.sim.sites import capture, place, same, show
+from nbflash.sim.errors import BarrierDivergence, Deadlock, Endless, OutOfBounds, SimError
+from nbflash.sim.sites import capture, chain_of, place, same, show
 from nbflash.sim.storage import SharedMemory
 
 WARP = 32
@@ -49,12 +49,16 @@ class Options:
         Turn off for warp-specialised kernels.
     poison : bool
         Shared and local memory start as 0xff bytes: NaN, or -1 for integers.
+    turns : int
+        How often a thread may go on after a wait, on average over its block, before the
+        kernel counts as :class:`Endless`.
     """
 
     seed: int = 0
     race: bool = False
     strict_barrier: bool = True
     poison: bool = True
+    turns: int = 10_000
 
 
 class Thread(greenlet):
@@ -123,7 +127,11 @@ class Block:
             thread.gr_context = context
         self.live = set(range(len(self.threads)))
         self._make_ready(self.threads)
+        left = self.options.turns * len(self.threads)
         while self.live:
+            if not left:
+                raise Endless(self._whereabouts(f"no end after {self.options.turns} turns: "))
+            left -= 1
             self._step()
         self.threads.clear()
 
@@ -132,7 +140,7 @@ class Block:
             self.in_flight.pop(self.random.randrange(len(self.in_flight)))()
             return
         if not self.ready:
-            raise self._deadlock()
+            raise Deadlock(self._whereabouts())
         thread = self.ready.pop()
         try:
             thread.switch()
@@ -270,17 +278,16 @@ class Block:
             self._exited_without(*waiting[0])
             self._try_barrier(0, None)
 
-    def _deadlock(self):
-        waits = {}
-        for thread in self.threads:
-            if thread.waiting is not None:
-                what, site = thread.waiting
-                waits.setdefault((what, place(site)), (site, set()))[1].add(thread.tid)
+    def _whereabouts(self, finding=""):
+        groups = {}
+        for thread in (self.threads[tid] for tid in sorted(self.live)):
+            what, site = thread.waiting or ("", chain_of(thread.gr_frame))
+            groups.setdefault((what, place(site)), (site, set()))[1].add(thread.tid)
         lines = [
-            f"threads {_ranges(tids)} wait for {what} at {show(site)}"
-            for (what, _), (site, tids) in waits.items()
+            f"threads {_ranges(tids)} {'wait for ' + what if what else 'go on'} at {show(site)}"
+            for (what, _), (site, tids) in groups.items()
         ]
-        return Deadlock(f"block {self.index}: " + "; ".join(lines))
+        return f"block {self.index}: {finding}" + "; ".join(lines)
 
 
 def _ranges(tids):

@@ -17,5 +17,9 @@ class Deadlock(SimError):
     """No thread can go on. The message names what each waits for, and where."""
 
 
+class Endless(SimError):
+    """Threads go on and on. The message names what each waited for last, and where."""
+
+
 class Race(SimError):
     """Two threads touched the same bytes, one of them wrote, and nothing orders them."""

@@ -24,7 +24,12 @@ def capture(depth=1, limit=8):
         To be compared with :func:`same`. Frames of this package are left out, so that the
         chain starts at the line of the kernel or of a helper of its own.
     """
-    frame, chain = sys._getframe(depth), []
+    return chain_of(sys._getframe(depth), limit)
+
+
+def chain_of(frame, limit=8):
+    """The same from a frame on; no frame, no chain."""
+    chain = []
     while frame is not None and len(chain) < limit:
         code = frame.f_code
         if code.co_filename not in _OWN_FILES:

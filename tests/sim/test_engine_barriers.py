@@ -181,3 +181,17 @@ def test_the_seed_decides_the_schedule():
     assert schedule(3) == schedule(3)
     assert schedule(3) != schedule(4)
     assert sorted(schedule(4)) == list(range(30))
+
+
+def test_a_kernel_without_end_is_reported():
+    def kernel(flag):
+        while cuda.threadIdx.x < 32 and flag[0] == 0:
+            cuda.syncwarp()
+
+    first = kernel.__code__.co_firstlineno
+    launch(kernel, np.ones(1), threads=64)
+    with sim.options(turns=50), pytest.raises(sim.Endless) as caught:
+        launch(kernel, np.zeros(1), threads=64)
+    report = str(caught.value)
+    assert "no end after 50 turns" in report
+    assert f" at test_engine_barriers.py:{first + 2}" in report
