@@ -28,6 +28,7 @@ from nbflash.problem import (
 from nbflash.scores import check_score
 
 _LIMIT = 256
+_MORE = 1 << 20  # bytes of a score's arrays that weigh as much as another plan
 _SCRATCH = 1 << 17  # elements
 
 
@@ -219,26 +220,36 @@ class AttentionPlan:
 
 
 class _Cache:
-    """Bounded, thread-safe mapping that forgets what was used longest ago."""
+    """Bounded, thread-safe mapping that forgets what was used longest ago.
+
+    The weights of its items add up to ``limit`` at most, or there is but one.
+    """
 
     def __init__(self, limit: int):
-        self._limit = limit
+        self._limit, self._weight = limit, 0
         self._items = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key):
         with self._lock:
-            value = self._items.get(key)
+            value, _ = self._items.get(key, (None, 0))
             if value is not None:
                 self._items.move_to_end(key)
             return value
 
-    def put(self, key, value):
+    def put(self, key, value, weight=1):
         with self._lock:
-            self._items[key] = value
-            self._items.move_to_end(key)
-            while len(self._items) > self._limit:
-                self._items.popitem(last=False)
+            _, before = self._items.pop(key, (None, 0))
+            self._items[key] = value, weight
+            self._weight += weight - before
+            while self._weight > self._limit and len(self._items) > 1:
+                _, (_, gone) = self._items.popitem(last=False)
+                self._weight -= gone
+
+    def clear(self):
+        with self._lock:
+            self._items.clear()
+            self._weight = 0
 
 
 # By call and by (problem, mask, impl): different calls may state the same problem.
@@ -278,7 +289,7 @@ def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) 
         check_score(score, problem)
         dropout, whole = check_dropout(dropout), check_mask(mask, problem, causal, window)
         found = _plan(problem, whole, impl, score, dropout)
-        _plans.put(call, found)
+        _plans.put(call, found, _weight(score))
     return found
 
 
@@ -288,8 +299,13 @@ def _plan(problem: Problem, mask, impl: str, score, dropout) -> AttentionPlan:
     found = _plans.get(what)
     if found is None:
         found = AttentionPlan(problem, mask, impl, score=score, dropout=dropout)
-        _plans.put(what, found)
+        _plans.put(what, found, _weight(score))
     return found
+
+
+def _weight(score) -> int:
+    """Of a plan in the cache: every step of training brings another score."""
+    return 1 + (score.nbytes // _MORE if score else 0)
 
 
 def _without_layout(problem: Problem) -> tuple:

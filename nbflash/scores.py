@@ -56,6 +56,11 @@ class Score:
         return [stage.at(nq, nk) for stage in self._stages]
 
     @property
+    def nbytes(self):
+        """Of its arrays."""
+        return sum(x.nbytes for stage in self._stages for x in stage.params)
+
+    @property
     def parts(self):
         """A tuple of `Part` for every function."""
         return [stage.parts for stage in self._stages]
@@ -99,7 +104,7 @@ class _Stage:
     """
 
     def __init__(self, name, fn, grad, params, sizes=(), aligned=False, parts=()):
-        self._name, self._fn, self.grad, self._params = name, fn, grad, params
+        self._name, self._fn, self.grad, self.params = name, fn, grad, params
         self._sizes, self._aligned, self.parts = sizes, aligned, parts
         contents = tuple((x.shape, x.dtype.str, x.tobytes()) for x in params)
         self.key = fn, grad, parts, contents
@@ -107,11 +112,11 @@ class _Stage:
     def at(self, nq, nk):
         # The last query is aligned with the last key.
         aligned = (np.int64(nk - nq),) if self._aligned else ()
-        return self._fn, self.grad, (*aligned, *self._params)
+        return self._fn, self.grad, (*aligned, *self.params)
 
     def check(self, problem):
         real = {"batch": problem.batch, "heads": problem.heads, "nq": problem.nq, "nk": problem.nk}
-        for x, axes in zip(self._params, self._sizes, strict=False):
+        for x, axes in zip(self.params, self._sizes, strict=False):
             for n, axis in zip(x.shape, axes, strict=False):
                 if n != real[axis] and not (n == 1 and len(axes) > 1):
                     raise ValueError(

@@ -198,14 +198,14 @@ def test_plans_that_are_forgotten_while_they_run(inputs, mask, whole, run):
 
     The memory pool would hand them on at once to the stream on which the plan was made.
     """
-    planning._plans._items.clear()
+    planning._plans.clear()
     run(inputs, mask, deterministic=True)  # made on the null stream
     beside = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with beside:
         SPIN((1,), (1,), (np.int64(CYCLES),))
         results = run(inputs, mask, deterministic=True)
-    planning._plans._items.clear()
+    planning._plans.clear()
     gc.collect()
     junk = [cupy.zeros(n, np.int32) for n in (1, 16, 64, 256, 1024, 4096) for _ in range(50)]
     beside.synchronize()

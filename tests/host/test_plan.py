@@ -90,6 +90,35 @@ def test_cache_forgets_what_was_used_longest_ago():
     assert [cache.get(key) for key in "abc"] == [1, None, 3]
 
 
+def test_cache_keeps_to_a_weight():
+    cache = planning._Cache(4)
+    for key, weight in (("a", 1), ("b", 2), ("a", 2)):
+        cache.put(key, key.upper(), weight)
+    assert [cache.get(key) for key in "ba"] == ["B", "A"]
+    cache.put("c", "C")
+    assert [cache.get(key) for key in "bac"] == [None, "A", "C"]
+    cache.put("d", "D", 9)
+    assert [cache.get(key) for key in "acd"] == [None, None, "D"]
+    cache.clear()
+    cache.put("e", "E", 4)
+    assert [cache.get(key) for key in "de"] == [None, "E"]
+
+
+def test_plans_of_large_scores_are_forgotten_first(monkeypatch):
+    """Each step of training has a score of its own: the cache does not hold on to them all."""
+    monkeypatch.setattr(planning, "_plans", planning._Cache(8))
+    monkeypatch.setattr(planning, "_MORE", 40 * 40 * 8)
+    q, k, v, _ = make_qkv(1, 40, 40, 1, 1, 8)
+    make = functools.partial(nbflash.plan, q, k, v, impl="reference")
+    biases = [scores.bias(np.full((1, 1, 40, 40), step)) for step in range(3)]
+    first, second, third = (make(score=bias) for bias in biases)
+    assert make(score=biases[2]) is third
+    assert make(score=biases[1]) is second
+    assert make(score=biases[0]) is not first
+    table = scores.relative(np.zeros((1, 3)))
+    assert scores.compose(table, biases[0]).nbytes == 3 * 8 + 40 * 40 * 8
+
+
 def test_threads_share_plans():
     q, k, v, _ = make_qkv(1, 70, 70, 2, 1, 8)
     expected = [nbflash.attention(q, k, v, window=(w, 0), impl="reference") for w in range(8)]
