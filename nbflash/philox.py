@@ -124,3 +124,11 @@ def kept(shape, p, state):
     halves = halves.transpose(0, 1, 2, 7, 3, 4, 6, 5, 8)
     halves = halves.reshape(batch, heads, 16 * rows, 16 * columns)
     return halves[..., :nq, :nk] >= threshold(p)
+
+
+def kept_at(b, h, q, kv, p, state):
+    """`kept` at some places: arrays of integers that broadcast."""
+    b, h, q, kv = (np.asarray(x, np.uint32) for x in (b, h, q, kv))
+    place = 4 * (kv // 16) + kv % 8 // 2, 8 * (q // 16) + q % 8, h, b
+    word = np.choose(2 * (kv // 8 % 2) + q // 8 % 2, philox(*place, *key(*map(np.uint64, state))))
+    return (word >> 16 * (kv % 2) & MASK) >= threshold(p)

@@ -58,6 +58,12 @@ def test_a_call_serves_two_queries_and_four_keys():
         assert not philox.kept(shape, p + 2**-15, SEED)[b, h, q, kv]
 
 
+def test_some_places_are_those_of_the_whole():
+    whole = philox.kept((2, 3, 37, 45), 0.3, SEED)
+    places = np.ix_([1], [2, 0], [36, 8, 7], range(45))
+    np.testing.assert_array_equal(philox.kept_at(*places, 0.3, SEED), whole[places])
+
+
 @pytest.mark.parametrize("p", [0.0, 1e-3, 0.1, 0.5, 0.9])
 def test_the_share_of_what_is_kept_is_binomial(p):
     """Six standard deviations, of all elements, of each head, query and key, and of neighbours."""
