@@ -9,13 +9,17 @@ import warnings
 
 import numpy as np
 
+from experiments import sweeps
+from experiments.backends import open_backend, parse_dtype
 from experiments.check import sample_rows
 from experiments.errors import OutOfBudget
+from experiments.grid import read_cases
 from experiments.passes import FORWARD, flops
 from experiments.peers import NBFLASH
 from experiments.peers_check import GRADIENTS, DeviceOracle, poison, random_inputs, sampled
-from experiments.report import console, progress
-from experiments.timing import interleave
+from experiments.provenance import provenance
+from experiments.report import console, progress, say
+from experiments.timing import QueuedEvents, interleave
 
 
 class Bench:
@@ -172,6 +176,42 @@ def measure_all(cases, clock, factories, settings, passes, keep):
         if found:
             keep(found)
     return wrong
+
+
+def set_up(name, section, device="auto", dtype=None, seed=0, **chosen):
+    """What the sweep ``name`` runs on a device; a line about it is printed.
+
+    Parameters
+    ----------
+    name, section : str
+        Of a sweep with tables for devices, and of one of the tables of its sizes.
+    device : {"auto", "cpu", "cuda"}
+    dtype : str, optional
+        Instead of the sweep's.
+    seed : int
+    **chosen
+        ``names``, ``head_dims`` and ``seqlens`` of `read_cases`.
+
+    Returns
+    -------
+    sweep, cases, clock, settings, origin
+        As `read_cases` and `measure_all` take them, and the columns of `provenance`.
+    """
+    backend, sweep = open_backend(device), sweeps.load(name)
+    sweep |= sweep[backend.device]
+    cases = read_cases(sweep, section, **chosen)
+    settings = sweep | sweep[section] | {"seed": seed, "xp": backend.xp}
+    settings["dtype"] = parse_dtype(dtype or settings["dtype"])
+    clock = backend.clock if backend.device == "cpu" else QueuedEvents(sweep["sample_ms"])
+    origin = provenance(backend.device)
+    say(f"[bold]{origin['device']}[/bold], {settings['dtype'].name}, commit {origin['commit']}")
+    return sweep, cases, clock, settings, origin
+
+
+def refuse(wrong, rows):
+    """Raise OutOfBudget for what `measure_all` returns, or where no rows are left."""
+    if wrong or not rows:
+        raise OutOfBudget(f"nbflash is wrong: {'; '.join(wrong)}" if wrong else "nothing measured")
 
 
 def describe(case):

@@ -25,6 +25,25 @@ def flops(shape, density, which):
     return _WORK[which] * 4.0 * density * n * n * head_dim * heads * batch
 
 
+def over_base(rows, column, base, same):
+    """The time of each row over that of the base; None without one.
+
+    Parameters
+    ----------
+    rows : list of dict
+    column, base : str
+        The base is the row with this value in that column.
+    same : tuple of str
+        Columns in which a row and its base agree.
+    """
+
+    def key(row):
+        return tuple(row[name] for name in same)
+
+    of = {key(row): row["median_ms"] for row in rows if row[column] == base}
+    return [row["median_ms"] / of[key(row)] if key(row) in of else None for row in rows]
+
+
 def both(plan, dout, q, k, v):
     """dQ, dK and dV by the two passes of a plan."""
     out, lse = plan(q, k, v)

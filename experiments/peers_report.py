@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from experiments.figures import COLOURS
 from experiments.peers import NBFLASH
-from experiments.report import show
+from experiments.report import show, size_of
 
 #: What makes two rows comparable.
 KEYS = ("pass", "head_dim", "seqlen", "mask")
@@ -51,9 +51,7 @@ def show_rows(rows):
     cells = [
         [*(row[key] for key in keys), of.get(_key(row), {}).get(row["library"])] for row in rows
     ]
-    first = rows[0]
-    sizes = ", ".join(f"{key}={first[key]}" for key in ("batch", "seqlen", "heads", "head_dim"))
-    show(f"{first['dtype']}: {sizes}", columns, cells)
+    show(size_of(rows[0]), columns, cells)
 
 
 def show_ratios(rows):

@@ -44,6 +44,12 @@ def show(title, columns, rows):
     console.print(table)
 
 
+def size_of(row):
+    """Dtype and sizes of a row of results, for the title of a table."""
+    keys = "batch", "seqlen", "heads", "head_dim"
+    return f"{row['dtype']}: " + ", ".join(f"{key}={row[key]}" for key in keys)
+
+
 def say(text):
     """Print a paragraph, wrapped to the terminal."""
     console.print(text, highlight=False)

@@ -6,16 +6,10 @@ length after the other.
 
 from functools import partial
 
-from experiments import sweeps
-from experiments.backends import open_backend, parse_dtype
-from experiments.bench import measure_all
-from experiments.errors import OutOfBudget
-from experiments.grid import read_cases
-from experiments.passes import DENSE, PASSES
+from experiments.bench import measure_all, refuse, set_up
+from experiments.passes import DENSE, PASSES, over_base
 from experiments.peers import NBFLASH, Nbflash
-from experiments.provenance import provenance
 from experiments.report import say, show, write_csv, wrote
-from experiments.timing import QueuedEvents
 
 PAPER = "paper"
 COLUMNS = {"mask": "", "d": "d", "N": "d", "density": ".1%", "ms": ".3f", "p10": ".3f"}
@@ -26,10 +20,7 @@ KEYS += ("time_over_dense", "error")
 
 def beside_dense(rows):
     """The rows of a shape with their time relative to the dense mask's, None without one."""
-    dense = {row["pass"]: row["median_ms"] for row in rows if row["mask"] == DENSE}
-    times = [
-        row["median_ms"] / dense[row["pass"]] if row["pass"] in dense else None for row in rows
-    ]
+    times = over_base(rows, "mask", DENSE, ("pass",))
     return [row | {"time_over_dense": x} for row, x in zip(rows, times, strict=True)]
 
 
@@ -131,14 +122,8 @@ def run(
     """
     from experiments.figures import draw_seqlen
 
-    backend, sweep = open_backend(device), sweeps.load("seqlen")
-    sweep |= sweep[backend.device]
-    cases = read_cases(sweep, section, **chosen)
-    settings = sweep | sweep[section] | {"seed": seed, "xp": backend.xp}
-    settings["dtype"] = parse_dtype(dtype or settings["dtype"])
-    clock = backend.clock if backend.device == "cpu" else QueuedEvents(sweep["sample_ms"])
-    origin = provenance(backend.device)
-    say(f"[bold]{origin['device']}[/bold], {settings['dtype'].name}, commit {origin['commit']}")
+    chosen |= {"device": device, "dtype": dtype, "seed": seed}
+    sweep, cases, clock, settings, origin = set_up("seqlen", section, **chosen)
     stem, rows = f"seqlen-{PAPER}" if section == PAPER else "seqlen", []
 
     def keep(found):
@@ -156,6 +141,5 @@ def run(
             show_paper(rows, sweep[PAPER])
         draw_seqlen(rows, out / f"{stem}.png")
         wrote(out / f"{stem}.csv", out / f"{stem}.png")
-    if wrong or not rows:
-        raise OutOfBudget(f"nbflash is wrong: {'; '.join(wrong)}" if wrong else "nothing measured")
+    refuse(wrong, rows)
     return rows

@@ -17,7 +17,7 @@ from experiments.grid import read_cases
 from experiments.passes import BACKWARD, FORWARD, flops
 from experiments.peers import DENSE, Nbflash
 from experiments.provenance import provenance
-from experiments.report import say, show, write_csv, wrote
+from experiments.report import say, show, size_of, write_csv, wrote
 from experiments.timing import QueuedEvents
 
 PROBLEM = ("dtype", "head_dim", "negate")
@@ -186,9 +186,7 @@ def show_rows(rows):
     rows = sorted(rows, key=lambda row: (masks.index(row["mask"]), row["median_ms"]))
     marks = ["table" if row["table_chooses"] else "" for row in rows]
     cells = [[*(row[key] for key in keys), mark] for row, mark in zip(rows, marks, strict=True)]
-    first = rows[0]
-    sizes = ", ".join(f"{key}={first[key]}" for key in ("batch", "seqlen", "heads", "head_dim"))
-    show(f"\n{first['pass']}, {first['dtype']}: {sizes}", columns, cells)
+    show(f"\n{rows[0]['pass']}, {size_of(rows[0])}", columns, cells)
 
 
 def show_verdicts(rows):

@@ -157,10 +157,10 @@ def test_a_device_is_timed_by_runs_of_calls(tmp_path, monkeypatch):
             return 2.0, task()
 
     stand_in = Backend("cuda", cpu.xp, None)
-    monkeypatch.setattr("experiments.seqlen.open_backend", lambda device: stand_in)
+    monkeypatch.setattr("experiments.bench.open_backend", lambda device: stand_in)
     origin = {"device": "H100", "commit": "0"}
-    monkeypatch.setattr("experiments.seqlen.provenance", lambda device: origin)
-    monkeypatch.setattr("experiments.seqlen.QueuedEvents", Clock)
+    monkeypatch.setattr("experiments.bench.provenance", lambda device: origin)
+    monkeypatch.setattr("experiments.bench.QueuedEvents", Clock)
     sweep = sweeps.load("seqlen")
     sweep["paper"] |= {"batch": 1, "heads": 2, "head_dim": [16]}
     monkeypatch.setattr(sweeps, "load", lambda name: sweep)
