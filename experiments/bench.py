@@ -34,7 +34,8 @@ class Bench:
     factories : dict of str to callable
         Library to its adapter for q, k and v.
     settings : dict
-        ``check_rows``, ``check_heads``, ``rounds``, ``seconds`` and ``seed``.
+        ``check_rows``, ``check_heads``, ``rounds``, ``seconds`` and ``seed``; ``own``, which
+        libraries are nbflash, if it is not the one of this name.
 
     Attributes
     ----------
@@ -45,6 +46,7 @@ class Bench:
     def __init__(self, xp, clock, arrays, factories, settings):
         self._xp, self._clock, self._arrays, self._settings = xp, clock, arrays, settings
         self._libraries, self.wrong = {}, []
+        self._own = settings.get("own", (NBFLASH,))
         for name, factory in factories.items():
             try:
                 self._libraries[name] = factory(*arrays[:3])
@@ -57,21 +59,30 @@ class Bench:
         rows = sample_rows(n, self._settings["check_rows"], self._settings["seed"])
         count = min(batch * heads, self._settings["check_heads"])
         planes = [divmod(int(i), heads) for i in np.linspace(0, batch * heads - 1, count)]
-        oracle = DeviceOracle(self._xp, self._arrays, case.mask, rows, planes)
+        oracles = self._oracles(case.mask, rows, planes)
         only = sampled(self._xp, self._arrays[3], rows)
         found = []
         for which in passes:
-            calls, errors = self._ready(case, which, oracle, only)
-            found += self._timed(case, which, calls, errors, oracle) if calls else []
+            calls, errors = self._ready(case, which, oracles, only)
+            found += self._timed(case, which, calls, errors, oracles) if calls else []
         return found
 
-    def _ready(self, case, which, oracle, only):
+    def _oracles(self, mask, rows, planes):
+        """By library: libraries that compute the same share one."""
+        features = {name: library.feature for name, library in self._libraries.items()}
+        made = {
+            feature: DeviceOracle(self._xp, self._arrays, mask, rows, planes, feature)
+            for feature in dict.fromkeys(features.values())
+        }
+        return {name: made[feature] for name, feature in features.items()}
+
+    def _ready(self, case, which, oracles, only):
         """Runs of the calls that gave right results, and the error of each."""
         able = [name for name, library in self._libraries.items() if not library.why_not(case)]
         calls, errors = {}, {}
         for name in able:
             try:
-                call, errors[name] = self._checked(name, case, which, oracle, only)
+                call, errors[name] = self._checked(name, case, which, oracles[name], only)
                 calls[name] = self._clock.prepare(call)
             except Exception as error:
                 self._leave_out(name, case, which, error)
@@ -80,9 +91,10 @@ class Bench:
         return calls, errors
 
     def _leave_out(self, name, case, which, error):
-        left_out(name, f"{which}, {describe(case)}", error)
-        if name == NBFLASH and isinstance(error, OutOfBudget):
-            self.wrong.append(f"{which}, {describe(case)}")
+        where = f"{which}, {describe(case)}"
+        left_out(name, where, error)
+        if name in self._own and isinstance(error, OutOfBudget):
+            self.wrong.append(where if name == NBFLASH else f"{name}, {where}")
 
     def _checked(self, name, case, which, oracle, only):
         """The call to time, and the error of what it returns."""
@@ -100,14 +112,14 @@ class Bench:
             call = make(case, self._arrays[3])
             return call, max(error, oracle.check(dq=call()[0]))
 
-    def _timed(self, case, which, calls, errors, oracle):
+    def _timed(self, case, which, calls, errors, oracles):
         """Rows of one pass, without those whose last timed result is wrong."""
         wrong = []
 
         def verify(name, result):
             got = {"out": result} if which == FORWARD else {"dq": result[0]}
             try:
-                errors[name] = max(errors[name], oracle.check(**got))
+                errors[name] = max(errors[name], oracles[name].check(**got))
             except OutOfBudget as error:
                 wrong.append(name)
                 self._leave_out(name, case, f"{which} as timed", error)
@@ -141,6 +153,7 @@ class Bench:
             "p90_ms": timing.p90,
             "tflops": flops(case.shape, case.density, which) / timing.median / 1e9,
             "error": error,
+            **library.details(case, which),
         }
 
 

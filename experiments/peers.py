@@ -84,7 +84,23 @@ def tensor(x):
     return torch.from_dlpack(x.view(np.uint8)).view(getattr(torch, x.dtype.name))
 
 
-class Nbflash:
+class Library:
+    """What adapters have in common."""
+
+    #: A `features.Feature` where something else than plain attention is computed.
+    feature = None
+
+    @staticmethod
+    def why_not(case):
+        """Why a case is left out; empty where the library is to try it."""
+        return ""
+
+    def details(self, case, which):
+        """More columns of the row of a case and a pass."""
+        return {}
+
+
+class Nbflash(Library):
     """nbflash by its public plan."""
 
     def __init__(self, q, k, v, impl="auto"):
@@ -93,10 +109,6 @@ class Nbflash:
     @staticmethod
     def version():
         return nbflash.__version__
-
-    @staticmethod
-    def why_not(case):
-        return ""
 
     def _plan(self, case):
         return nbflash.plan(*self._inputs, case.mask, impl=self._impl)
@@ -118,7 +130,7 @@ class Nbflash:
         return partial(both, self._plan(case), dout, *self._inputs)
 
 
-class TorchLibrary:
+class TorchLibrary(Library):
     """What the libraries on torch have in common: a subclass gives ``_attention(case)``."""
 
     heads_first = True
@@ -131,11 +143,6 @@ class TorchLibrary:
         import torch
 
         return torch.__version__
-
-    @staticmethod
-    def why_not(case):
-        """Why a case is left out; empty where the library is to try it."""
-        return ""
 
     def _own(self, x):
         x = tensor(x)

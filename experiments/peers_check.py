@@ -4,6 +4,7 @@ What :mod:`experiments.check` does with NumPy, on a sample of query rows of a fe
 taken and made by its bits, so that the array library needs no arithmetic of that type.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -61,7 +62,31 @@ def rounded(xp, x, dtype):
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def attention(xp, q, k, v, dout, keep, stored):
+def unchanged(s, keep):
+    """A score function that is none, and its slope."""
+    return s, 1.0
+
+
+@dataclass(frozen=True)
+class Between:
+    """What is done to the scores between the two products; all arrays as S, (planes, rows, keys).
+
+    Attributes
+    ----------
+    scored : callable
+        ``scored(s, keep) -> (s', ∂s'/∂s)``, in the dtype of ``s``.
+    factors : array
+        What dropout multiplies P with.
+    sink : array (planes, 1, 1), optional
+        Logit of one more key, whose value is 0.
+    """
+
+    scored: object = unchanged
+    factors: object = 1.0
+    sink: object = None
+
+
+def attention(xp, q, k, v, dout, keep, stored, between):
     """Output and gradients by the equations, of arrays (planes, tokens, head_dim).
 
     Parameters
@@ -69,35 +94,39 @@ def attention(xp, q, k, v, dout, keep, stored):
     keep : bool array that broadcasts to (planes, queries, keys)
     stored : callable
         What becomes of S, P, dP and dS, which a plain program keeps in the storage type.
+    between : Between
 
     Returns
     -------
     dict of out, dq, dk and dv
     """
     scale = q.shape[-1] ** -0.5
-    s = stored(scale * (q @ k.swapaxes(1, 2)))
-    s = xp.where(keep, s, s.dtype.type(-np.inf))
+    s, slope = between.scored(stored(scale * (q @ k.swapaxes(1, 2))), keep)
+    s = xp.where(keep, stored(s), s.dtype.type(-np.inf))
     top = s.max(axis=-1, keepdims=True)
     p = xp.exp(s - xp.where(xp.isfinite(top), top, 0))
     total = p.sum(axis=-1, keepdims=True)
-    p = stored(p / xp.where(total == 0, 1, total))
-    dp = stored(dout @ v.swapaxes(1, 2))
-    ds = stored(scale * p * (dp - (p * dp).sum(axis=-1, keepdims=True)))
-    dk, dv = ds.swapaxes(1, 2) @ q, p.swapaxes(1, 2) @ dout
-    return {"out": p @ v, "dq": ds @ k, "dk": dk, "dv": dv}
+    p = p / xp.where(total == 0, 1, total)
+    if between.sink is not None:
+        p = p / (1 + xp.exp(xp.asarray(between.sink, s.dtype) - (top + xp.log(total))))
+    p, factors = stored(p), xp.asarray(between.factors, s.dtype)
+    dropped, dp = stored(p * factors), stored(dout @ v.swapaxes(1, 2) * factors)
+    ds = stored(scale * slope * p * (dp - (p * dp).sum(axis=-1, keepdims=True)))
+    dk, dv = ds.swapaxes(1, 2) @ q, dropped.swapaxes(1, 2) @ dout
+    return {"out": dropped @ v, "dq": ds @ k, "dk": dk, "dv": dv}
 
 
-def plain(xp, *inputs, dtype):
+def plain(xp, *inputs, dtype, between):
     """`attention` as a plain program computes it: float32 throughout, or in it and stored."""
     if dtype == np.float32:
         *arrays, keep = inputs
         arrays = [x.astype(np.float32) for x in arrays]
-        return attention(xp, *arrays, keep, stored=lambda x: x)
-    return attention(xp, *inputs, stored=partial(rounded, xp, dtype=dtype))
+        return attention(xp, *arrays, keep, stored=lambda x: x, between=between)
+    return attention(xp, *inputs, stored=partial(rounded, xp, dtype=dtype), between=between)
 
 
 class DeviceOracle:
-    """Dense masked softmax in float64 for some rows of some heads, and what error is allowed.
+    """Dense masked attention in float64 for some rows of some heads, and what error is allowed.
 
     Parameters
     ----------
@@ -108,16 +137,18 @@ class DeviceOracle:
     rows : int array
         Query rows. dK and dV are those of a dout that is 0 elsewhere.
     planes : list of (batch entry, head)
+    feature : features.Feature, optional
     """
 
-    def __init__(self, xp, arrays, mask, rows, planes):
+    def __init__(self, xp, arrays, mask, rows, planes, feature=None):
         self._xp, self._rows, self._planes = xp, xp.asarray(rows), planes
         q, k, v, dout = arrays
         keep = xp.asarray(mask(rows[:, None], np.arange(mask.shape[1])))
         inputs = self._at_rows(q), self._whole(k), self._whole(v), self._at_rows(dout), keep
         stored = partial(rounded, xp, dtype=q.dtype)
-        self._exact = attention(xp, *inputs, stored=lambda x: x)
-        low = plain(xp, *inputs, dtype=q.dtype)
+        between = feature.between(xp, planes, rows, k.shape[1]) if feature else Between()
+        self._exact = attention(xp, *inputs, stored=lambda x: x, between=between)
+        low = plain(xp, *inputs, dtype=q.dtype, between=between)
         self._budget = {
             key: FACTOR[key] * self._error(stored(x), self._exact[key]) for key, x in low.items()
         }
