@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from experiments.errors import BadInput
-from experiments.passes import BOTH, PASSES
+from experiments.passes import BACKWARD, BOTH, FORWARD, PASSES
 from nbflash.config import IMPLEMENTATIONS
 from nbflash.problem import DTYPES
 
@@ -59,14 +59,14 @@ device_option = click.option(
     show_default=True,
     help="NumPy on the CPU, or CuPy on a CUDA device; auto takes the device where there is one.",
 )
-passes_option = click.option(
-    "--passes",
-    default=",".join(PASSES),
-    show_default=True,
-    metavar="PASS[,PASS]",
-    callback=_passes,
-    help="Which passes; both is one after the other, timed as one call.",
-)
+
+
+def passes_option(*default, text="Which passes; both is one after the other, timed as one call."):
+    """The option ``--passes``."""
+    given = {"show_default": True, "metavar": "PASS[,PASS]", "callback": _passes, "help": text}
+    return click.option("--passes", default=",".join(default), **given)
+
+
 impl_option = click.option(
     "--impl",
     type=click.Choice(["auto", *IMPLEMENTATIONS]),
@@ -181,7 +181,7 @@ def sparsity(quick, full, device, out, **overrides):
     help="The problem of the FlashAttention paper, butterfly up to 65536 tokens, beside its times.",
 )
 @device_option
-@passes_option
+@passes_option(*PASSES)
 @impl_option
 @click.option("--dtype", type=click.Choice(STORED), help="Input dtype, instead of the sweep's.")
 @head_dims_option
@@ -298,8 +298,32 @@ def decode(out, **options):
 
 
 @cli.command()
+@click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds.")
+@click.option("--feature", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@device_option
+@passes_option(FORWARD, BACKWARD)
+@impl_option
+@click.option("--dtype", type=click.Choice(STORED), help="Input dtype, instead of the sweep's.")
+@head_dims_option
+@seqlens_option
+@masks_option
+@seed_option
+@out_option
+def features(out, feature, mask, head_dim, seqlen, **options):
+    """Cost of score functions, dropout and attention sinks over plain attention.
+
+    Softcap, ALiBi, relative and dense biases, a function of one's own, two of them composed,
+    dropout and sinks, on dense, causal and butterfly masks: float32 on a CPU, bfloat16 on a CUDA
+    device. Sizes: experiments/sweeps/features.toml.
+    """
+    from experiments.bench_features import run
+
+    run(out, features=feature, names=mask, head_dims=head_dim, seqlens=seqlen, **options)
+
+
+@cli.command()
 @click.option("--quick", is_flag=True, help="The cases of the figure alone, in fewer rounds.")
-@passes_option
+@passes_option(*PASSES)
 @click.option(
     "--impl",
     type=click.Choice(["auto", "sm90", "simt"]),
@@ -330,13 +354,10 @@ def peers(out, seed, quick, passes, impl, library, mask, head_dim, seqlen):
 
 @cli.command()
 @click.option("--quick", is_flag=True, help="Two head dimensions, three masks, fewer rounds.")
-@click.option(
-    "--passes",
-    default="forward,backward",
-    show_default=True,
-    metavar="PASS[,PASS]",
-    callback=_passes,
-    help="forward, backward, or one after the other: each has configurations of its own.",
+@passes_option(
+    FORWARD,
+    BACKWARD,
+    text="forward, backward, or one after the other: each has configurations of its own.",
 )
 @head_dims_option
 @masks_option

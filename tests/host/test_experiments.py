@@ -61,7 +61,8 @@ def test_help_lists_every_command(capsys):
         assert all(option.help for option in cli.cli.commands[command].params)
         assert "--out" in text
     assert set(cli.cli.commands) == {
-        *("sparsity", "seqlen", "io", "masks", "cpu", "simt", "decode", "peers", "tune"),
+        *("sparsity", "seqlen", "io", "masks", "cpu", "simt", "decode", "features", "peers"),
+        "tune",
     }
 
 
