@@ -28,7 +28,7 @@ from nbflash.problem import (
 from nbflash.scores import check_score
 
 _LIMIT = 256
-_MORE = 1 << 20  # bytes of a score's arrays that weigh as much as another plan
+_MORE = 1 << 24  # bytes of a score's arrays that weigh as much as another plan
 _SCRATCH = 1 << 17  # elements
 
 

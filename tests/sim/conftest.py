@@ -20,5 +20,5 @@ os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 from nbflash import sim  # noqa: E402
 
-# Correct kernels took 130 turns at most: a planted fault that never ends is found in seconds.
+# Correct kernels take 250 turns at most: a planted fault that never ends is found in seconds.
 sim.install(turns=1000)
