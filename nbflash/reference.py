@@ -93,27 +93,71 @@ def score_backward(
     -------
     tuple of float64 arrays, like those of ``score``
     """
+    how = {"score": score, "dropout": dropout, "seed": seed}
+    return score_sums(*score_gradient(dout, q, k, v, mask, scale, dlse, **how), score)
+
+
+def score_gradient(
+    dout, q, k, v, mask=None, scale=None, dlse=None, *, score, dropout=0.0, seed=(0, 0)
+):
+    """S before ``score``, dS' of what it makes of them, and the attended pairs, in float64.
+
+    Parameters
+    ----------
+    dout, q, k, v, mask, scale, dlse, score, dropout, seed
+        As in `attention_backward`.
+
+    Returns
+    -------
+    s, ds : array (batch, heads, nq, nk)
+    keep : bool array, of the same shape
+    """
     dout, q, k, v = _heads_first(dout, q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keep, p, lse, _ = _softmax(q, k, mask, scale, score)
     ds = _score_gradient(dout, v, keep, p, lse, dlse, drop_factors(p.shape, dropout, seed))
     with np.errstate(invalid="ignore"):
-        s = scale * (q @ k.swapaxes(-1, -2))
-    return score_sums(s, ds, keep, score)
+        return scale * (q @ k.swapaxes(-1, -2)), ds, keep
 
 
 def score_sums(s, ds, keep, score):
     """Sums of dS', that of the last function's scores, for every array; S is before the first."""
+    given, sums = ds[keep], []
+    for shape, index, factor in score_terms(s, keep, score):
+        total = np.zeros(shape, ds.dtype)
+        np.add.at(total, index, given * factor.astype(ds.dtype))
+        sums.append(total)
+    return tuple(sums)
+
+
+def score_terms(s, keep, score):
+    """Where dS' of the attended pairs, in their order, goes and what it is multiplied with.
+
+    Parameters
+    ----------
+    s : array (batch, heads, nq, nk)
+        Before the first function.
+    keep : bool array, of the same shape
+    score : scores.Score
+
+    Returns
+    -------
+    list of (shape, index, factor)
+        For every array; ``index`` is a tuple with an array for each of its axes.
+    """
     stages = zip(score.stages(*s.shape[2:]), score.parts, strict=True)
     stages = [(fn, grad, params, parts) for (fn, grad, params), parts in stages]
     functions = [(fn, grad, [part.function for part in parts]) for fn, grad, _, parts in stages]
     run, params = chain(functions, lambda fn: fn, float), [given for _, _, given, _ in stages]
-    sums = tuple(np.zeros(part.shape, ds.dtype) for *_, parts in stages for part in parts)
     at = np.nonzero(keep)
-    for x, gradient, *place in zip(s[at].tolist(), ds[at], *(i.tolist() for i in at), strict=True):
-        for total, (index, factor) in zip(sums, run(x, *place, params)[2], strict=True):
-            total[index] += gradient * factor
-    return sums
+    places = zip(s[at].tolist(), *(i.tolist() for i in at), strict=True)
+    pairs = [run(x, *place, params)[2] for x, *place in places]
+    terms = []
+    for i, shape in enumerate(part.shape for *_, parts in stages for part in parts):
+        index = np.array([pair[i][0] for pair in pairs] or np.zeros(0, np.int64))
+        factor = np.array([pair[i][1] for pair in pairs], np.float64)
+        terms.append((shape, tuple(index.reshape(-1, len(shape)).T), factor))
+    return terms
 
 
 def _score_gradient(dout, v, keep, p, lse, dlse, factors):

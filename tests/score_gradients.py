@@ -74,16 +74,37 @@ NAMES = tuple(learned_scores(1, 1))
 
 
 def expected(inputs, mask, scale=None, dlse=None, *, score, dropout=0.0, seed=(0, 0)):
-    """The gradients of the reference, and by the dense equations in the inputs' own dtype.
+    """The gradients of the reference, and these with the error of the inputs' own dtype.
 
-    For those see `testing.low_precision_backward`: the scores and dS' are its own, and a sum takes
-    one term after the other.
+    For dS' of that see `testing.low_precision_backward`. A sum of thousands of its errors is large
+    or almost nothing as it happens: taken is what it is to be expected, of rows independent of
+    each other, and of the sum's own roundings, one term after the other.
     """
     q, k, v, dout = inputs
     given, how = (dout, q, k, v, mask, scale, dlse), {"dropout": dropout, "seed": seed}
-    ref = reference.score_backward(*given, score=score, **how)
-    s, ds, keep = testing.low_score_gradient(*given, score, **how)
-    return ref, reference.score_sums(s, ds, keep, score)
+    exact_s, exact, keep = reference.score_gradient(*given, score=score, **how)
+    s, ds, _ = testing.low_score_gradient(*given, score, **how)
+    rows = np.ravel_multi_index(np.nonzero(keep)[:3], keep.shape[:3])
+    ref, low = reference.score_sums(exact_s, exact, keep, score), []
+    for x, (shape, index, factor) in zip(ref, reference.score_terms(s, keep, score), strict=True):
+        place = np.ravel_multi_index(index, shape, mode="wrap"), rows
+        error = error_of_sums(ds[keep] * factor, exact[keep] * factor, *place, x.size, ds.dtype)
+        low.append((x + error.reshape(shape)).astype(ds.dtype))
+    return ref, tuple(low)
+
+
+def error_of_sums(low, exact, element, row, size, dtype):
+    """Of ``size`` elements: the root of the squares of each row's error and of every rounding."""
+    squares = np.zeros(size)
+    (of_rows, _), place = np.unique([element, row], axis=1, return_inverse=True)
+    errors = np.bincount(place.ravel(), low - exact, of_rows.size)
+    np.add.at(squares, of_rows, errors**2)
+    order = np.argsort(element, kind="stable")
+    element, exact = element[order], exact[order]
+    total, first = np.cumsum(exact), np.searchsorted(element, element)
+    partial = total - total[first] + exact[first]
+    np.add.at(squares, element, (np.finfo(dtype).eps * partial) ** 2 / 12)
+    return np.sqrt(squares)
 
 
 def hold(got, ref, low):
