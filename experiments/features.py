@@ -169,7 +169,7 @@ class Featured(Nbflash):
         return call
 
     def _plan(self, case):
-        """Kept here: a dense bias alone fills the cache of plans."""
+        """Kept here: dense biases of long sequences fill the cache of plans."""
         if case not in self._plans:
             how = {"score": self.feature.score, "dropout": self.feature.dropout}
             self._plans[case] = nbflash.plan(*self._inputs, case.mask, impl=self._impl, **how)

@@ -24,10 +24,7 @@ def lookup(q, cache, mask, scale) -> CudaDecoder:
     """The cached decoder of a call of native CUDA arrays, made and checked when the call is new."""
     signatures = [None if x is None else arrays.signature(x) for x in cache]
     call = (arrays.signature(q), *signatures, mask, scale, type(scale))
-    try:
-        found = _decoders.get(call)
-    except TypeError:  # an argument that cannot be hashed is not valid either: the checks name it
-        found = None
+    found = _decoders.get(call)  # as for plans, what cannot be hashed is not valid
     if found is None:
         problem = check_decode(q, cache, scale)
         check_decode_mask(mask, problem)

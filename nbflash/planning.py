@@ -231,8 +231,12 @@ class _Cache:
         self._lock = threading.Lock()
 
     def get(self, key):
+        """None for what is not there, also for a key that cannot be hashed."""
         with self._lock:
-            value, _ = self._items.get(key, (None, 0))
+            try:
+                value, _ = self._items.get(key, (None, 0))
+            except TypeError:
+                return None
             if value is not None:
                 self._items.move_to_end(key)
             return value
@@ -279,10 +283,7 @@ def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) 
     types = (type(causal), type(scale), type(dropout))
     signatures = signature(q), signature(k), signature(v)
     call = (*signatures, mask, causal, window, scale, types, impl, score, dropout)
-    try:
-        found = _plans.get(call)
-    except TypeError:  # an argument that cannot be hashed is not valid either: the checks name it
-        found = None
+    found = _plans.get(call)  # an argument that cannot be hashed is not valid: the checks name it
     if found is None:
         config.check_impl(impl)
         problem = check_forward(q, k, v, scale)

@@ -40,6 +40,25 @@ def paged(*caches, lengths=LENGTHS, page_size=PAGE, spare=3, seed=0):
     return *found, table
 
 
+def same_bits(a, b):
+    return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
+
+
+def of_both_caches(run, lengths=LENGTHS):
+    """``run_both(q, k, v, lengths, page_size, **options)``: results of ``run``.
+
+    Over contiguous caches; paged ones, with their ``block_table``, must give the same bits.
+    """
+
+    def run_both(q, k, v, lengths=lengths, page_size=PAGE, **options):
+        got = run(q, k, v, lengths, **options)
+        k_pages, v_pages, table = paged(k, v, lengths=lengths, page_size=page_size)
+        assert same_bits(got, run(q, k_pages, v_pages, lengths, block_table=table, **options))
+        return got
+
+    return run_both
+
+
 def _poison(cache):
     return 77 if cache.dtype == np.int8 else np.nan
 

@@ -6,7 +6,7 @@ import cupy
 import ml_dtypes
 import numpy as np
 import pytest
-from decode_cases import DTYPES, check, contiguous, paged
+from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_bits
 from device_runs import poisoned_block
 
 import masks
@@ -34,16 +34,7 @@ def run(q, k, v, lengths, **named):
         return [x.get() for x in results]
 
 
-def same_bits(a, b):
-    return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
-
-
-def run_both(q, k, v, lengths=LENGTHS, page_size=PAGE, **named):
-    """Results over contiguous caches, whose bits the paged ones must give."""
-    got = run(q, k, v, lengths, **named)
-    k_pages, v_pages, table = paged(k, v, lengths=lengths, page_size=page_size)
-    assert same_bits(got, run(q, k_pages, v_pages, lengths, block_table=table, **named))
-    return got
+run_both = of_both_caches(run, LENGTHS)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (8, 2), (6, 1)], ids=lambda h: f"{h[0]}:{h[1]}")

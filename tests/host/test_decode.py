@@ -5,7 +5,17 @@ import functools
 import ml_dtypes
 import numpy as np
 import pytest
-from decode_cases import CAPACITY, DTYPES, LENGTHS, PAGE, check, contiguous, paged
+from decode_cases import (
+    CAPACITY,
+    DTYPES,
+    LENGTHS,
+    PAGE,
+    check,
+    contiguous,
+    of_both_caches,
+    paged,
+    same_bits,
+)
 
 import masks
 import nbflash
@@ -15,16 +25,7 @@ decode = functools.partial(nbflash.decode, return_lse=True)
 STORAGE = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}
 
 
-def same_bits(a, b):
-    return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
-
-
-def decode_both(q, k, v, lengths=LENGTHS, page_size=PAGE, **options):
-    """Results over the contiguous caches, whose bits the paged ones must give."""
-    got = decode(q, k, v, lengths, **options)
-    k_pages, v_pages, table = paged(k, v, lengths=lengths, page_size=page_size)
-    assert same_bits(got, decode(q, k_pages, v_pages, lengths, block_table=table, **options))
-    return got
+decode_both = of_both_caches(decode)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)], ids=lambda h: f"{h[0]}:{h[1]}")

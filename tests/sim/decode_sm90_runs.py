@@ -26,7 +26,7 @@ def parts(
     k,
     v,
     lengths,
-    table=None,
+    block_table=None,
     mask=None,
     *,
     scale=None,
@@ -38,12 +38,12 @@ def parts(
     """``(part_o, part_lse)`` of the kernel on poisoned memory, its configuration ``changed``."""
     (batch, nq, heads, head_dim), heads_kv = q.shape, k.shape[2]
     scale = head_dim**-0.5 if scale is None else scale
-    page_size = None if table is None else k.shape[1]
+    page_size = None if block_table is None else k.shape[1]
     known = {"masked": mask is not None, "negate": scale < 0}
     stored = "" if scales is None else k.dtype.name
     cfg = replace(decode_config(q.dtype.name, head_dim, page_size, stored, **known), **changed)
     assert not cfg.why_not()
-    capacity = k.shape[1] if table is None else table.shape[1] * page_size
+    capacity = k.shape[1] if block_table is None else block_table.shape[1] * page_size
     sizes = {"batch": batch, "nq": nq, "heads": heads, "heads_kv": heads_kv, "capacity": capacity}
     p = SimpleNamespace(**sizes)
     pack = heads_together(p, mask)
@@ -52,7 +52,7 @@ def parts(
     part_lse = testing.poisoned((splits, batch, heads, nq), np.float32)
     maps = [SimTensorMap(x.view(np.uint16), cfg.box) for x in (k, v)]
     strides = tuple(s // q.itemsize for s in q.strides[:3])
-    pages = np.zeros((1, 0), np.int32) if table is None else table
+    pages = np.zeros((1, 0), np.int32) if block_table is None else block_table
     values, strides_of_scales = scales_of(scales)
     sizes = pages.shape[1], page_size or 0, capacity, batch, nq, heads, pack
     arguments = (

@@ -5,7 +5,16 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from decode_cases import CAPACITY, DTYPES, LENGTHS, PAGE, check, contiguous, paged
+from decode_cases import (
+    CAPACITY,
+    DTYPES,
+    LENGTHS,
+    check,
+    contiguous,
+    of_both_caches,
+    paged,
+    same_bits,
+)
 from decode_runs import decoded
 
 import masks
@@ -22,16 +31,7 @@ STORAGE = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}
 SHORT = LENGTHS[2:5]
 
 
-def same_bits(a, b):
-    return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
-
-
-def run_both(q, k, v, lengths=LENGTHS, page_size=PAGE, **options):
-    """Results over contiguous caches, whose bits the paged ones must give."""
-    got = decoded(q, k, v, lengths, **options)
-    k_pages, v_pages, table = paged(k, v, lengths=lengths, page_size=page_size)
-    assert same_bits(got, decoded(q, k_pages, v_pages, lengths, block_table=table, **options))
-    return got
+run_both = of_both_caches(decoded)
 
 
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (6, 1)}

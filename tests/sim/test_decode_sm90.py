@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from decode_cases import DTYPES, check, contiguous, paged
+from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_bits
 from decode_sm90_runs import run
 
 import masks
@@ -22,16 +22,7 @@ def problem(nq=1, heads=(4, 2), head_dim=16, dtype="f16", lengths=LENGTHS):
     return contiguous(nq, heads, head_dim, DTYPES[dtype], lengths, CAPACITY)
 
 
-def same_bits(a, b):
-    return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
-
-
-def run_both(q, k, v, lengths=LENGTHS, page_size=PAGE, **options):
-    """Results over contiguous caches, whose bits the paged ones must give."""
-    got = run(q, k, v, lengths, **options)
-    k_pages, v_pages, table = paged(k, v, lengths=lengths, page_size=page_size)
-    assert same_bits(got, run(q, k_pages, v_pages, lengths, table, **options))
-    return got
+run_both = of_both_caches(run, LENGTHS)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (6, 1)], ids=lambda h: f"{h[0]}:{h[1]}")
