@@ -3,7 +3,7 @@
 from masks import BITS, FULL, INTERVAL
 from nbflash.kernels.decode_sm90_config import RAGGED, ROWS
 from nbflash.kernels.decode_sm90_load import COMPUTING
-from nbflash.kernels.decode_sm90_stored import make_scale_scores, make_widen
+from nbflash.kernels.decode_sm90_stored import LEAST_UNIT, infinite, make_apply_scales, make_widen
 from nbflash.kernels.sm90_config import BAD_WORDS, END, RECORD_WORDS
 from nbflash.kernels.sm90_load import make_clean_key
 from nbflash.kernels.sm90_row import poisoned
@@ -108,8 +108,9 @@ def make_compute(cfg):
     """``compute(smem, place, rows, bits, scale, thread)``: O, m and l of the part's tiles."""
     TILE_N, KV_BYTES, WORDS = cfg.tile_n, cfg.stored_bytes, -(-cfg.tile_n // 32)
     K, V, WIDE, SCALES, RECORDS, BAD, _ = cfg.offsets
-    QUANTISED, widen, scale_scores = cfg.quantised, make_widen(cfg), make_scale_scores(cfg)
-    WIDE_V = WIDE + cfg.kv_bytes
+    QUANTISED, SCALE_WORDS, WIDE_V = cfg.quantised, cfg.scale_words, WIDE + cfg.kv_bytes
+    widen = make_widen(cfg) if QUANTISED else None
+    load_scales, scale_scores, without, in_units, out_of_units = make_apply_scales(cfg)
     FULL_K, FULL_V, EMPTY = cfg.barriers
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     S_START = (types.float32(0),) * (TILE_N // 2)
@@ -126,11 +127,14 @@ def make_compute(cfg):
         return tuple(load(smem, at + i) for i in range(WORDS))
 
     @inlined
-    def clean(smem, words, v, stage, thread):
+    def clean(smem, words, v, scales, stage, thread):
         """Keys whose V is not finite become zeros; which ones, as words of bits."""
         at = words + BAD // 4 + BAD_WORDS * stage
         if thread < TILE_N:
-            found = lanes_of(clean_key(smem, words + v // 4, thread))
+            bad = clean_key(smem, words + v // 4, thread)
+            if QUANTISED:
+                bad |= infinite(smem[scales + TILE_N + thread])
+            found = lanes_of(bad)
             if thread % 32 == 0:
                 smem[at + thread // 32] = found
         fence_proxy_async()
@@ -143,14 +147,15 @@ def make_compute(cfg):
         acc, m, l = O_START, PAIR, PAIR
         stage, phase = types.int32(0), types.int32(0)
         quad, q = types.int32(thread % 4 * 2), types.uint32(lower(base, 16))
+        unit = types.int32(LEAST_UNIT)
         mbarrier_wait(base + FULL_K, 0)
         kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
         while kind != END:
             thread = hide(thread)  # or what follows from it stays in registers
             k, v = K + stage * KV_BYTES, V + stage * KV_BYTES
-            scales = words + SCALES // 4 + 2 * TILE_N * stage
+            scales = words + SCALES // 4 + SCALE_WORDS * stage
             if QUANTISED:
-                widen(smem, words + k // 4, words + WIDE // 4, types.int32(-1), thread)
+                widen(smem, types.int32(words + k // 4), types.int32(words + WIDE // 4), thread)
                 fence_proxy_async()
                 bar_sync(COMPUTING, 128)
                 k = WIDE
@@ -158,28 +163,38 @@ def make_compute(cfg):
             wgmma_fence()
             s = issue_qk(S_START, q, types.uint32(lower(base + k, 16)))
             wgmma_commit()
-            wait_all()
-            s = settled(s)
-            mbarrier_wait(base + FULL_V + 8 * stage, phase)
             if QUANTISED:
-                s = scale_scores(s, smem, types.int32(scales + quad))
-                v_words = words + WIDE_V // 4
-                widen(smem, words + v // 4, v_words, types.int32(scales + TILE_N), thread)
+                # beside S
+                mbarrier_wait(base + FULL_V + 8 * stage, phase)
+                widen(smem, types.int32(words + v // 4), types.int32(words + WIDE_V // 4), thread)
+                k_scales = load_scales(smem, types.int32(scales + quad))
+                v_scales = load_scales(smem, types.int32(scales + TILE_N + quad))
+                new = smem[scales + 2 * TILE_N]
                 fence_proxy_async()
                 bar_sync(COMPUTING, 128)
                 v = WIDE_V
-                if thread == 0:
-                    mbarrier_arrive(base + EMPTY + 8 * stage)
+            wait_all()
+            s = settled(s)
+            if QUANTISED:
+                s = scale_scores(s, k_scales)
+            else:
+                mbarrier_wait(base + FULL_V + 8 * stage, phase)
             if kind != FULL:
                 known = kind & (RAGGED - 1)
                 upper = keep_of(known, n0, rows[0], bits, quad)
                 below = keep_of(known, n0, rows[1], bits, quad)
                 s = apply_keep(s, (upper, below))
-                bad = types.uint32(gather(clean(smem, words, v, stage, thread), quad))
+                bad = types.uint32(gather(clean(smem, words, v, scales, stage, thread), quad))
                 l = poisoned(l, (types.uint32(upper & bad), types.uint32(below & bad)))
+                if QUANTISED:
+                    v_scales = without(v_scales, bad)
+            if QUANTISED and thread == 0:
+                mbarrier_arrive(base + EMPTY + 8 * stage)
             # P = 2^(S · scale − m)
             weights, m, l, sums, _, alpha = careful(s, m, l, scale)
             l = l[0] + sums[0], l[1] + sums[1]
+            if QUANTISED:
+                weights, alpha, unit = in_units(weights, alpha, v_scales, unit, new)
             # O = α O + P V
             p, acc = pack(weights), scale_fragment(acc, alpha)
             wgmma_fence()
@@ -192,6 +207,8 @@ def make_compute(cfg):
             stage, phase = advance(stage, phase)
             mbarrier_wait(base + FULL_K + 8 * stage, phase)
             kind, n0, _, _ = read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+        if QUANTISED:
+            acc = out_of_units(acc, unit)
         return acc, m, l
 
     return compute

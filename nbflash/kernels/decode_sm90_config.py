@@ -70,6 +70,11 @@ class DecodeSm90Config(Panels):
         """Of a tile as it is stored."""
         return self.stored_panels * self.tile_n * 2 * PANEL
 
+    @property
+    def scale_words(self):
+        """Of a stage: the scales of K, those of V, and the unit of V's."""
+        return 2 * self.tile_n + 4
+
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
         reasons = super().why_not() + self.too_few(stages=2)
@@ -96,7 +101,7 @@ class DecodeSm90Config(Panels):
             self.q_bytes,
             *(self.stages * self.stored_bytes,) * 2,
             2 * self.kv_bytes * self.quantised,
-            self.stages * 8 * self.tile_n * self.quantised,
+            self.stages * 4 * self.scale_words * self.quantised,
             self.stages * 4 * RECORD_WORDS,
             self.stages * 4 * BAD_WORDS,
         )
@@ -123,7 +128,7 @@ _TABLE = (
 )
 _QUANTISED = (
     (PANEL, 64, 4, 2),
-    (2 * PANEL, 64, 6, 1),
+    (2 * PANEL, 64, 3, 2),
     (3 * PANEL, 64, 3, 1),
     (4 * PANEL, 32, 6, 1),
 )

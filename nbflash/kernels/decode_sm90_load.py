@@ -50,7 +50,8 @@ def make_load(cfg):
     TILE_N, BOX, PANELS, STAGES = cfg.tile_n, cfg.box, cfg.stored_panels, cfg.stages
     KV_BYTES, KV_PANEL, MASKED = cfg.stored_bytes, TILE_N * ROW_BYTES, cfg.masked
     K, V, _, SCALES, RECORDS, *_ = cfg.offsets
-    QUANTISED, (fetch_scales, put_scales) = cfg.quantised, make_scales(cfg)
+    QUANTISED, SCALE_WORDS = cfg.quantised, cfg.scale_words
+    fetch_scales, put_scales, unit_of = make_scales(cfg)
     FULL_K, FULL_V, EMPTY = cfg.barriers
     BOX_BYTES = PANELS * BOX * ROW_BYTES
     advance, tiles_of_part = make_advance(STAGES), make_tiles_of_part(cfg)
@@ -97,10 +98,13 @@ def make_load(cfg):
             if lane < boxes:
                 send(base + K + stage * KV_BYTES, k_map, page, inside, head, lane, full_k)
                 send(base + V + stage * KV_BYTES, v_map, page, inside, head, lane, full_v)
+            at, unit = words + SCALES // 4 + SCALE_WORDS * stage, types.int32(0)
             if QUANTISED:
-                put_scales(smem, words + SCALES // 4 + 2 * TILE_N * stage + lane, held)
+                put_scales(smem, at + lane, held)
+                unit = unit_of(held)
             cuda.syncwarp()  # no lane may be a round of the stages behind, and the scales are there
             if QUANTISED and lane == 0:
+                smem[at + 2 * TILE_N] = unit
                 mbarrier_arrive(full_v)
             more = types.int32(t + 1)
             n0, kind, boxes, page, inside = look_up(more, end, length, pages, schedule, lane)

@@ -1,10 +1,10 @@
-"""Caches of one byte to float32, in registers: int8 and fp8 (e4m3)."""
+"""Caches of one byte to packed 16-bit numbers, in registers: int8 and fp8 (e4m3)."""
 
 import numpy as np
 
 from nbflash.ptx._asm import inline_ptx, ir, types
 from nbflash.tile.unroll import Scalar
-from nbflash.tile.warp_math import unpack_half
+from nbflash.tile.warp_math import pack_half, permute, subtract_halves, unpack_half
 
 
 def bits_float(x):
@@ -24,14 +24,6 @@ def signed(x):
     return x.new(types.int32, x.value) if isinstance(x, Scalar) else x.view(np.int32)
 
 
-def _int8(word):
-    """Each byte, its sign flipped, as the last bits of 2^23; that and 128 are subtracted."""
-    flipped = unsigned(word) ^ 0x80808080
-    return tuple(
-        bits_float(((flipped >> 8 * i) & 0xFF) | 0x4B000000) - (2.0**23 + 128) for i in range(4)
-    )
-
-
 def _widened(pair):
     """Two of fp8 (e4m3) as two packed float16, which has all their values."""
     if not isinstance(pair, Scalar):
@@ -47,10 +39,27 @@ def _widened(pair):
     return pair.new(types.uint32, value)
 
 
-def _float8_e4m3fn(word):
+def _int8(dtype, word):
+    """By bytes put below an exponent, and what that adds subtracted:
+
+        float16     0x64bb, b = x + 128        1024 + b − 1152
+        bfloat16    0x43bb, b = x modulo 256   128 + b % 128 − (128, or 256 if x < 0)
+    """
+    word = unsigned(word)
+    if dtype == "float16":
+        pairs = (permute(word ^ 0x80808080, 0x64646464, s) for s in (0x4140, 0x4342))
+        return tuple(subtract_halves(dtype, x, 0x64806480) for x in pairs)
+    pairs = (permute(word, 0x43434343, s) for s in (0x4140, 0x4342))
+    return tuple(subtract_halves(dtype, x & 0xFF7FFF7F, x & 0xFF80FF80) for x in pairs)
+
+
+def _float8_e4m3fn(dtype, word):
     """By way of float16: ``cvt.rn.f16x2.e4m3x2``."""
-    return (*unpack_half("float16", _widened(word)), *unpack_half("float16", _widened(word >> 16)))
+    pairs = _widened(word), _widened(word >> 16)
+    if dtype == "float16":
+        return pairs
+    return tuple(pack_half(dtype, *unpack_half("float16", x)) for x in pairs)
 
 
-#: ``UNPACK[dtype](word)``: the four float32 of an int32, lowest byte first.
-UNPACK = {"int8": _int8, "float8_e4m3fn": _float8_e4m3fn}
+#: ``HALVES[stored](dtype, word)``: the four of an int32 as two words of packed ``dtype``, exactly.
+HALVES = {"int8": _int8, "float8_e4m3fn": _float8_e4m3fn}

@@ -90,13 +90,24 @@ def unpack_half(dtype, word):
     )
 
 
+def subtract_halves(dtype, a, b):
+    """The differences of two packed pairs: ``sub.rn.f16x2`` or ``sub.rn.bf16x2``."""
+    if not isinstance(a, Scalar):
+        pairs = zip(*(unpack_half(dtype, np.uint32(x)) for x in (a, b)), strict=True)
+        return pack_half(dtype, *(x - y for x, y in pairs))
+    kind = {"float16": "f16x2", "bfloat16": "bf16x2"}[dtype]
+    words = [a.value, a.like(b).value]
+    text = f"sub.rn.{kind} $0, $1, $2;"
+    return a.new(a.type, inline_ptx(a.builder, text, "=r,r,r", ir.IntType(32), words))
+
+
 def permute(a, b, selector):
     """Four bytes of two words, by the nibbles of a uint32: ``prmt.b32``."""
     if not isinstance(a, Scalar):
         both = int(a) | int(b) << 32
         taken = (both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF for i in range(4))
         return np.uint32(sum(byte << 8 * i for i, byte in enumerate(taken)))
-    words = [a.value, b.value, selector.value]
+    words = [a.value, a.like(b).value, a.like(selector).value]
     text = "prmt.b32 $0, $1, $2, $3;"
     return a.new(a.type, inline_ptx(a.builder, text, "=r,r,r,r", ir.IntType(32), words))
 
