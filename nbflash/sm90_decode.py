@@ -37,7 +37,7 @@ class Sm90Partial:
     def __init__(self, device, problem, mask, q, cache):
         p, cfg, pack = problem, config_for(problem, mask), heads_together(problem, mask)
         _, tiles, tables = walk(p, mask, ROWS, cfg.tile_n, pack)
-        row_tiles = -(-p.nq * pack // ROWS)
+        row_tiles = -(-p.nq * pack // cfg.tile_m)
         items = p.batch * (p.heads // pack) * row_tiles
         self.splits = splits_for(items, tiles, device.multiprocessors * cfg.min_blocks)
         self._device, self._held = device, device.resident(tables)

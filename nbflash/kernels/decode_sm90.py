@@ -15,6 +15,7 @@ other. `combine_simt` merges the parts.
     full_k[s]    loader, bytes of K; the record        all that compute, before S of the tile
     full_v[s]    loader, bytes of V; then scales       all that compute, before P V of the tile
     empty[s]     one that computes, P V of the tile    loader
+                 (one of each warp, its V in registers, where a cache is of one byte)
 
 The loader's lanes send the boxes of different pages. One of them says how many bytes will come, no
 matter whether before or after they do: until it has arrived no phase ends.
@@ -24,15 +25,14 @@ replayed with others. FlashDecoding (Dao, Haziza, Massa and Sizov, 2023); PagedA
 al., 2023, arXiv 2309.06180).
 """
 
-from nbflash.kernels.decode_sm90_compute import make_compute, make_rows, make_store_part
-from nbflash.kernels.decode_sm90_config import ROWS
-from nbflash.kernels.decode_sm90_load import make_load, make_load_q
+from nbflash.kernels.decode_sm90_compute import make_part
+from nbflash.kernels.decode_sm90_load import make_load
+from nbflash.kernels.decode_sm90_stored import WARPS, make_stored_part
 from nbflash.kernels.spec import INDEX, SCHEDULE, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
 from nbflash.tile.pipeline import divided
 from nbflash.tile.shared import shared_address
-from nbflash.tile.warp_math import row_of_thread
 from nbflash.tile.wgmma_gemm import ALIGNMENT
 
 
@@ -50,9 +50,9 @@ def make_decode_sm90(cfg):
     """
     STAGES = cfg.stages
     FULL_K, FULL_V, EMPTY = cfg.barriers
-    load_part, load_q, compute = make_load(cfg), make_load_q(cfg), make_compute(cfg)
-    (row_at, _), store_part = make_rows(cfg), make_store_part(cfg)
-    MASKED, QUANTISED = cfg.masked, cfg.quantised
+    MASKED, QUANTISED, TILE_M = cfg.masked, cfg.quantised, cfg.tile_m
+    load_part, compute_part = make_load(cfg), (make_stored_part if QUANTISED else make_part)(cfg)
+    READERS = WARPS if QUANTISED else 1
 
     def decode_sm90(
         k_map,
@@ -94,10 +94,10 @@ def make_decode_sm90(cfg):
             for i in range(STAGES):
                 mbarrier_init(base + FULL_K + 8 * i, 1)
                 mbarrier_init(base + FULL_V + 8 * i, 1 + QUANTISED)
-                mbarrier_init(base + EMPTY + 8 * i, 1)
+                mbarrier_init(base + EMPTY + 8 * i, READERS)
             fence_mbarrier_init()
         cuda.syncthreads()
-        row_tiles = (nq * pack + ROWS - 1) // ROWS
+        row_tiles = (nq * pack + TILE_M - 1) // TILE_M
         rest, split = divided(types.int32(cuda.blockIdx.x), splits)
         rest, row_tile = divided(rest, types.int32(row_tiles))
         b, packed = divided(rest, heads // pack)
@@ -113,15 +113,11 @@ def make_decode_sm90(cfg):
             tables = row_ptr, col_idx, kinds
             load_part(smem, place, (k_map, v_map), part, pages, scales, tables, tid - 128)
         else:
-            first, count = types.int32(row_tile * ROWS), types.int32(nq * pack)
-            q_start = b * q_stride[0] + head * q_stride[2]
-            load_q(smem, place[1], q, q_stride, (first, count, pack, q_start), tid)
-            row = types.int32(first + row_of_thread(tid))
+            start = b * q_stride[0] + head * q_stride[2]
+            rows = types.int32(row_tile * TILE_M), types.int32(nq * pack), pack, start
             where = head, types.int32(split * batch + b), pack, nq, heads
-            upper, upper_at = row_at(row, where, plane, length, lo, hi)
-            below, below_at = row_at(row + 8, where, plane, length, lo, hi)
-            acc, m, l = compute(smem, place, (upper, below), bits, scale, tid)
-            store_part(acc, m, l, part_o, part_lse, (upper_at, below_at), tid)
+            seen, parts = (plane, length, lo, hi), (part_o, part_lse)
+            compute_part(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, tid)
 
     return decode_sm90
 

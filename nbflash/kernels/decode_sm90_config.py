@@ -7,7 +7,7 @@ from itertools import accumulate
 from nbflash.kernels.sm90_config import BAD_WORDS, RECORD_WORDS, Panels
 from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
 
-ROWS = 64  # of a row tile: query tokens × heads that share a key head
+ROWS = 64  # query tokens × heads that share a key head, by the warpgroup
 RAGGED = 1 << 30  # added to the kind of a tile that some row does not see to its end
 SWIZZLED_ROWS = 8  # a box of keys starts where the swizzle does
 
@@ -48,7 +48,10 @@ class DecodeSm90Config(Panels):
     negate: bool = False
     registers: tuple = ()
 
-    tile_m = ROWS
+    @property
+    def tile_m(self):
+        """Rows that a block computes."""
+        return 16 if self.quantised else ROWS
 
     @property
     def threads(self):
@@ -94,13 +97,10 @@ class DecodeSm90Config(Panels):
 
     @property
     def offsets(self):
-        """Shared memory in bytes: K, V, both as they are computed with where that is not how they
-        are stored, scales, records, bad keys, barriers (Q is at 0).
-        """
+        """Shared memory in bytes: K, V, scales, records, bad keys, barriers (Q is at 0)."""
         sizes = (
             self.q_bytes,
             *(self.stages * self.stored_bytes,) * 2,
-            2 * self.kv_bytes * self.quantised,
             self.stages * 4 * self.scale_words * self.quantised,
             self.stages * 4 * RECORD_WORDS,
             self.stages * 4 * BAD_WORDS,

@@ -2,7 +2,7 @@
 
 from masks import FULL
 from nbflash.kernels.decode_sm90_config import RAGGED, ROWS
-from nbflash.kernels.decode_sm90_stored import located, make_scales
+from nbflash.kernels.decode_sm90_scales import located, make_scales
 from nbflash.kernels.sm90_config import END, RECORD_WORDS
 from nbflash.kernels.sm90_load import write_record
 from nbflash.ptx._asm import cuda, inlined, types
@@ -49,7 +49,7 @@ def make_load(cfg):
     """
     TILE_N, BOX, PANELS, STAGES = cfg.tile_n, cfg.box, cfg.stored_panels, cfg.stages
     KV_BYTES, KV_PANEL, MASKED = cfg.stored_bytes, TILE_N * ROW_BYTES, cfg.masked
-    K, V, _, SCALES, RECORDS, *_ = cfg.offsets
+    K, V, SCALES, RECORDS, *_ = cfg.offsets
     QUANTISED, SCALE_WORDS = cfg.quantised, cfg.scale_words
     fetch_scales, put_scales, unit_of = make_scales(cfg)
     FULL_K, FULL_V, EMPTY = cfg.barriers

@@ -1,178 +1,266 @@
 """Caches of one byte in the Hopper decode kernel: see :mod:`.decode_sm90`.
 
 A tile of K and V arrives as it is stored, with a scale for each key: the loading warp's lanes fetch
-them while the copy engine works. What computes writes 16-bit tiles, which hold the same numbers.
-The scales of K multiply S, and those of V multiply P before it is rounded:
+them while the copy engine works. Every warp computes for itself, with 16 rows of Q, the keys of a
+tile that are its own, and waits for no other warp (:mod:`nbflash.tile.mma_stored`); at the end of
+the part the results of the four are merged.
 
-    S ∘ scale of K           O += (P ∘ scale of V / unit) V
+    S = Q Kᵀ ∘ scale of K           O += (P ∘ scale of V / unit) V
 
-The unit, a power of two, keeps a product as large as P is: it is the largest exponent of the scales
-of V up to here, and what has been added up in a smaller one shrinks. O is multiplied by it last.
+K and V are 16-bit numbers without a rounding. The unit, a power of two, keeps a product as large as
+P is: it is the largest exponent of the scales of V up to here, and what has been added up in a
+smaller one shrinks. O is multiplied by it last.
 
-    tile as stored    128 bytes a row of a panel, swizzled: 16 bytes are 16 columns
-    tile              128 bytes a row of a panel, swizzled: 16 bytes are 8 columns
+    merged        m = max_w m_w     f_w = 2^(m_w − m)     l = Σ_w f_w l_w     O = Σ_w f_w O_w / l
 """
 
-from nbflash.ptx._asm import inlined, types
-from nbflash.tile.dequantise import HALVES, bits_float, signed
-from nbflash.tile.lanes import across_lanes
-from nbflash.tile.pipeline import divided
-from nbflash.tile.unroll import equal, load2, load4, select, store, store4, unrolled
-from nbflash.tile.wgmma_softmax import column_of
+from masks import FULL
+from nbflash.kernels.decode_sm90_config import RAGGED
+from nbflash.kernels.decode_sm90_rows import make_rows
+from nbflash.kernels.decode_sm90_scales import LEAST_UNIT
+from nbflash.kernels.sm90_config import END, RECORD_WORDS
+from nbflash.kernels.sm90_row import poisoned
+from nbflash.kernels.sm90_softmax import make_online_softmax
+from nbflash.ptx._asm import cuda, inlined, types
+from nbflash.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
+from nbflash.tile.dequantise import bits_float, float_bits
+from nbflash.tile.mma_stored import (
+    ROWS,
+    StoredLayout,
+    make_stored_q,
+    make_stored_scores,
+    make_stored_values,
+)
+from nbflash.tile.pipeline import divided, make_advance, read_record
+from nbflash.tile.softmax import NEG_INF, guarded
+from nbflash.tile.unroll import (
+    either,
+    equal,
+    exp2,
+    fma,
+    hide,
+    load,
+    load2,
+    maximum,
+    select,
+    store,
+    store4,
+    unrolled,
+)
+from nbflash.tile.warp_math import any_lane, approximate_reciprocal, log2
+from nbflash.tile.wgmma_softmax import (
+    LN2,
+    column_of,
+    make_apply_keep,
+    make_wgmma_softmax,
+    row_total,
+    scale_fragment,
+)
 
-ONES = 0x3F800000  # the bits of 1
-EXPONENT = 0x7F800000  # of a float32; all ones where it is infinite or NaN
-LEAST_UNIT, LARGEST_UNIT = 1 << 23, 253 << 23  # bits of 2^-126 and 2^126: both have an inverse
+COMPUTING, WARPS = 1, 4  # the named barrier of those that compute, and how many warps they are
 INVERSE = 254 << 23  # less the bits of a power of two: those of its inverse
 
 
-def make_widen(cfg):
-    """``widen(smem, source, target, thread)``: a stored tile as one of 16-bit elements.
-
-    A thread has the same 16 columns of several keys, whose places are constants apart.
-    """
-    TILE_N, PANEL_WORDS = cfg.tile_n, cfg.tile_n * 32
-
-    def make_widen_panel(panel):
-        pieces = min(8, 4 * (cfg.panels - 2 * panel))  # of 16 columns, in a row
-        keys = 128 // pieces  # of all threads
-
-        @unrolled
-        def widen_panel(smem, source, target, thread):
-            key, piece = thread // pieces, thread % pieces
-            row, swizzle, chunk = key * 32, key % 8, piece % 4 * 2
-            stored = source + row + (piece ^ swizzle) * 4 + panel * PANEL_WORDS
-            wide = target + row + (piece // 4 + 2 * panel) * PANEL_WORDS
-            places = wide + (chunk ^ swizzle) * 4, wide + ((chunk + 1) ^ swizzle) * 4
-            further = range(0, TILE_N * 32, keys * 32)
-            found = [load4(smem, stored + i) for i in further]
-            for i, words in zip(further, found, strict=True):
-                halves = [signed(x) for word in words for x in HALVES[cfg.stored](cfg.dtype, word)]
-                store4(smem, places[0] + i, halves[:4])
-                store4(smem, places[1] + i, halves[4:])
-
-        return widen_panel
-
-    widen_first = make_widen_panel(0)
-    if cfg.stored_panels == 1:
-        return widen_first
-    widen_second = make_widen_panel(1)
-
-    @inlined
-    def widen(smem, source, target, thread):
-        widen_first(smem, source, target, thread)
-        widen_second(smem, source, target, thread)
-
-    return widen
+@unrolled
+def load_scales(smem, at):
+    """The bits of the scales of a lane's four keys."""
+    return *load2(smem, at), *load2(smem, at + 8)
 
 
-def make_apply_scales(cfg):
-    """What the computing threads do with scales: a thread has those of its own columns.
-
-    load_scales(smem, at)                  the scales; ``at`` is the place of its first column's
-    scale_scores(s, scales)                S ∘ scale
-    without(scales, bad)                   1 for those of columns whose bit is set
-    in_units(p, alpha, scales, unit, new)  P ∘ scale / unit, α with what is old in the unit, and
-                                           the unit: the larger one of ``unit`` and ``new``
-    out_of_units(acc, unit)                O
-    """
-
-    @unrolled
-    def load_scales(smem, at):
-        return tuple(bits_float(x) for n in range(0, cfg.tile_n, 8) for x in load2(smem, at + n))
-
-    def of_element(scales, i):
-        return scales[column_of(i) // 8 * 2 + column_of(i) % 8]
-
-    @unrolled
-    def scale_scores(s, scales):
-        return tuple(x * of_element(scales, i) for i, x in enumerate(s))
-
-    @unrolled
-    def without(scales, bad):
-        return tuple(select(equal(bad & (1 << i), 0), x, 1.0) for i, x in enumerate(scales))
-
-    @unrolled
-    def in_units(p, alpha, scales, unit, new):
-        larger = select(unit < new, new, unit)
-        inverse = bits_float(larger * -1 + INVERSE)
-        scales = [x * inverse for x in scales]
-        shrunk = bits_float(unit) * inverse
-        p = tuple(x * of_element(scales, i) for i, x in enumerate(p))
-        return p, tuple(x * shrunk for x in alpha), larger
-
-    @unrolled
-    def out_of_units(acc, unit):
-        return tuple(x * bits_float(unit) for x in acc)
-
-    return load_scales, scale_scores, without, in_units, out_of_units
+def _of_columns(s, scales):
+    """Scores or weights times the scale of their key."""
+    return tuple(x * scales[column_of(i) // 8 * 2 + column_of(i) % 8] for i, x in enumerate(s))
 
 
 @unrolled
-def infinite(bits):
-    """Whether the float32 of an int32 is infinite or NaN."""
-    return equal(bits & EXPONENT, EXPONENT)
+def scale_scores(s, scales):
+    """S ∘ scale."""
+    return _of_columns(s, [bits_float(x) for x in scales])
 
 
-@inlined
-def located(key, pages):
-    """The page of a key, and where it is in there."""
-    table, first_page, page_size, sequence = pages
-    page, inside = sequence, key
-    if page_size > 0:
-        nth, inside = divided(key, page_size)
-        page = types.int32(table[first_page + nth])
-    return page, inside
+@unrolled
+def in_units(p, alpha, scales, unit, new):
+    """P ∘ scale / unit, α with what is old in that unit, and the unit: the larger of two."""
+    larger = select(unit < new, new, unit)
+    inverse = bits_float(larger * -1 + INVERSE)
+    shrunk = bits_float(unit) * inverse
+    p = _of_columns(p, [bits_float(x) * inverse for x in scales])
+    return p, tuple(x * shrunk for x in alpha), larger
 
 
-def make_scales(cfg):
-    """What the loading warp does with scales; nothing for 16 bits.
+@unrolled
+def changes(alpha):
+    """Whether α is not 1 for some row of the warp."""
+    return any_lane(either(*(either(x < 1.0, x > 1.0) for x in alpha)))
 
-    fetch(n0, length, head, pages, scales, lane)    a lane's, of a tile: the bits of K's and V's,
-                                                    of each of its keys; 1 behind the last key
-    put(smem, at, held)                             at the lane's place
-    unit_of(held)                                   the unit of the tile's, its bits
+
+@unrolled
+def out_of_units(acc, unit):
+    """O."""
+    return tuple(x * bits_float(unit) for x in acc)
+
+
+def make_stored_compute(cfg):
+    """``compute(smem, place, rows, bits, scale, thread)``: O, m and l of a warp's keys of the part."""
+    TILE_N, KV_BYTES, SCALE_WORDS = cfg.tile_n, cfg.stored_bytes, cfg.scale_words
+    K, V, SCALES, RECORDS, *_ = cfg.offsets
+    FULL_K, FULL_V, EMPTY = cfg.barriers
+    O_START = (types.float32(0),) * (StoredLayout(cfg).width // 2)
+    PAIR = (types.float32(0),) * 2
+    scores, (load_v, clean, add_products) = make_stored_scores(cfg), make_stored_values(cfg)
+    _, _, careful, *_ = make_online_softmax(ROWS, cfg.dtype)
+    *_, pack = make_wgmma_softmax(ROWS, cfg.dtype)
+    apply_keep, advance = make_apply_keep(ROWS, 0), make_advance(cfg.stages)
+    _, keep_of = make_rows(cfg)
+
+    @inlined
+    def keep_of_warp(kind, n0, seen, bits, c, first_key):
+        """A bit for each of this lane's four keys."""
+        keep = keep_of(kind & (RAGGED - 1), n0, seen, bits, 2 * c)
+        return types.uint32(keep >> (first_key // 4) & 15)
+
+    @inlined
+    def compute(smem, place, rows, bits, scale, thread):
+        base, words = place
+        acc, m, l, unit = O_START, PAIR, PAIR, types.int32(LEAST_UNIT)
+        stage, phase = types.int32(0), types.int32(0)
+        first_key, lane = types.int32(thread // 32 * ROWS), types.int32(thread % 32)
+        q, r, c = types.int32(words + 4 * lane), types.int32(lane // 4), types.int32(lane % 4)
+        mbarrier_wait(base + FULL_K, 0)
+        kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
+        while kind != END:
+            k, v_at = words + (K + stage * KV_BYTES) // 4, words + (V + stage * KV_BYTES) // 4
+            scales = words + SCALES // 4 + SCALE_WORDS * stage
+            own = scales + first_key + 2 * c
+            # S = Q Kᵀ ∘ scale
+            s = scores(smem, q, types.int32(k), types.int32(first_key + r), c)
+            mbarrier_wait(base + FULL_V + 8 * stage, phase)
+            s = scale_scores(s, load_scales(smem, types.int32(own)))
+            v = load_v(smem, types.int32(v_at), types.int32(first_key + 2 * c), r)
+            v_scales, new = load_scales(smem, types.int32(own + TILE_N)), smem[scales + 2 * TILE_N]
+            cuda.syncwarp()
+            if lane == 0:
+                mbarrier_arrive(base + EMPTY + 8 * stage)
+            if kind != FULL:
+                upper = keep_of_warp(kind, n0, rows[0], bits, c, first_key)
+                below = keep_of_warp(kind, n0, rows[1], bits, c, first_key)
+                s = apply_keep(s, (upper, below))
+                v, v_scales, bad = clean(v, v_scales)
+                l = poisoned(l, (types.uint32(upper & bad), types.uint32(below & bad)))
+            # P = 2^(S · scale − m)
+            weights, m, l, sums, _, alpha = careful(s, m, l, scale)
+            l = l[0] + sums[0], l[1] + sums[1]
+            weights, alpha, unit = in_units(weights, alpha, v_scales, unit, new)
+            # O = α O + P V
+            if changes(alpha):
+                acc = scale_fragment(acc, alpha)
+            acc = add_products(acc, pack(weights), v)
+            stage, phase = advance(stage, phase)
+            mbarrier_wait(base + FULL_K + 8 * stage, phase)
+            kind, n0, _, _ = read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+        return out_of_units(acc, unit), m, l
+
+    return compute
+
+
+def make_merge(cfg):
+    """``put(smem, words, acc, m, l, thread)``, ``merged(smem, words, row, column)``: O and LSE.
+
+    All warps' O are where the stages have been, their m and l where the scales have been.
     """
-    TILE_N = cfg.tile_n
-
-    @inlined
-    def scales_of(key, length, head, pages, scales):
-        (k_scale, k_stride, v_scale, v_stride), k, v = scales, types.int32(ONES), types.int32(ONES)
-        if key < length:
-            page, inside = located(key, pages)
-            k = k_scale[page * k_stride[0] + inside * k_stride[1] + head * k_stride[2]]
-            v = v_scale[page * v_stride[0] + inside * v_stride[1] + head * v_stride[2]]
-        return k, v
-
-    @inlined
-    def of_32_keys(n0, length, head, pages, scales, lane):
-        return (scales_of(types.int32(n0 + lane), length, head, pages, scales),)
-
-    @inlined
-    def of_64_keys(n0, length, head, pages, scales, lane):
-        lower = scales_of(types.int32(n0 + lane), length, head, pages, scales)
-        return lower, scales_of(types.int32(n0 + lane + 32), length, head, pages, scales)
-
-    @inlined
-    def of_no_keys(n0, length, head, pages, scales, lane):
-        return ()
+    layout, (K, _, SCALES, *_) = StoredLayout(cfg), cfg.offsets
+    WIDTH, OF_WARP, STATISTICS = layout.width, ROWS * layout.width, 2 * ROWS
 
     @unrolled
-    def put(smem, at, held):
-        for i, (k, v) in enumerate(held):
-            store(smem, at + 32 * i, k)
-            store(smem, at + (TILE_N + 32 * i), v)
-
-    def larger(a, b):
-        return select(a < b, b, a)
+    def put_acc(smem, at, acc, c):
+        """A lane's two rows: neighbours are ``span`` n-tiles."""
+        for i in range(2):
+            for e in range(2):
+                for t in range(0, len(acc) // 4, 4):
+                    column = c * (2 * layout.span) + layout.column(t, e)
+                    values = [float_bits(acc[4 * (t + n) + 2 * i + e]) for n in range(4)]
+                    store4(smem, at + 8 * i * WIDTH + column, values)
 
     @unrolled
-    def unit_of(held):
-        exponents = [v & EXPONENT for _, v in held]
-        unit = held[0][1] * 0 + LEAST_UNIT
-        for x in exponents:
-            unit = larger(unit, select(equal(x, EXPONENT), 0, x))
-        (unit,) = across_lanes((unit,), 32, larger)
-        return select(unit < LARGEST_UNIT, unit, LARGEST_UNIT)
+    def put_statistics(smem, at, m, l):
+        for i in range(2):
+            store(smem, at + 16 * i, float_bits(m[i]))
+            store(smem, at + (16 * i + 1), float_bits(l[i]))
 
-    return {0: of_no_keys, 32: of_32_keys, 64: of_64_keys}[TILE_N * cfg.quantised], put, unit_of
+    @inlined
+    def put(smem, words, acc, m, l, thread):
+        warp, r, c = thread // 32, thread % 32 // 4, types.int32(thread % 4)
+        l = row_total(l)
+        bar_sync(COMPUTING, 32 * WARPS)  # all are through with the stages
+        put_acc(smem, types.int32(words + K // 4 + warp * OF_WARP + r * WIDTH), acc, c)
+        if c == 0:
+            put_statistics(
+                smem, types.int32(words + SCALES // 4 + warp * STATISTICS + 2 * r), m, l
+            )
+        bar_sync(COMPUTING, 32 * WARPS)
+
+    @unrolled
+    def join(smem, at, statistics):
+        pairs = [load2(smem, statistics + w * STATISTICS) for w in range(WARPS)]
+        pairs = [[bits_float(x) for x in pair] for pair in pairs]
+        best = None
+        for m, l in pairs:
+            known = select(equal(l, 0.0), NEG_INF, m)
+            best = known if best is None else maximum(best, known)
+        total = o = bits_float(statistics * 0)
+        for w, (m, l) in enumerate(pairs):
+            factor = select(equal(l, 0.0), 0.0, exp2(m - guarded(best)))
+            total = fma(factor, l, total)
+            o = fma(factor, bits_float(load(smem, at + w * OF_WARP)), o)
+        none = equal(total, 0.0)
+        lse = select(none, NEG_INF, (best + log2(total)) * LN2)
+        return select(none, 0.0, o * approximate_reciprocal(total)), lse
+
+    @inlined
+    def merged(smem, words, row, column):
+        at = words + K // 4 + row * WIDTH + column
+        return join(smem, types.int32(at), types.int32(words + SCALES // 4 + 2 * row))
+
+    return put, merged
+
+
+def make_stored_part(cfg):
+    """``run(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, thread)``.
+
+    What the computing warps do with a row tile: O and LSE of the part of its keys.
+    """
+    HEAD_DIM, (load_q_row, put_q) = cfg.head_dim, make_stored_q(cfg)
+    compute, (put, merged), (row_at, _) = make_stored_compute(cfg), make_merge(cfg), make_rows(cfg)
+
+    @inlined
+    def row_of_q(q, q_stride, rows, row, thread):
+        first, count, pack, start = rows
+        token, head = divided(types.int32(min(first + row, count - 1)), pack)
+        at = (start + token * q_stride[1] + head * q_stride[2]) // 2
+        return load_q_row(q, types.int32(at), types.int32(thread % 4))
+
+    @inlined
+    def run(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, thread):
+        first, count, _, _ = rows
+        plane, length, lo, hi = seen
+        r = thread % 32 // 4
+        if thread < 32:
+            upper = row_of_q(q, q_stride, rows, r, thread)
+            below = row_of_q(q, q_stride, rows, r + 8, thread)
+            put_q(smem, types.int32(place[1] + 4 * thread), upper, below)
+        bar_sync(COMPUTING, 32 * WARPS)
+        upper, _ = row_at(types.int32(first + r), where, plane, length, lo, hi)
+        below, _ = row_at(types.int32(first + r + 8), where, plane, length, lo, hi)
+        acc, m, l = compute(smem, place, (upper, below), bits, scale, thread)
+        put(smem, place[1], acc, m, l, thread)
+        part_o, part_lse = parts
+        elements = hide(types.int32(min(count - first, ROWS) * HEAD_DIM))
+        for i in range(thread, elements, 32 * WARPS):
+            row, column = i // HEAD_DIM, i % HEAD_DIM
+            o, lse = merged(smem, place[1], row, column)
+            _, (o_at, lse_at) = row_at(types.int32(first + row), where, plane, length, lo, hi)
+            part_o[o_at * HEAD_DIM + column] = o
+            if column == 0:
+                part_lse[lse_at] = lse
+
+    return run

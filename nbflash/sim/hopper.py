@@ -16,6 +16,7 @@ from nbflash.sim.bulk import bulk_add, bulk_commit, bulk_wait, bulk_wait_read, g
 from nbflash.sim.engine import WARP, current
 from nbflash.sim.errors import SimError
 from nbflash.sim.memory import wrap
+from nbflash.sim.mma import mma
 from nbflash.sim.sites import capture, show
 from nbflash.sim.storage import POISON
 from nbflash.sim.warp import warp_collective
@@ -38,6 +39,7 @@ __all__ = [
     "mbarrier_arrive_expect_tx",
     "mbarrier_init",
     "mbarrier_wait",
+    "mma",
     "setmaxnreg",
     "settle",
     "shared_address",

@@ -58,7 +58,7 @@ def _mn_major(start, leading, stride, columns):
     return swizzled(at + row % 8 * 128 + column % 64 * 2)
 
 
-def _floats(words, dtype):
+def floats(words, dtype):
     """float32 values of the bits of float16 or bfloat16."""
     if dtype == "float16":
         return words.view(np.float16).astype(np.float32)
@@ -155,7 +155,7 @@ class Instruction:
         """Multiply, once the operands in registers of all threads are here."""
         a = _matrix(self.registers.view(np.uint16)) if self.a is None else self.a.read()
         a = a.T if self.transpose_a else a
-        a, b = _floats(a, self.dtype), _floats(self.b.read(), self.dtype)
+        a, b = floats(a, self.dtype), floats(self.b.read(), self.dtype)
         with np.errstate(all="ignore"):
             product = (-a if self.negate_a else a) @ (b if self.transpose_b else b.T)
             if isinstance(self.start, Instruction):

@@ -6,6 +6,9 @@ from nbflash.ptx._asm import inline_ptx, ir, types
 from nbflash.tile.unroll import Scalar
 from nbflash.tile.warp_math import pack_half, permute, subtract_halves, unpack_half
 
+ONES = 0x3F800000  # the bits of the float32 1
+EXPONENT = 0x7F800000  # of a float32; all ones where it is infinite or NaN
+
 
 def bits_float(x):
     """The float32 whose bits are ``x``; no instruction."""
@@ -14,14 +17,16 @@ def bits_float(x):
     return x.new(types.float32, x.builder.bitcast(x.value, ir.FloatType()))
 
 
+def float_bits(x):
+    """The bits of a float32 as an int32; no instruction."""
+    if not isinstance(x, Scalar):
+        return x.view(np.int32)
+    return x.new(types.int32, x.builder.bitcast(x.value, ir.IntType(32)))
+
+
 def unsigned(x):
     """The bits of an int32 as a uint32; no instruction."""
     return x.new(types.uint32, x.value) if isinstance(x, Scalar) else x.view(np.uint32)
-
-
-def signed(x):
-    """The bits of a uint32 as an int32; no instruction."""
-    return x.new(types.int32, x.value) if isinstance(x, Scalar) else x.view(np.int32)
 
 
 def _widened(pair):
@@ -63,3 +68,8 @@ def _float8_e4m3fn(dtype, word):
 
 #: ``HALVES[stored](dtype, word)``: the four of an int32 as two words of packed ``dtype``, exactly.
 HALVES = {"int8": _int8, "float8_e4m3fn": _float8_e4m3fn}
+#: ``NAN_BYTES[stored](word)``: not 0 if one of an int32's four is NaN.
+NAN_BYTES = {
+    "int8": lambda word: word * 0,
+    "float8_e4m3fn": lambda word: ((unsigned(word) & 0x7F7F7F7F) + 0x01010101) & 0x80808080,
+}

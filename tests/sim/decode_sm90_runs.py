@@ -62,7 +62,7 @@ def parts(
         *(heads // heads_kv, splits, np.float32(max(abs(scale) * LOG2_E, LEAST_SCALE))),
         *map(np.ravel, tables),
     )
-    blocks = batch * (heads // pack) * -(-nq * pack // ROWS) * splits
+    blocks = batch * (heads // pack) * -(-nq * pack // cfg.tile_m) * splits
     launch.simulate(spec_of(cfg), blocks, arguments)
     return part_o, part_lse
 

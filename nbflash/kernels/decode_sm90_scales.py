@@ -1,0 +1,73 @@
+"""Pages and scales, as the loading warp of the Hopper decode kernel finds them."""
+
+from nbflash.ptx._asm import inlined, types
+from nbflash.tile.dequantise import EXPONENT, ONES
+from nbflash.tile.lanes import across_lanes
+from nbflash.tile.pipeline import divided
+from nbflash.tile.unroll import equal, select, store, unrolled
+
+LEAST_UNIT, LARGEST_UNIT = 1 << 23, 253 << 23  # bits of 2^-126 and 2^126: both have an inverse
+
+
+@inlined
+def located(key, pages):
+    """The page of a key, and where it is in there."""
+    table, first_page, page_size, sequence = pages
+    page, inside = sequence, key
+    if page_size > 0:
+        nth, inside = divided(key, page_size)
+        page = types.int32(table[first_page + nth])
+    return page, inside
+
+
+def make_scales(cfg):
+    """What the loading warp does with scales; nothing for 16 bits.
+
+    fetch(n0, length, head, pages, scales, lane)    a lane's, of a tile: the bits of K's and V's,
+                                                    of each of its keys; 1 behind the last key
+    put(smem, at, held)                             at the lane's place
+    unit_of(held)                                   the unit of the tile's, its bits
+    """
+    TILE_N = cfg.tile_n
+
+    @inlined
+    def scales_of(key, length, head, pages, scales):
+        (k_scale, k_stride, v_scale, v_stride), k, v = scales, types.int32(ONES), types.int32(ONES)
+        if key < length:
+            page, inside = located(key, pages)
+            k = k_scale[page * k_stride[0] + inside * k_stride[1] + head * k_stride[2]]
+            v = v_scale[page * v_stride[0] + inside * v_stride[1] + head * v_stride[2]]
+        return k, v
+
+    @inlined
+    def of_32_keys(n0, length, head, pages, scales, lane):
+        return (scales_of(types.int32(n0 + lane), length, head, pages, scales),)
+
+    @inlined
+    def of_64_keys(n0, length, head, pages, scales, lane):
+        lower = scales_of(types.int32(n0 + lane), length, head, pages, scales)
+        return lower, scales_of(types.int32(n0 + lane + 32), length, head, pages, scales)
+
+    @inlined
+    def of_no_keys(n0, length, head, pages, scales, lane):
+        return ()
+
+    @unrolled
+    def put(smem, at, held):
+        for i, (k, v) in enumerate(held):
+            store(smem, at + 32 * i, k)
+            store(smem, at + (TILE_N + 32 * i), v)
+
+    def larger(a, b):
+        return select(a < b, b, a)
+
+    @unrolled
+    def unit_of(held):
+        exponents = [v & EXPONENT for _, v in held]
+        unit = held[0][1] * 0 + LEAST_UNIT
+        for x in exponents:
+            unit = larger(unit, select(equal(x, EXPONENT), 0, x))  # no infinity, no NaN
+        (unit,) = across_lanes((unit,), 32, larger)
+        return select(unit < LARGEST_UNIT, unit, LARGEST_UNIT)
+
+    return {0: of_no_keys, 32: of_32_keys, 64: of_64_keys}[TILE_N * cfg.quantised], put, unit_of
