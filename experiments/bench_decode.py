@@ -7,7 +7,7 @@ the same device in the same run, which counts what it reads and what it writes.
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -63,18 +63,41 @@ class Problem:
             "dtype": self.q.dtype.name,
         }
 
-    def check(self, name, out, mask=None, values=None):
-        """The largest error of the first and the last sequence; OutOfBudget beyond the budget."""
-        keep, errors = None if mask is None else mask.dense(), []
-        for b in {0, self.batch - 1}:
-            k, v = (np.roll(x, b * STEP, axis=0)[None] for x in values or (self.k, self.v))
-            one = self.q[b : b + 1], k, v, keep
-            (exact, _), (low, _) = reference.attention(*one), low_precision(*one)
-            try:
-                errors.append(assert_within_reference(out[b : b + 1], exact, low, "out"))
-            except AssertionError as failure:
-                raise OutOfBudget(f"{name}: no timing is reported, {failure}") from None
-        return max(errors)
+    @property
+    def checked(self):
+        """The first and the last sequence."""
+        return sorted({0, self.batch - 1})
+
+    @cached_property
+    def plain(self):
+        """`expected` of the keys and values themselves."""
+        return self.expected(self.k, self.v)
+
+    def expected(self, k, v, mask=None):
+        """The float64 reference and the plain computation of the sequences that are checked.
+
+        A sum is the same however the keys are turned: the sequences, and the heads that share keys,
+        are rows over keys that are there once. Head by head, which the caches hold.
+        """
+        q, found = self.q[self.checked], []
+        group, keep = q.shape[2] // k.shape[1], None
+        if mask is not None:
+            own = [np.roll(mask.dense(), -b * STEP, axis=1) for b in self.checked]
+            keep = np.repeat(np.concatenate(own), group, axis=0)
+        for h in range(k.shape[1]):
+            rows, kv = q[:, :, h * group : (h + 1) * group], (x[None, :, h : h + 1] for x in (k, v))
+            one = rows.reshape(1, -1, 1, q.shape[3]), *kv, keep
+            both = reference.attention(*one)[0], low_precision(*one)[0]
+            found.append([x.reshape(rows.shape) for x in both])
+        return [np.concatenate(x, axis=2) for x in zip(*found, strict=True)]
+
+    def check(self, name, out, expected):
+        """The largest error of these sequences; OutOfBudget beyond the budget of one."""
+        try:
+            values = zip(out[self.checked], *expected, strict=True)
+            return max(assert_within_reference(*one, "out") for one in values)
+        except AssertionError as failure:
+            raise OutOfBudget(f"{name}: no timing is reported, {failure}") from None
 
 
 def of_all(backend, x, batch):
@@ -110,9 +133,9 @@ def nbflash_tasks(backend, problem, sweep, seed):
     k, v = (x.view(dtype) for x in words)
     size, found = k.nbytes + v.nbytes, {}
 
-    def add(name, *caches, read=size, density=1.0, mask=None, values=None, **options):
-        call = partial(nbflash.decode, q, *caches, lengths, mask=mask, **options)
-        error = problem.check(name, backend.numpy(call()), mask, values)
+    def add(name, *caches, read=size, density=1.0, expected=problem.plain, **options):
+        call = partial(nbflash.decode, q, *caches, lengths, **options)
+        error = problem.check(name, backend.numpy(call()), expected)
         found[name] = call, {"bytes": read * density, "density": density, "error": error}
 
     add("contiguous", k, v)
@@ -126,11 +149,12 @@ def nbflash_tasks(backend, problem, sweep, seed):
         values = [dequantise(*pair, np.dtype(np.float32)) for pair in stored]
         read = sum(x.nbytes for x in (*caches, *scales))
         named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
-        add(name, *caches, read=read, values=values, **named)
+        add(name, *caches, read=read, expected=problem.expected(*values), **named)
     some = round(sweep["window"] * keys)
     mask = masks.sinks(problem.q.shape[1], some // 8, some - some // 8, nk=keys)
     density = float(mask.dense().mean())
-    add("sinks and window", k, v, density=density, mask=mask)
+    expected = problem.expected(problem.k, problem.v, mask)
+    add("sinks and window", k, v, density=density, expected=expected, mask=mask)
     return found
 
 
@@ -159,8 +183,8 @@ def torch_tasks(backend, problem):
         except RuntimeError as error:
             say(f"{label} is left out: {str(error).splitlines()[0]}")
             continue
-        known = {"bytes": size, "density": 1.0, "error": problem.check(label, out.astype(dtype))}
-        found[label] = call, known
+        error = problem.check(label, out.astype(dtype), problem.plain)
+        found[label] = call, {"bytes": size, "density": 1.0, "error": error}
     return found
 
 

@@ -1,23 +1,30 @@
-"""Compile kernels in several processes: a cubin needs no GPU, and the disk cache is shared."""
+"""Compile kernels in several processes: a cubin needs no GPU, and the disk cache is shared.
+
+A test module may say itself which kernels its tests need: ``kernels(**parameters)`` of one of them
+gives tuples of a function of this module and its arguments. See conftest.
+"""
 
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from unittest.mock import patch
 
 
-def problem_of(dtype, head_dim, vectors):
-    """A problem whose kernels are those of every problem with this dtype and head_dim."""
+def problem_of(dtype, head_dim, vectors=True, scale=None, sizes=(1, 1, 1, 1)):
+    """A problem whose kernels are those of every one like it; ``sizes``: batch, nq, nk, heads."""
     from nbflash.problem import Problem
 
+    batch, nq, nk, heads = sizes
     return Problem(
-        batch=1,
-        nq=1,
-        nk=1,
-        heads=1,
+        batch=batch,
+        nq=nq,
+        nk=nk,
+        heads=heads,
         heads_kv=1,
         head_dim=head_dim,
         dtype=dtype,
-        scale=1.0,
+        scale=head_dim**-0.5 if scale is None else scale,
         strides=((0, 0, 0, 1),) * 3,
         device="cuda",
         device_id=0,
@@ -25,87 +32,161 @@ def problem_of(dtype, head_dim, vectors):
     )
 
 
-def specs_of(problem, device):
-    """The kernels that a device with these attributes would be asked to run."""
-    import masks
-    from nbflash import simt
+class Recorder:
+    """A device that notes which kernels it is asked to run."""
 
-    specs = []
+    def __init__(self, device):
+        self._device, self.specs = device, []
 
-    class Recorder:
-        def __init__(self, device_id):
-            vars(self).update(device)
+    def __getattr__(self, name):
+        return getattr(self._device, name)
 
-        def params(self, given):
-            return given
+    def params(self, given):
+        return given
 
-        def bind(self, spec, *_):
-            specs.append(spec)
+    def bind(self, spec, *_):
+        self.specs.append(spec)
 
-    simt._Gpu, original = Recorder, simt._Gpu
-    try:
-        executor = simt.SimtExecutor(problem, masks.dense(1, 1))
+
+def simt_specs(problem, score=None, dropout=0.0, mask=None):
+    """Forward and both forms of the backward, the same for all masks."""
+
+    def bind(executor, vectors):
         executor._forward  # noqa: B018
         executor._row_kernels  # noqa: B018
-        vectors = simt.vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
         for deterministic in (False, True):
             executor._passes(deterministic, vectors)
-    finally:
-        simt._Gpu = original
-    return specs
+
+    return _recorded(bind, problem, score, dropout)
 
 
-def _compile(combination, device, capability):
-    from nbflash.launch import cached_cubin
+def score_specs(problem, score, mask, impl):
+    """Forward and the gradients of a score's arrays."""
 
-    for spec in specs_of(problem_of(*combination), device):
-        cached_cubin(spec, capability)
+    def bind(executor, vectors):
+        if impl == "simt":
+            executor._forward  # noqa: B018
+        executor._row_kernels  # noqa: B018
+        executor._kernel(vectors)
+
+    forward = sm90_forward_specs(problem, score, mask=mask) if impl == "sm90" else []
+    return forward + _recorded(bind, problem, score, learned=True)
 
 
-def sm90_specs(dtype, head_dim):
-    """The Hopper kernels of every problem with this dtype and head_dim, whatever its mask."""
+def _recorded(bind, problem, score, dropout=0.0, learned=False):
+    """What ``bind(executor, vectors)`` asks the device for."""
+    import masks
+    from nbflash import simt
+    from nbflash.simt_score import SimtScoreBackward
+
+    recorder, mask = Recorder(simt.device_of(0)), masks.dense(problem.nq, problem.nk)
+    vectors = simt.vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
+    make = SimtScoreBackward if learned else simt.SimtExecutor
+    with patch.object(simt, "device_of", return_value=recorder):
+        bind(make(problem, mask, score=score, dropout=dropout), vectors)
+    return recorder.specs
+
+
+def sm90_forward_specs(problem, score=None, dropout=0.0, mask=None):
+    """What Hopper chooses for a mask, or may choose for any; nothing elsewhere."""
+    from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+    from nbflash.kernels.sm90_config import choose, forward_configs
+    from nbflash.schedule import TileSchedule
+
+    if _not_hopper():
+        return []
+    given = {"negate": problem.scale < 0, "score": _code(score, problem), "dropout": bool(dropout)}
+    configs = forward_configs(problem.dtype, problem.head_dim, **given)
+    if mask is not None:
+        configs = [choose(configs, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))[0]]
+    return list(map(fwd_sm90_spec, configs))
+
+
+def sm90_specs(problem, score=None, dropout=0.0, mask=None):
+    """Forward and both forms of the backward; nothing where there is no Hopper GPU."""
     from nbflash.kernels import bwd_sm90_config as columns
     from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
     from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
-    from nbflash.kernels.bwd_sm90_dq_config import dq_config
+    from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
     from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
-    from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
-    from nbflash.kernels.sm90_config import forward_configs
     from nbflash.sm90_backward import rows_config
+    from nbflash.tile.wgmma_gemm import PANEL
 
-    for negate in (False, True):
-        yield from map(fwd_sm90_spec, forward_configs(dtype, head_dim, negate))
-    cfg = columns.columns_config(dtype, head_dim)
-    yield bwd_sm90_spec(cfg)
-    yield bwd_sm90_dq_spec(dq_config(dtype, head_dim, cfg.tile_m))
-    if head_dim <= columns.MOST_HEAD_DIM:
-        cfg = columns.backward_config(dtype, head_dim)
-        yield bwd_sm90_spec(cfg)
-        yield from (of(rows_config(cfg)) for of in (statistics_sm90_spec, round_sm90_spec))
+    if _not_hopper():
+        return []
+    specs = sm90_forward_specs(problem, score, dropout, mask)
+    sizes = problem.dtype, problem.head_dim
+    more = {"score": _code(score, problem), "dropout": bool(dropout)}
+    cfg = replace(columns.columns_config(*sizes), **more)
+    specs.append(bwd_sm90_spec(cfg))
+    specs.append(bwd_sm90_dq_spec(completed(dq_config(*sizes, cfg.tile_m), **more)))
+    if not dropout and (PANEL if score else 0) < problem.head_dim <= columns.MOST_HEAD_DIM:
+        cfg = replace(columns.backward_config(*sizes), **more)
+        specs.append(bwd_sm90_spec(cfg))
+        specs += [of(rows_config(cfg)) for of in (statistics_sm90_spec, round_sm90_spec)]
+    return specs
 
 
-def _compile_sm90(dtype, head_dim, which):
-    from nbflash.launch import cached_cubin
-
-    cached_cubin(list(sm90_specs(dtype, head_dim))[which], (9, 0))
-
-
-def compile_ahead(combinations, sm90=()):
-    """Fill the disk cache for all ``(dtype, head_dim, vectors)``, and for Hopper's, without."""
-    import cupy
-
-    from nbflash import simt
+def _not_hopper():
     from nbflash.config import why_not_here
 
-    simple = (bool, int, float, str, tuple)
-    device = {name: x for name, x in vars(simt._Gpu(0)).items() if isinstance(x, simple)}
-    digits = cupy.cuda.Device(0).compute_capability
-    capability = int(digits[:-1]), int(digits[-1])
-    sm90 = () if why_not_here("sm90") else sm90
+    return why_not_here("sm90")
+
+
+def _code(score, problem):
+    from nbflash.score_params import prepare
+
+    return prepare(score, problem, (9, 0))[0]
+
+
+def decode_specs(dtype, stored, head_dim, nq, heads, page_size=None, masked=False):
+    """The first kernel, of queries and caches of two dtypes; ``page_size`` None: contiguous."""
+    from nbflash.kernels import decode_simt_config, decode_sm90_config
+    from nbflash.kernels.decode_simt import decode_simt_spec
+    from nbflash.kernels.decode_sm90 import decode_sm90_spec
+
+    if dtype in ("float16", "bfloat16") and not _not_hopper():
+        of_one_byte = stored if stored != dtype else ""
+        given = dtype, head_dim, page_size, of_one_byte
+        config = decode_sm90_config.decode_config(*given, masked=masked)
+        if not config.why_not():
+            return [decode_sm90_spec(config)]
+    how = {"group": heads[0] // heads[1], "masked": masked, "vectors": head_dim % 4 == 0}
+    return [
+        decode_simt_spec(decode_simt_config.decode_config(dtype, stored, head_dim, nq=nq, **how))
+    ]
+
+
+def compile_ahead(specs, capability):
+    """Fill the disk cache, on all cores."""
+    from nbflash.launch import cached_cubin
+
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
-        jobs = [pool.submit(_compile, c, device, capability) for c in combinations]
-        for of in sm90:
-            jobs += [pool.submit(_compile_sm90, *of, i) for i, _ in enumerate(sm90_specs(*of))]
-        for job in jobs:
+        for job in [pool.submit(cached_cubin, s, capability) for s in specs if s.on_disk]:
             job.result()
+
+
+def once(run, work):
+    """Do ``work`` in one process of a test run; the others wait until it is done.
+
+    Should that process die, its lock goes with it, and the next one does what is left.
+
+    Parameters
+    ----------
+    run : str
+        The same for all processes, and another for every run.
+    work : callable
+    """
+    import fcntl
+
+    from nbflash.config import cache_dir
+
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "compiled-ahead").open("a+", encoding="utf-8") as last_done:
+        fcntl.flock(last_done, fcntl.LOCK_EX)
+        last_done.seek(0)
+        if last_done.read() != run:
+            work()
+            last_done.truncate(0)
+            last_done.write(run)

@@ -45,26 +45,40 @@ def pytest_configure(config):
 @pytest.hookimpl(trylast=True)  # behind -k
 def pytest_collection_modifyitems(config, items):
     """Compile what the tests will need on all cores, before the first of them waits for it."""
-    if items and not SANITIZING and not config.option.collectonly:
-        from compile_ahead import compile_ahead
-        from device_runs import COMBINATIONS
+    if not items or SANITIZING or config.option.collectonly:
+        return
+    from compile_ahead import compile_ahead, once
 
-        simt, sm90 = False, set()
-        for item in items:
-            given = _parameters(item)
-            if given["impl"] == "sm90":
-                sm90.add((given.get("dtype", "float16"), given.get("head_dim", 64)))
-            else:
-                simt = True
-        compile_ahead(COMBINATIONS if simt else (), sorted(sm90))
+    from nbflash.simt import device_of
+
+    def work():
+        calls = dict.fromkeys(call for item in items for call in _kernels(item))
+        specs = dict.fromkeys(spec for of, *given in calls for spec in of(*given))
+        compile_ahead(specs, device_of(0).capability)
+
+    if worker := getattr(config, "workerinput", None):  # of pytest-xdist
+        once(worker["testrunuid"], work)
+    else:
+        work()
 
 
-def _parameters(item):
-    """Those of a test, with those of the ``case`` among them; of which implementation it is."""
-    impl = "sm90" if item.path.name.startswith("test_gpu_sm90") else "simt"
+def _kernels(item):
+    """Those that a test may need, by what its module says, or by its parameters and its case.
+
+    Every tuple is a function of `compile_ahead` and what it takes.
+    """
+    from compile_ahead import problem_of, simt_specs, sm90_specs
+    from device_runs import COMBINATIONS
+
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    case = vars(given["case"]) if "case" in given else {}
-    return {"impl": impl} | given | case
+    if hasattr(item.module, "kernels"):
+        return item.module.kernels(**given)
+    impl = "sm90" if item.path.name.startswith("test_gpu_sm90") else "simt"
+    given = {"impl": impl} | given | (vars(given["case"]) if "case" in given else {})
+    if given["impl"] == "simt":
+        return [(simt_specs, problem_of(*combination)) for combination in COMBINATIONS]
+    sizes = given.get("dtype", "float16"), given.get("head_dim", 64)
+    return [(sm90_specs, problem_of(*sizes, scale=scale)) for scale in (1.0, -1.0)]
 
 
 @pytest.fixture(autouse=True)

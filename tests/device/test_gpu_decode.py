@@ -6,6 +6,7 @@ import cupy
 import ml_dtypes
 import numpy as np
 import pytest
+from compile_ahead import decode_specs
 from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_bits
 from device_runs import poisoned_block
 
@@ -16,6 +17,16 @@ from nbflash.quantised import dequantise, quantise
 CAPACITY, PAGE = 2048, 16
 LENGTHS = np.array([0, 1, 2, 63, 64, 65, 255, 257, 1000, CAPACITY], np.int32)
 STORAGE = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}
+
+
+def kernels(dtype=None, nq=2, heads=(8, 2), head_dim=64, page_size=PAGE, storage=None, **more):
+    """For `compile_ahead`: of contiguous and of paged caches."""
+    if dtype:
+        stored = np.dtype(STORAGE[storage] if storage else DTYPES[dtype]).name
+        masked, heads = "name" in more, (1, 1) if more.get("name") == "per-head" else heads
+        given = np.dtype(DTYPES[dtype]).name, stored, head_dim, NQ if masked else nq, heads
+        for size in (None, page_size):
+            yield decode_specs, *given, size, masked
 
 
 def problem(nq=1, heads=(8, 2), head_dim=64, dtype="f16", lengths=LENGTHS):

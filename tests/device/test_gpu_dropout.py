@@ -5,6 +5,7 @@ import functools
 import cupy
 import numpy as np
 import pytest
+from compile_ahead import problem_of, simt_specs, sm90_specs
 from device_runs import DTYPES, FACTORS, IMPLS, ON_HOPPER, RESULTS, bits, by_mode, gallery, host
 
 import nbflash
@@ -17,39 +18,40 @@ from nbflash.testing import (
 )
 
 SEED = 2**63 + 5, 2**40 + 11
+P = 0.2
+SIZES = [("simt", dtype, head_dim) for dtype in DTYPES for head_dim in (64, 100, 256)]
+SIZES += [  # every configuration's head_dim
+    pytest.param("sm90", dtype, head_dim, marks=ON_HOPPER)
+    for dtype in DTYPES
+    if dtype in ("float16", "bfloat16")
+    for head_dim in (8, 64, 72, 128, 192, 256)
+]
 by_impl = pytest.mark.parametrize("impl", IMPLS)
+
+
+def kernels(impl=None, head_dim=None, dtype=None, **_):
+    """For `compile_ahead`."""
+    if impl and head_dim:
+        of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
+        yield of, problem_of(dtype, head_dim), None, P
 
 
 def run_once(inputs, mask, seed, *, impl="simt", deterministic=False):
     q, k, v, dout = inputs
-    how = {"dropout": 0.2, "seed": seed, "impl": impl}
+    how = {"dropout": P, "seed": seed, "impl": impl}
     out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **how)
     how["deterministic"] = deterministic
     return out, lse, *nbflash.attention_backward(dout, q, k, v, out, lse, mask, **how)
 
 
 @by_mode
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [64, 100, 256])
-def test_values_and_gradients(head_dim, dtype, deterministic):
+@pytest.mark.parametrize(("impl", "dtype", "head_dim"), SIZES)
+def test_values_and_gradients(impl, head_dim, dtype, deterministic):
     """Below one tile, several tiles; heads that share."""
-    check("simt", head_dim, dtype, deterministic)
-
-
-@ON_HOPPER
-@by_mode
-@pytest.mark.parametrize("dtype", [name for name in ("float16", "bfloat16") if name in DTYPES])
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
-def test_values_and_gradients_on_hopper(head_dim, dtype, deterministic):
-    """Every configuration's head_dim."""
-    check("sm90", head_dim, dtype, deterministic)
-
-
-def check(impl, head_dim, dtype, deterministic):
     for nq, nk, name in ((1, 3, "dense"), (63, 65, "causal"), (300, 190, "per-batch-per-head")):
         inputs = make_qkv(2, nq, nk, 4, 2, head_dim, DTYPES[dtype])
         q, k, v, dout = inputs
-        mask, how = gallery(nq, nk, heads=4)[name], {"dropout": 0.2, "seed": SEED}
+        mask, how = gallery(nq, nk, heads=4)[name], {"dropout": P, "seed": SEED}
         given = map(cupy.asarray, inputs)
         got = run_once(given, mask, SEED, impl=impl, deterministic=deterministic)
         exact = reference.attention(q, k, v, mask, **how)
@@ -69,7 +71,7 @@ def test_the_mask_is_that_of_philox(impl, deterministic):
     eye = cupy.ascontiguousarray(cupy.broadcast_to(cupy.eye(n, dtype="f2")[:, None], q.shape))
     given = {"impl": impl, "deterministic": deterministic}
     out, _, _, _, dv = run_once((q, q, eye, eye), None, SEED, **given)
-    kept = philox.kept((2, heads, n, n), 0.2, SEED)
+    kept = philox.kept((2, heads, n, n), P, SEED)
     np.testing.assert_array_equal(host(out) != 0, kept.transpose(0, 2, 1, 3))
     np.testing.assert_array_equal(host(dv) != 0, kept.transpose(0, 3, 1, 2))
 

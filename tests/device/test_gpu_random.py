@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import cupy
 import numpy as np
 import pytest
+from compile_ahead import problem_of, simt_specs, sm90_specs
 from device_runs import (
     DTYPES,
     ON_HOPPER,
@@ -98,6 +99,10 @@ class Configuration:
         qkv = [Framed(x, rng, quantum, backwards=0) for x in qkv]
         return [*qkv, Framed(dout, rng, quantum_of_dout)]
 
+    @property
+    def drawn_mask(self):
+        return gallery(self.nq, self.nk, batch=self.batch, heads=self.heads)[self.mask]
+
 
 CASES = [
     pytest.param(Configuration.draw(impl, seed), id=f"{impl}-seed-{seed}", marks=marks)
@@ -106,10 +111,18 @@ CASES = [
 ]
 
 
+def kernels(case=None, **_):
+    """For `compile_ahead`."""
+    if case:
+        of = {"simt": simt_specs, "sm90": sm90_specs}[case.impl]
+        problem = problem_of(case.dtype, case.head_dim, case.aligned, case.scale)
+        yield of, problem, None, 0.0, case.drawn_mask
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_random_problem(case):
     print(case)
-    mask = gallery(case.nq, case.nk, batch=case.batch, heads=case.heads)[case.mask]
+    mask = case.drawn_mask
     sizes = case.batch, case.nq, case.nk, case.heads, case.heads_kv, case.head_dim
     plain = make_qkv(*sizes, case.dtype, case.seed)
     rng = np.random.default_rng((case.seed, 1))

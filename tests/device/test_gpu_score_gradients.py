@@ -3,6 +3,7 @@
 import cupy
 import numpy as np
 import pytest
+from compile_ahead import problem_of, score_specs
 from device_runs import by_impl, gallery, host, make_qkv
 from score_cases import HEADS
 from score_gradients import NAMES, expected, hold, learned_scores
@@ -12,6 +13,23 @@ import nbflash
 MASKS = ("dense", "causal", "window", "checkerboard", "dead-scattered", "per-batch-per-head")
 LENGTHS = ((5, 9), (63, 129), (200, 130), (257, 300))
 DTYPES = {"simt": ("float32", "float64", "bfloat16"), "sm90": ("float16", "bfloat16")}
+
+
+def dealt(impl, name, head_dim):
+    """``seed, lengths, mask, dtype, scale`` of the problems of a test."""
+    start = NAMES.index(name) + head_dim // 64
+    dtype = DTYPES[impl][start % len(DTYPES[impl])]  # compiled anew
+    for i, lengths in enumerate(LENGTHS, start):
+        mask = gallery(*lengths, heads=HEADS)[MASKS[i % len(MASKS)]]
+        yield i, lengths, mask, dtype, -(head_dim**-0.5) if i % 3 == 0 else None
+
+
+def kernels(impl="simt", name=None, head_dim=None):
+    """For `compile_ahead`."""
+    if head_dim:
+        for _, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
+            problem = problem_of(dtype, head_dim, scale=scale, sizes=(2, *lengths, HEADS))
+            yield score_specs, problem, learned_scores(*lengths, 2)[name], mask, impl
 
 
 def gradients(inputs, mask, score, dlse=None, **how):
@@ -33,14 +51,10 @@ def check(inputs, mask, score, dlse=None, *, impl, **how):
 )
 def test_every_array(impl, name, head_dim):
     """Lengths, masks, dtypes, signs of the scale and a gradient of the LSE are dealt out."""
-    start = NAMES.index(name) + head_dim // 64
-    dtype = DTYPES[impl][start % len(DTYPES[impl])]  # compiled anew
-    for i, lengths in enumerate(LENGTHS, start):
-        mask = gallery(*lengths, heads=HEADS)[MASKS[i % len(MASKS)]]
-        inputs = make_qkv(2, *lengths, HEADS, 2, head_dim, dtype, i)
+    for seed, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
+        inputs = make_qkv(2, *lengths, HEADS, 2, head_dim, dtype, seed)
         wide = np.float64 if dtype == "float64" else np.float32
-        dlse = np.random.default_rng(i).standard_normal((2, HEADS, lengths[0])).astype(wide)
-        scale = -(head_dim**-0.5) if i % 3 == 0 else None
+        dlse = np.random.default_rng(seed).standard_normal((2, HEADS, lengths[0])).astype(wide)
         check(inputs, mask, learned_scores(*lengths, 2)[name], dlse, impl=impl, scale=scale)
 
 

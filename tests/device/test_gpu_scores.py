@@ -3,6 +3,7 @@
 import cupy
 import numpy as np
 import pytest
+from compile_ahead import problem_of, simt_specs, sm90_specs
 from device_runs import ON_HOPPER, by_impl, gallery, host, make_qkv
 from score_cases import HEADS, NAMES, scores_for
 
@@ -15,6 +16,27 @@ MASKS = ("dense", "causal", "window", "checkerboard", "dead-scattered", "per-bat
 LENGTHS = ((5, 9), (63, 129), (200, 130), (257, 300))
 DTYPES = {"simt": ("float32", "float64", "bfloat16"), "sm90": ("float16", "bfloat16")}
 by_name = pytest.mark.parametrize("name", NAMES)
+
+
+def dealt(impl, name, head_dim):
+    """``seed, lengths, mask, dtype, scale`` of the problems of a test."""
+    start = NAMES.index(name) + head_dim // 64
+    for i, lengths in enumerate(LENGTHS, start):
+        mask = gallery(*lengths, heads=HEADS)[MASKS[i % len(MASKS)]]
+        scale = -(head_dim**-0.5) if i % 3 == 0 else None
+        yield i, lengths, mask, DTYPES[impl][i % len(DTYPES[impl])], scale
+
+
+def kernels(impl="simt", name=None, head_dim=64):
+    """For `compile_ahead`."""
+    if name and head_dim in (64, 128):
+        of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
+        for _, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
+            problem = problem_of(dtype, head_dim, scale=scale, sizes=(2, *lengths, HEADS))
+            yield of, problem, scores_for(*lengths)[name], 0.0, mask
+    elif name:
+        score, mask = scores_for(130, 200)[name], gallery(130, 200)["causal"]
+        yield sm90_specs, problem_of("bfloat16", head_dim), score, 0.0, mask
 
 
 def check(inputs, mask, score, impl, scale=None):
@@ -44,12 +66,8 @@ def check(inputs, mask, score, impl, scale=None):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_forward_and_backward(impl, name, head_dim):
     """Lengths, masks, dtypes and signs of the scale are dealt out."""
-    start = NAMES.index(name) + head_dim // 64
-    for i, lengths in enumerate(LENGTHS, start):
-        dtype = DTYPES[impl][i % len(DTYPES[impl])]
-        mask = gallery(*lengths, heads=HEADS)[MASKS[i % len(MASKS)]]
-        inputs = make_qkv(2, *lengths, HEADS, 2, head_dim, dtype, i)
-        scale = -(head_dim**-0.5) if i % 3 == 0 else None
+    for seed, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
+        inputs = make_qkv(2, *lengths, HEADS, 2, head_dim, dtype, seed)
         check(inputs, mask, scores_for(*lengths)[name], impl, scale)
 
 
