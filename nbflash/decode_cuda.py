@@ -61,8 +61,7 @@ class CudaDecoder:
             token = p.heads * p.head_dim
             constants = (p.nq * token, token, p.head_dim), p.nq, p.heads, splits, rows
             self._combine = device.bind(spec, rows, constants, ())
-        # part_o, part_lse, and an lse that nobody asked for
-        shapes = (splits, *q.shape), (splits, *p.lse_shape), p.lse_shape
+        shapes = (splits, *q.shape), (splits, *p.lse_shape)  # part_o, part_lse
         self._scratch = device.scratch(shapes, p.lse_dtype)
 
     def __call__(self, q, cache, with_lse=True):
@@ -82,13 +81,14 @@ class CudaDecoder:
     def _run(self, q, cache, out, lse):
         """Both kernels; what is between them is in the memory pool of the current stream.
 
-        A CUDA graph that records them keeps that memory, and this decoder, for ever.
+        A CUDA graph that records them keeps that memory, and this decoder, for ever. An lse that
+        nobody asked for is written over ``part_lse``.
         """
-        part_o, part_lse, unasked = scratch = self._scratch()
+        memory, (part_o, part_lse) = self._scratch()
         if self._device.capturing():
-            _captured.append((self, scratch))
+            _captured.append((self, memory))
         self._partial(q, cache, part_o, part_lse)
-        self._combine((part_o, part_lse, out, unasked if lse is None else lse), ())
+        self._combine((part_o, part_lse, out, part_lse if lse is None else lse), ())
 
 
 def _chosen(device, problem, mask, q, cache):

@@ -222,15 +222,19 @@ class _Gpu:
         return self._cupy.ndarray(shape, dtype)  # cupy.empty takes twice as long
 
     def scratch(self, shapes, dtype):
-        """What allocates arrays of these shapes at once, in the pool of the current stream."""
-        ndarray, alloc, dtype = self._cupy.ndarray, self._cupy.cuda.alloc, np.dtype(dtype)
-        sizes = [-(-math.prod(shape) * dtype.itemsize // 16) * 16 for shape in shapes]
-        starts = list(itertools.accumulate(sizes, initial=0))
-        places = list(zip(shapes, starts, strict=False))
+        """What allocates memory for arrays of these shapes, in the pool of the current stream.
+
+        It returns the memory, which is free when nobody holds it, and where each array is: what
+        `bind` takes. An array of CuPy's own would cost a microsecond or two.
+        """
+        alloc, itemsize = self._cupy.cuda.alloc, np.dtype(dtype).itemsize
+        sizes = [-(-math.prod(shape) * itemsize // 16) * 16 for shape in shapes]
+        *starts, total = itertools.accumulate(sizes, initial=0)
 
         def allocate():
-            memory = alloc(starts[-1])
-            return [ndarray(shape, dtype, memory + start) for shape, start in places]
+            memory = alloc(total)
+            first = memory.ptr
+            return memory, [first + start for start in starts]
 
         return allocate
 
@@ -262,7 +266,10 @@ class _Gpu:
         return launch.flattened(tuple((x.data.ptr, x.shape) for x in sums))
 
     def bind(self, spec, blocks, constants, tables, more=()):
-        """A callable ``bound(tensors, strides, *tuples)``; the arguments end with ``more``."""
+        """A callable ``bound(tensors, strides, *tuples)``; the arguments end with ``more``.
+
+        ``tensors`` are arrays, or addresses.
+        """
         stream_of = self._cupy.cuda.get_current_stream
         held = arrays.resident(tables)
         addresses = (t.data.ptr for t in held)
@@ -270,7 +277,7 @@ class _Gpu:
         bound = launch.Launch(spec, blocks, trailing, self._id)
 
         def run(tensors, strides, *tuples):
-            changing = [x.data.ptr for x in tensors]
+            changing = [x if type(x) is int else x.data.ptr for x in tensors]
             for words in (*strides, *tuples):
                 changing += words
             bound(stream_of().ptr, changing)
@@ -291,7 +298,7 @@ class _Simulator:
         return np.full(shape, np.nan, dtype)
 
     def scratch(self, shapes, dtype):
-        return lambda: [self.empty(shape, dtype) for shape in shapes]
+        return lambda: (None, [self.empty(shape, dtype) for shape in shapes])
 
     def capturing(self):
         return False

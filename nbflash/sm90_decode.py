@@ -53,10 +53,10 @@ class Sm90Partial:
         self._maps = [_map(x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
 
     def __call__(self, q, cache, part_o, part_lse):
-        """Write ``part_o`` and ``part_lse``."""
-        k, v, *others = (0 if x is None else x.data.ptr for x in cache)
+        """Write ``part_o`` and ``part_lse``: addresses."""
+        k, v, *others = [0 if x is None else x.data.ptr for x in cache]
         k_map, v_map = self._maps
-        words = [k, *k_map, v, *v_map, q.data.ptr, part_o.data.ptr, part_lse.data.ptr, *others]
+        words = [k, *k_map, v, *v_map, q.data.ptr, part_o, part_lse, *others]
         self._launch(self._device.stream(), words)
 
 
