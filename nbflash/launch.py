@@ -191,15 +191,26 @@ class Launch:
         base, size = ctypes.addressof(self._slots), ctypes.sizeof(ctypes.c_uint64)
         self._table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in at[:-1]))
         self._pointers = ctypes.addressof(self._table)
+        self._layouts, self._behind_maps = [None] * spec.maps, at[spec.maps]
         self._lock = threading.Lock()
         start = len(kinds) - len(trailing)
         for i, value in enumerate(trailing, start):
             self._slots[at[i]] = _bits(kinds[i], value)
 
-    def __call__(self, stream, leading):
-        """Launch on ``stream`` (an address); ``leading``: the words of the first arguments."""
+    def __call__(self, stream, leading, maps=()):
+        """Launch on ``stream`` (an address).
+
+        ``maps``: the tensor maps that the kernel begins with, as `nbflash.tensor_map.Maps` gives
+        them; ``leading``: the words of the first arguments behind them.
+        """
         with self._lock:
-            self._slots[: len(leading)] = leading
+            for i, (address, layout) in enumerate(maps):
+                start = MAP_WORDS * i
+                self._slots[start] = address
+                if layout is not self._layouts[i]:  # as it seldom is
+                    self._slots[start + 1 : start + MAP_WORDS] = self._layouts[i] = layout
+            start = self._behind_maps
+            self._slots[start : start + len(leading)] = leading
             self._launch_kernel(
                 self._function,
                 self._blocks,

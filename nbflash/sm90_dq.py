@@ -59,9 +59,9 @@ class DqPass:
         """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
         n = self.config.tile_n
         boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
-        maps = [word for x, rows in boxes for word in self._map(x, rows)]
+        maps = [self._map(x, rows) for x, rows in boxes]
         kernel, _ = self._kernel
         stream = self._cupy.cuda.get_current_stream().ptr
         pointers = (x.data.ptr for x in (dq, out, lse, dlse, stats))
         strides = *arrays.strides(out), *arrays.strides(dlse)
-        kernel(stream, [*maps, *pointers, *strides, *state])
+        kernel(stream, [*pointers, *strides, *state], maps)
