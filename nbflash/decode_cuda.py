@@ -48,7 +48,7 @@ class CudaDecoder:
     """
 
     def __init__(self, problem, mask, q, cache, *, partial=None):
-        self._problem = p = problem
+        p, self._lse = problem, (problem.lse_shape, problem.lse_dtype)
         self._device = device = simt.device_of(p.device_id)
         _, self._current = arrays.allocator(p.device, p.device_id)
         self._partial = None
@@ -66,10 +66,10 @@ class CudaDecoder:
 
     def __call__(self, q, cache, with_lse=True):
         """``(out, lse)``; lse is None without ``with_lse``."""
-        p, empty = self._problem, self._device.empty
+        empty = self._device.empty
         with self._current:
             out = empty(q.shape, q.dtype)
-            lse = empty(p.lse_shape, p.lse_dtype) if with_lse else None
+            lse = empty(*self._lse) if with_lse else None
             if self._partial is not None:
                 self._run(q, cache, out, lse)
             else:

@@ -181,6 +181,7 @@ class Launch:
 
         # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
         self._launch_kernel = cupy.cuda.driver.launchKernel
+        self._stream = cupy.cuda.get_current_stream
         self._blocks = blocks
         self._threads, self._smem_bytes = spec.config.threads, spec.config.smem_bytes
         self._kernel, self._function = load(spec, device_id)
@@ -197,12 +198,13 @@ class Launch:
         for i, value in enumerate(trailing, start):
             self._slots[at[i]] = _bits(kinds[i], value)
 
-    def __call__(self, stream, leading, maps=()):
-        """Launch on ``stream`` (an address).
+    def __call__(self, leading, maps=()):
+        """Launch on the current stream.
 
         ``maps``: the tensor maps that the kernel begins with, as `nbflash.tensor_map.Maps` gives
         them; ``leading``: the words of the first arguments behind them.
         """
+        stream = self._stream().ptr
         with self._lock:
             for i, (address, layout) in enumerate(maps):
                 start = MAP_WORDS * i

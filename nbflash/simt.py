@@ -209,7 +209,10 @@ class _Gpu:
         import cupy
 
         device = cupy.cuda.Device(device_id)
-        self._cupy, self._id = cupy, device_id
+        self._id = device_id
+        self.empty = cupy.ndarray  # cupy.empty takes twice as long
+        self._alloc, self._stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
+        self._is_capturing = cupy.cuda.runtime.streamIsCapturing
         self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
         self.vector_red = int(device.compute_capability) >= 90
         self.cp_async = int(device.compute_capability) >= 80
@@ -218,16 +221,13 @@ class _Gpu:
         with device:
             (self._zeros,) = arrays.resident([np.zeros(2, np.uint64)])
 
-    def empty(self, shape, dtype):
-        return self._cupy.ndarray(shape, dtype)  # cupy.empty takes twice as long
-
     def scratch(self, shapes, dtype):
         """What allocates memory for arrays of these shapes, in the pool of the current stream.
 
         It returns the memory, which is free when nobody holds it, and where each array is: what
         `bind` takes. An array of CuPy's own would cost a microsecond or two.
         """
-        alloc, itemsize = self._cupy.cuda.alloc, np.dtype(dtype).itemsize
+        alloc, itemsize = self._alloc, np.dtype(dtype).itemsize
         sizes = [-(-math.prod(shape) * itemsize // 16) * 16 for shape in shapes]
         *starts, total = itertools.accumulate(sizes, initial=0)
 
@@ -238,14 +238,10 @@ class _Gpu:
 
         return allocate
 
-    def stream(self):
-        """The address of the current stream."""
-        return self._cupy.cuda.get_current_stream().ptr
-
     def capturing(self):
         """Whether a CUDA graph records the current stream; the legacy stream never is."""
-        stream = self.stream()
-        return bool(stream) and self._cupy.cuda.runtime.streamIsCapturing(stream)
+        stream = self._stream().ptr
+        return bool(stream) and self._is_capturing(stream)
 
     def resident(self, tables):
         """NumPy arrays where the kernels of any stream read them."""
@@ -270,7 +266,6 @@ class _Gpu:
 
         ``tensors`` are arrays, or addresses.
         """
-        stream_of = self._cupy.cuda.get_current_stream
         held = arrays.resident(tables)
         addresses = (t.data.ptr for t in held)
         trailing = (*launch.flattened(constants), *addresses, *launch.flattened(more))
@@ -280,7 +275,7 @@ class _Gpu:
             changing = [x if type(x) is int else x.data.ptr for x in tensors]
             for words in (*strides, *tuples):
                 changing += words
-            bound(stream_of().ptr, changing)
+            bound(changing)
 
         run.tables = held, more  # alive as long as the kernel that reads them
         return run

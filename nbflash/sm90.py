@@ -97,9 +97,8 @@ class Sm90Executor:
         maps = [*zip(addresses, self._layouts, strict=True)]
         maps.append((address, self._map.layout(out.shape, strides, 64)))
         bound, _ = self._forward
-        stream = self._cupy.cuda.get_current_stream().ptr
         words = [address, lse.data.ptr, *strides, *addresses[:2], *self._state(seed)]
-        bound(stream, words, maps)
+        bound(words, maps)
 
     @cached_property
     def _by_default(self):

@@ -171,17 +171,16 @@ class Sm90Backward:
         dout, out = self._readable(dout), self._readable(out)
         lse = lse if lse.flags.c_contiguous else lse.copy()
         stats = cupy.empty((self._slots, 2, cfg.tile_m), np.float32)
-        stream = cupy.cuda.get_current_stream().ptr
         boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
         maps = [self._map(x, rows) for x, rows in boxes]
         main, _ = self._main
         if self.rows:
             self.rows(dout, q, k, v, out, lse, dlse, stats, dq, state)
-            main(stream, [0, *(x.data.ptr for x in (stats, dk, dv)), *state], maps)
+            main([0, *(x.data.ptr for x in (stats, dk, dv)), *state], maps)
             return
         total = cupy.empty((self._slots, cfg.consumers, PART), np.float32)
         before, after = self._around
         pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
-        before(stream, [*pointers, *strides(dout), *strides(out), *strides(dlse)])
-        main(stream, [x.data.ptr for x in (total, stats, dk, dv)], maps)
-        after(stream, [total.data.ptr, dq.data.ptr, *strides(dq)])
+        before([*pointers, *strides(dout), *strides(out), *strides(dlse)])
+        main([x.data.ptr for x in (total, stats, dk, dv)], maps)
+        after([total.data.ptr, dq.data.ptr, *strides(dq)])

@@ -40,7 +40,7 @@ class Sm90Partial:
         row_tiles = -(-p.nq * pack // ROWS)
         items = p.batch * (p.heads // pack) * row_tiles
         self.splits = splits_for(items, tiles, device.multiprocessors * cfg.min_blocks)
-        self._device, self._held = device, device.resident(tables)
+        self._held = device.resident(tables)
         group, scale = p.heads // p.heads_kv, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
         table = cache.block_table
         paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
@@ -57,7 +57,7 @@ class Sm90Partial:
         k, v, *others = [0 if x is None else x.data.ptr for x in cache]
         k_layout, v_layout = self._layouts
         words = [q.data.ptr, part_o, part_lse, *others]
-        self._launch(self._device.stream(), words, ((k, k_layout), (v, v_layout)))
+        self._launch(words, ((k, k_layout), (v, v_layout)))
 
 
 def _layout(x, p, cfg):

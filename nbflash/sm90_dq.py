@@ -61,7 +61,6 @@ class DqPass:
         boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
         maps = [self._map(x, rows) for x, rows in boxes]
         kernel, _ = self._kernel
-        stream = self._cupy.cuda.get_current_stream().ptr
         pointers = (x.data.ptr for x in (dq, out, lse, dlse, stats))
         strides = *arrays.strides(out), *arrays.strides(dlse)
-        kernel(stream, [*pointers, *strides, *state], maps)
+        kernel([*pointers, *strides, *state], maps)
