@@ -1,6 +1,6 @@
 """The SIMT implementation: which kernels a problem needs, with their arguments bound.
 
-On a GPU a bound kernel is a :class:`nbflash.launch.Launch`; under the simulator the same
+On a GPU a bound kernel is a :class:`nbflash.launch.bind`; under the simulator the same
 argument list goes to the same kernel as NumPy arrays.
 """
 
@@ -269,7 +269,7 @@ class _Gpu:
         held = arrays.resident(tables)
         addresses = (t.data.ptr for t in held)
         trailing = (*launch.flattened(constants), *addresses, *launch.flattened(more))
-        bound = launch.Launch(spec, blocks, trailing, self._id)
+        bound = launch.bind(spec, blocks, trailing, self._id)
 
         def run(tensors, strides, *tuples):
             changing = [x if type(x) is int else x.data.ptr for x in tensors]

@@ -65,7 +65,7 @@ class Sm90Executor:
         pointers = (t.data.ptr for t in held)
         more = self._params, dropping_of(self._dropout)
         trailing = (*strides, *sizes, *pointers, *launch.flattened(more))
-        bound = launch.Launch(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
+        bound = launch.bind(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
         return bound, held
 
     @cached_property

@@ -143,21 +143,21 @@ class Sm90Backward:
         pointers = (t.data.ptr for t in held)
         more = self._params, dropping_of(self._dropout, inverse=True)
         trailing = (*stride, *sizes, *scales, *pointers, *launch.flattened(more))
-        return launch.Launch(bwd_sm90_spec(cfg), blocks, trailing, p.device_id), held
+        return launch.bind(bwd_sm90_spec(cfg), blocks, trailing, p.device_id), held
 
     @cached_property
     def _around(self):
         """The launches before and after one pass, bound: statistics and clearing, rounding."""
         p, cfg, n_col = self._problem, self.config, self.schedule.n_col
         rows, queries = rows_config(cfg), self._slots * cfg.tile_m
-        before = launch.Launch(
+        before = launch.bind(
             statistics_sm90_spec(rows),
             rows.statistics_blocks(queries),
             (p.nq, p.heads, n_col, queries),
             p.device_id,
         )
         sizes, blocks = (p.nq, p.heads, n_col, p.scale), self._slots * cfg.consumers
-        return before, launch.Launch(round_sm90_spec(rows), blocks, sizes, p.device_id)
+        return before, launch.bind(round_sm90_spec(rows), blocks, sizes, p.device_id)
 
     def _readable(self, x):
         """``x``, or a copy that can be read 16 bytes at a time."""

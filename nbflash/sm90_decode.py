@@ -49,7 +49,7 @@ class Sm90Partial:
         addresses = [x.data.ptr for x in self._held]
         trailing = (*launch.flattened(strides), *sizes, scale, *addresses)
         spec = decode_sm90_spec(cfg)
-        self._launch = launch.Launch(spec, items * self.splits, trailing, p.device_id)
+        self._launch = launch.bind(spec, items * self.splits, trailing, p.device_id)
         self._layouts = [_layout(x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
 
     def __call__(self, q, cache, part_o, part_lse):

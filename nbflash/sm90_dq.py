@@ -53,7 +53,7 @@ class DqPass:
         tables = (t.data.ptr for t in held)
         more = self._params, dropping_of(self._dropout)
         trailing = (*stride, *sizes, *scales, *tables, *launch.flattened(more))
-        return launch.Launch(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
+        return launch.bind(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
 
     def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state):
         """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""

@@ -53,7 +53,7 @@ def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypat
         def __call__(self, words, maps):
             found.append((words, maps))
 
-    monkeypatch.setattr(launch, "Launch", Recorder)
+    monkeypatch.setattr(launch, "bind", Recorder)
     monkeypatch.setattr(sm90_decode, "_layout", lambda *_: [0] * (launch.MAP_WORDS - 1))
     resident = lambda tables: [Array(np.asarray(x)) for x in tables]
     device = SimpleNamespace(multiprocessors=132, resident=resident)

@@ -156,7 +156,7 @@ def test_the_arguments_of_a_launch(name, dropout, monkeypatch):
         def empty(self, shape, dtype):
             return Array(np.empty(shape, dtype))
 
-    monkeypatch.setattr(launch, "Launch", Recorder)
+    monkeypatch.setattr(launch, "bind", Recorder)
     monkeypatch.setattr(simt, "device_of", lambda _: Device())
     monkeypatch.setattr(arrays, "resident", lambda tables: [Array(np.asarray(x)) for x in tables])
     monkeypatch.setattr(arrays, "alignment", lambda x: 16)
