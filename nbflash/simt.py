@@ -1,6 +1,6 @@
 """The SIMT implementation: which kernels a problem needs, with their arguments bound.
 
-On a GPU a bound kernel is a :class:`nbflash.launch.bind`; under the simulator the same
+On a GPU a bound kernel is what :func:`nbflash.launch.bind` makes; under the simulator the same
 argument list goes to the same kernel as NumPy arrays.
 """
 
