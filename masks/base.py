@@ -29,7 +29,7 @@ class Mask:
         int32 ``(batch or 1, heads or 1)``, the index into `planes`.
     """
 
-    __slots__ = ("__weakref__", "_digest", "_memo", "_shape")
+    __slots__ = ("__weakref__", "_digest", "_hash", "_memo", "_shape")
 
     batch = None
     heads = None
@@ -37,7 +37,7 @@ class Mask:
     def __init__(self, nq, nk):
         self._shape = (int(nq), int(nk))
         self._memo = {}
-        self._digest = None
+        self._digest = self._hash = None
 
     # What a plain mask implements. `grid` is a tiles.Grid, `rows`, `cols` are int64 tile indices.
 
@@ -230,7 +230,9 @@ class Mask:
         return self is other or self._key == other._key
 
     def __hash__(self):
-        return self._cached("hash", lambda: hash(self._key))
+        if self._hash is None:
+            self._hash = hash(self._key)
+        return self._hash
 
     def __repr__(self):
         return f"<{type(self).__name__} mask {self.shape[0]} x {self.shape[1]}>"

@@ -48,7 +48,7 @@ class CudaDecoder:
     """
 
     def __init__(self, problem, mask, q, cache, *, partial=None):
-        self._problem = p = problem
+        p, self._lse = problem, (problem.lse_shape, problem.lse_dtype)
         self._device = device = simt.device_of(p.device_id)
         _, self._current = arrays.allocator(p.device, p.device_id)
         self._partial = None
@@ -61,16 +61,15 @@ class CudaDecoder:
             token = p.heads * p.head_dim
             constants = (p.nq * token, token, p.head_dim), p.nq, p.heads, splits, rows
             self._combine = device.bind(spec, rows, constants, ())
-        # part_o, part_lse, and an lse that nobody asked for
-        shapes = (splits, *q.shape), (splits, *p.lse_shape), p.lse_shape
+        shapes = (splits, *q.shape), (splits, *p.lse_shape)  # part_o, part_lse
         self._scratch = device.scratch(shapes, p.lse_dtype)
 
     def __call__(self, q, cache, with_lse=True):
         """``(out, lse)``; lse is None without ``with_lse``."""
-        p, empty = self._problem, self._device.empty
+        empty = self._device.empty
         with self._current:
             out = empty(q.shape, q.dtype)
-            lse = empty(p.lse_shape, p.lse_dtype) if with_lse else None
+            lse = empty(*self._lse) if with_lse else None
             if self._partial is not None:
                 self._run(q, cache, out, lse)
             else:
@@ -82,13 +81,14 @@ class CudaDecoder:
     def _run(self, q, cache, out, lse):
         """Both kernels; what is between them is in the memory pool of the current stream.
 
-        A CUDA graph that records them keeps that memory, and this decoder, for ever.
+        A CUDA graph that records them keeps that memory, and this decoder, for ever. An lse that
+        nobody asked for is written over ``part_lse``.
         """
-        part_o, part_lse, unasked = scratch = self._scratch()
+        memory, (part_o, part_lse) = self._scratch()
         if self._device.capturing():
-            _captured.append((self, scratch))
+            _captured.append((self, memory))
         self._partial(q, cache, part_o, part_lse)
-        self._combine((part_o, part_lse, out, unasked if lse is None else lse), ())
+        self._combine((part_o, part_lse, out, part_lse if lse is None else lse), ())
 
 
 def _chosen(device, problem, mask, q, cache):

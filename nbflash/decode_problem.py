@@ -91,7 +91,8 @@ class DecodeProblem:
 
 def decode_inputs(q, cache: Cache):
     """q and the arrays of a cache as native arrays."""
-    if are_native(q, *cache[:3], *(x for x in cache[3:] if x is not None)):
+    k_cache, v_cache, lengths, *others = cache
+    if are_native(q, k_cache, v_cache, lengths, *[x for x in others if x is not None]):
         return q, cache
     named = {name: x for name, x in cache._asdict().items() if x is not None}
     named |= {name: getattr(cache, name) for name in ("k_cache", "v_cache", "lengths")}

@@ -92,9 +92,7 @@ def decode(
     arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
     q, cache = decode_inputs(q, arrays)
     if device_of(q)[0] == CUDA:
-        from nbflash import decode_cuda
-
-        out, lse = decode_cuda.lookup(q, cache, mask, scale)(q, cache, return_lse)
+        out, lse = _cuda().lookup(q, cache, mask, scale)(q, cache, return_lse)
         return (out, lse) if return_lse else out
     problem = check_decode(q, cache, scale)
     check_decode_mask(mask, problem)
@@ -109,6 +107,14 @@ def decode(
         own = _sequence_mask(problem, mask, b, len(k))
         executor(own).forward(q[one], k[None], v[None], out[one], lse[one])
     return (out, lse) if return_lse else out
+
+
+@functools.cache
+def _cuda():
+    """The module for CUDA arrays, imported when the first ones arrive."""
+    from nbflash import decode_cuda
+
+    return decode_cuda
 
 
 def _executor(problem, mask):

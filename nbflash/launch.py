@@ -164,8 +164,12 @@ def load(spec, device_id):
     return kernel, int(kernel.handle)
 
 
-class Launch:
-    """A kernel whose trailing arguments are bound; a call gives the leading ones.
+def bind(spec, blocks, trailing, device_id):
+    """A kernel whose trailing arguments are bound: ``run(leading, maps=())`` gives the others.
+
+    ``run`` launches on the current stream, from any thread; it is a function, since to call an
+    object takes longer. ``leading``: the words of the first arguments behind the tensor maps;
+    ``maps``: those that the kernel begins with, as `nbflash.tensor_map.Maps` gives them.
 
     Parameters
     ----------
@@ -175,44 +179,37 @@ class Launch:
         The last values for ``spec.signature``: addresses are integers.
     device_id : int
     """
+    import cupy
 
-    def __init__(self, spec, blocks, trailing, device_id):
-        import cupy
+    # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
+    launch, current_stream = cupy.cuda.driver.launchKernel, cupy.cuda.get_current_stream
+    kernel, function = load(spec, device_id)
+    threads, smem_bytes = spec.config.threads, spec.config.smem_bytes
+    geometry = function, blocks, 1, 1, threads, 1, 1, smem_bytes
+    kinds = [word for kind in spec.signature for word in _words_of(kind)]
+    sizes = [MAP_WORDS] * spec.maps + [1] * (len(kinds) - spec.maps)
+    at = list(itertools.accumulate(sizes, initial=0))
+    slots = (ctypes.c_uint64 * at[-1])()
+    base, size = ctypes.addressof(slots), ctypes.sizeof(ctypes.c_uint64)
+    table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in at[:-1]))
+    pointers, layouts, behind_maps = ctypes.addressof(table), [None] * spec.maps, at[spec.maps]
+    start = len(kinds) - len(trailing)
+    for i, value in enumerate(trailing, start):
+        slots[at[i]] = _bits(kinds[i], value)
+    lock = threading.Lock()
 
-        # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
-        self._launch_kernel = cupy.cuda.driver.launchKernel
-        self._blocks = blocks
-        self._threads, self._smem_bytes = spec.config.threads, spec.config.smem_bytes
-        self._kernel, self._function = load(spec, device_id)
-        kinds = [word for kind in spec.signature for word in _words_of(kind)]
-        words = [MAP_WORDS] * spec.maps + [1] * (len(kinds) - spec.maps)
-        at = list(itertools.accumulate(words, initial=0))
-        self._slots = (ctypes.c_uint64 * at[-1])()
-        base, size = ctypes.addressof(self._slots), ctypes.sizeof(ctypes.c_uint64)
-        self._table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in at[:-1]))
-        self._pointers = ctypes.addressof(self._table)
-        self._lock = threading.Lock()
-        start = len(kinds) - len(trailing)
-        for i, value in enumerate(trailing, start):
-            self._slots[at[i]] = _bits(kinds[i], value)
+    def run(leading, maps=()):
+        with lock:
+            for i, (address, layout) in enumerate(maps):
+                start = MAP_WORDS * i
+                slots[start] = address
+                if layout is not layouts[i]:  # as it seldom is
+                    slots[start + 1 : start + MAP_WORDS] = layouts[i] = layout
+            slots[behind_maps : behind_maps + len(leading)] = leading
+            launch(*geometry, current_stream().ptr, pointers, 0)
 
-    def __call__(self, stream, leading):
-        """Launch on ``stream`` (an address); ``leading``: the words of the first arguments."""
-        with self._lock:
-            self._slots[: len(leading)] = leading
-            self._launch_kernel(
-                self._function,
-                self._blocks,
-                1,
-                1,
-                self._threads,
-                1,
-                1,
-                self._smem_bytes,
-                stream,
-                self._pointers,
-                0,
-            )
+    run.held = kernel, table  # alive as long as `run`: what `geometry` and `pointers` refer to
+    return run
 
 
 def _words_of(kind):

@@ -6,9 +6,9 @@ fixes was checked when the plan was made and is not checked again.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections import OrderedDict
 from functools import cached_property
 
 from nbflash import config
@@ -219,36 +219,49 @@ class AttentionPlan:
             check_disjoint(out, q, k, v)
 
 
+class _Item:
+    """What a cache holds, its weight, and when it was last asked for."""
+
+    __slots__ = ("used", "value", "weight")
+
+    def __init__(self, value, weight, used):
+        self.value, self.weight, self.used = value, weight, used
+
+
 class _Cache:
     """Bounded, thread-safe mapping that forgets what was used longest ago.
 
-    The weights of its items add up to ``limit`` at most, or there is but one.
+    The weights of its items add up to ``limit`` at most, or there is but one. To get an item takes
+    no lock and hashes its key once; what to forget is searched for when a new one comes.
     """
 
     def __init__(self, limit: int):
         self._limit, self._weight = limit, 0
-        self._items = OrderedDict()
+        self._items, self._clock = {}, itertools.count()
         self._lock = threading.Lock()
 
     def get(self, key):
         """None for what is not there, also for a key that cannot be hashed."""
-        with self._lock:
-            try:
-                value, _ = self._items.get(key, (None, 0))
-            except TypeError:
-                return None
-            if value is not None:
-                self._items.move_to_end(key)
-            return value
+        try:
+            item = self._items.get(key)
+        except TypeError:
+            return None
+        if item is None:
+            return None
+        item.used = next(self._clock)
+        return item.value
 
     def put(self, key, value, weight=1):
         with self._lock:
-            _, before = self._items.pop(key, (None, 0))
-            self._items[key] = value, weight
-            self._weight += weight - before
+            self._forget(key)
+            self._items[key] = _Item(value, weight, next(self._clock))
+            self._weight += weight
             while self._weight > self._limit and len(self._items) > 1:
-                _, (_, gone) = self._items.popitem(last=False)
-                self._weight -= gone
+                self._forget(min(self._items, key=lambda key: self._items[key].used))
+
+    def _forget(self, key):
+        item = self._items.pop(key, None)
+        self._weight -= item.weight if item else 0
 
     def clear(self):
         with self._lock:

@@ -1,6 +1,6 @@
 """The SIMT implementation: which kernels a problem needs, with their arguments bound.
 
-On a GPU a bound kernel is a :class:`nbflash.launch.Launch`; under the simulator the same
+On a GPU a bound kernel is what :func:`nbflash.launch.bind` makes; under the simulator the same
 argument list goes to the same kernel as NumPy arrays.
 """
 
@@ -209,7 +209,10 @@ class _Gpu:
         import cupy
 
         device = cupy.cuda.Device(device_id)
-        self._cupy, self._id = cupy, device_id
+        self._id = device_id
+        self.empty = cupy.ndarray  # cupy.empty takes twice as long
+        self._alloc, self._stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
+        self._is_capturing = cupy.cuda.runtime.streamIsCapturing
         self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
         self.vector_red = int(device.compute_capability) >= 90
         self.cp_async = int(device.compute_capability) >= 80
@@ -218,30 +221,27 @@ class _Gpu:
         with device:
             (self._zeros,) = arrays.resident([np.zeros(2, np.uint64)])
 
-    def empty(self, shape, dtype):
-        return self._cupy.ndarray(shape, dtype)  # cupy.empty takes twice as long
-
     def scratch(self, shapes, dtype):
-        """What allocates arrays of these shapes at once, in the pool of the current stream."""
-        ndarray, alloc, dtype = self._cupy.ndarray, self._cupy.cuda.alloc, np.dtype(dtype)
-        sizes = [-(-math.prod(shape) * dtype.itemsize // 16) * 16 for shape in shapes]
-        starts = list(itertools.accumulate(sizes, initial=0))
-        places = list(zip(shapes, starts, strict=False))
+        """What allocates memory for arrays of these shapes, in the pool of the current stream.
+
+        It returns the memory, which is free when nobody holds it, and where each array is: what
+        `bind` takes. An array of CuPy's own would cost a microsecond or two.
+        """
+        alloc, itemsize = self._alloc, np.dtype(dtype).itemsize
+        sizes = [-(-math.prod(shape) * itemsize // 16) * 16 for shape in shapes]
+        *starts, total = itertools.accumulate(sizes, initial=0)
 
         def allocate():
-            memory = alloc(starts[-1])
-            return [ndarray(shape, dtype, memory + start) for shape, start in places]
+            memory = alloc(total)
+            first = memory.ptr
+            return memory, [first + start for start in starts]
 
         return allocate
 
-    def stream(self):
-        """The address of the current stream."""
-        return self._cupy.cuda.get_current_stream().ptr
-
     def capturing(self):
         """Whether a CUDA graph records the current stream; the legacy stream never is."""
-        stream = self.stream()
-        return bool(stream) and self._cupy.cuda.runtime.streamIsCapturing(stream)
+        stream = self._stream().ptr
+        return bool(stream) and self._is_capturing(stream)
 
     def resident(self, tables):
         """NumPy arrays where the kernels of any stream read them."""
@@ -262,18 +262,20 @@ class _Gpu:
         return launch.flattened(tuple((x.data.ptr, x.shape) for x in sums))
 
     def bind(self, spec, blocks, constants, tables, more=()):
-        """A callable ``bound(tensors, strides, *tuples)``; the arguments end with ``more``."""
-        stream_of = self._cupy.cuda.get_current_stream
+        """A callable ``bound(tensors, strides, *tuples)``; the arguments end with ``more``.
+
+        ``tensors`` are arrays, or addresses.
+        """
         held = arrays.resident(tables)
         addresses = (t.data.ptr for t in held)
         trailing = (*launch.flattened(constants), *addresses, *launch.flattened(more))
-        bound = launch.Launch(spec, blocks, trailing, self._id)
+        bound = launch.bind(spec, blocks, trailing, self._id)
 
         def run(tensors, strides, *tuples):
-            changing = [x.data.ptr for x in tensors]
+            changing = [x if type(x) is int else x.data.ptr for x in tensors]
             for words in (*strides, *tuples):
                 changing += words
-            bound(stream_of().ptr, changing)
+            bound(changing)
 
         run.tables = held, more  # alive as long as the kernel that reads them
         return run
@@ -291,7 +293,7 @@ class _Simulator:
         return np.full(shape, np.nan, dtype)
 
     def scratch(self, shapes, dtype):
-        return lambda: [self.empty(shape, dtype) for shape in shapes]
+        return lambda: (None, [self.empty(shape, dtype) for shape in shapes])
 
     def capturing(self):
         return False

@@ -143,21 +143,21 @@ class Sm90Backward:
         pointers = (t.data.ptr for t in held)
         more = self._params, dropping_of(self._dropout, inverse=True)
         trailing = (*stride, *sizes, *scales, *pointers, *launch.flattened(more))
-        return launch.Launch(bwd_sm90_spec(cfg), blocks, trailing, p.device_id), held
+        return launch.bind(bwd_sm90_spec(cfg), blocks, trailing, p.device_id), held
 
     @cached_property
     def _around(self):
         """The launches before and after one pass, bound: statistics and clearing, rounding."""
         p, cfg, n_col = self._problem, self.config, self.schedule.n_col
         rows, queries = rows_config(cfg), self._slots * cfg.tile_m
-        before = launch.Launch(
+        before = launch.bind(
             statistics_sm90_spec(rows),
             rows.statistics_blocks(queries),
             (p.nq, p.heads, n_col, queries),
             p.device_id,
         )
         sizes, blocks = (p.nq, p.heads, n_col, p.scale), self._slots * cfg.consumers
-        return before, launch.Launch(round_sm90_spec(rows), blocks, sizes, p.device_id)
+        return before, launch.bind(round_sm90_spec(rows), blocks, sizes, p.device_id)
 
     def _readable(self, x):
         """``x``, or a copy that can be read 16 bytes at a time."""
@@ -171,17 +171,16 @@ class Sm90Backward:
         dout, out = self._readable(dout), self._readable(out)
         lse = lse if lse.flags.c_contiguous else lse.copy()
         stats = cupy.empty((self._slots, 2, cfg.tile_m), np.float32)
-        stream = cupy.cuda.get_current_stream().ptr
         boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
-        maps = [word for x, rows in boxes for word in self._map(x, rows)]
+        maps = [self._map(x, rows) for x, rows in boxes]
         main, _ = self._main
         if self.rows:
             self.rows(dout, q, k, v, out, lse, dlse, stats, dq, state)
-            main(stream, [*maps, 0, *(x.data.ptr for x in (stats, dk, dv)), *state])
+            main([0, *(x.data.ptr for x in (stats, dk, dv)), *state], maps)
             return
         total = cupy.empty((self._slots, cfg.consumers, PART), np.float32)
         before, after = self._around
         pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
-        before(stream, [*pointers, *strides(dout), *strides(out), *strides(dlse)])
-        main(stream, [*maps, *(x.data.ptr for x in (total, stats, dk, dv))])
-        after(stream, [total.data.ptr, dq.data.ptr, *strides(dq)])
+        before([*pointers, *strides(dout), *strides(out), *strides(dlse)])
+        main([x.data.ptr for x in (total, stats, dk, dv)], maps)
+        after([total.data.ptr, dq.data.ptr, *strides(dq)])

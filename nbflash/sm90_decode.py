@@ -40,7 +40,7 @@ class Sm90Partial:
         row_tiles = -(-p.nq * pack // cfg.tile_m)
         items = p.batch * (p.heads // pack) * row_tiles
         self.splits = splits_for(items, tiles, device.multiprocessors * cfg.min_blocks)
-        self._device, self._held = device, device.resident(tables)
+        self._held = device.resident(tables)
         group, scale = p.heads // p.heads_kv, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
         table = cache.block_table
         paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
@@ -49,19 +49,19 @@ class Sm90Partial:
         addresses = [x.data.ptr for x in self._held]
         trailing = (*launch.flattened(strides), *sizes, scale, *addresses)
         spec = decode_sm90_spec(cfg)
-        self._launch = launch.Launch(spec, items * self.splits, trailing, p.device_id)
-        self._maps = [_map(x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
+        self._launch = launch.bind(spec, items * self.splits, trailing, p.device_id)
+        self._layouts = [_layout(x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
 
     def __call__(self, q, cache, part_o, part_lse):
-        """Write ``part_o`` and ``part_lse``."""
-        k, v, *others = (0 if x is None else x.data.ptr for x in cache)
-        k_map, v_map = self._maps
-        words = [k, *k_map, v, *v_map, q.data.ptr, part_o.data.ptr, part_lse.data.ptr, *others]
-        self._launch(self._device.stream(), words)
+        """Write ``part_o`` and ``part_lse``: addresses."""
+        k, v, *others = [0 if x is None else x.data.ptr for x in cache]
+        k_layout, v_layout = self._layouts
+        words = [q.data.ptr, part_o, part_lse, *others]
+        self._launch(words, ((k, k_layout), (v, v_layout)))
 
 
-def _map(x, p, cfg):
-    """The words of a cache's tensor map behind its address; two bytes are an element of it."""
+def _layout(x, p, cfg):
+    """What a cache's tensor map has besides an address; two bytes are an element of it."""
     shrink = 2 // x.itemsize
     shape = *x.shape[:3], p.head_dim // shrink
     strides = [s // shrink for s in arrays.strides(x)]

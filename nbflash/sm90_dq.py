@@ -53,15 +53,14 @@ class DqPass:
         tables = (t.data.ptr for t in held)
         more = self._params, dropping_of(self._dropout)
         trailing = (*stride, *sizes, *scales, *tables, *launch.flattened(more))
-        return launch.Launch(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
+        return launch.bind(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
 
     def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state):
         """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
         n = self.config.tile_n
         boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
-        maps = [word for x, rows in boxes for word in self._map(x, rows)]
+        maps = [self._map(x, rows) for x, rows in boxes]
         kernel, _ = self._kernel
-        stream = self._cupy.cuda.get_current_stream().ptr
         pointers = (x.data.ptr for x in (dq, out, lse, dlse, stats))
         strides = *arrays.strides(out), *arrays.strides(dlse)
-        kernel(stream, [*maps, *pointers, *strides, *state])
+        kernel([*pointers, *strides, *state], maps)

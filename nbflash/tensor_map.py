@@ -68,7 +68,8 @@ def encode(address, shape, strides, rows, dtype):
 class Maps:
     """Tensor maps of arrays of one dtype, each layout encoded once.
 
-    ``layout(shape, strides, rows)``: the words of a map without the first, the address.
+    ``layout(shape, strides, rows)``: the words of a map without the first, the address. A map is
+    the pair (address, layout).
     """
 
     def __init__(self, dtype):
@@ -78,5 +79,5 @@ class Maps:
         self.layout = lru_cache(maxsize=16)(layout)
 
     def __call__(self, x, rows):
-        """The words of the map of ``x`` for boxes of ``rows`` tokens."""
-        return [x.data.ptr, *self.layout(x.shape, arrays.strides(x), rows)]
+        """The map of ``x`` for boxes of ``rows`` tokens."""
+        return x.data.ptr, self.layout(x.shape, arrays.strides(x), rows)

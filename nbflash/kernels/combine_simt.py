@@ -67,7 +67,8 @@ def make_combine_simt(cfg):
     """The kernel: part_o, part_lse, out, lse; strides of out; nq, heads, splits, rows.
 
     part_o (splits, batch, nq, heads, head_dim) and part_lse (splits, batch, heads, nq) are
-    contiguous, as lse (batch, heads, nq) is; rows = batch · nq · heads, and a block for each.
+    contiguous, as lse (batch, heads, nq) is; rows = batch · nq · heads, and a block for each. lse
+    may be part_lse: a block reads all splits of its row before it writes what is the first's.
     """
     HEAD_DIM, WARPS, THREADS, ACC = cfg.head_dim, cfg.warps, cfg.threads, cfg.accumulator
     WIDTH, ZERO, NEG_INF = cfg.width, ACC(0), ACC(-math.inf)

@@ -50,22 +50,22 @@ def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypat
         def __init__(self, spec, blocks, trailing, device_id):
             found.append((spec, trailing))
 
-        def __call__(self, stream, words):
-            found.append(words)
+        def __call__(self, words, maps):
+            found.append((words, maps))
 
-    monkeypatch.setattr(launch, "Launch", Recorder)
-    monkeypatch.setattr(sm90_decode, "_map", lambda *_: [0] * 15)
+    monkeypatch.setattr(launch, "bind", Recorder)
+    monkeypatch.setattr(sm90_decode, "_layout", lambda *_: [0] * (launch.MAP_WORDS - 1))
     resident = lambda tables: [Array(np.asarray(x)) for x in tables]
-    device = SimpleNamespace(multiprocessors=132, resident=resident, stream=lambda: 0)
+    device = SimpleNamespace(multiprocessors=132, resident=resident)
     cache = Cache(*(None if x is None else Array(x) for x in arrays))
-    out = [Array(np.zeros(1, np.float32)) for _ in "ol"]
     partial = sm90_decode.Sm90Partial(device, problem, mask, Array(q), cache)
-    partial(Array(q), cache, *out)
-    (spec, trailing), words = found
+    partial(Array(q), cache, 64, 128)
+    (spec, trailing), (words, maps) = found
     kinds = [word for kind in spec.signature for word in launch._words_of(kind)]
-    assert len(words) + len(trailing) == len(kinds) + spec.maps * (launch.MAP_WORDS - 1)
-    pointers = [x.data.ptr for x in (Array(q), *out, cache.lengths)]
-    assert words[2 * launch.MAP_WORDS :][:4] == pointers
+    assert len(maps) == spec.maps
+    assert len(maps) + len(words) + len(trailing) == len(kinds)
+    assert [address for address, _ in maps] == [cache.k_cache.data.ptr, cache.v_cache.data.ptr]
+    assert words[:4] == [Array(q).data.ptr, 64, 128, cache.lengths.data.ptr]
     page_size, capacity, batch, nq, heads, pack, group = trailing[10:17]
     assert (page_size, capacity) == ((64, 128) if paged else (0, 64))
     assert (batch, nq, heads, pack, group) == (2, 3, 4, 2, 2)

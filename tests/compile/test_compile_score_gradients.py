@@ -142,15 +142,12 @@ def test_the_arguments_of_a_launch(name, dropout, monkeypatch):
         def __init__(self, spec, blocks, trailing, device_id):
             self.spec, self.trailing = spec, list(trailing)
 
-        def __call__(self, stream, words):
+        def __call__(self, words):
             found[self.spec.name] = self.spec, list(words), self.trailing
 
     class Device(simt._Gpu):
         smem_limit, capability, _id = 227 * 1024, HOPPER, 0
         cp_async = vector_red = True
-        _cupy = SimpleNamespace(
-            cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=0))
-        )
         _zeros = Array(np.zeros(2, np.uint64))
 
         def __init__(self):
@@ -159,7 +156,7 @@ def test_the_arguments_of_a_launch(name, dropout, monkeypatch):
         def empty(self, shape, dtype):
             return Array(np.empty(shape, dtype))
 
-    monkeypatch.setattr(launch, "Launch", Recorder)
+    monkeypatch.setattr(launch, "bind", Recorder)
     monkeypatch.setattr(simt, "device_of", lambda _: Device())
     monkeypatch.setattr(arrays, "resident", lambda tables: [Array(np.asarray(x)) for x in tables])
     monkeypatch.setattr(arrays, "alignment", lambda x: 16)

@@ -271,7 +271,8 @@ def test_calls_of_one_signature_share_a_decoder():
     assert len({id(x) for x in (first, *others)}) == 4
     out, lse = first(q, Cache(k, v, SHORT))
     check((out, lse), q, k, v, SHORT)
-    alone, none = first(q, Cache(k, v, SHORT), with_lse=False)
+    with sim.options(race=True):  # the lse is written over the splits' own
+        alone, none = first(q, Cache(k, v, SHORT), with_lse=False)
     assert none is None
     assert same_bits([alone], [out])
 

@@ -1,0 +1,44 @@
+"""What a bound kernel passes to the driver, without one."""
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+from nbflash import launch
+from nbflash.kernels.spec import KernelSpec
+from nbflash.ptx._asm import types
+
+CONFIG = SimpleNamespace(threads=64, smem_bytes=1024)
+SIGNATURE = types.uint64, types.uint64, types.CPointer(types.int32), types.int32, types.float32
+SPEC = KernelSpec("kernel", None, CONFIG, SIGNATURE, maps=2)
+WORDS = [launch.MAP_WORDS] * SPEC.maps + [1] * (len(SIGNATURE) - SPEC.maps)
+
+
+def test_maps_words_and_what_is_bound(monkeypatch):
+    """A layout is written when it is another than before, an address always."""
+    found = []
+
+    def launched(*arguments):
+        *geometry, stream, pointers, _ = arguments
+        places = (ctypes.c_void_p * len(WORDS)).from_address(pointers)
+        read = [(ctypes.c_uint64 * n).from_address(at) for at, n in zip(places, WORDS, strict=True)]
+        found.append((geometry, stream, [list(words) for words in read]))
+
+    stream = SimpleNamespace(ptr=7)
+    driver = SimpleNamespace(launchKernel=launched)
+    cuda = SimpleNamespace(driver=driver, get_current_stream=lambda: stream)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(launch, "load", lambda spec, device_id: (spec, 99))
+    run = launch.bind(SPEC, 3, (-5, 0.5), 0)
+    first, second, third = ([10 * n + i for i in range(launch.MAP_WORDS - 1)] for n in (1, 2, 3))
+    behind = [[2**64 - 5], [0x3F000000]]
+    for address, layouts in enumerate([(first, second), (first, second), (third, second)]):
+        maps = list(zip((address, 1000 + address), layouts, strict=True))
+        stream.ptr = address
+        run([512 + address], maps)
+        words = [[at, *layout] for at, layout in maps]
+        assert found.pop() == (
+            [99, 3, 1, 1, 64, 1, 1, 1024],
+            address,
+            [*words, [512 + address], *behind],
+        )
