@@ -11,14 +11,14 @@ from nbflash.schedule import TileSchedule
 
 _FEW_TILES = 2  # of a split, at least
 _MOST_SPLITS = 256
-_NEAR_BEST = 0.85
+_NEAR_BEST = 0.9
 
 
 def splits_for(items: int, tiles: int, slots: int) -> int:
     """How many shares the keys are cut into: the rule of FlashDecoding, by wave efficiency.
 
     ``items · splits`` blocks run in waves of ``slots``, and the last wave is as long as a full one.
-    The fewest splits whose efficiency, waves over whole waves, is within 15 % of the best: each
+    The fewest splits whose efficiency, waves over whole waves, is within 10 % of the best: each
     more is another partial result to write and read.
 
     Parameters

@@ -65,4 +65,5 @@ def _layout(x, p, cfg):
     shrink = 2 // x.itemsize
     shape = *x.shape[:3], p.head_dim // shrink
     strides = [s // shrink for s in arrays.strides(x)]
-    return tensor_map.Maps(p.dtype).layout(shape, tuple(strides), cfg.box)
+    maps = tensor_map.Maps(p.dtype, 128 if cfg.quantised else 256)  # as long as a row mostly is
+    return maps.layout(shape, tuple(strides), cfg.box)

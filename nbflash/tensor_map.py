@@ -11,7 +11,7 @@ _PANEL = 64  # columns of a box: 128 bytes, the span of the swizzle
 ALIGNMENT = 16  # bytes, of the address and of every stride
 
 
-def encode(address, shape, strides, rows, dtype):
+def encode(address, shape, strides, rows, dtype, fetched=256):
     """The map's words (16 integers of eight bytes); the first is the address.
 
     Parameters
@@ -25,6 +25,8 @@ def encode(address, shape, strides, rows, dtype):
     rows : int
         Tokens of a box; a box is ``rows`` × 64 columns of one head, swizzled by 128 bytes.
     dtype : {"float16", "bfloat16"}
+    fetched : {128, 256}
+        Bytes that the L2 cache fetches at once.
 
     Raises
     ------
@@ -54,7 +56,7 @@ def encode(address, shape, strides, rows, dtype):
         [cu.cuuint32_t(1)] * 4,
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{fetched}B"),
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if int(status) != 0:
@@ -66,15 +68,15 @@ def encode(address, shape, strides, rows, dtype):
 
 
 class Maps:
-    """Tensor maps of arrays of one dtype, each layout encoded once.
+    """Tensor maps of arrays of one dtype, each layout encoded once; ``fetched`` as of `encode`.
 
     ``layout(shape, strides, rows)``: the words of a map without the first, the address. A map is
     the pair (address, layout).
     """
 
-    def __init__(self, dtype):
+    def __init__(self, dtype, fetched=256):
         def layout(shape, strides, rows):
-            return encode(1 << 20, shape, strides, rows, dtype)[1:]
+            return encode(1 << 20, shape, strides, rows, dtype, fetched)[1:]
 
         self.layout = lru_cache(maxsize=16)(layout)
 

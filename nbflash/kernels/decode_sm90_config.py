@@ -83,8 +83,8 @@ class DecodeSm90Config(Panels):
         reasons = super().why_not() + self.too_few(stages=2)
         if self.tile_n % 32 or self.tile_n > 32 * BAD_WORDS:
             reasons.append(f"tile_n is 32, 64, 96 or 128, got {self.tile_n}")
-        if self.quantised and self.tile_n > 64:
-            reasons.append(f"tile_n is up to 64 for caches of one byte, got {self.tile_n}")
+        if self.quantised and self.tile_n not in (64, 128):
+            reasons.append(f"tile_n is 64 or 128 for caches of one byte, got {self.tile_n}")
         columns = 16 if self.quantised else 8
         if self.head_dim % columns:
             reasons.append(f"head_dim is a multiple of {columns}, got {self.head_dim}")
@@ -118,25 +118,29 @@ class DecodeSm90Config(Panels):
         return self.barriers[-1] + 8 * self.stages + ALIGNMENT
 
 
-# Head_dims up to a number: tile_n, stages, blocks of a multiprocessor; then for caches of one byte.
-# Not measured yet.
+# Head_dims up to a number: tile_n, stages, blocks of a multiprocessor; then for caches of one byte,
+# and with a mask.
 _TABLE = (
     (PANEL, 64, 6, 2),
     (2 * PANEL, 64, 6, 1),
     (3 * PANEL, 64, 4, 1),
     (4 * PANEL, 32, 6, 1),
 )
-_QUANTISED = (
-    (PANEL, 64, 4, 2),
+_STORED = (
+    (PANEL, 64, 3, 4),
+    (2 * PANEL, 64, 3, 3),
+    (4 * PANEL, 64, 5, 1),
+)
+_STORED_MASKED = (
+    (PANEL, 64, 3, 3),
     (2 * PANEL, 64, 3, 2),
-    (3 * PANEL, 64, 3, 1),
-    (4 * PANEL, 32, 6, 1),
+    (4 * PANEL, 64, 5, 1),
 )
 
 
 def decode_config(dtype, head_dim, page_size, stored="", *, masked=False, negate=False):
     """The configuration for a problem; ``page_size`` is None for a contiguous cache."""
-    table = _QUANTISED if stored else _TABLE
+    table = (_STORED_MASKED if masked else _STORED) if stored else _TABLE
     tile_n, stages, blocks = next(row[1:] for row in table if head_dim <= row[0])
     box = tile_n if page_size is None else math.gcd(page_size, tile_n)
     return DecodeSm90Config(dtype, head_dim, tile_n, box, stored, masked, stages, blocks, negate)

@@ -40,13 +40,15 @@ def make_scales(cfg):
         return k, v
 
     @inlined
-    def of_32_keys(n0, length, head, pages, scales, lane):
-        return (scales_of(types.int32(n0 + lane), length, head, pages, scales),)
-
-    @inlined
     def of_64_keys(n0, length, head, pages, scales, lane):
         lower = scales_of(types.int32(n0 + lane), length, head, pages, scales)
         return lower, scales_of(types.int32(n0 + lane + 32), length, head, pages, scales)
+
+    @inlined
+    def of_128_keys(n0, length, head, pages, scales, lane):
+        a, b = of_64_keys(n0, length, head, pages, scales, lane)
+        c, d = of_64_keys(types.int32(n0 + 64), length, head, pages, scales, lane)
+        return a, b, c, d
 
     @inlined
     def of_no_keys(n0, length, head, pages, scales, lane):
@@ -70,4 +72,4 @@ def make_scales(cfg):
         (unit,) = across_lanes((unit,), 32, larger)
         return select(unit < LARGEST_UNIT, unit, LARGEST_UNIT)
 
-    return {0: of_no_keys, 32: of_32_keys, 64: of_64_keys}[TILE_N * cfg.quantised], put, unit_of
+    return {0: of_no_keys, 64: of_64_keys, 128: of_128_keys}[TILE_N * cfg.quantised], put, unit_of

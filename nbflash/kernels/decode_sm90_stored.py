@@ -7,9 +7,9 @@ the part the results of the four are merged.
 
     S = Q Kᵀ ∘ scale of K           O += (P ∘ scale of V / unit) V
 
-K and V are 16-bit numbers without a rounding. The unit, a power of two, keeps a product as large as
-P is: it is the largest exponent of the scales of V up to here, and what has been added up in a
-smaller one shrinks. O is multiplied by it last.
+All operands are float16, whatever Q and O are: K and V without a rounding, Q with next to none. The
+unit, a power of two, keeps a product as large as P is: it is the largest exponent of the scales of
+V up to here, and what has been added up in a smaller one shrinks. O is multiplied by it last.
 
     merged        m = max_w m_w     f_w = 2^(m_w − m)     l = Σ_w f_w l_w     O = Σ_w f_w O_w / l
 """
@@ -23,13 +23,15 @@ from nbflash.kernels.sm90_row import poisoned
 from nbflash.kernels.sm90_softmax import make_online_softmax
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from nbflash.tile.dequantise import bits_float, float_bits
+from nbflash.tile.dequantise import EXPONENT, ONES, bits_float, float_bits
 from nbflash.tile.mma_stored import (
+    INVERSE,
     ROWS,
+    WARPS,
     StoredLayout,
+    make_stored_products,
     make_stored_q,
     make_stored_scores,
-    make_stored_values,
 )
 from nbflash.tile.pipeline import divided, make_advance, read_record
 from nbflash.tile.softmax import NEG_INF, guarded
@@ -53,18 +55,12 @@ from nbflash.tile.wgmma_softmax import (
     column_of,
     make_apply_keep,
     make_wgmma_softmax,
+    row_of,
     row_total,
     scale_fragment,
 )
 
-COMPUTING, WARPS = 1, 4  # the named barrier of those that compute, and how many warps they are
-INVERSE = 254 << 23  # less the bits of a power of two: those of its inverse
-
-
-@unrolled
-def load_scales(smem, at):
-    """The bits of the scales of a lane's four keys."""
-    return *load2(smem, at), *load2(smem, at + 8)
+COMPUTING = 1  # the named barrier of those that compute
 
 
 def _of_columns(s, scales):
@@ -73,9 +69,20 @@ def _of_columns(s, scales):
 
 
 @unrolled
-def scale_scores(s, scales):
-    """S ∘ scale."""
-    return _of_columns(s, [bits_float(x) for x in scales])
+def scale_scores(s, scales, inverses):
+    """S ∘ scale, and without the factors of Q's rows."""
+    s = _of_columns(s, [bits_float(x) for x in scales])
+    return tuple(x * inverses[row_of(i)] for i, x in enumerate(s))
+
+
+@unrolled
+def finite(scales):
+    """Scales, 1 where one is infinite or NaN, and a bit for each of those."""
+    bad = scales[0] * 0
+    infinite = [equal(x & EXPONENT, EXPONENT) for x in scales]
+    for i, x in enumerate(infinite):
+        bad = select(x, bad | (1 << i), bad)
+    return tuple(select(i, ONES, x) for i, x in zip(infinite, scales, strict=True)), bad
 
 
 @unrolled
@@ -101,60 +108,74 @@ def out_of_units(acc, unit):
 
 
 def make_stored_compute(cfg):
-    """``compute(smem, place, rows, bits, scale, thread)``: O, m and l of a warp's keys of the part."""
+    """``compute(smem, place, inverses, rows, bits, scale, thread)``: O, m, l of a warp's keys."""
     TILE_N, KV_BYTES, SCALE_WORDS = cfg.tile_n, cfg.stored_bytes, cfg.scale_words
     K, V, SCALES, RECORDS, *_ = cfg.offsets
     FULL_K, FULL_V, EMPTY = cfg.barriers
     O_START = (types.float32(0),) * (StoredLayout(cfg).width // 2)
     PAIR = (types.float32(0),) * 2
-    scores, (load_v, clean, add_products) = make_stored_scores(cfg), make_stored_values(cfg)
-    _, _, careful, *_ = make_online_softmax(ROWS, cfg.dtype)
-    *_, pack = make_wgmma_softmax(ROWS, cfg.dtype)
-    apply_keep, advance = make_apply_keep(ROWS, 0), make_advance(cfg.stages)
-    _, keep_of = make_rows(cfg)
+    KEYS, scores = StoredLayout(cfg).keys, make_stored_scores(cfg)
+    add_products, add_finite = make_stored_products(cfg)
+    _, _, careful, *_ = make_online_softmax(KEYS, "float16")
+    *_, pack = make_wgmma_softmax(KEYS, "float16")
+    apply_keep, advance = make_apply_keep(KEYS, 0), make_advance(cfg.stages)
+    (_, keep_of), ALL = make_rows(cfg), (1 << KEYS // 4) - 1
+
+    @unrolled
+    def load_scales(smem, at):
+        """The bits of the scales of a lane's keys."""
+        return tuple(x for i in range(0, KEYS, 8) for x in load2(smem, at + i))
 
     @inlined
     def keep_of_warp(kind, n0, seen, bits, c, first_key):
-        """A bit for each of this lane's four keys."""
+        """A bit for each of this lane's keys."""
         keep = keep_of(kind & (RAGGED - 1), n0, seen, bits, 2 * c)
-        return types.uint32(keep >> (first_key // 4) & 15)
+        return types.uint32(keep >> (first_key // 4) & ALL)
 
     @inlined
-    def compute(smem, place, rows, bits, scale, thread):
+    def compute(smem, place, inverses, rows, bits, scale, thread):
         base, words = place
         acc, m, l, unit = O_START, PAIR, PAIR, types.int32(LEAST_UNIT)
         stage, phase = types.int32(0), types.int32(0)
-        first_key, lane = types.int32(thread // 32 * ROWS), types.int32(thread % 32)
-        q, r, c = types.int32(words + 4 * lane), types.int32(lane // 4), types.int32(lane % 4)
         mbarrier_wait(base + FULL_K, 0)
         kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
         while kind != END:
+            thread = hide(thread)  # or what follows from it stays in registers
+            first_key, lane = types.int32(thread // 32 * KEYS), types.int32(thread % 32)
+            q, r, c = types.int32(words + 4 * lane), types.int32(lane // 4), types.int32(lane % 4)
             k, v_at = words + (K + stage * KV_BYTES) // 4, words + (V + stage * KV_BYTES) // 4
             scales = words + SCALES // 4 + SCALE_WORDS * stage
             own = scales + first_key + 2 * c
             # S = Q Kᵀ ∘ scale
             s = scores(smem, q, types.int32(k), types.int32(first_key + r), c)
             mbarrier_wait(base + FULL_V + 8 * stage, phase)
-            s = scale_scores(s, load_scales(smem, types.int32(own)))
-            v = load_v(smem, types.int32(v_at), types.int32(first_key + 2 * c), r)
-            v_scales, new = load_scales(smem, types.int32(own + TILE_N)), smem[scales + 2 * TILE_N]
-            cuda.syncwarp()
-            if lane == 0:
-                mbarrier_arrive(base + EMPTY + 8 * stage)
+            s = scale_scores(s, load_scales(smem, types.int32(own)), inverses)
+            upper, below, bad = types.uint32(0), types.uint32(0), types.int32(0)
             if kind != FULL:
                 upper = keep_of_warp(kind, n0, rows[0], bits, c, first_key)
                 below = keep_of_warp(kind, n0, rows[1], bits, c, first_key)
                 s = apply_keep(s, (upper, below))
-                v, v_scales, bad = clean(v, v_scales)
-                l = poisoned(l, (types.uint32(upper & bad), types.uint32(below & bad)))
             # P = 2^(S · scale − m)
             weights, m, l, sums, _, alpha = careful(s, m, l, scale)
             l = l[0] + sums[0], l[1] + sums[1]
+            # P ∘ scale of V / unit
+            v_scales = load_scales(smem, types.int32(own + TILE_N))
+            if kind != FULL:
+                v_scales, bad = finite(v_scales)
+            new = smem[scales + 2 * TILE_N]
             weights, alpha, unit = in_units(weights, alpha, v_scales, unit, new)
             # O = α O + P V
             if changes(alpha):
                 acc = scale_fragment(acc, alpha)
-            acc = add_products(acc, pack(weights), v)
+            p, v, key = pack(weights), types.int32(v_at), types.int32(first_key + 2 * c)
+            if kind == FULL:
+                acc = add_products(acc, p, smem, v, key, r)
+            else:
+                acc, bad = add_finite(acc, p, smem, v, key, r, bad)
+                l = poisoned(l, (types.uint32(upper & bad), types.uint32(below & bad)))
+            cuda.syncwarp()
+            if lane == 0:
+                mbarrier_arrive(base + EMPTY + 8 * stage)
             stage, phase = advance(stage, phase)
             mbarrier_wait(base + FULL_K + 8 * stage, phase)
             kind, n0, _, _ = read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
@@ -194,9 +215,7 @@ def make_merge(cfg):
         bar_sync(COMPUTING, 32 * WARPS)  # all are through with the stages
         put_acc(smem, types.int32(words + K // 4 + warp * OF_WARP + r * WIDTH), acc, c)
         if c == 0:
-            put_statistics(
-                smem, types.int32(words + SCALES // 4 + warp * STATISTICS + 2 * r), m, l
-            )
+            put_statistics(smem, types.int32(words + SCALES // 4 + warp * STATISTICS + 2 * r), m, l)
         bar_sync(COMPUTING, 32 * WARPS)
 
     @unrolled
@@ -244,14 +263,15 @@ def make_stored_part(cfg):
         first, count, _, _ = rows
         plane, length, lo, hi = seen
         r = thread % 32 // 4
+        upper_q, upper_inverse = row_of_q(q, q_stride, rows, r, thread)
+        below_q, below_inverse = row_of_q(q, q_stride, rows, r + 8, thread)
         if thread < 32:
-            upper = row_of_q(q, q_stride, rows, r, thread)
-            below = row_of_q(q, q_stride, rows, r + 8, thread)
-            put_q(smem, types.int32(place[1] + 4 * thread), upper, below)
+            put_q(smem, types.int32(place[1] + 4 * thread), upper_q, below_q)
         bar_sync(COMPUTING, 32 * WARPS)
+        inverses = upper_inverse, below_inverse
         upper, _ = row_at(types.int32(first + r), where, plane, length, lo, hi)
         below, _ = row_at(types.int32(first + r + 8), where, plane, length, lo, hi)
-        acc, m, l = compute(smem, place, (upper, below), bits, scale, thread)
+        acc, m, l = compute(smem, place, inverses, (upper, below), bits, scale, thread)
         put(smem, place[1], acc, m, l, thread)
         part_o, part_lse = parts
         elements = hide(types.int32(min(count - first, ROWS) * HEAD_DIM))

@@ -90,14 +90,13 @@ def unpack_half(dtype, word):
     )
 
 
-def subtract_halves(dtype, a, b):
-    """The differences of two packed pairs: ``sub.rn.f16x2`` or ``sub.rn.bf16x2``."""
+def subtract_float16(a, b):
+    """The differences of two packed pairs of float16: ``sub.rn.f16x2``."""
     if not isinstance(a, Scalar):
-        pairs = zip(*(unpack_half(dtype, np.uint32(x)) for x in (a, b)), strict=True)
-        return pack_half(dtype, *(x - y for x, y in pairs))
-    kind = {"float16": "f16x2", "bfloat16": "bf16x2"}[dtype]
+        pairs = zip(*(unpack_half("float16", np.uint32(x)) for x in (a, b)), strict=True)
+        return pack_half("float16", *(x - y for x, y in pairs))
     words = [a.value, a.like(b).value]
-    text = f"sub.rn.{kind} $0, $1, $2;"
+    text = "sub.rn.f16x2 $0, $1, $2;"
     return a.new(a.type, inline_ptx(a.builder, text, "=r,r,r", ir.IntType(32), words))
 
 
