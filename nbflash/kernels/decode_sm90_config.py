@@ -69,6 +69,17 @@ class DecodeSm90Config(Panels):
         return -(-self.head_dim // (2 * PANEL)) if self.quantised else self.panels
 
     @property
+    def width(self):
+        """Columns of a row that take part, those past head_dim with zeros."""
+        if self.quantised and self.head_dim > PANEL:
+            return 2 * PANEL * self.stored_panels
+        return PANEL * self.panels
+
+    @property
+    def q_bytes(self):
+        return 2 * self.width * self.tile_m
+
+    @property
     def stored_bytes(self):
         """Of a tile as it is stored."""
         return self.stored_panels * self.tile_n * 2 * PANEL

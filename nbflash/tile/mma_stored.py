@@ -36,7 +36,7 @@ class StoredLayout:
     """Sizes that follow from head_dim and the keys of a tile, in elements and words."""
 
     def __init__(self, cfg):
-        self.width = 64 if cfg.head_dim <= 64 else 128 * cfg.stored_panels
+        self.width = cfg.width
         self.span = min(16, self.width // 8)  # bytes of V that are neighbours in a lane
         self.panel_words = cfg.tile_n * 32
         self.keys = cfg.tile_n // WARPS  # of a warp

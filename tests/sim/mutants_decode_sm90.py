@@ -3,25 +3,44 @@
 from mutants import Mutant
 from mutants_sm90_load import without
 
-KERNELS = "nbflash.kernels."
-STORED, LOADING, COMPUTING, KERNEL = (
-    f"{KERNELS}decode_sm90{part}" for part in ("_stored", "_load", "_compute", "")
+PART = "nbflash.kernels.decode_sm90"
+PRODUCTS, SCALES, ROWS, LOADING, COMPUTING, STORED, KERNEL = CHAIN = (
+    "nbflash.tile.mma_stored",
+    *(f"{PART}{part}" for part in ("_scales", "_rows", "_load", "_compute", "_stored", "")),
 )
-CHAIN = (STORED, LOADING, COMPUTING, KERNEL)
 RELEASE = "mbarrier_arrive(base + EMPTY + 8 * stage)"
 WAIT_V = "mbarrier_wait(base + FULL_V + 8 * stage, phase)"
+BARRIER = "bar_sync(COMPUTING, 32 * WARPS)"
 WAIT_K = "mbarrier_wait(base + FULL_K + 8 * stage, phase)"
-STORE = (
-    Mutant("swizzle of what is stored", "((piece % 8) ^ swizzle) * 4", "(piece % 8) * 4"),
+PRODUCT = (
+    Mutant("swizzle of K", "(c + 4 * (n % 2)) ^ (key % 8)", "c + 4 * (n % 2)"),
+    Mutant("swizzle of V", "(r ^ swizzle) * 4", "r * 4"),
+    Mutant("swizzle of V in half a panel", "(r // 2 ^ swizzle) * 4", "r // 2 * 4"),
+    Mutant("second half of 16 bytes", "* 4 + r % 2 * 2", "* 4"),
+    Mutant("first panel of V", "+ i * layout.panel_words", ""),
+    Mutant("first panel of K", "+ n // 2 * layout.panel_words", ""),
+    Mutant("keys of the first n-tile", "load4(smem, place + 8 * 32)", "load4(smem, place)"),
+    Mutant("Q of the first step", "(4 * n + w) * 128", "4 * n * 128"),
+    Mutant("one row of Q twice", "upper[i], below[i], upper", "upper[i], upper[i], upper"),
+    Mutant("Q's factor undone alone", "b * factor)", "b)"),
+    Mutant("factors of lanes", "(largest,) = across_lanes((largest,), QUAD, larger)", "pass"),
+    Mutant("columns behind the last", "inside = column < columns", "inside = column < 1024"),
+    Mutant("first bytes twice", "0x7362", "0x5140"),
+    Mutant("keys that follow each other", "in (0, 1, 8, 9)]", "in (0, 1, 2, 3)]"),
     Mutant(
-        "swizzle of the tile",
-        "types.int32(panel + (chunk ^ swizzle) * 4)",
-        "types.int32(panel + chunk * 4)",
+        "first keys twice",
+        "enumerate(zip(*b, strict=True), 4 * j)",
+        "enumerate(zip(b[0], b[0]), 4 * j)",
     ),
-    Mutant("halves in one place", "((chunk + 1) ^ swizzle)", "(chunk ^ swizzle)"),
-    Mutant("V without scales", "if scales >= 0:", "if False:"),
-    Mutant("scale of the first key", "smem[scales + key]", "smem[scales]"),
-    Mutant("one scale for both columns", "scales[n % 2]", "scales[0]"),
+    Mutant("first n-tiles", "strict=True), 4 * j)", "strict=True))"),
+    Mutant("NaN in V", "rows[n - 4 * i][w] = select(numbers, word, 0)", "pass"),
+    Mutant(
+        "a key that is bad in other lanes",
+        "(bad,) = across_lanes((bad,), 8, operator.or_, first=4)",
+        "pass",
+    ),
+)
+SCALE = (
     Mutant("scale of K for V", "v = v_scale[", "v = k_scale["),
     Mutant("scales behind the length", "if key < length:", "if True:"),
     Mutant("first page of all", "table[first_page + nth]", "table[first_page]"),
@@ -29,6 +48,25 @@ STORE = (
     Mutant("scales of the lower keys twice", "n0 + lane + 32", "n0 + lane"),
     Mutant("scales of V in the place of K's", "at + (TILE_N + 32 * i)", "at + 32 * i"),
     Mutant("scales of the first head", "head * k_stride[2]", "0"),
+    Mutant("unit of what is no number", "select(equal(x, EXPONENT), 0, x)", "x"),
+    Mutant("unit of a lane", "(unit,) = across_lanes((unit,), 32, larger)", "pass"),
+)
+ROW = (
+    Mutant("the same end for all tokens", "types.int32(length - nq + token + 1)", "length"),
+    Mutant("place of a row that is none", "if row >= nq * pack:", "if False:"),
+    Mutant("bounds of the first plane", "i = plane * nq + token", "i = token"),
+    Mutant("intervals in full", "if kind == INTERVAL:", "if False:"),
+    Mutant("bits in full", "elif kind != FULL:", "elif False:"),
+    Mutant(
+        "bits of row 0",
+        "types.int32(kind - BITS), token, quad)",
+        "types.int32(kind - BITS), 0, quad)",
+    ),
+    Mutant(
+        "keys behind the length",
+        "keep = keep_interval(types.int32(0), end, n0, quad)",
+        "keep = keep_interval(types.int32(0), n0 + cfg.tile_n, n0, quad)",
+    ),
 )
 LOAD = (
     Mutant(
@@ -50,6 +88,7 @@ LOAD = (
     Mutant("V for K", "KV_BYTES, k_map,", "KV_BYTES, v_map,"),
     Mutant("K for V", "KV_BYTES, v_map,", "KV_BYTES, k_map,"),
     without("arrival of the scales", "mbarrier_arrive(full_v)"),
+    Mutant("the least unit", "smem[at + 2 * TILE_N] = unit", "smem[at + 2 * TILE_N] = 0"),
     without("wait for an empty stage", "mbarrier_wait(base + EMPTY + 8 * stage, phase)", 2),
     Mutant("stages in turn", "stage, phase = advance(stage, phase)", "pass"),
     Mutant("swizzle of Q", "((chunk % 8) ^ (r % 8))", "(chunk % 8)"),
@@ -67,21 +106,6 @@ COMPUTE = (
     without("wait for V", WAIT_V),
     without("wait for K", WAIT_K),
     Mutant("stages in turn", "stage, phase = advance(stage, phase)", "pass"),
-    Mutant("the same end for all tokens", "types.int32(length - nq + token + 1)", "length"),
-    Mutant("place of a row that is none", "if row >= nq * pack:", "if False:"),
-    Mutant("bounds of the first plane", "i = plane * nq + token", "i = token"),
-    Mutant("intervals in full", "if kind == INTERVAL:", "if False:"),
-    Mutant("bits in full", "elif kind != FULL:", "elif False:"),
-    Mutant(
-        "bits of row 0",
-        "types.int32(kind - BITS), token, quad)",
-        "types.int32(kind - BITS), 0, quad)",
-    ),
-    Mutant(
-        "keys behind the length",
-        "keep = keep_interval(types.int32(0), end, n0, quad)",
-        "keep = keep_interval(types.int32(0), n0 + cfg.tile_n, n0, quad)",
-    ),
     without("mask", "s = apply_keep(s, (upper, below))"),
     Mutant(
         "mask of the upper row twice",
@@ -100,37 +124,75 @@ COMPUTE = (
     without("commit of P V", "wgmma_commit()", 2, 1),
     without("wait for S", "wait_all()", 2),
     without("wait for P V", "wait_all()", 2, 1),
-    without("release", RELEASE, 2, 1),
+    without("release", RELEASE),
+    without("barrier behind what is cleaned", "bar_sync(COMPUTING, 128)"),
     Mutant("O not divided", "x * inverse[row_of(i)]", "x"),
     Mutant("upper row's O below", "o[4 * j + 2 * which + e]", "o[4 * j + e]"),
+    Mutant("upper row twice", "row_at(row + 8,", "row_at(row,"),
+)
+STORE = (
+    without("wait for V", WAIT_V),
+    without("wait for K", WAIT_K),
+    Mutant("stages in turn", "stage, phase = advance(stage, phase)", "pass"),
+    Mutant("one scale for both columns", "* 2 + column_of(i) % 8]", "* 2]"),
+    Mutant("scales of V for K", "types.int32(own))", "types.int32(own + TILE_N))"),
+    Mutant("scales of K for V", "types.int32(own + TILE_N))", "types.int32(own))"),
+    Mutant("scores as they are", "s = scale_scores(", "scale_scores("),
+    Mutant("factor of the upper row for both", "x * inverses[row_of(i)]", "x * inverses[0]"),
+    Mutant("keys of the first warp", "types.int32(first_key + r), c)", "r, c)"),
+    Mutant("mask of the first warp", "keep >> (first_key // 4) & ALL", "keep & ALL"),
+    without("mask", "s = apply_keep(s, (upper, below))"),
     Mutant(
-        "scales of V for K", "types.int32(scales + quad)", "types.int32(scales + TILE_N + quad)"
+        "mask of the upper row twice",
+        "apply_keep(s, (upper, below))",
+        "apply_keep(s, (upper, upper))",
     ),
+    without("sums", "l = l[0] + sums[0], l[1] + sums[1]"),
+    Mutant("scales that are no numbers", "v_scales, bad = finite(v_scales)", "pass"),
+    Mutant("a scale that is none stays", "select(i, ONES, x)", "x"),
+    Mutant("units that do not grow", "larger = select(unit < new, new, unit)", "larger = unit"),
+    Mutant("O in the unit of before", "x * shrunk for x in alpha", "x for x in alpha"),
+    Mutant("O in units", "return out_of_units(acc, unit), m, l", "return acc, m, l"),
+    Mutant("O not rescaled", "if changes(alpha):", "if False:"),
+    Mutant("products of NaN", "if kind == FULL:", "if True:"),
+    without("poison", "l = poisoned(l, (types.uint32(upper & bad), types.uint32(below & bad)))"),
     Mutant(
-        "scales of K for V", "types.int32(scales + TILE_N), thread)", "types.int32(scales), thread)"
+        "poison for all", "(types.uint32(upper & bad), types.uint32(below & bad))", "(bad, bad)"
     ),
-    Mutant("scores as they are", "s = scale_scores(s, smem, types.int32(scales + quad))", "pass"),
-    without("barrier before S", "bar_sync(COMPUTING, 128)", 3, 1),
-    without("barrier before P V", "bar_sync(COMPUTING, 128)", 3, 2),
-    without("release of a stored tile", RELEASE, 2, 0),
+    without("warp's barrier before the release", "cuda.syncwarp()"),
+    without("release", RELEASE),
+    without("sum over the lanes", "l = row_total(l)"),
+    Mutant("no barrier behind the stages", f"{BARRIER}  # all", "pass  # all"),
+    Mutant("no barrier behind Q", f"{BARRIER}\n        inverses", "pass\n        inverses"),
+    Mutant("no barrier before the merge", f"{BARRIER}\n\n", "pass\n\n"),
+    Mutant("place of n-tiles", "at + 8 * i * WIDTH + column", "at + column"),
+    Mutant("m of the upper row", "store(smem, at + 16 * i, ", "store(smem, at, "),
+    Mutant("warps' m apart", "exp2(m - guarded(best))", "exp2(m * 0.0)"),
+    Mutant("O of the first warp", "at + w * OF_WARP", "at"),
+    Mutant("statistics of the first row", "words + SCALES // 4 + 2 * row)", "words + SCALES // 4)"),
+    Mutant("rows behind the last", "min(count - first, ROWS)", "ROWS"),
+    Mutant("Q behind the last row", "min(first + row, count - 1)", "first + row"),
+    Mutant("upper row's place", "types.int32(first + r + 8)", "types.int32(first + r)"),
 )
 PLACES = (
     Mutant("lengths beyond the capacity", "min(max(lengths[b], 0), capacity)", "lengths[b]"),
     Mutant("ragged behind the length", "types.int32(length - nq + 1)", "length"),
     Mutant("pages of the first sequence", "types.int32(b * table_width)", "types.int32(0)"),
     Mutant("query head for key head", "types.int32(head // group)", "head"),
-    Mutant("first row tile", "types.int32(row_tile * ROWS)", "types.int32(0)"),
+    Mutant("first row tile", "types.int32(row_tile * TILE_M)", "types.int32(0)"),
     Mutant(
         "Q of the next head",
-        "q_start = b * q_stride[0] + head * q_stride[2]",
-        "q_start = b * q_stride[0]",
+        "start = b * q_stride[0] + head * q_stride[2]",
+        "start = b * q_stride[0]",
     ),
-    Mutant("upper row twice", "row_at(row + 8,", "row_at(row,"),
+    Mutant("readers of a stage", "READERS = WARPS if QUANTISED else 1", "READERS = 1"),
     Mutant("plane of the first heads", "types.int32(plane_of[rest])", "types.int32(plane_of[0])"),
     Mutant("lse of every split in the first", "types.int32(split * batch + b)", "types.int32(b)"),
 )
 MUTANTS = [
     (target, mutant)
-    for target, mutants in zip(CHAIN, (STORE, LOAD, COMPUTE, PLACES), strict=True)
+    for target, mutants in zip(
+        CHAIN, (PRODUCT, SCALE, ROW, LOAD, COMPUTE, STORE, PLACES), strict=True
+    )
     for mutant in mutants
 ]

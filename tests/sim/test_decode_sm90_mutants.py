@@ -1,5 +1,6 @@
 """Mutation tests of the Hopper decode kernel: every planted fault is noticed."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from decode_cases import DTYPES, check, contiguous, paged
@@ -15,18 +16,21 @@ from nbflash.quantised import dequantise, quantise
 FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 T, CAPACITY, NQ = 64, 192, 3
 LENGTHS = np.array([1, T + 1, 2 * T + 6], np.int32)
-HEADS = masks.per_batch(
-    [
-        masks.per_head([masks.window(NQ, CAPACITY, left=30 * (b + 1))] * 2 + [other] * 2)
-        for b, other in enumerate(
-            [
-                masks.from_function(lambda q, kv: (5 * q + 7 * kv) % 11 < 4, NQ, CAPACITY),
-                masks.dense(NQ, CAPACITY),
-                masks.from_function(lambda q, kv: kv % 3 == q, NQ, CAPACITY),
-            ]
-        )
-    ]
+OTHERS = (
+    masks.from_function(lambda q, kv: (5 * q + 7 * kv) % 11 < 4, NQ, CAPACITY),
+    masks.dense(NQ, CAPACITY),
+    masks.from_function(lambda q, kv: kv % 3 == q, NQ, CAPACITY),
 )
+
+
+def of_heads(group):
+    """A mask for each of three sequences and two groups of heads."""
+    windows = [masks.window(NQ, CAPACITY, left=30 * (b + 1)) for b in range(3)]
+    pairs = zip(windows, OTHERS, strict=True)
+    return masks.per_batch([masks.per_head([w] * group + [o] * group) for w, o in pairs])
+
+
+HEADS = of_heads(2)
 
 
 def causal(spec_of):
@@ -55,28 +59,73 @@ def rows(spec_of):
     check(got, q, k, v, lengths)
 
 
-def poisoned(spec_of):
+def poisoned(spec_of, scales=None):
     """A draft's value that only the last token sees."""
     lengths = np.array([T - 2], np.int32)
     q, k, v = contiguous(NQ, (2, 2), 16, DTYPES["f16"], lengths, CAPACITY)
+    stored = [k, v] if scales is None else [x.astype(ml_dtypes.float8_e4m3fn) for x in (k, v)]
+    named, (k, v) = {"scales": scales, "splits": 1, "spec_of": spec_of}, stored
     v[0, T - 3, 0, 0] = np.nan
-    out, lse = run(q, k, v, lengths, splits=1, spec_of=spec_of)
+    out, lse = run(q, k, v, lengths, **named)
     assert np.isnan(out[0, 2, 0].astype(np.float32)).all()
     v[0, T - 3, 0, 0] = 0
-    good = run(q, k, v, lengths)
+    good = run(q, k, v, lengths, scales=scales)
     out[0, 2, 0], lse[0, 0, 2] = good[0][0, 2, 0], good[1][0, 0, 2]
     check((out, lse), q, k, v, lengths)
 
 
-def bytes_with_scales(spec_of):
-    q, k, v = contiguous(NQ, (4, 2), 48, DTYPES["f16"], LENGTHS, CAPACITY)
-    (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
+def poisoned_bytes(spec_of):
+    poisoned(spec_of, (np.ones(2, np.float32),) * 2)
+
+
+def with_scales(spec_of, stored, head_dim, dtype, **options):
+    """Rows of many sizes, more than 8, scales that grow, and pages."""
+    q, k, v = contiguous(NQ, (8, 2), head_dim, DTYPES[dtype], LENGTHS, CAPACITY)
+    q *= np.linspace(0.5, 9, NQ * 8).astype(q.dtype).reshape(NQ, 8, 1)
+    v *= np.linspace(1, 9, CAPACITY).astype(v.dtype)[:, None, None]
+    (k, k_scale), (v, v_scale) = (quantise(x, stored) for x in (k, v))
     *pages, table = paged(k, v, lengths=LENGTHS)
     *scales, _ = paged(k_scale, v_scale, lengths=LENGTHS)
-    with sim.options(race=True, seed=2):
-        got = run(q, *pages, LENGTHS, table, scales=scales, splits=1, stages=2, spec_of=spec_of)
+    got = run(q, *pages, LENGTHS, table, scales=scales, splits=1, spec_of=spec_of, **options)
     real = np.dtype(np.float32)
     check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS)
+
+
+def bytes_with_scales(spec_of):
+    with sim.options(race=True, seed=2):
+        with_scales(spec_of, np.int8, 48, "f16", stages=2)
+
+
+def wide_bytes(spec_of):
+    """Two panels, and Q that is no float16."""
+    with_scales(spec_of, ml_dtypes.float8_e4m3fn, 144, "bf16")
+
+
+def masked_bytes(spec_of):
+    """NaN that no query attends, in keys, values and their scales."""
+    q, k, v = contiguous(NQ, (8, 2), 80, DTYPES["bf16"], LENGTHS, CAPACITY)
+    (k, k_scale), (v, v_scale) = (quantise(x, ml_dtypes.float8_e4m3fn) for x in (k, v))
+    mask, real = of_heads(4), np.dtype(np.float32)
+    exact = dequantise(k, k_scale, real), dequantise(v, v_scale, real)
+    dense = mask.dense()
+    hidden = ~dense.reshape(3, 2, -1, CAPACITY).any(axis=2).swapaxes(1, 2)
+    assert hidden.any()
+    k[hidden], v[hidden], v_scale[hidden] = np.nan, np.nan, np.nan
+    scales, named = (k_scale, v_scale), {"mask": mask, "splits": 1, "spec_of": spec_of}
+    got = run(q, k, v, LENGTHS, scales=scales, **named)
+    check(got, q, *exact, LENGTHS, keep=lambda b: dense[b, ..., : LENGTHS[b]])
+
+
+def uneven_bytes(spec_of):
+    """A key whose values are 2^30 times as large as the others'."""
+    lengths = np.array([T - 2], np.int32)
+    q, k, v = contiguous(1, (2, 2), 16, DTYPES["bf16"], lengths, T)
+    k, v = (np.nan_to_num(x.astype(np.float32) * 16).astype(np.int8) for x in (k, v))
+    k_scale, v_scale = (np.full(x.shape[:3], 2.0**-10, np.float32) for x in (k, v))
+    v_scale[:, 5] = 2.0**20
+    got = run(q, k, v, lengths, scales=(k_scale, v_scale), splits=1, spec_of=spec_of)
+    real = np.dtype(np.float32)
+    check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), lengths)
 
 
 def beyond(spec_of):
@@ -86,7 +135,8 @@ def beyond(spec_of):
     check(run(q, k, v, lengths + 9, splits=1, spec_of=spec_of), q, k, v, lengths)
 
 
-CASES = (beyond, masked, causal, poisoned, rows, bytes_with_scales)
+CASES = (beyond, masked, causal, poisoned, rows)
+CASES += (poisoned_bytes, uneven_bytes, bytes_with_scales, masked_bytes, wide_bytes)
 
 
 @pytest.mark.parametrize("case", CASES)
