@@ -24,7 +24,7 @@ def make_scales(cfg):
     """What the loading warp does with scales; nothing for 16 bits.
 
     fetch(n0, length, head, pages, scales, lane)    a lane's, of a tile: the bits of K's and V's,
-                                                    of each of its keys; 1 behind the last key
+                                                    of each of its keys; 1 and 0 behind the last
     put(smem, at, held)                             at the lane's place
     unit_of(held)                                   the unit of the tile's, its bits
     """
@@ -32,7 +32,8 @@ def make_scales(cfg):
 
     @inlined
     def scales_of(key, length, head, pages, scales):
-        (k_scale, k_stride, v_scale, v_stride), k, v = scales, types.int32(ONES), types.int32(ONES)
+        k_scale, k_stride, v_scale, v_stride = scales
+        k, v = types.int32(ONES), types.int32(0)
         if key < length:
             page, inside = located(key, pages)
             k = k_scale[page * k_stride[0] + inside * k_stride[1] + head * k_stride[2]]

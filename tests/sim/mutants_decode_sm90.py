@@ -49,6 +49,11 @@ SCALE = (
     Mutant("scales of V in the place of K's", "at + (TILE_N + 32 * i)", "at + 32 * i"),
     Mutant("scales of the first head", "head * k_stride[2]", "0"),
     Mutant("unit of what is no number", "select(equal(x, EXPONENT), 0, x)", "x"),
+    Mutant(
+        "unit of keys that are not there",
+        "types.int32(ONES), types.int32(0)",
+        "(types.int32(ONES),) * 2",
+    ),
     Mutant("unit of a lane", "(unit,) = across_lanes((unit,), 32, larger)", "pass"),
 )
 ROW = (
