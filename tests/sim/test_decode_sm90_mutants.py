@@ -117,12 +117,12 @@ def masked_bytes(spec_of):
 
 
 def uneven_bytes(spec_of):
-    """Values that float16 could not hold, and one key's 2^60 times as large, in one of two heads."""
-    lengths = np.array([T - 2], np.int32)
+    """Values that float16 cannot hold, and in one of two sequences a key's 2^60 times as large."""
+    lengths = np.array([T - 2, T - 2], np.int32)
     q, k, v = contiguous(1, (2, 2), 16, DTYPES["bf16"], lengths, T)
     k, v = (np.nan_to_num(x.astype(np.float32) * 16).astype(np.int8) for x in (k, v))
     k_scale, v_scale = (np.full(k.shape[:3], 2.0**n, np.float32) for n in (-4, -40))
-    v_scale[:, 5, 0] = 2.0**20
+    v_scale[0, 5] = 2.0**20
     got = run(q, k, v, lengths, scales=(k_scale, v_scale), splits=1, spec_of=spec_of)
     real = np.dtype(np.float32)
     check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), lengths)
