@@ -87,7 +87,7 @@ class KVCache:
         with self._device:
             self.k, self.v = (empty((*slots, *self._heads), self.dtype) for _ in "kv")
             self.k_scale = self.v_scale = None
-            self._arrays = [self.k, self.v]
+            self._arrays = [_copied(self.k), _copied(self.v)]
             if self.dtype.name in LIMITS:
                 shape = (*slots, self._heads[0])
                 self.k_scale, self.v_scale = (empty(shape, np.dtype(np.float32)) for _ in "kv")
@@ -232,7 +232,7 @@ class KVCache:
         if self.k_scale is None:
             return k, v
         (k, k_scale), (v, v_scale) = (quantise(x, self.dtype) for x in (k, v))
-        return k, v, k_scale, v_scale
+        return _copied(k), _copied(v), k_scale, v_scale
 
     def _release(self, pages):
         for page in pages:
@@ -274,6 +274,11 @@ class KVCache:
                 raise TypeError(f"{name} must have dtype {', '.join(wanted)}, got {x.dtype}")
         if v.shape != k.shape:
             raise ValueError(f"v must have the shape of k, {k.shape}, got {v.shape}")
+
+
+def _copied(x):
+    """``x`` as what CuPy copies: it stores float8, but knows no elements of it."""
+    return x.view(np.uint8) if x.dtype.name == "float8_e4m3fn" else x
 
 
 def _dtype(dtype) -> np.dtype:

@@ -93,6 +93,20 @@ def rounding(scale, stored):
     return (half + slack) * scale[..., None]
 
 
+def test_float8_is_rounded_to_even():
+    """As `ml_dtypes` does: all numbers there are, those half between two, and others."""
+    dtype = np.dtype(ml_dtypes.float8_e4m3fn)
+    there = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    there = np.sort(there[np.isfinite(there)])
+    rng = np.random.default_rng(0)
+    others = rng.standard_normal(10_000) * 2.0 ** rng.integers(-12, 8, 10_000)
+    x = np.concatenate([there, (there[1:] + there[:-1]) / 2, others]).astype(np.float32)
+    x = np.append(x[np.abs(x) <= 448], np.float32(448))  # its scale is 1
+    stored, scale = quantise(x, dtype)
+    assert scale == 1
+    assert stored.tobytes() == x.astype(dtype).tobytes()
+
+
 @pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=["int8", "e4m3"])
 @pytest.mark.parametrize("source", DTYPES)
 def test_quantised_storage(source, dtype):
