@@ -16,8 +16,9 @@ from nbflash.launch import compile_ptx
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
-def test_kernel(head_dim, masked):
-    config = decode_config("bfloat16", head_dim, 16, masked=masked)
+@pytest.mark.parametrize("stored", ["", "int8", "float8_e4m3fn"])
+def test_kernel(stored, head_dim, masked):
+    config = decode_config("bfloat16", head_dim, 16, stored, masked=masked)
     assert config.why_not() == []
     ptx = compile_ptx(decode_sm90_spec(config), (9, 0))
     report = assembler.report(ptx, "sm_90a")
