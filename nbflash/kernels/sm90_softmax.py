@@ -13,13 +13,14 @@ sums tell whether m still serves:
                                                            as slowly as the tile, and as rarely as
                                                            a score is 2^100 beyond all before)
 
-A row that has met no key has no m yet. Until all rows of a warp have met one, m comes first.
+A row that has met no key has no m yet. Until all rows of a warp have met one, m comes first; and
+in the tile after one in which it has risen.
 """
 
 from nbflash.ptx._asm import inlined, types
 from nbflash.tile.pipeline import divided
-from nbflash.tile.unroll import equal, fma, hide, load4, select, unrolled
-from nbflash.tile.warp_math import row_of_thread, unpack_half
+from nbflash.tile.unroll import either, equal, fma, hide, load4, select, unrolled
+from nbflash.tile.warp_math import any_lane, row_of_thread, unpack_half
 from nbflash.tile.wgmma_softmax import (
     make_apply_keep,
     make_wgmma_softmax,
@@ -27,6 +28,12 @@ from nbflash.tile.wgmma_softmax import (
     row_total,
     scale_fragment,
 )
+
+
+@unrolled
+def shrinks(alpha):
+    """Whether what is old shrinks in some row of the warp."""
+    return any_lane(either(*(x < 1.0 for x in alpha)))
 
 
 def make_scores_again(cfg):

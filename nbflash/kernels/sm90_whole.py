@@ -15,7 +15,7 @@ from nbflash.kernels.sm90_row import (
     poisoned,
 )
 from nbflash.kernels.sm90_score import make_scored
-from nbflash.kernels.sm90_softmax import make_online_softmax, make_scores_again
+from nbflash.kernels.sm90_softmax import make_online_softmax, make_scores_again, shrinks
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
@@ -68,7 +68,8 @@ def make_turns(consumers):
 def make_whole(cfg):
     """``q_of, start, make_step, last``: see :func:`~.sm90_compute.make_compute_stream`.
 
-    ``state`` is O, P of the last tile, m, l and whether a row of the warp has met no key.
+    ``state`` is O, P of the last tile, m, l and whether the next scores are looked at first: a row
+    of the warp has met no key, or m has risen and may rise again, as under ALiBi at every tile.
     """
     TILE_N, Q_BYTES, STAGED = cfg.tile_n, cfg.q_bytes, cfg.q_stages > 1
     FULL_Q, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
@@ -173,6 +174,7 @@ def make_whole(cfg):
                 weights, m, l, sums, alpha = catch_up(
                     weights, m, l, sums, alpha, scale, where, keep, scoring, thread
                 )
+                fresh |= shrinks(alpha)
                 acc = scale_fragment(acc, alpha)
             l = l[0] + sums[0], l[1] + sums[1]
             if masked and kind != FULL:
