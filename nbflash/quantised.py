@@ -31,10 +31,10 @@ def _float8(x, dtype):
     |x| = n · 2^(e − 3)      n an integer, 8 to 16, below 8 for the least e, −6 only
     code = 8 (e + 6) + n     of which 16 is 8 of the next exponent
     """
-    size = np.abs(x)
-    _, above = np.frexp(np.maximum(size, np.float32(2.0**-6)))  # e + 1
-    codes = 8 * (above + 5) + np.rint(np.ldexp(size, 4 - above)).astype(np.int32)
-    return (codes + 128 * np.signbit(x)).astype(np.uint8).view(dtype)
+    size, sign = np.abs(x), x.view(np.int32) >> 24 & 128
+    e = np.maximum((size.view(np.int32) >> 23) - 127, -6)
+    n = np.rint(size * ((130 - e) << 23).view(np.float32)).astype(np.int32)
+    return (8 * (e + 6) + n + sign).astype(np.uint8).view(dtype)
 
 
 def dequantise(stored, scale, real):
