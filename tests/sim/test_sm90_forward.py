@@ -10,6 +10,7 @@ from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, run
 
 import masks
 from nbflash import reference, sim, testing
+from nbflash.kernels import sm90_whole
 from nbflash.testing import code_word_oracle, mask_gallery
 
 T = 64
@@ -130,6 +131,27 @@ LEAPS = {  # by so many powers of two, for the rows that get all; see `raise_sco
     "260-30": ((T, 600), (2 * T, 670)),
     "260-down-300": ((T // 2, 600), (T + 9, 0), (2 * T + 3, 1300)),
 }
+
+
+def test_scores_that_leap_at_every_tile_are_lost_once(monkeypatch):
+    """After the first leap the next tile's scores are looked at before their weights."""
+    again, make = [], sm90_whole.make_scores_again
+
+    def counted(cfg):
+        compute = make(cfg)
+
+        def scores_again(where, *rest):
+            again.append(where[0])
+            return compute(where, *rest)
+
+        return scores_again
+
+    monkeypatch.setattr(sm90_whole, "make_scores_again", counted)
+    q, k, v = inputs(T, 5 * T)
+    sm90_runs.raise_scores(q, k, [(n * T, 300.0 * n) for n in range(1, 5)], 0.3)
+    cfg = replace(CONFIGS["alone"], k_stages=5)  # of no other test: a kernel of its own
+    sm90_runs.check(cfg, masks.dense(T, 5 * T), q, k, v, scale=0.3, yardstick=sm90_runs.precise)
+    assert set(again) == {T}, again
 
 
 @pytest.mark.parametrize("config", ["alone", "narrow", "halves"])
