@@ -3,7 +3,8 @@
 A block takes one part of the keys of one row tile: rows are the query tokens of all heads that
 share a key head (row r is token r // pack, head r % pack of them), so that K and V are read once.
 What bounds it is memory: a warp loads as many tiles as fit, and a warpgroup computes one after the
-other. `combine_simt` merges the parts.
+other; of caches of one byte its warps compute keys of their own (:mod:`.decode_sm90_stored`).
+`combine_simt` merges the parts.
 
     for each tile t of the part
         wait for K;  S = Q Kᵀ;  wait
@@ -14,8 +15,8 @@ other. `combine_simt` merges the parts.
     barrier      arrives                               waits
     full_k[s]    loader, bytes of K; the record        all that compute, before S of the tile
     full_v[s]    loader, bytes of V; then scales       all that compute, before P V of the tile
-    empty[s]     one that computes, P V of the tile    loader
-                 (one of each warp, its V in registers, where a cache is of one byte)
+    empty[s]     one that computes (of one byte: one   loader
+                 of each warp), P V of the tile
 
 The loader's lanes send the boxes of different pages. One of them says how many bytes will come, no
 matter whether before or after they do: until it has arrived no phase ends.

@@ -7,7 +7,8 @@ from itertools import accumulate
 from nbflash.kernels.sm90_config import BAD_WORDS, RECORD_WORDS, Panels
 from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
 
-ROWS = 64  # query tokens × heads that share a key head, by the warpgroup
+# Of a row tile: query tokens × heads that share a key head; and for caches of one byte.
+ROWS, STORED_ROWS = 64, 16
 RAGGED = 1 << 30  # added to the kind of a tile that some row does not see to its end
 SWIZZLED_ROWS = 8  # a box of keys starts where the swizzle does
 
@@ -51,7 +52,7 @@ class DecodeSm90Config(Panels):
     @property
     def tile_m(self):
         """Rows that a block computes."""
-        return 16 if self.quantised else ROWS
+        return STORED_ROWS if self.quantised else ROWS
 
     @property
     def threads(self):
@@ -94,8 +95,8 @@ class DecodeSm90Config(Panels):
         reasons = super().why_not() + self.too_few(stages=2)
         if self.tile_n % 32 or self.tile_n > 32 * BAD_WORDS:
             reasons.append(f"tile_n is 32, 64, 96 or 128, got {self.tile_n}")
-        if self.quantised and self.tile_n not in (64, 128):
-            reasons.append(f"tile_n is 64 or 128 for caches of one byte, got {self.tile_n}")
+        if self.quantised and self.tile_n != 64:
+            reasons.append(f"tile_n is 64 for caches of one byte, got {self.tile_n}")
         columns = 16 if self.quantised else 8
         if self.head_dim % columns:
             reasons.append(f"head_dim is a multiple of {columns}, got {self.head_dim}")

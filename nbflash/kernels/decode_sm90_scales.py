@@ -4,7 +4,7 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.tile.dequantise import EXPONENT, ONES
 from nbflash.tile.lanes import across_lanes
 from nbflash.tile.pipeline import divided
-from nbflash.tile.unroll import equal, select, store, unrolled
+from nbflash.tile.unroll import equal, maximum, select, store, unrolled
 
 LEAST_UNIT, LARGEST_UNIT = 1 << 23, 253 << 23  # bits of 2^-126 and 2^126: both have an inverse
 
@@ -46,12 +46,6 @@ def make_scales(cfg):
         return lower, scales_of(types.int32(n0 + lane + 32), length, head, pages, scales)
 
     @inlined
-    def of_128_keys(n0, length, head, pages, scales, lane):
-        a, b = of_64_keys(n0, length, head, pages, scales, lane)
-        c, d = of_64_keys(types.int32(n0 + 64), length, head, pages, scales, lane)
-        return a, b, c, d
-
-    @inlined
     def of_no_keys(n0, length, head, pages, scales, lane):
         return ()
 
@@ -61,16 +55,13 @@ def make_scales(cfg):
             store(smem, at + 32 * i, k)
             store(smem, at + (TILE_N + 32 * i), v)
 
-    def larger(a, b):
-        return select(a < b, b, a)
-
     @unrolled
     def unit_of(held):
         exponents = [v & EXPONENT for _, v in held]
         unit = held[0][1] * 0 + LEAST_UNIT
         for x in exponents:
-            unit = larger(unit, select(equal(x, EXPONENT), 0, x))  # no infinity, no NaN
-        (unit,) = across_lanes((unit,), 32, larger)
+            unit = maximum(unit, select(equal(x, EXPONENT), 0, x))  # no infinity, no NaN
+        (unit,) = across_lanes((unit,), 32, maximum)
         return select(unit < LARGEST_UNIT, unit, LARGEST_UNIT)
 
-    return {0: of_no_keys, 64: of_64_keys, 128: of_128_keys}[TILE_N * cfg.quantised], put, unit_of
+    return of_64_keys if cfg.quantised else of_no_keys, put, unit_of

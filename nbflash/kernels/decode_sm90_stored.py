@@ -16,6 +16,8 @@ V up to here, and what has been added up in a smaller one shrinks. O is multipli
 
 from masks import FULL
 from nbflash.kernels.decode_sm90_config import RAGGED
+from nbflash.kernels.decode_sm90_config import STORED_ROWS as ROWS
+from nbflash.kernels.decode_sm90_load import COMPUTING
 from nbflash.kernels.decode_sm90_rows import make_rows
 from nbflash.kernels.decode_sm90_scales import LEAST_UNIT
 from nbflash.kernels.sm90_config import END, RECORD_WORDS
@@ -26,7 +28,6 @@ from nbflash.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.tile.dequantise import EXPONENT, ONES, bits_float, float_bits
 from nbflash.tile.mma_stored import (
     INVERSE,
-    ROWS,
     WARPS,
     StoredLayout,
     make_stored_products,
@@ -60,8 +61,6 @@ from nbflash.tile.wgmma_softmax import (
     scale_fragment,
 )
 
-COMPUTING = 1  # the named barrier of those that compute
-
 
 def _of_columns(s, scales):
     """Scores or weights times the scale of their key."""
@@ -88,7 +87,7 @@ def finite(scales):
 @unrolled
 def in_units(p, alpha, scales, unit, new):
     """P ∘ scale / unit, α with what is old in that unit, and the unit: the larger of two."""
-    larger = select(unit < new, new, unit)
+    larger = maximum(unit, new)
     inverse = bits_float(larger * -1 + INVERSE)
     shrunk = bits_float(unit) * inverse
     p = _of_columns(p, [bits_float(x) * inverse for x in scales])

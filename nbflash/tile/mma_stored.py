@@ -22,10 +22,10 @@ import operator
 from nbflash.ptx.mma import mma
 from nbflash.tile.dequantise import EXPONENT, FLOAT16, NAN_BYTES, ONES, bits_float, signed, unsigned
 from nbflash.tile.lanes import QUAD, across_lanes
-from nbflash.tile.unroll import equal, load2, load4, select, store4, unrolled
+from nbflash.tile.unroll import equal, load2, load4, maximum, select, store4, unrolled
 from nbflash.tile.warp_math import pack_half, permute, unpack_half
 
-ROWS, WARPS = 16, 4  # of Q; that share the keys of a tile
+WARPS = 4  # that share the keys of a tile
 SIGNS = 0x80008000  # of two 16-bit numbers
 # Bits of float32: the least exponent that counts, 2^15 (above 1), and what the bits of a power of
 # two are taken from to be its inverse.
@@ -56,14 +56,12 @@ def make_stored_q(cfg):
     """
     layout, columns, exact = StoredLayout(cfg), cfg.head_dim, cfg.dtype == "float16"
 
-    def larger(a, b):
-        return select(a < b, b, a)
-
     def as_float16(words):
         largest = words[0] * 0 + LEAST_EXPONENT
         for word in words:
-            largest = larger(larger(largest, word << 16 & EXPONENT), word & EXPONENT)
-        (largest,) = across_lanes((largest,), QUAD, larger)
+            largest = maximum(largest, word << 16 & EXPONENT)
+            largest = maximum(largest, word & EXPONENT)
+        (largest,) = across_lanes((largest,), QUAD, maximum)
         power = largest - LARGEST
         factor = bits_float(power * -1 + INVERSE)
         pairs = (unpack_half(cfg.dtype, word) for word in words)

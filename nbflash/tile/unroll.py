@@ -196,6 +196,8 @@ def fma(a, b, c):
 def maximum(a, b):
     """The larger of two numbers; a NaN loses."""
     if isinstance(a, Scalar):
+        if isinstance(a.type, types.Integer):
+            return select(a < b, b, a)
         return _libm(a, "maxnum", a, b)
     return a if a >= b or b != b else b
 

@@ -23,7 +23,7 @@ PRODUCT = (
     Mutant("Q of the first step", "(4 * n + w) * 128", "4 * n * 128"),
     Mutant("one row of Q twice", "upper[i], below[i], upper", "upper[i], upper[i], upper"),
     Mutant("Q's factor undone alone", "b * factor)", "b)"),
-    Mutant("factors of lanes", "(largest,) = across_lanes((largest,), QUAD, larger)", "pass"),
+    Mutant("factors of lanes", "(largest,) = across_lanes((largest,), QUAD, maximum)", "pass"),
     Mutant("columns behind the last", "inside = column < columns", "inside = column < 1024"),
     Mutant("first bytes twice", "0x7362", "0x5140"),
     Mutant("keys that follow each other", "in (0, 1, 8, 9)]", "in (0, 1, 2, 3)]"),
@@ -54,7 +54,7 @@ SCALE = (
         "types.int32(ONES), types.int32(0)",
         "(types.int32(ONES),) * 2",
     ),
-    Mutant("unit of a lane", "(unit,) = across_lanes((unit,), 32, larger)", "pass"),
+    Mutant("unit of a lane", "(unit,) = across_lanes((unit,), 32, maximum)", "pass"),
 )
 ROW = (
     Mutant("the same end for all tokens", "types.int32(length - nq + token + 1)", "length"),
@@ -155,7 +155,7 @@ STORE = (
     without("sums", "l = l[0] + sums[0], l[1] + sums[1]"),
     Mutant("scales that are no numbers", "v_scales, bad = finite(v_scales)", "pass"),
     Mutant("a scale that is none stays", "select(i, ONES, x)", "x"),
-    Mutant("units that do not grow", "larger = select(unit < new, new, unit)", "larger = unit"),
+    Mutant("units that do not grow", "larger = maximum(unit, new)", "larger = unit"),
     Mutant("O in the unit of before", "x * shrunk for x in alpha", "x for x in alpha"),
     Mutant("O in units", "return out_of_units(acc, unit), m, l", "return acc, m, l"),
     Mutant("O not rescaled", "if changes(alpha):", "if False:"),
