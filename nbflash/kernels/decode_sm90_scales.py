@@ -7,6 +7,7 @@ from nbflash.tile.pipeline import divided
 from nbflash.tile.unroll import equal, maximum, select, store, unrolled
 
 LEAST_UNIT, LARGEST_UNIT = 1 << 23, 253 << 23  # bits of 2^-126 and 2^126: both have an inverse
+ROOM = 14 << 23  # P ∘ scale / unit is below 2^15: as much of float16 as there is, below and above
 
 
 @inlined
@@ -60,7 +61,7 @@ def make_scales(cfg):
         exponents = [v & EXPONENT for _, v in held]
         unit = held[0][1] * 0 + LEAST_UNIT
         for x in exponents:
-            unit = maximum(unit, select(equal(x, EXPONENT), 0, x))  # no infinity, no NaN
+            unit = maximum(unit, select(equal(x, EXPONENT), 0, x - ROOM))  # no infinity, no NaN
         (unit,) = across_lanes((unit,), 32, maximum)
         return select(unit < LARGEST_UNIT, unit, LARGEST_UNIT)
 

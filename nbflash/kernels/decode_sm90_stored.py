@@ -8,8 +8,9 @@ the part the results of the four are merged.
     S = Q Kᵀ ∘ scale of K           O += (P ∘ scale of V / unit) V
 
 All operands are float16, whatever Q and O are: K and V without a rounding, Q with next to none. The
-unit, a power of two, keeps a product as large as P is: it is the largest exponent of the scales of
-V up to here, and what has been added up in a smaller one shrinks. O is multiplied by it last.
+unit, a power of two, brings the products to where float16 has room for those far below a row's
+largest: it goes by the largest exponent of the scales of V up to here, and what has been added up
+in a smaller one shrinks. O is multiplied by it last.
 
     merged        m = max_w m_w     f_w = 2^(m_w − m)     l = Σ_w f_w l_w     O = Σ_w f_w O_w / l
 """

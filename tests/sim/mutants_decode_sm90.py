@@ -48,12 +48,13 @@ SCALE = (
     Mutant("scales of the lower keys twice", "n0 + lane + 32", "n0 + lane"),
     Mutant("scales of V in the place of K's", "at + (TILE_N + 32 * i)", "at + 32 * i"),
     Mutant("scales of the first head", "head * k_stride[2]", "0"),
-    Mutant("unit of what is no number", "select(equal(x, EXPONENT), 0, x)", "x"),
+    Mutant("unit of what is no number", "select(equal(x, EXPONENT), 0, x - ROOM)", "x - ROOM"),
     Mutant(
         "unit of keys that are not there",
         "types.int32(ONES), types.int32(0)",
         "(types.int32(ONES),) * 2",
     ),
+    Mutant("no room below a row's largest", "0, x - ROOM)", "0, x)"),
     Mutant("unit of a lane", "(unit,) = across_lanes((unit,), 32, maximum)", "pass"),
 )
 ROW = (

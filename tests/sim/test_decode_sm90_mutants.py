@@ -128,6 +128,18 @@ def uneven_bytes(spec_of):
     check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), lengths)
 
 
+def sink_bytes(spec_of):
+    """A key with 2^20 times the weight of every other, and nothing to give."""
+    lengths = np.array([T], np.int32)
+    for dtype in ("bf16", "f16"):
+        q, k, v = (np.zeros((1, n, 1, 16), np.int8) for n in (1, T, T))
+        q, k[0, 0], v[0, 1:] = np.ones(q.shape, DTYPES[dtype]), 1, 100
+        named = {"scale": 20 * np.log(2) / 16, "scales": (np.ones(1, np.float32),) * 2}
+        got = run(q, k, v, lengths, splits=1, spec_of=spec_of, **named)
+        k, v = (x.astype(np.float32) for x in (k, v))
+        check(got, q, k, v, lengths, scale=named["scale"])
+
+
 def beyond(spec_of):
     """A length that counts up to the capacity."""
     lengths = np.array([40], np.int32)
@@ -136,7 +148,7 @@ def beyond(spec_of):
 
 
 CASES = (beyond, masked, causal, poisoned, rows)
-CASES += (poisoned_bytes, uneven_bytes, bytes_with_scales, masked_bytes, wide_bytes)
+CASES += (poisoned_bytes, uneven_bytes, sink_bytes, bytes_with_scales, masked_bytes, wide_bytes)
 
 
 @pytest.mark.parametrize("case", CASES)
