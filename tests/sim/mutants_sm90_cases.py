@@ -83,8 +83,6 @@ CAUGHT_BY = {
         "upper row twice",
         "4 rows below",
         "row tile 0",
-        "key past the end",
-        "last key left out",
         "keys of the first tile",
         "keys of the first lane",
         "keys in steps of 4",
@@ -120,8 +118,8 @@ CAUGHT_BY = {
         "m that lost the scores",
         "a full tile that starts at key 0",
         "a masked tile that starts at key 0",
-        "a masked tile of row tile 0",
     ),
+    "lost-ragged": ("key past the end", "last key left out", "a masked tile of row tile 0"),
     "lost-heads": (
         "last row left out",
         "key head of the query head",

@@ -73,6 +73,7 @@ CASES = (
     Case("outgrown-whole", ALONE, "dense", 76, 193, levels=((64, 70), (128, 140))),
     Case("lost", ALONE, "checkerboard", 76, 193, dtype="bfloat16", levels=LEVELS),
     Case("lost-full", ALONE, "dense", 69, 135, levels=((64, 600), (128, 1200))),
+    Case("lost-ragged", ALONE, "dense", 69, 71, levels=((64, 600),)),
     Case("lost-late", ALONE, "staggered", 64, 193, dtype="bfloat16", levels=LEVELS),
     Case(
         "lost-heads",
