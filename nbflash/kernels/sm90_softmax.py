@@ -19,8 +19,8 @@ in the tile after one in which it has risen.
 
 from nbflash.ptx._asm import inlined, types
 from nbflash.tile.pipeline import divided
-from nbflash.tile.unroll import either, equal, fma, hide, load4, select, unrolled
-from nbflash.tile.warp_math import any_lane, row_of_thread, unpack_half
+from nbflash.tile.unroll import equal, fma, hide, load4, select, unrolled
+from nbflash.tile.warp_math import row_of_thread, unpack_half
 from nbflash.tile.wgmma_softmax import (
     make_apply_keep,
     make_wgmma_softmax,
@@ -28,12 +28,6 @@ from nbflash.tile.wgmma_softmax import (
     row_total,
     scale_fragment,
 )
-
-
-@unrolled
-def shrinks(alpha):
-    """Whether what is old shrinks in some row of the warp."""
-    return any_lane(either(*(x < 1.0 for x in alpha)))
 
 
 def make_scores_again(cfg):
@@ -98,13 +92,14 @@ def make_online_softmax(n, dtype):
         shrunk(p, m, l)             P, m, l, Σ P and α from a P that is too large
         lost(sums)                  whether it is infinite
 
-    ``fresh`` is whether a row of the warp has met no key yet; Σ P is yet to be added to l, and O
-    to be multiplied by α.
+    ``fresh`` is whether a row of the warp has met no key yet, or m has risen; Σ P is yet to be
+    added to l, and O to be multiplied by α.
     """
     PAIR = (types.float32(0),) * 2
     softmax = make_wgmma_softmax(n, dtype)
     row_max, reference, exponents, outgrown, lost, overshot, *softmax = softmax
-    rise, rescale, lowered, without_key, exponentials, row_sum, _ = softmax
+    rise, rescale, lowered, *softmax = softmax
+    without_key, unsettled, exponentials, row_sum, _ = softmax
 
     @inlined
     def begin(s, scale):
@@ -133,7 +128,7 @@ def make_online_softmax(n, dtype):
         risen = rise(best, total)
         m, l, alpha = raised(m, l, risen)
         weights = exponentials(lowered(e, risen))
-        return weights, m, l, row_sum(PAIR, weights), without_key(best, total), alpha
+        return weights, m, l, row_sum(PAIR, weights), unsettled(best, total), alpha
 
     @inlined
     def shrunk(weights, m, l):

@@ -15,7 +15,7 @@ from nbflash.kernels.sm90_row import (
     poisoned,
 )
 from nbflash.kernels.sm90_score import make_scored
-from nbflash.kernels.sm90_softmax import make_online_softmax, make_scores_again, shrinks
+from nbflash.kernels.sm90_softmax import make_online_softmax, make_scores_again
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
@@ -104,7 +104,7 @@ def make_whole(cfg):
             weights, m, l, sums, fresh, alpha = careful(s, m, l, scale)
             return weights, m, l, sums, fresh, alpha, True
         weights, sums, outgrew = attempt(s, m, scale)
-        return weights, m, l, sums, False, ONE, outgrew
+        return weights, m, l, sums, outgrew, ONE, outgrew
 
     @inlined
     def catch_up(weights, m, l, sums, alpha, scale, where, keep, scoring, thread):
@@ -174,7 +174,6 @@ def make_whole(cfg):
                 weights, m, l, sums, alpha = catch_up(
                     weights, m, l, sums, alpha, scale, where, keep, scoring, thread
                 )
-                fresh |= shrinks(alpha)
                 acc = scale_fragment(acc, alpha)
             l = l[0] + sums[0], l[1] + sums[1]
             if masked and kind != FULL:

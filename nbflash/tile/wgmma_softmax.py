@@ -65,7 +65,7 @@ def make_wgmma_softmax(n, dtype):
     """The steps for score fragments of ``n`` columns.
 
     Returns ``row_max, reference, exponents, outgrown, lost, overshot, rise, rescale, lower,
-    without_key, exponentials, row_sum, pack``. Exponents are S · scale − m, in base 2.
+    without_key, unsettled, exponentials, row_sum, pack``. Exponents are S · scale − m, in base 2.
     """
     size, LIMIT = n // 2, n / 4  # of a row, the weights of a thread: up to 1 each
 
@@ -122,6 +122,12 @@ def make_wgmma_softmax(n, dtype):
         return any_lane(either(*none))
 
     @unrolled
+    def unsettled(best, total):
+        """Whether some row of the warp has met no key yet, or its m rises."""
+        none = (both(equal(b, NEG_INF), equal(a, 0.0)) for b, a in zip(best, total, strict=True))
+        return any_lane(either(*map(either, none, (b >= 0.0 for b in best))))
+
+    @unrolled
     def exponentials(e):
         """P = 2^(S · scale − m)."""
         return tuple(map(exp2, e))
@@ -146,6 +152,7 @@ def make_wgmma_softmax(n, dtype):
         rescale,
         lower,
         without_key,
+        unsettled,
         exponentials,
         row_sum,
         pack,

@@ -44,7 +44,7 @@ SCORES = (
 )
 RAISED, SHRUNK = "m[0] + risen[0], m[1] + risen[1]", "(l[0] * alpha[0], l[1] * alpha[1])"
 BEGUN = "return weights, m, row_sum(PAIR, weights), without_key(best, PAIR)"
-CAREFUL = "return weights, m, l, row_sum(PAIR, weights), without_key(best, total), alpha"
+CAREFUL = "return weights, m, l, row_sum(PAIR, weights), unsettled(best, total), alpha"
 LESS = "return weights, m, l, row_sum(PAIR, weights), alpha"
 SCALED = "weights = scale_fragment(weights, alpha)"
 ONE = "(types.float32(1),) * 2"
@@ -58,7 +58,7 @@ STATE = (
     Mutant(
         "every row has met a key since",
         CAREFUL,
-        CAREFUL.replace("without_key(best, total)", "False"),
+        CAREFUL.replace("unsettled(best, total)", "False"),
     ),
     Mutant(
         "m never outgrown", "return weights, sums, outgrown(sums)", "return weights, sums, False"
