@@ -36,8 +36,8 @@ class TileSchedule:
     row_ptr : int32 (planes * n_row + 1,)
         Start of each row; plane ``p``, row ``r`` is row ``p * n_row + r``.
     col_idx, kind : int32 (nnz,)
-        Tile index along the other axis, increasing within a row, and its kind: ``INTERVAL``,
-        ``FULL`` or ``BITS + t`` for bit tile ``t``.
+        Tile index along the other axis, increasing within a row (but in `outwards`), and its kind:
+        ``INTERVAL``, ``FULL`` or ``BITS + t`` for bit tile ``t``.
     lo, hi : int32 (planes * nq,)
         In an INTERVAL tile, query ``q`` of plane ``p`` sees the keys ``lo[i] <= kv < hi[i]`` with
         ``i = p * nq + q``.
@@ -140,6 +140,19 @@ class TileSchedule:
             kind=self.kind[order],
             transposed=not self.transposed,
         )
+
+    @cached_property
+    def outwards(self) -> TileSchedule:
+        """The same tiles, a row's in the order of their distance from the diagonal of the last
+        query and the last key: scores that fall with the distance are largest in the first.
+        """
+        tile_m, tile_n, behind = self.tile_m, self.tile_n, self.nk - self.nq
+        if self.transposed:
+            tile_m, tile_n, behind = tile_n, tile_m, -behind
+        row = np.repeat(np.arange(self.planes * self.n_row), np.diff(self.row_ptr))
+        middle, other = (2 * (row % self.n_row) + 1) * tile_m, (2 * self.col_idx.astype(np.int64) + 1) * tile_n
+        order = np.lexsort((abs(middle + 2 * behind - other), row))
+        return replace(self, col_idx=self.col_idx[order], kind=self.kind[order])
 
     @property
     def tiles(self) -> dict[str, int]:

@@ -28,6 +28,7 @@ from nbflash.tile.score_math import (
     to_float,
     to_int32,
 )
+from nbflash.tile.softcap import make_near, near_tanh
 from nbflash.tile.unroll import equal, fma, load, opaque, reciprocal, select, unrolled
 from nbflash.tile.warp_math import approximate_reciprocal
 
@@ -66,6 +67,11 @@ class ScoreCode:
         """Whether it follows from x: tanh comes last, and what is before has the slope 1."""
         *before, (_, last) = zip(self.functions, self.forms, strict=True)
         return last == "softcap" and all(grad is scores._one for (_, grad), _ in before)
+
+    @property
+    def by_place(self):
+        """Whether what a score becomes may depend on where it is."""
+        return any(form != "softcap" for form in self.forms)
 
     @property
     def own(self):
@@ -130,6 +136,12 @@ class _Softcap:
         return params[0]
 
 
+class _NearSoftcap(_Softcap):
+    def apply(self, s, place, held, params, factor):
+        t = near_tanh(s, held)
+        return t, lambda: fma(t, t * -1.0, 1.0)
+
+
 class _Alibi:
     holds = True
 
@@ -192,6 +204,9 @@ def make_score(code, offsets, dtype=None):
         return (None,) * 4
     parts = zip(code.forms, code.functions, code.kinds, strict=True)
     forms = [_form(name, *functions, kinds, dtype) for name, functions, kinds in parts]
+    NEAR = dtype == "bfloat16" and code.forms[0] == "softcap"
+    if NEAR:
+        forms[0] = _NearSoftcap(dtype)
 
     def factors(params, factor):
         """What the scores are multiplied with before each function, and after the last."""
@@ -241,6 +256,8 @@ def make_score(code, offsets, dtype=None):
         *_, last = factors(params, factor)
         return unit * last
 
+    if NEAR:
+        apply, apply_with_slope = map(make_near, (apply, apply_with_slope))
     if code.slope_of_score:
         apply_with_slope = apply
     if not any(form.holds for form in forms):
