@@ -150,7 +150,10 @@ class TileSchedule:
         if self.transposed:
             tile_m, tile_n, behind = tile_n, tile_m, -behind
         row = np.repeat(np.arange(self.planes * self.n_row), np.diff(self.row_ptr))
-        middle, other = (2 * (row % self.n_row) + 1) * tile_m, (2 * self.col_idx.astype(np.int64) + 1) * tile_n
+        middle, other = (
+            (2 * (row % self.n_row) + 1) * tile_m,
+            (2 * self.col_idx.astype(np.int64) + 1) * tile_n,
+        )
         order = np.lexsort((abs(middle + 2 * behind - other), row))
         return replace(self, col_idx=self.col_idx[order], kind=self.kind[order])
 

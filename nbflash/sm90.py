@@ -54,7 +54,9 @@ class Sm90Executor:
         """The bound launch, and what must stay alive."""
         p, cfg, s = self._problem, self._config, self.schedule
         if self._score and self._score.by_place:
-            s = s.outwards  # or m rises, and O is rescaled, at every tile on the way to the diagonal
+            s = (
+                s.outwards
+            )  # or m rises, and O is rescaled, at every tile on the way to the diagonal
         device = self._cupy.cuda.Device(p.device_id)
         most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
         items = p.batch * p.heads * s.n_row

@@ -1,6 +1,6 @@
 """tanh(x), x = S / c, of a fragment in bfloat16: by a polynomial where all of a warp's are near 0.
 
-    |x| ≤ NEAR     S Σ aᵢ (S²)ⁱ     5 instructions of the FMA units; aᵢ c²ⁱ⁺¹ are those of tanh(x) / x
+    |x| ≤ NEAR     S Σ aᵢ (S²)ⁱ     5 instructions of the FMA units; aᵢ c²ⁱ⁺¹: of tanh(x) / x
     beyond         tanh.approx      on the unit that the exponentials already keep busy
 
 A warp chooses by a vote. If one of its scores is beyond, ``S`` becomes its tanh and the polynomial
@@ -65,6 +65,6 @@ def make_near(step):
         a = coefficients(held[0])
         if not all_near(s, held[0]):
             s, a = far_tanh(s, held[0]), AS_IT_IS
-        return step(s, (a,) + held[1:], at, params, factor)
+        return step(s, (a, *held[1:]), at, params, factor)
 
     return chosen
