@@ -97,14 +97,30 @@ def make_whole(cfg):
         base, _ = place
         return types.uint32(lower(base + stage * Q_BYTES + turn * 64 * ROW_BYTES, 16))
 
-    @inlined
-    def go_on(s, m, l, fresh, scale):
-        """P, m, l, Σ P, ``fresh`` and α of a row's next scores, and whether to catch up."""
-        if fresh:
-            weights, m, l, sums, fresh, alpha = careful(s, m, l, scale)
-            return weights, m, l, sums, fresh, alpha, True
-        weights, sums, outgrew = attempt(s, m, scale)
-        return weights, m, l, sums, outgrew, ONE, outgrew
+    def make_go_on(masked):
+        @inlined
+        def seen(s, keep, scoring):
+            """What the softmax takes."""
+            s = scored(s, scoring[0])
+            if masked:
+                s = apply_keep(s, keep)
+            return s
+
+        @inlined
+        def go_on(s, m, l, fresh, scale, keep, scoring):
+            """P, m, l, Σ P, ``fresh`` and α of a row's next scores, and whether to catch up.
+
+            What the scores become stands behind the branch, for the compiler to mix it with the
+            exponentials.
+            """
+            if fresh:
+                seen_first = seen(s, keep, scoring)
+                weights, m, l, sums, fresh, alpha = careful(seen_first, m, l, scale)
+                return weights, m, l, sums, fresh, alpha, True
+            weights, sums, outgrew = attempt(seen(s, keep, scoring), m, scale)
+            return weights, m, l, sums, outgrew, ONE, outgrew
+
+        return seen, go_on
 
     @inlined
     def catch_up(weights, m, l, sums, alpha, scale, where, keep, scoring, thread):
@@ -124,6 +140,8 @@ def make_whole(cfg):
         return O_START, P_START, PAIR, PAIR, True
 
     def make_step(masked, first):
+        seen, go_on = make_go_on(masked)
+
         @inlined
         def step(state, q, now, ago, tile, keep, ending, smem, place, scoring, who):
             acc, p, m, l, fresh = state
@@ -146,15 +164,14 @@ def make_whole(cfg):
             s = settled(s)
             if not first and lead == 0:
                 mbarrier_arrive(base + EMPTY_K + 8 * stage)
-            s = scored(s, scoring[0])
-            if masked:
-                s = apply_keep(s, keep)
             if first:
                 m_ago, l_ago = m, l
-                weights, m, sums, fresh = begin(s, scale)
+                weights, m, sums, fresh = begin(seen(s, keep, scoring), scale)
                 l, due = PAIR, False
             else:
-                weights, m, l, sums, fresh, alpha, due = go_on(s, m, l, fresh, scale)
+                weights, m, l, sums, fresh, alpha, due = go_on(
+                    s, m, l, fresh, scale, keep, scoring
+                )
             mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
             wait_all()
             acc = settled(acc)
