@@ -169,9 +169,7 @@ def make_whole(cfg):
                 weights, m, sums, fresh = begin(seen(s, keep, scoring), scale)
                 l, due = PAIR, False
             else:
-                weights, m, l, sums, fresh, alpha, due = go_on(
-                    s, m, l, fresh, scale, keep, scoring
-                )
+                weights, m, l, sums, fresh, alpha, due = go_on(s, m, l, fresh, scale, keep, scoring)
             mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
             wait_all()
             acc = settled(acc)

@@ -138,8 +138,7 @@ class _Softcap:
 
 class _NearSoftcap(_Softcap):
     def apply(self, s, place, held, params, factor):
-        t = near_tanh(s, held)
-        return t, lambda: fma(t, t * -1.0, 1.0)
+        return near_tanh(s, held), None
 
 
 class _Alibi:
@@ -191,7 +190,7 @@ def _form(name, fn, grad, kinds, dtype):
     return _Function(fn, grad)
 
 
-def make_score(code, offsets, dtype=None):
+def make_score(code, offsets, dtype=None, *, near=False):
     """The steps for fragments whose elements are at ``offsets``, (query, key) from their first.
 
     Returns ``hold, apply, apply_with_slope, rest``, or None four times without functions.
@@ -199,13 +198,13 @@ def make_score(code, offsets, dtype=None):
     ``apply(s, held, at, params, factor)`` is x of a fragment at (b, h, query, key);
     ``apply_with_slope`` is x with what `slope_at` needs. ``rest(params, factor, unit)`` is what x
     must be multiplied with, which is positive. ``dtype``: of P, than which tanh need not be better.
+    ``near``: softcap by :mod:`nbflash.tile.softcap` where it can be.
     """
     if code is None:
         return (None,) * 4
     parts = zip(code.forms, code.functions, code.kinds, strict=True)
     forms = [_form(name, *functions, kinds, dtype) for name, functions, kinds in parts]
-    NEAR = dtype == "bfloat16" and code.forms[0] == "softcap"
-    if NEAR:
+    if near := near and dtype == "bfloat16" and code.forms[0] == "softcap":
         forms[0] = _NearSoftcap(dtype)
 
     def factors(params, factor):
@@ -256,8 +255,8 @@ def make_score(code, offsets, dtype=None):
         *_, last = factors(params, factor)
         return unit * last
 
-    if NEAR:
-        apply, apply_with_slope = map(make_near, (apply, apply_with_slope))
+    if near:
+        apply = make_near(apply)
     if code.slope_of_score:
         apply_with_slope = apply
     if not any(form.holds for form in forms):
