@@ -68,8 +68,7 @@ def make_scored(cfg, n, part, *, with_slope=False):
 
         return same, scale_of
     places = [(8 * row_of(i), n * part + column_of(i)) for i in range(n // 2)]
-    near = not with_slope  # beside slopes it costs more than it saves
-    _, apply, apply_with_slope, rest = make_score(cfg.score, places, cfg.dtype, near=near)
+    _, apply, apply_with_slope, rest = make_score(cfg.score, places, cfg.dtype)
     step = apply_with_slope if with_slope and cfg.score.has_slope else apply
     UNIT = types.float32(LOG2_E)
 

@@ -28,7 +28,6 @@ from nbflash.tile.score_math import (
     to_float,
     to_int32,
 )
-from nbflash.tile.softcap import make_near, near_tanh
 from nbflash.tile.unroll import equal, fma, load, opaque, reciprocal, select, unrolled
 from nbflash.tile.warp_math import approximate_reciprocal
 
@@ -136,11 +135,6 @@ class _Softcap:
         return params[0]
 
 
-class _NearSoftcap(_Softcap):
-    def apply(self, s, place, held, params, factor):
-        return near_tanh(s, held), None
-
-
 class _Alibi:
     holds = True
 
@@ -190,7 +184,7 @@ def _form(name, fn, grad, kinds, dtype):
     return _Function(fn, grad)
 
 
-def make_score(code, offsets, dtype=None, *, near=False):
+def make_score(code, offsets, dtype=None):
     """The steps for fragments whose elements are at ``offsets``, (query, key) from their first.
 
     Returns ``hold, apply, apply_with_slope, rest``, or None four times without functions.
@@ -198,14 +192,11 @@ def make_score(code, offsets, dtype=None, *, near=False):
     ``apply(s, held, at, params, factor)`` is x of a fragment at (b, h, query, key);
     ``apply_with_slope`` is x with what `slope_at` needs. ``rest(params, factor, unit)`` is what x
     must be multiplied with, which is positive. ``dtype``: of P, than which tanh need not be better.
-    ``near``: softcap by :mod:`nbflash.tile.softcap` where it can be.
     """
     if code is None:
         return (None,) * 4
     parts = zip(code.forms, code.functions, code.kinds, strict=True)
     forms = [_form(name, *functions, kinds, dtype) for name, functions, kinds in parts]
-    if near := near and dtype == "bfloat16" and code.forms[0] == "softcap":
-        forms[0] = _NearSoftcap(dtype)
 
     def factors(params, factor):
         """What the scores are multiplied with before each function, and after the last."""
@@ -255,8 +246,6 @@ def make_score(code, offsets, dtype=None, *, near=False):
         *_, last = factors(params, factor)
         return unit * last
 
-    if near:
-        apply = make_near(apply)
     if code.slope_of_score:
         apply_with_slope = apply
     if not any(form.holds for form in forms):

@@ -109,9 +109,6 @@ class Scalar:
     def __lt__(self, other):
         return self._compare("<", other)
 
-    def __le__(self, other):
-        return self._compare("<=", other)
-
     def __ge__(self, other):
         return self._compare(">=", other)
 

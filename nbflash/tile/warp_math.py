@@ -50,25 +50,14 @@ def _vote(condition, text):
     return inline_ptx(b, text, "=r,r", i32, [b.zext(condition.value, i32)], side_effect=True)
 
 
-def _agreed(condition, mode):
-    text = f"""{{ .reg .pred p, q; setp.ne.b32 p, $1, 0; vote.sync.{mode}.pred q, p, -1;
-    selp.b32 $0, 1, 0, q; }}"""
-    b, zero = condition.builder, ir.Constant(ir.IntType(32), 0)
-    return condition.new(types.boolean, b.icmp_signed("!=", _vote(condition, text), zero))
-
-
 def any_lane(condition):
     """Whether the condition holds in any lane of the warp: ``vote.sync.any``."""
     if not isinstance(condition, Scalar):
         return bool(cuda.any_sync(FULL_WARP, condition))
-    return _agreed(condition, "any")
-
-
-def all_lanes(condition):
-    """Whether the condition holds in all lanes of the warp: ``vote.sync.all``."""
-    if not isinstance(condition, Scalar):
-        return bool(cuda.all_sync(FULL_WARP, condition))
-    return _agreed(condition, "all")
+    text = """{ .reg .pred p, q; setp.ne.b32 p, $1, 0; vote.sync.any.pred q, p, -1;
+    selp.b32 $0, 1, 0, q; }"""
+    b, zero = condition.builder, ir.Constant(ir.IntType(32), 0)
+    return condition.new(types.boolean, b.icmp_signed("!=", _vote(condition, text), zero))
 
 
 def ballot(condition):
