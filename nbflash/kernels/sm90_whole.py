@@ -77,13 +77,15 @@ def make_whole(cfg):
     ONE = (types.float32(1),) * 2
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     tiles = cfg.tile_m, cfg.tile_n
-    issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate)
+    SCORED, ADDS = cfg.score is not None, cfg.score is not None and cfg.score.adds
+    more = {"negate": cfg.negate, "accumulate": ADDS}
+    issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, **more)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
     _, _, _, outgrown, *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
     begin, attempt, careful, shrunk, lost = make_online_softmax(TILE_N, cfg.dtype)
     scores_again = make_scores_again(cfg)
     apply_keep, (scored, unit_of) = make_apply_keep(TILE_N, 0), make_scored(cfg, TILE_N, 0)
-    SCORED, dropped = cfg.score is not None, make_dropped(cfg, TILE_N)
+    dropped = make_dropped(cfg, TILE_N)
     _, _, bad_of = make_masking(cfg)
     finish_row = make_finish_row(cfg)
     record_of, k_of, _, release_q = make_stages(cfg)
@@ -97,11 +99,21 @@ def make_whole(cfg):
         base, _ = place
         return types.uint32(lower(base + stage * Q_BYTES + turn * 64 * ROW_BYTES, 16))
 
+    @inlined
+    def beginning(scoring):
+        """What Q Kᵀ is added to: what a score adds costs nothing while another warpgroup's products
+        are issued.
+        """
+        if ADDS:
+            return scored(S_START, scoring[0])
+        return S_START
+
     def make_go_on(masked):
         @inlined
         def seen(s, keep, scoring):
             """What the softmax takes."""
-            s = scored(s, scoring[0])
+            if not ADDS:
+                s = scored(s, scoring[0])
             if masked:
                 s = apply_keep(s, keep)
             return s
@@ -151,10 +163,11 @@ def make_whole(cfg):
             v_ago, is_there = ago
             thread, lead, turn = who
             after = advance(stage, phase)
+            s = beginning(scoring)
             begin_turn(turn)
             # S = Q Kᵀ of this tile;  O += P V of the last
             wgmma_fence()
-            s = issue_qk(S_START, q_now, k_of(base, stage))
+            s = issue_qk(s, q_now, k_of(base, stage))
             wgmma_commit()
             acc = issue_pv(acc, p, v_ago)
             wgmma_commit()

@@ -73,6 +73,11 @@ class ScoreCode:
         return any(form != "softcap" for form in self.forms)
 
     @property
+    def adds(self):
+        """Whether S' is the sum of S and of what its place determines, with which S may begin."""
+        return self.forms == ("alibi",)
+
+    @property
     def own(self):
         """Whether all functions are of `nbflash.scores`, whose source is known."""
         return all(fn.__module__ == scores.__name__ for fn, _ in self.functions)
