@@ -78,8 +78,7 @@ def make_whole(cfg):
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     tiles = cfg.tile_m, cfg.tile_n
     SCORED, ADDS = cfg.score is not None, cfg.score is not None and cfg.score.adds
-    more = {"negate": cfg.negate, "accumulate": ADDS}
-    issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, **more)
+    issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
     _, _, _, outgrown, *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
     begin, attempt, careful, shrunk, lost = make_online_softmax(TILE_N, cfg.dtype)
@@ -100,39 +99,13 @@ def make_whole(cfg):
         return types.uint32(lower(base + stage * Q_BYTES + turn * 64 * ROW_BYTES, 16))
 
     @inlined
-    def beginning(scoring):
-        """What Q Kᵀ is added to: what a score adds costs nothing while another warpgroup's products
-        are issued.
-        """
-        if ADDS:
-            return scored(S_START, scoring[0])
-        return S_START
-
-    def make_go_on(masked):
-        @inlined
-        def seen(s, keep, scoring):
-            """What the softmax takes."""
-            if not ADDS:
-                s = scored(s, scoring[0])
-            if masked:
-                s = apply_keep(s, keep)
-            return s
-
-        @inlined
-        def go_on(s, m, l, fresh, scale, keep, scoring):
-            """P, m, l, Σ P, ``fresh`` and α of a row's next scores, and whether to catch up.
-
-            What the scores become stands behind the branch, for the compiler to mix it with the
-            exponentials.
-            """
-            if fresh:
-                seen_first = seen(s, keep, scoring)
-                weights, m, l, sums, fresh, alpha = careful(seen_first, m, l, scale)
-                return weights, m, l, sums, fresh, alpha, True
-            weights, sums, outgrew = attempt(seen(s, keep, scoring), m, scale)
-            return weights, m, l, sums, outgrew, ONE, outgrew
-
-        return seen, go_on
+    def go_on(s, m, l, fresh, scale):
+        """P, m, l, Σ P, ``fresh`` and α of a row's next scores, and whether to catch up."""
+        if fresh:
+            weights, m, l, sums, fresh, alpha = careful(s, m, l, scale)
+            return weights, m, l, sums, fresh, alpha, True
+        weights, sums, outgrew = attempt(s, m, scale)
+        return weights, m, l, sums, outgrew, ONE, outgrew
 
     @inlined
     def catch_up(weights, m, l, sums, alpha, scale, where, keep, scoring, thread):
@@ -152,8 +125,6 @@ def make_whole(cfg):
         return O_START, P_START, PAIR, PAIR, True
 
     def make_step(masked, first):
-        seen, go_on = make_go_on(masked)
-
         @inlined
         def step(state, q, now, ago, tile, keep, ending, smem, place, scoring, who):
             acc, p, m, l, fresh = state
@@ -163,9 +134,11 @@ def make_whole(cfg):
             v_ago, is_there = ago
             thread, lead, turn = who
             after = advance(stage, phase)
-            s = beginning(scoring)
+            s = S_START
+            if ADDS:  # under the other warpgroup's products
+                s = scored(s, scoring[0])
             begin_turn(turn)
-            # S = Q Kᵀ of this tile;  O += P V of the last
+            # S = Q Kᵀ of this tile, beside what its score adds;  O += P V of the last
             wgmma_fence()
             s = issue_qk(s, q_now, k_of(base, stage))
             wgmma_commit()
@@ -177,12 +150,16 @@ def make_whole(cfg):
             s = settled(s)
             if not first and lead == 0:
                 mbarrier_arrive(base + EMPTY_K + 8 * stage)
+            if not ADDS:
+                s = scored(s, scoring[0])
+            if masked:
+                s = apply_keep(s, keep)
             if first:
                 m_ago, l_ago = m, l
-                weights, m, sums, fresh = begin(seen(s, keep, scoring), scale)
+                weights, m, sums, fresh = begin(s, scale)
                 l, due = PAIR, False
             else:
-                weights, m, l, sums, fresh, alpha, due = go_on(s, m, l, fresh, scale, keep, scoring)
+                weights, m, l, sums, fresh, alpha, due = go_on(s, m, l, fresh, scale)
             mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
             wait_all()
             acc = settled(acc)

@@ -80,7 +80,10 @@ HOPPER = (
             2,
         ),
     ),
-    (WHOLE, Mutant("scores as they are", "s = scored(s, scoring[0])", "pass")),
+    (WHOLE, Mutant("no ALiBi", "s = scored(s, scoring[0])", "pass", 0, 2)),
+    (WHOLE, Mutant("scores as they are", "s = scored(s, scoring[0])", "pass", 1, 2)),
+    (WHOLE, Mutant("ALiBi twice", "if not ADDS:", "if True:")),
+    (WHOLE, Mutant("products instead of a sum", "accumulate=ADDS", "accumulate=False")),
     (HALVES, Mutant("first half as it is", "scored_a(s_a, scoring[0])", "s_a")),
     (HALVES, Mutant("second half as it is", "scored_b(s_b, scoring[0])", "s_b")),
 )
