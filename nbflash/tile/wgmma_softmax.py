@@ -49,7 +49,7 @@ def column_of(element):
     return 8 * (element // 4) + element % 2
 
 
-def _fold_rows(s, combine, chains=8):
+def fold_rows(s, combine, chains=8):
     """Of each row its elements combined, in chains side by side: one would wait at every step."""
     partial = {}
     for i, x in enumerate(s):
@@ -71,7 +71,7 @@ def make_wgmma_softmax(n, dtype):
 
     @unrolled
     def row_max(s):
-        return across_lanes(_fold_rows(s, maximum), QUAD, maximum)
+        return across_lanes(fold_rows(s, maximum), QUAD, maximum)
 
     @unrolled
     def reference(best, scale):
@@ -134,7 +134,7 @@ def make_wgmma_softmax(n, dtype):
 
     @unrolled
     def row_sum(l, p):
-        return tuple(map(operator.add, l, _fold_rows(p, operator.add, chains=4)))
+        return tuple(map(operator.add, l, fold_rows(p, operator.add, chains=4)))
 
     @unrolled
     def pack(p):
