@@ -28,10 +28,9 @@ from nbflash.kernels.sm90_row import poisoned
 from nbflash.kernels.sm90_softmax import make_online_softmax
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from nbflash.tile.dequantise import EXPONENT, ONES, bits_float, float_bits
+from nbflash.tile.dequantise import EXPONENT, INVERSE, ONES, bits_float, float_bits
 from nbflash.tile.lanes import QUAD, across_lanes
 from nbflash.tile.mma_stored import (
-    INVERSE,
     WARPS,
     StoredLayout,
     make_stored_products,
@@ -54,11 +53,11 @@ from nbflash.tile.unroll import (
     store4,
     unrolled,
 )
-from nbflash.tile.warp_math import any_lane, approximate_reciprocal, log2
+from nbflash.tile.warp_math import any_lane, approximate_reciprocal
 from nbflash.tile.wgmma_softmax import (
-    LN2,
     column_of,
     fold_rows,
+    log_of_sum,
     make_apply_keep,
     make_wgmma_softmax,
     row_of,
@@ -260,9 +259,8 @@ def make_merge(cfg):
             factor = select(equal(l, 0.0), 0.0, exp2(m - guarded(best)))
             total = fma(factor, l, total)
             o = fma(factor, bits_float(load(smem, at + w * OF_WARP)), o)
-        none = equal(total, 0.0)
-        lse = select(none, NEG_INF, (best + log2(total)) * LN2)
-        return select(none, 0.0, o * approximate_reciprocal(total)), lse
+        mean = select(equal(total, 0.0), 0.0, o * approximate_reciprocal(total))
+        return mean, log_of_sum(best, total)
 
     @inlined
     def merged(smem, words, row, column):

@@ -60,6 +60,15 @@ def test_scales_of_zero(which):
     check(got, q, *real(caches, scales), LENGTHS)
 
 
+def test_lse_of_a_single_score_of_zero_is_zero():
+    lengths = np.ones(1, np.int32)
+    q, caches, scales = stored(1, lengths=lengths)
+    scales[0][...] = 0
+    got = run(q, *caches, lengths, scales=scales)
+    assert not got[1].any()
+    check(got, q, *real(caches, scales), lengths)
+
+
 @pytest.mark.parametrize("page_size", [8, 24, 64, 96])
 def test_page_sizes(page_size):
     q, caches, scales = stored(2, storage="e4m3")
