@@ -85,9 +85,9 @@ class KVCache:
         empty, self._device = allocator(*self._where)
         slots = self.pages, self.page_size
         with self._device:
-            self.k, self.v = (empty((*slots, *self._heads), self.dtype) for _ in "kv")
+            self._arrays = [empty((*slots, *self._heads), _held(self.dtype)) for _ in "kv"]
+            self.k, self.v = (x.view(self.dtype) for x in self._arrays)
             self.k_scale = self.v_scale = None
-            self._arrays = [_copied(self.k), _copied(self.v)]
             if self.dtype.name in LIMITS:
                 shape = (*slots, self._heads[0])
                 self.k_scale, self.v_scale = (empty(shape, np.dtype(np.float32)) for _ in "kv")
@@ -232,7 +232,8 @@ class KVCache:
         if self.k_scale is None:
             return k, v
         (k, k_scale), (v, v_scale) = (quantise(x, self.dtype) for x in (k, v))
-        return _copied(k), _copied(v), k_scale, v_scale
+        held = _held(self.dtype)
+        return k.view(held), v.view(held), k_scale, v_scale
 
     def _release(self, pages):
         for page in pages:
@@ -276,9 +277,9 @@ class KVCache:
             raise ValueError(f"v must have the shape of k, {k.shape}, got {v.shape}")
 
 
-def _copied(x):
-    """``x`` as what CuPy copies: it stores float8, but knows no elements of it."""
-    return x.view(np.uint8) if x.dtype.name == "float8_e4m3fn" else x
+def _held(dtype) -> np.dtype:
+    """What numbers are allocated and copied as: CuPy has float8 as a view of other arrays only."""
+    return np.dtype(np.uint8) if dtype.name == "float8_e4m3fn" else dtype
 
 
 def _dtype(dtype) -> np.dtype:

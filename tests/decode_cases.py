@@ -110,3 +110,14 @@ def check(got, q, k, v, lengths, keep=None, scale=None):
         ref, low = expected(q, k, v, lengths, b, own, scale)
         for name, x, *results in zip(("out", "lse"), got, ref, low, strict=True):
             assert_within_reference(x[b : b + 1], *results, name=f"{name}[{b}]")
+
+
+def check_tokens(got, q, k, v, lengths, dense):
+    """:func:`check` token by token: what one attends is no excuse for another.
+
+    ``dense`` (sequences, q_len, capacity) says what is attended.
+    """
+    for i in range(q.shape[1]):
+        out, lse = got[0][:, i : i + 1], got[1][:, :, i : i + 1]
+        keep = lambda b, i=i: dense[b, i : i + 1, : lengths[b]]
+        check((out, lse), q[:, i : i + 1], k, v, lengths, keep=keep)

@@ -4,10 +4,15 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.tile.dequantise import EXPONENT, ONES
 from nbflash.tile.lanes import across_lanes
 from nbflash.tile.pipeline import divided
-from nbflash.tile.unroll import equal, maximum, select, store, unrolled
+from nbflash.tile.unroll import maximum, store, unrolled
 
-LEAST_UNIT, LARGEST_UNIT = 1 << 23, 253 << 23  # bits of 2^-126 and 2^126: both have an inverse
+LEAST_UNIT = 1 << 23  # the bits of 2^-126, which has an inverse as the largest, 2^114, has
 ROOM = 14 << 23  # P ∘ scale / unit is below 2^15: as much of float16 as there is, below and above
+
+
+def unit_above(exponent):
+    """The bits of the unit for numbers whose largest exponent, in place, is ``exponent``."""
+    return maximum(exponent - ROOM, LEAST_UNIT)
 
 
 @inlined
@@ -25,16 +30,16 @@ def make_scales(cfg):
     """What the loading warp does with scales; nothing for 16 bits.
 
     fetch(n0, length, head, pages, scales, lane)    a lane's, of a tile: the bits of K's and V's,
-                                                    of each of its keys; 1 and 0 behind the last
+                                                    of each of its keys; 1 behind the last
     put(smem, at, held)                             at the lane's place
-    unit_of(held)                                   the unit of the tile's, its bits
+    unit_of(held)                                   the unit of V's, for who sees all of the tile
     """
     TILE_N = cfg.tile_n
 
     @inlined
     def scales_of(key, length, head, pages, scales):
         k_scale, k_stride, v_scale, v_stride = scales
-        k, v = types.int32(ONES), types.int32(0)
+        k = v = types.int32(ONES)
         if key < length:
             page, inside = located(key, pages)
             k = k_scale[page * k_stride[0] + inside * k_stride[1] + head * k_stride[2]]
@@ -58,11 +63,10 @@ def make_scales(cfg):
 
     @unrolled
     def unit_of(held):
-        exponents = [v & EXPONENT for _, v in held]
-        unit = held[0][1] * 0 + LEAST_UNIT
-        for x in exponents:
-            unit = maximum(unit, select(equal(x, EXPONENT), 0, x - ROOM))  # no infinity, no NaN
-        (unit,) = across_lanes((unit,), 32, maximum)
-        return select(unit < LARGEST_UNIT, unit, LARGEST_UNIT)
+        largest = held[0][1] * 0
+        for x in (v & EXPONENT for _, v in held):
+            largest = maximum(largest, x)
+        (largest,) = across_lanes((largest,), 32, maximum)
+        return unit_above(largest)
 
     return of_64_keys if cfg.quantised else of_no_keys, put, unit_of

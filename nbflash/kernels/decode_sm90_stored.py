@@ -9,8 +9,10 @@ the part the results of the four are merged.
 
 All operands are float16, whatever Q and O are: K and V without a rounding, Q with next to none. The
 unit, a power of two, brings the products to where float16 has room for those far below a row's
-largest: it goes by the largest exponent of the scales of V up to here, and what has been added up
-in a smaller one shrinks. O is multiplied by it last.
+largest. Every row has its own. It goes by the largest exponent up to here: of the scales of V in
+FULL tiles, and in others of the products themselves, so that a key which a row does not see,
+whatever its scale, takes nothing from that row. What has been added up in a smaller unit shrinks; O
+is multiplied by it last.
 
     merged        m = max_w m_w     f_w = 2^(m_w − m)     l = Σ_w f_w l_w     O = Σ_w f_w O_w / l
 """
@@ -20,15 +22,15 @@ from nbflash.kernels.decode_sm90_config import RAGGED
 from nbflash.kernels.decode_sm90_config import STORED_ROWS as ROWS
 from nbflash.kernels.decode_sm90_load import COMPUTING
 from nbflash.kernels.decode_sm90_rows import make_rows
-from nbflash.kernels.decode_sm90_scales import LEAST_UNIT
+from nbflash.kernels.decode_sm90_scales import LEAST_UNIT, unit_above
 from nbflash.kernels.sm90_config import END, RECORD_WORDS
 from nbflash.kernels.sm90_row import poisoned
 from nbflash.kernels.sm90_softmax import make_online_softmax
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from nbflash.tile.dequantise import EXPONENT, ONES, bits_float, float_bits
+from nbflash.tile.dequantise import EXPONENT, INVERSE, ONES, bits_float, float_bits
+from nbflash.tile.lanes import QUAD, across_lanes
 from nbflash.tile.mma_stored import (
-    INVERSE,
     WARPS,
     StoredLayout,
     make_stored_products,
@@ -51,10 +53,11 @@ from nbflash.tile.unroll import (
     store4,
     unrolled,
 )
-from nbflash.tile.warp_math import any_lane, approximate_reciprocal, log2
+from nbflash.tile.warp_math import any_lane, approximate_reciprocal
 from nbflash.tile.wgmma_softmax import (
-    LN2,
     column_of,
+    fold_rows,
+    log_of_sum,
     make_apply_keep,
     make_wgmma_softmax,
     row_of,
@@ -63,9 +66,14 @@ from nbflash.tile.wgmma_softmax import (
 )
 
 
+def _key_of(element):
+    """Which of a lane's keys an element belongs to."""
+    return column_of(element) // 8 * 2 + column_of(element) % 8
+
+
 def _of_columns(s, scales):
     """Scores or weights times the scale of their key."""
-    return tuple(x * scales[column_of(i) // 8 * 2 + column_of(i) % 8] for i, x in enumerate(s))
+    return tuple(x * scales[_key_of(i)] for i, x in enumerate(s))
 
 
 @unrolled
@@ -85,14 +93,30 @@ def finite(scales):
     return tuple(select(i, ONES, x) for i, x in zip(infinite, scales, strict=True)), bad
 
 
+def _grown(alpha, unit, new):
+    """1 / unit, α with what is old in that unit, and the unit: the larger of two, for each row."""
+    larger = tuple(map(maximum, unit, new))
+    inverse = [bits_float(x * -1 + INVERSE) for x in larger]
+    shrunk = [bits_float(x) * y for x, y in zip(unit, inverse, strict=True)]
+    return inverse, tuple(x * y for x, y in zip(alpha, shrunk, strict=True)), larger
+
+
 @unrolled
 def in_units(p, alpha, scales, unit, new):
-    """P ∘ scale / unit, α with what is old in that unit, and the unit: the larger of two."""
-    larger = maximum(unit, new)
-    inverse = bits_float(larger * -1 + INVERSE)
-    shrunk = bits_float(unit) * inverse
-    p = _of_columns(p, [bits_float(x) * inverse for x in scales])
-    return p, tuple(x * shrunk for x in alpha), larger
+    """P ∘ scale / unit, α and the unit, of keys that all rows see: ``new`` serves the tile."""
+    inverse, alpha, unit = _grown(alpha, unit, (new, new))
+    factors = [[bits_float(x) * y for x in scales] for y in inverse]
+    return tuple(x * factors[row_of(i)][_key_of(i)] for i, x in enumerate(p)), alpha, unit
+
+
+@unrolled
+def in_own_units(p, alpha, scales, unit):
+    """The same by the largest product of a row: the scales of others may be anything."""
+    p = _of_columns(p, [bits_float(x) for x in scales])
+    largest = fold_rows([float_bits(x) & EXPONENT for x in p], maximum)
+    new = map(unit_above, across_lanes(largest, QUAD, maximum))
+    inverse, alpha, unit = _grown(alpha, unit, new)
+    return tuple(x * inverse[row_of(i)] for i, x in enumerate(p)), alpha, unit
 
 
 @unrolled
@@ -104,7 +128,7 @@ def changes(alpha):
 @unrolled
 def out_of_units(acc, unit):
     """O."""
-    return tuple(x * bits_float(unit) for x in acc)
+    return tuple(x * bits_float(unit[row_of(i)]) for i, x in enumerate(acc))
 
 
 def make_stored_compute(cfg):
@@ -113,13 +137,13 @@ def make_stored_compute(cfg):
     K, V, SCALES, RECORDS, *_ = cfg.offsets
     FULL_K, FULL_V, EMPTY = cfg.barriers
     O_START = (types.float32(0),) * (StoredLayout(cfg).width // 2)
-    PAIR = (types.float32(0),) * 2
+    PAIR, UNITS = (types.float32(0),) * 2, (types.int32(LEAST_UNIT),) * 2
     KEYS, scores = StoredLayout(cfg).keys, make_stored_scores(cfg)
     add_products, add_finite = make_stored_products(cfg)
     _, _, careful, *_ = make_online_softmax(KEYS, "float16")
     *_, pack = make_wgmma_softmax(KEYS, "float16")
     apply_keep, advance = make_apply_keep(KEYS, 0), make_advance(cfg.stages)
-    (_, keep_of), ALL = make_rows(cfg), (1 << KEYS // 4) - 1
+    (_, keep_of), ALL, MASKED = make_rows(cfg), (1 << KEYS // 4) - 1, cfg.masked
 
     @unrolled
     def load_scales(smem, at):
@@ -135,7 +159,7 @@ def make_stored_compute(cfg):
     @inlined
     def compute(smem, place, inverses, rows, bits, scale, thread):
         base, words = place
-        acc, m, l, unit = O_START, PAIR, PAIR, types.int32(LEAST_UNIT)
+        acc, m, l, unit = O_START, PAIR, PAIR, UNITS
         stage, phase = types.int32(0), types.int32(0)
         mbarrier_wait(base + FULL_K, 0)
         kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
@@ -160,10 +184,14 @@ def make_stored_compute(cfg):
             l = l[0] + sums[0], l[1] + sums[1]
             # P ∘ scale of V / unit
             v_scales = load_scales(smem, types.int32(own + TILE_N))
-            if kind != FULL:
+            if kind == FULL:
+                new = smem[scales + 2 * TILE_N]
+                if not MASKED:  # no other tile has come before: all rows have the same
+                    unit = unit[0], unit[0]
+                weights, alpha, unit = in_units(weights, alpha, v_scales, unit, new)
+            else:
                 v_scales, bad = finite(v_scales)
-            new = smem[scales + 2 * TILE_N]
-            weights, alpha, unit = in_units(weights, alpha, v_scales, unit, new)
+                weights, alpha, unit = in_own_units(weights, alpha, v_scales, unit)
             # O = α O + P V
             if changes(alpha):
                 acc = scale_fragment(acc, alpha)
@@ -231,9 +259,8 @@ def make_merge(cfg):
             factor = select(equal(l, 0.0), 0.0, exp2(m - guarded(best)))
             total = fma(factor, l, total)
             o = fma(factor, bits_float(load(smem, at + w * OF_WARP)), o)
-        none = equal(total, 0.0)
-        lse = select(none, NEG_INF, (best + log2(total)) * LN2)
-        return select(none, 0.0, o * approximate_reciprocal(total)), lse
+        mean = select(equal(total, 0.0), 0.0, o * approximate_reciprocal(total))
+        return mean, log_of_sum(best, total)
 
     @inlined
     def merged(smem, words, row, column):

@@ -8,6 +8,7 @@ from nbflash.tile.warp_math import permute, subtract_float16
 
 ONES = 0x3F800000  # the bits of the float32 1
 EXPONENT = 0x7F800000  # of a float32; all ones where it is infinite or NaN
+INVERSE = 254 << 23  # less the bits of a power of two: those of its inverse
 
 
 def bits_float(x):

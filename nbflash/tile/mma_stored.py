@@ -20,16 +20,24 @@ that what float16 cannot hold is 2^-39 of that or less.
 import operator
 
 from nbflash.ptx.mma import mma
-from nbflash.tile.dequantise import EXPONENT, FLOAT16, NAN_BYTES, ONES, bits_float, signed, unsigned
+from nbflash.tile.dequantise import (
+    EXPONENT,
+    FLOAT16,
+    INVERSE,
+    NAN_BYTES,
+    ONES,
+    bits_float,
+    signed,
+    unsigned,
+)
 from nbflash.tile.lanes import QUAD, across_lanes
 from nbflash.tile.unroll import equal, load2, load4, maximum, select, store4, unrolled
 from nbflash.tile.warp_math import pack_half, permute, unpack_half
 
 WARPS = 4  # that share the keys of a tile
 SIGNS = 0x80008000  # of two 16-bit numbers
-# Bits of float32: the least exponent that counts, 2^15 (above 1), and what the bits of a power of
-# two are taken from to be its inverse.
-LEAST_EXPONENT, LARGEST, INVERSE = 16 << 23, 15 << 23, 254 << 23
+# Bits of float32: the least exponent that counts, and 2^15 (above 1).
+LEAST_EXPONENT, LARGEST = 16 << 23, 15 << 23
 
 
 class StoredLayout:

@@ -12,9 +12,10 @@ _WORD, _WORDS = Struct("=I"), Struct("=2I")
 
 
 def log2(x):
-    """``log2(x)``: ``lg2.approx.ftz.f32``."""
-    if not isinstance(x, Scalar):
-        return np.log2(x)
+    """``log2(x)``, 0 of 1, else within 2^-22 · max(|log2 x|, 1) of it: ``lg2.approx.ftz.f32``."""
+    if not isinstance(x, Scalar):  # as far off as the instruction may be
+        y = np.log2(x)
+        return y if x == 1 or not np.isfinite(y) else y + max(abs(y), 1) * np.float32(2**-22)
     value = inline_ptx(x.builder, "lg2.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value])
     return x.new(x.type, value)
 

@@ -12,7 +12,9 @@ import math
 import operator
 
 from nbflash.ptx._asm import inlined, types
+from nbflash.tile.dequantise import EXPONENT, INVERSE, bits_float, float_bits
 from nbflash.tile.lanes import QUAD, across_lanes
+from nbflash.tile.score_math import to_float
 from nbflash.tile.softmax import NEG_INF, guarded
 from nbflash.tile.unroll import (
     both,
@@ -49,7 +51,7 @@ def column_of(element):
     return 8 * (element // 4) + element % 2
 
 
-def _fold_rows(s, combine, chains=8):
+def fold_rows(s, combine, chains=8):
     """Of each row its elements combined, in chains side by side: one would wait at every step."""
     partial = {}
     for i, x in enumerate(s):
@@ -71,7 +73,7 @@ def make_wgmma_softmax(n, dtype):
 
     @unrolled
     def row_max(s):
-        return across_lanes(_fold_rows(s, maximum), QUAD, maximum)
+        return across_lanes(fold_rows(s, maximum), QUAD, maximum)
 
     @unrolled
     def reference(best, scale):
@@ -134,7 +136,7 @@ def make_wgmma_softmax(n, dtype):
 
     @unrolled
     def row_sum(l, p):
-        return tuple(map(operator.add, l, _fold_rows(p, operator.add, chains=4)))
+        return tuple(map(operator.add, l, fold_rows(p, operator.add, chains=4)))
 
     @unrolled
     def pack(p):
@@ -176,6 +178,17 @@ def make_apply_keep(n, part):
     return apply_keep
 
 
+def log_of_sum(m, l):
+    """(m + log2 l) ln 2, −inf for a row that attends nothing.
+
+    l = 2^n f, f at least 1 and below 2: beyond them the fast log2 is off by so much of its result,
+    which would not be 0 of a single score of 0 (l = 2^-HEADROOM).
+    """
+    power = float_bits(l) & EXPONENT
+    n, f = to_float((power >> 23) - 127, l), l * bits_float(power * -1 + INVERSE)  # NaN stays NaN
+    return select(equal(l, 0.0), NEG_INF, (m + n + log2(f)) * LN2)
+
+
 def make_finish(columns, dtype):
     """``normalise(acc, l)`` and ``log_sum_exp(m, l)``: a row's end."""
 
@@ -188,10 +201,7 @@ def make_finish(columns, dtype):
 
     @unrolled
     def log_sum_exp(m, l):
-        """(m + log2 l) ln 2, −inf for a row that attends nothing."""
-        return tuple(
-            select(equal(b, 0.0), NEG_INF, (a + log2(b)) * LN2) for a, b in zip(m, l, strict=True)
-        )
+        return tuple(map(log_of_sum, m, l))
 
     return normalise, log_sum_exp
 

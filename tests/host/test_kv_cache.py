@@ -1,5 +1,6 @@
 """KVCache: sharing, storage, and errors, none of which may change it."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from kv_cases import HEADS, D, contents, tokens
 
 import nbflash
+from nbflash import kv_cache
 from nbflash.kv_cache import KVCache
 from nbflash.quantised import dequantise, quantise
 from nbflash.testing import make_qkv
@@ -128,6 +130,38 @@ def test_quantised_storage(source, dtype):
         assert np.array_equal(~finite, np.isnan(got).any(axis=-1))
         assert (np.abs(got - x) <= rounding(scale, stored))[finite].all()
         assert not got[x == 0].any()
+
+
+class Refusing(np.ndarray):
+    """An array as CuPy 14.2 has float8: a view of another, but neither allocated nor copied."""
+
+    def __new__(cls, shape, dtype):
+        cls.refuse(dtype)
+        return super().__new__(cls, shape, dtype)
+
+    @staticmethod
+    def refuse(dtype):
+        if dtype.name.startswith("float8"):
+            raise ValueError(f"Unsupported dtype {dtype}")
+
+    def __setitem__(self, at, x):
+        self.refuse(self.dtype)
+        self.refuse(x.dtype)
+        super().__setitem__(at, x)
+
+
+def test_float8_is_held_as_what_cupy_allocates_and_copies(monkeypatch):
+    expected, _ = filled(dtype="float8_e4m3fn")
+    monkeypatch.setattr(kv_cache, "allocator", lambda *_: (Refusing, contextlib.nullcontext()))
+    with pytest.raises(ValueError, match="Unsupported dtype float8_e4m3fn"):
+        Refusing((2, 2), expected.dtype)
+    cache, (a, b) = filled(dtype="float8_e4m3fn")
+    for x in (cache, expected):
+        x.append([x.fork(a), b], *tokens(2, 3, first=50))
+    assert cache.k.dtype == cache.v.dtype == "float8_e4m3fn"
+    for s in (a, b, 2):
+        pairs = zip(contents(cache, s), contents(expected, s), strict=True)
+        assert all(np.array_equal(*(x.view(np.uint8) for x in pair)) for pair in pairs)
 
 
 def snapshot(cache):

@@ -75,6 +75,6 @@ def run(q, *arrays, **options):
     total = weights.sum(axis=0)
     share = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
     out = (share.transpose(0, 1, 3, 2)[..., None] * part_o).sum(axis=0)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         lse = best + np.log(total)
-    return out.astype(q.dtype), lse.astype(np.float32)
+        return out.astype(q.dtype), lse.astype(np.float32)

@@ -51,6 +51,7 @@ CAUGHT_BY = {
         "O on top of the first 64",
         "panels of V",
     ),
+    "zero": ("logarithm of all of l",),
     "rows": (
         "full tiles poisoned",
         "no wait for full Q",

@@ -66,6 +66,13 @@ def test_scales(scale):
     check(run_both(q, k, v, SOME, scale=scale), q, k, v, SOME, scale=scale)
 
 
+def test_lse_of_a_single_score_of_zero_is_zero():
+    q, k, v = problem(1, lengths=LENGTHS[1:2])
+    got = run_both(q, k, v, LENGTHS[1:2], scale=-0.0)
+    assert not got[1].any()
+    check(got, q, k, v, LENGTHS[1:2], scale=-0.0)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_lengths_beyond_the_capacity_count_up_to_it(masked):
     """Negative ones are 0; no page of another sequence is read."""

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from decode_cases import DTYPES, check, contiguous, paged
+from decode_cases import DTYPES, check, check_tokens, contiguous, paged
 from decode_sm90_runs import run
 from mutants import mutated_modules
 from mutants_decode_sm90 import CHAIN, KERNEL, MUTANTS
@@ -118,7 +118,7 @@ def masked_bytes(spec_of):
 
 def uneven_bytes(spec_of):
     """Values that float16 cannot hold, and in one of two sequences a key's 2^60 times as large."""
-    lengths = np.array([T - 2, T - 2], np.int32)
+    lengths = np.array([T, T], np.int32)
     q, k, v = contiguous(1, (2, 2), 16, DTYPES["bf16"], lengths, T)
     k, v = (np.nan_to_num(x.astype(np.float32) * 16).astype(np.int8) for x in (k, v))
     k_scale, v_scale = (np.full(k.shape[:3], 2.0**n, np.float32) for n in (-4, -40))
@@ -140,6 +140,20 @@ def sink_bytes(spec_of):
         check(got, q, k, v, lengths, scale=named["scale"])
 
 
+def outlier_bytes(spec_of):
+    """Scales of V far above others, each for one token of a tile; behind them a full tile."""
+    lengths = np.array([2 * T], np.int32)
+    q, k, v = contiguous(NQ, (4, 1), 16, DTYPES["bf16"], lengths, 2 * T)
+    (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
+    dense = np.ones((1, NQ, 2 * T), bool)
+    dense[0, :, 7 : 7 + NQ + 1] = np.eye(NQ, NQ + 1)
+    v_scale[0, 7 : 7 + NQ + 1, 0] = 1e30, 1e20, 1e-10, 1e30
+    named = {"mask": masks.from_dense(dense[0]), "splits": 1, "spec_of": spec_of}
+    got = run(q, k, v, lengths, scales=(k_scale, v_scale), **named)
+    real = np.dtype(np.float32)
+    check_tokens(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), lengths, dense)
+
+
 def beyond(spec_of):
     """A length that counts up to the capacity."""
     lengths = np.array([40], np.int32)
@@ -148,7 +162,15 @@ def beyond(spec_of):
 
 
 CASES = (beyond, masked, causal, poisoned, rows)
-CASES += (poisoned_bytes, uneven_bytes, sink_bytes, bytes_with_scales, masked_bytes, wide_bytes)
+CASES += (
+    poisoned_bytes,
+    outlier_bytes,
+    uneven_bytes,
+    sink_bytes,
+    bytes_with_scales,
+    masked_bytes,
+    wide_bytes,
+)
 
 
 @pytest.mark.parametrize("case", CASES)

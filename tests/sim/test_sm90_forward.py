@@ -114,6 +114,17 @@ def test_scales(config, dtype, scale):
     check(CONFIGS[config], mask_gallery(n)["causal"], *inputs(n, dtype=dtype), scale=scale)
 
 
+@pytest.mark.parametrize("nk", [1, T + 1])
+@configs
+def test_lse_of_a_single_score_of_zero_is_zero(config, nk):
+    """Of the only key there is, and of one of a tile behind others that no row sees."""
+    mask = masks.from_function(lambda _, kv: kv == nk - 1, 3, nk)
+    q, k, v = inputs(3, nk)
+    _, lse = run(CONFIGS[config], mask, q, k, v, scale=-0.0)
+    assert not lse.any()
+    check(CONFIGS[config], mask, q, k, v, scale=-0.0)
+
+
 @forms
 @pytest.mark.parametrize("factor", [3.0, 8.0])
 def test_maximum_that_grows_from_tile_to_tile(factor, config):

@@ -68,6 +68,7 @@ CASES = (
     Case("bad", ALONE, "dead-scattered", 70, 135, head_dim=72, dtype="bfloat16", bad=(5, 70, 130)),
     Case("pair", PAIR, "window-causal", 129, 65, head_dim=72, scale=-0.3),
     Case("rows", ALONE, "causal", 200, 200, head_dim=72, race=True),
+    Case("zero", ALONE, "dense", 3, 1, scale=0.0),
     Case("grows-whole", ALONE, "dense", 20, 193, grows=9),
     Case("late-whole", ALONE, "staggered", 64, 129, apart=6),
     Case("outgrown-whole", ALONE, "dense", 76, 193, levels=((64, 70), (128, 140))),
