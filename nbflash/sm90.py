@@ -53,10 +53,9 @@ class Sm90Executor:
     def _forward(self):
         """The bound launch, and what must stay alive."""
         p, cfg, s = self._problem, self._config, self.schedule
+        # On the way to the diagonal m would rise at every tile, and O be rescaled.
         if self._score and self._score.by_place:
-            s = (
-                s.outwards
-            )  # or m rises, and O is rescaled, at every tile on the way to the diagonal
+            s = s.outwards
         device = self._cupy.cuda.Device(p.device_id)
         most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
         items = p.batch * p.heads * s.n_row
