@@ -126,8 +126,6 @@ class Sm90Config(Panels):
         reasons += self.too_few(consumers=1, k_stages=2, v_stages=2, q_stages=1)
         if self.consumers > MOST_CONSUMERS:
             reasons.append(f"consumers is at most {MOST_CONSUMERS}, got {self.consumers}")
-        if self.halves and self.head_dim > PANEL:
-            reasons.append(f"Q of halves has at most {PANEL} columns, got {self.head_dim}")
         return reasons
 
     @property

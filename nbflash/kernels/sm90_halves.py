@@ -1,7 +1,7 @@
 """The Hopper forward's tiles by halves: narrow heads, two warpgroups; see :mod:`.fwd_sm90`.
 
-The products of one half run under the softmax of the other, and Q stays in registers: at 64
-columns the exponentials take as long as the products.
+The products of one half run under the softmax of the other: where that takes as long as they do,
+with 64 columns and with score functions or dropout. Q of 64 columns stays in registers.
 """
 
 from masks import FULL
@@ -21,7 +21,14 @@ from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import make_advance
 from nbflash.tile.warp_math import row_of_thread
-from nbflash.tile.wgmma_gemm import ROW_BYTES, make_gemm_pv, settled
+from nbflash.tile.wgmma_gemm import (
+    PANEL,
+    ROW_BYTES,
+    lower,
+    make_gemm_pv,
+    make_gemm_qk,
+    settled,
+)
 from nbflash.tile.wgmma_kept import make_gemm_kept, make_load_kept
 from nbflash.tile.wgmma_softmax import (
     make_apply_keep,
@@ -42,8 +49,12 @@ def make_halves(cfg):
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     STAGED = cfg.q_stages > 1
     NEXT_HALF = HALF * ROW_BYTES >> 4
-    load_kept = make_load_kept(cfg.head_dim)
-    issue_qk = make_gemm_kept(cfg.dtype, cfg.head_dim, negate=cfg.negate)
+    KEPT, tiles = cfg.head_dim <= PANEL, (cfg.tile_m, cfg.tile_n)
+    if KEPT:
+        load_kept = make_load_kept(cfg.head_dim)
+        issue_qk = make_gemm_kept(cfg.dtype, cfg.head_dim, negate=cfg.negate)
+    else:
+        issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate)
     issue_pv = make_gemm_pv(cfg.dtype, HALF)
     *_, pack = make_wgmma_softmax(HALF, cfg.dtype)
     begin, attempt, careful, *_ = make_online_softmax(HALF, cfg.dtype)
@@ -58,8 +69,10 @@ def make_halves(cfg):
 
     @inlined
     def q_of(smem, place, stage, turn, thread):
-        """Q of a thread's rows, in registers."""
-        _, words = place
+        """Q of a thread's rows, in registers, or the lower word of its descriptor."""
+        base, words = place
+        if not KEPT:
+            return types.uint32(lower(base + stage * Q_BYTES + turn * 64 * ROW_BYTES, 16))
         row = row_of_thread(thread)
         at = words + stage * (Q_BYTES // 4) + row * (ROW_BYTES // 4) + thread % 4
         return load_kept(smem, types.int32(at), types.int32(row & 7))
