@@ -1,19 +1,29 @@
 """Dropout's random numbers: Philox-4x32-10, a function of a key and a counter.
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Every score
-has half a word of its own, which its place and the caller's seed alone determine, so that no mask
-is stored: each tile of any size, in each pass and implementation, makes its part. One call serves
-eight scores, those of two queries and four keys:
+has a number of 15 bits, which its place and the caller's seed alone determine, so that no mask is
+stored: each tile of any size, in each pass and implementation, makes its part. One call serves 16
+scores, those of four queries and four keys:
 
-    philox(4 (kv // 16) + kv % 8 // 2, 8 (q // 16) + q % 8, h, b, *key(seed, offset))
+    philox(h, pair_of(kv), b, pair_of(q), *key(seed, offset))
 
-              keys      k, k + 1     k + 8, k + 9     k % 16 in 0, 2, 4, 6;  q % 16 below 8
-    query q             word 0       word 2           the lower half of a word is for the lower key
-    query q + 8         word 1       word 3
+              keys     k, k + 1    k + 8, k + 9    pair_of is 4 (x // 16) + x % 8 // 2; k and q are
+    query q            word 0      word 0 × 1      the lower ones, even, and the lower half of
+    query q + 8        word 1      word 1 × 0      a word is for key k or k + 8
+    query q + 1        word 2      word 2 × 3
+    query q + 9        word 3      word 3 × 2      where k // 16 is odd, q and q + 1 change places
 
-These are the four words that a thread has of P as one wgmma step takes it, two scores each. A score
-is kept if the lower 15 bits of its half are not below the threshold: 15, because patterns without a
-sign order as numbers of 16 bits do, which tensor-core kernels compare two at once.
+a × b (`crossed`): the lower byte of each half of a, followed by the upper byte of the half of b. A
+score is kept if the lower 15 bits of its half are not below the threshold. Each byte is the upper
+one of one score: at p = 1/2, and wherever the threshold is a multiple of 2⁸, all scores are
+independent. The lower bytes count where the upper 7 bits are those of the threshold, once in 128:
+there a score follows the upper byte of the next one in a round of four (word 0, 0 × 1, word 1,
+1 × 0). Such neighbours have a correlation of at most 1 / 257, whatever the threshold; all other
+pairs are independent, and the probability of a score is exact.
+
+Why 15 bits: patterns without a sign order as numbers of 16 bits do, which tensor-core kernels
+compare two at once. Why these places: threads of such kernels have k, k + 1, k + 8, k + 9 of q and
+q + 8, or the same with queries for keys, and two share a call (:mod:`nbflash.tile.dropout_wgmma`).
 `philox` runs on scalars and arrays of uint32, `compiled` makes Numba compile it, and `make_round`
 makes its rounds of another arithmetic.
 """
@@ -26,6 +36,7 @@ _HIGH = np.uint64(32)
 ROUNDS = 10
 _HALVES = 2**15
 MASK = np.uint32(_HALVES - 1)
+_LOWER, _BYTE = np.uint32(0x00FF00FF), np.uint32(8)
 
 
 def product(a, b):
@@ -99,6 +110,16 @@ def factor(p):
     return _HALVES / (_HALVES - int(threshold(p)))
 
 
+def pair_of(x):
+    """What a query or a key is for the counter: its number of the pairs x, x + 8."""
+    return (x >> 4 << 2) + (x >> 1 & 3)
+
+
+def crossed(a, b):
+    """Of two words the halves for keys that are 8 further on than those of ``a``."""
+    return (a & _LOWER) << _BYTE | b >> _BYTE & _LOWER
+
+
 def kept(shape, p, state):
     """Which probabilities dropout keeps.
 
@@ -116,19 +137,28 @@ def kept(shape, p, state):
     """
     batch, heads, nq, nk = shape
     rows, columns = -(-nq // 16), -(-nk // 16)
-    b, h, r, i = np.indices((batch, heads, 8 * rows, 4 * columns), np.uint32, sparse=True)
-    words = philox(i, r, h, b, *key(*map(np.uint64, state)))
-    halves = np.stack([x for word in words for x in (word & MASK, word >> 16 & MASK)], axis=-1)
-    # ..., q // 16, q % 8, kv // 16, kv % 8 // 2, kv // 8 % 2, q // 8 % 2, kv % 2
-    halves = halves.reshape(batch, heads, rows, 8, columns, 4, 2, 2, 2)
-    halves = halves.transpose(0, 1, 2, 7, 3, 4, 6, 5, 8)
-    halves = halves.reshape(batch, heads, 16 * rows, 16 * columns)
-    return halves[..., :nq, :nk] >= threshold(p)
+    b, h, r, i = np.indices((batch, heads, 4 * rows, 4 * columns), np.uint32, sparse=True)
+    words = philox(h, i, b, r, *key(*map(np.uint64, state)))
+    words = [x.reshape(batch, heads, rows, 4, columns, 4) for x in words]
+    # ..., q // 16, q // 8 % 2, q % 8 // 2, q % 2, kv // 16, kv // 8 % 2, kv % 8 // 2, kv % 2
+    numbers = np.empty((batch, heads, rows, 2, 4, 2, columns, 2, 4, 2), np.uint32)
+    for n, own in enumerate(words):
+        odd, below = divmod(n, 2)
+        for right, halves in enumerate((own, crossed(own, words[n ^ 1]))):
+            for e in range(2):
+                there = numbers[:, :, :, below, :, :, :, right, :, e]
+                drawn = halves >> np.uint32(16 * e) & MASK
+                there[..., odd, ::2, :] = drawn[..., ::2, :]
+                there[..., 1 - odd, 1::2, :] = drawn[..., 1::2, :]
+    numbers = numbers.reshape(batch, heads, 16 * rows, 16 * columns)
+    return numbers[..., :nq, :nk] >= threshold(p)
 
 
 def kept_at(b, h, q, kv, p, state):
     """`kept` at some places: arrays of integers that broadcast."""
     b, h, q, kv = (np.asarray(x, np.uint32) for x in (b, h, q, kv))
-    place = 4 * (kv // 16) + kv % 8 // 2, 8 * (q // 16) + q % 8, h, b
-    word = np.choose(2 * (kv // 8 % 2) + q // 8 % 2, philox(*place, *key(*map(np.uint64, state))))
-    return (word >> 16 * (kv % 2) & MASK) >= threshold(p)
+    words = philox(h, pair_of(kv), b, pair_of(q), *key(*map(np.uint64, state)))
+    n = 2 * ((q ^ kv >> 4) & 1) + (q >> 3 & 1)
+    own, other = np.choose(n, words), np.choose(n ^ 1, words)
+    halves = np.where(kv & 8, crossed(own, other), own)
+    return (halves >> 16 * (kv & 1) & MASK) >= threshold(p)

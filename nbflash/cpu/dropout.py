@@ -14,6 +14,7 @@ from nbflash import philox
 from nbflash.cpu.walk import place
 
 _words = philox.compiled(njit)
+_pair_of, _crossed = njit(philox.pair_of), njit(philox.crossed)
 
 
 class Dropout(NamedTuple):
@@ -36,30 +37,44 @@ def prepare(p, state, real):
 def factors(walk, dropout, b, h, own, p, stop, z):
     """Z of the tiles p..stop of row ``own``."""
     if dropout is not None:
+        block = np.empty((16, 16), np.uint32)
         for t in range(p, stop):
             q0, kv0, top, left = place(walk, own, p, t)
-            cols = min(walk.tile_n, walk.nk - kv0)
-            for i in range(min(walk.tile_m, walk.nq - q0)):
-                _row(dropout, b, h, q0 + i, kv0, z[top + i, left : left + cols])
+            rows, cols = min(walk.tile_m, walk.nq - q0), min(walk.tile_n, walk.nk - kv0)
+            for q in range(q0 // 16 * 16, q0 + rows, 16):
+                for kv in range(kv0 // 16 * 16, kv0 + cols, 16):
+                    _numbers(dropout, b, h, q, kv, block)
+                    j, end = max(kv, kv0), min(kv + 16, kv0 + cols)
+                    for i in range(max(q, q0), min(q + 16, q0 + rows)):
+                        own_z = z[top + i - q0, left + j - kv0 : left + end - kv0]
+                        _compare(dropout, block[i - q, j - kv : end - kv], own_z)
 
 
 @njit
-def _row(dropout, b, h, q_idx, kv0, z):
-    """Z of one query and the keys from kv0 on, four of them from one call."""
-    first, stop = kv0 // 16, (kv0 + z.size + 15) // 16
-    halves = np.empty((stop - first, 2, 4, 2), np.uint32)
-    row, below = np.uint32(8 * (q_idx // 16) + q_idx % 8), q_idx // 8 % 2 == 1
-    for i in range(stop - first):
-        for pair in range(4):
-            place = np.uint32(4 * (first + i) + pair), row, np.uint32(h), np.uint32(b)
-            w0, w1, w2, w3 = _words(*place, dropout.k0, dropout.k1)
-            both = (w1, w3) if below else (w0, w2)
-            for part in range(2):
-                halves[i, part, pair, 0] = both[part] & philox.MASK
-                halves[i, part, pair, 1] = both[part] >> np.uint32(16) & philox.MASK
-    mine = halves.ravel()[kv0 - 16 * first :]
+def _numbers(dropout, b, h, q, kv, block):
+    """What is compared, of 16 queries and 16 keys that begin at multiples of 16."""
+    key, odd = (dropout.k0, dropout.k1), kv // 16 % 2
+    for row in range(0, 8, 2):
+        for column in range(0, 8, 2):
+            pairs = np.uint32(_pair_of(kv + column)), np.uint32(_pair_of(q + row))
+            w0, w1, w2, w3 = _words(np.uint32(h), pairs[0], np.uint32(b), pairs[1], *key)
+            for i, one, other in ((row + odd, w0, w1), (row + 1 - odd, w2, w3)):
+                _two(block[i], column, one)
+                _two(block[i], column + 8, _crossed(one, other))
+                _two(block[i + 8], column, other)
+                _two(block[i + 8], column + 8, _crossed(other, one))
+
+
+@njit
+def _two(row, column, halves):
+    row[column] = halves & philox.MASK
+    row[column + 1] = halves >> np.uint32(16) & philox.MASK
+
+
+@njit
+def _compare(dropout, numbers, z):
     for j in range(z.size):
-        z[j] = dropout.factor if mine[j] >= dropout.threshold else z.dtype.type(0)
+        z[j] = dropout.factor if numbers[j] >= dropout.threshold else z.dtype.type(0)
 
 
 @njit

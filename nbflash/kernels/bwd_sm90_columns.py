@@ -121,7 +121,7 @@ def make_columns_stream(cfg):
     (_, unit_of), scoring_of = make_scored(cfg), make_scoring(cfg)
     packed_of, w_of = make_weights_of(cfg, pack)
     shifts_of, minus_deltas_of, by_keys, _ = make_statistics_of(cfg)
-    masks_of, dropped, dropped_dp, factor_of = make_dropping(cfg)
+    draw, dropped, dropped_dp, factor_of = make_dropping(cfg)
     DROPOUT, ZEROS, finish = cfg.dropout, (types.float32(0),) * (TILE_M // 4), make_finish(cfg)
     warpgroup_of, wait_all_but_one, wait_all = (
         make_warpgroup_of(cfg.consumers),
@@ -152,8 +152,6 @@ def make_columns_stream(cfg):
     def statistics_of(stats, place, tile, thread):
         """−δ and shifts of a tile: shared memory answers late while products read it."""
         (_, pair), stage = rows_of(thread), stage_of(tile)
-        if DROPOUT:
-            return ZEROS, shifts_of(stats, place, stage, pair)
         return minus_deltas_of(stats, place, stage, pair), shifts_of(stats, place, stage, pair)
 
     @inlined
@@ -185,17 +183,16 @@ def make_columns_stream(cfg):
     @inlined
     def accumulate(acc_dk, acc_dv, p, dp, kind, smem, stats, place, tile, drawing, thread):
         """Issue dV += Pᵀ dO and dK += dSᵀ Q; wait for the first."""
-        (base, _), minus_deltas = place, ZEROS
-        (row, pair), stage, (drawn, dropping) = rows_of(thread), stage_of(tile), drawing
-        masks = masks_of(smem, place, stage, row, pair, drawn, dropping)
-        if DROPOUT:
+        (base, _), (row, pair), stage, minus_deltas = place, rows_of(thread), stage_of(tile), ZEROS
+        drawn = draw(smem, place, stage, row, pair, *drawing)
+        if DROPOUT:  # before a product that shared memory is read for
             minus_deltas = minus_deltas_of(stats, place, stage, pair)
         dout = types.uint32(lower(base + DO, Q_PANEL) + stage_of(tile) * (Q_BYTES >> 4))
-        packed = dropped(packed_of(p), masks)
+        packed = dropped(packed_of(p), drawn)
         wgmma_fence()
         acc_dv = issue_acc(acc_dv, packed, dout)
         wgmma_commit()
-        dp = dropped_dp(dp, minus_deltas, masks)
+        dp = dropped_dp(dp, minus_deltas, drawn)
         ds = pack(gradients_of(w_of(p), dp, kind))
         wgmma_fence()
         q = types.uint32(lower(base, Q_PANEL) + stage_of(tile) * (Q_BYTES >> 4))

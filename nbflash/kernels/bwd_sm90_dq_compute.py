@@ -60,7 +60,7 @@ def make_compute_stream(cfg):
     issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, ROWS, TILE_N)
     issue_dq = make_gemm_pv(cfg.dtype, TILE_N)
     *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
-    ds_full, ds_masked = make_gradients(cfg, TILE_N)
+    dropped_dp, ds_full, ds_masked = make_gradients(cfg, TILE_N)
     _, spot_of, drawing_of = make_drawing(cfg)
     (where_of, scoring_of), weights = make_scoring(cfg), make_row_weights(cfg, TILE_N)
     scored, unit_of = make_scored(cfg, TILE_N, 0, with_slope=True)
@@ -126,9 +126,10 @@ def make_compute_stream(cfg):
     @inlined
     def gradients_of(p, dp, kind, minus_delta, drawing):
         """dS of a tile."""
+        dp = dropped_dp(dp, minus_delta, drawing)
         if kind == FULL:
-            return ds_full(p, dp, minus_delta, drawing)
-        return ds_masked(p, dp, minus_delta, drawing)
+            return ds_full(p, dp, minus_delta)
+        return ds_masked(p, dp, minus_delta)
 
     @inlined
     def issue_dp(place, nth_row, tile, thread):

@@ -50,7 +50,7 @@ def make_weights(cfg):
     P = cfg.offsets[3]
     probabilities_of, (gradients_of, pack) = make_probabilities_of(cfg), make_gradients_of(cfg)
     shifts_of, minus_deltas_of, _, less_deltas = make_statistics_of(cfg)
-    masks_of, dropped, dropped_dp, _ = make_dropping(cfg)
+    draw, dropped, dropped_dp, _ = make_dropping(cfg)
     DROPOUT = cfg.dropout
     (packed_of, w_of), scoring_of = make_weights_of(cfg, pack), make_scoring(cfg)
 
@@ -63,19 +63,18 @@ def make_weights(cfg):
         bar_sync(P_FREE, THREADS)
         store_part(stats, place[1] + P // 4 + 4 * thread, w_of(p))
         bar_arrive(P_FULL, THREADS)
-        return dropped(packed_of(p), masks_of(smem, place, stage, row, pair, *drawing))
+        return dropped(packed_of(p), draw(smem, place, stage, row, pair, *drawing))
 
     @inlined
     def gradients(dp, kind, smem, stats, place, stage, scaling, drawing, thread):
         row, pair = rows_of(thread)
-        masks = masks_of(smem, place, stage, row, pair, *drawing)
+        drawn = draw(smem, place, stage, row, pair, *drawing)
         bar_sync(P_FULL, THREADS)
         p = load_part(stats, place[1] + P // 4 + 4 * thread)
         bar_arrive(P_FREE, THREADS)
+        dp = less_deltas(dp, stats, place, stage, pair)
         if DROPOUT:
-            dp = dropped_dp(dp, minus_deltas_of(stats, place, stage, pair), masks)
-        else:
-            dp = less_deltas(dp, stats, place, stage, pair)
+            dp = dropped_dp(dp, minus_deltas_of(stats, place, stage, pair), drawn)
         return pack(gradients_of(p, dp, kind))
 
     return probabilities, gradients

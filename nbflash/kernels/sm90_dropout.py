@@ -45,7 +45,7 @@ def make_drawing(cfg):
 
     @inlined
     def drawing_of(drawn, place, dropping, n0, thread):
-        call = types.uint32((n0 >> 2) + hide(thread) % 4)
+        call = types.uint32((n0 >> 2) + hide(thread) % 8)
         return drawn, place, dropping[0], call
 
     return drawn_of, place_of, drawing_of
@@ -71,33 +71,30 @@ def make_dropped(cfg, n, part=0):
 
 
 def make_gradients(cfg, n):
-    """``full, masked``: dS of a tile, of ``(p, dp, minus_delta, drawing)``."""
+    """``dropped_dp(dp, minus_delta, drawing)``, and then ``full, masked`` of ``(p, dp,
+    minus_delta)``: dS of a tile. Dropout adds −δ, which is not added again.
+    """
     if not cfg.dropout:
-        plain_full, plain_masked = make_row_gradients(n)
 
         @inlined
-        def full(p, dp, minus_delta, drawing):
-            return plain_full(p, dp, minus_delta)
+        def same(dp, minus_delta, drawing):
+            return dp
 
-        @inlined
-        def masked(p, dp, minus_delta, drawing):
-            return plain_masked(p, dp, minus_delta)
-
-        return full, masked
+        return same, *make_row_gradients(n)
     _, drop_dp = make_drop(n)
     of_full, of_masked, _ = make_score_gradients(n, cfg.dtype)
 
     @inlined
-    def gradients(dp, minus_delta, drawing):
+    def dropped_dp(dp, minus_delta, drawing):
         keys, place, threshold, call = drawing
         return drop_dp(dp, minus_delta, place, keys, threshold, call)
 
     @inlined
-    def dropped_full(p, dp, minus_delta, drawing):
-        return of_full(p, gradients(dp, minus_delta, drawing))
+    def full(p, dp, minus_delta):
+        return of_full(p, dp)
 
     @inlined
-    def dropped_masked(p, dp, minus_delta, drawing):
-        return of_masked(p, gradients(dp, minus_delta, drawing))
+    def masked(p, dp, minus_delta):
+        return of_masked(p, dp)
 
-    return dropped_full, dropped_masked
+    return dropped_dp, full, masked

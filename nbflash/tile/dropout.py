@@ -3,8 +3,8 @@
     Z = 1 / (1 − p) where an element is kept, 0 elsewhere
     O = (P ∘ Z) V      dV = (P ∘ Z)ᵀ dO      dP = dO Vᵀ ∘ Z
 
-A fragment has its elements in runs of four along the keys that begin at a multiple of four: two
-calls of Philox serve one run. What else they say is of other threads.
+A fragment has its elements in runs of four keys of four queries, both of which begin at a multiple
+of four: four calls of Philox serve 16 elements. What else they say is of other threads.
 """
 
 import numpy as np
@@ -21,6 +21,7 @@ KEPT_BITS = 64
 
 _words = philox.compiled(inlined)
 _key = inlined(philox.make_key(_words))
+_pair_of, _crossed = inlined(philox.pair_of), inlined(philox.crossed)
 
 
 def dropout_signatures(on, real):
@@ -43,29 +44,41 @@ def make_dropout(rows, columns, row_step, column_step):
     there, has the bit ``i · columns + j`` where the element (i, j) is kept;
     ``drop(x, bits, factor)`` is X ∘ Z.
     """
-    NONE, ONE, TWO = (np.uint64(n) for n in (0, 1, 2))
+    NONE, ONE, TWO, ROW = (np.uint64(n) for n in (0, 1, 2, columns))
     RUNS, ROW_STEP, COLUMN_STEP = columns // 4, row_step, column_step
     MASK, HALF = philox.MASK, np.uint32(16)
 
     @inlined
-    def kept_pair(key, threshold, b, h, q_idx, kv):
-        """Two bits, of the keys ``kv``, which is even, and the next."""
-        row = np.uint32((q_idx >> 4 << 3) + (q_idx & 7))
-        pair = np.uint32((kv >> 4 << 2) + (kv >> 1 & 3))
-        w0, w1, w2, w3 = _words(pair, row, np.uint32(h), np.uint32(b), *key)
-        upper, lower = (w2, w3) if kv & 8 else (w0, w1)
-        word = lower if q_idx & 8 else upper
-        first = ONE if word & MASK >= threshold else NONE
-        return first | (TWO if word >> HALF & MASK >= threshold else NONE)
+    def two_bits(halves, threshold):
+        first = ONE if halves & MASK >= threshold else NONE
+        return first | (TWO if halves >> HALF & MASK >= threshold else NONE)
+
+    @inlined
+    def kept_pairs(key, threshold, b, h, q_idx, kv):
+        """Two bits of each of the queries ``q_idx``, which is even, and the next: those of the keys
+        ``kv``, which is even, and the next.
+        """
+        pairs = np.uint32(_pair_of(kv)), np.uint32(_pair_of(q_idx))
+        w0, w1, w2, w3 = _words(np.uint32(h), pairs[0], np.uint32(b), pairs[1], *key)
+        if q_idx & 8:
+            w0, w1, w2, w3 = w1, w0, w3, w2
+        if kv & 8:
+            w0, w2 = np.uint32(_crossed(w0, w1)), np.uint32(_crossed(w2, w3))
+        if kv & 16:
+            w0, w2 = w2, w0
+        return two_bits(w0, threshold), two_bits(w2, threshold)
 
     @inlined
     def kept(key, threshold, b, h, q_idx, kv):
-        bits = np.uint64(0)
-        for i in range(rows - 1, -1, -1):
+        bits = NONE
+        for i in range(rows - 2, -1, -2):
             row = q_idx + (i // 4 * ROW_STEP + i % 4)
+            upper, lower = NONE, NONE
             for run in range(RUNS - 1, -1, -1):
                 for column in (run * COLUMN_STEP + 2, run * COLUMN_STEP):
-                    bits = bits << TWO | kept_pair(key, threshold, b, h, row, kv + column)
+                    one, next_one = kept_pairs(key, threshold, b, h, row, kv + column)
+                    upper, lower = upper << TWO | one, lower << TWO | next_one
+            bits = (bits << ROW | lower) << ROW | upper
         return bits
 
     @unrolled

@@ -1,14 +1,16 @@
 """Dropout on the fragments of wgmma: P ∘ (1 − p) Z, by words that AND with P once it is packed.
 
-A call of Philox (:mod:`nbflash.philox`) serves {q, q + 8} × {kv, kv + 1, kv + 8, kv + 9}, and of
-the 16 keys of a step of P V, lane 4 r + c of a warp has
+A call of Philox (:mod:`nbflash.philox`) serves {q, q + 1, q + 8, q + 9} × {kv, kv + 1, kv + 8,
+kv + 9}. Of the 16 keys of a step of P V, lane 4 r + c of a warp has
 
                      keys 2 c, 2 c + 1       keys 8 + 2 c, 8 + 2 c + 1
-    query r          word 0                  word 2                         packed register i of
-    query r + 8      word 1                  word 3                         a step: word i
+    query r          word 0                  word 0 × 1                packed registers 0, 2
+    query r + 8      word 1                  word 1 × 0                packed registers 1, 3
 
-so that its own call is all it needs. What a call makes of the place among the queries is the same
-for a row of tiles: two of the ten rounds are done there, but for one product each.
+of the call that is lane 4 (r ^ 1) + c's too, where r is even; else it is words 2 and 3. So of two
+steps, which begin at a multiple of 32, the lane whose r is even makes the call of the first one,
+the other lane that of the second, where queries have changed places: what a lane needs of its own
+call are words 0 and 1, and the others it sends.
 
 Of a transposed fragment, keys down, lane 4 r + c has of 16 queries
 
@@ -16,9 +18,11 @@ Of a transposed fragment, keys down, lane 4 r + c has of 16 queries
     key r            register 0              register 2
     key r + 8        register 1              register 3
 
-and of each query one half of four words, the other halves being those of key r ^ 1: of lane
-4 (r ^ 1) + c, which makes the call of the odd query where this one makes that of the even one. Two
-words each are exchanged.
+and of all four words one half. Two words are made of these, which then stand where words 0 and 1
+do, and two of the halves that the other lane needs: of two steps each makes one call, as above.
+
+What a call makes of the queries and what it makes of the keys stay apart for three rounds: what is
+the same for a row of tiles is done there.
 
 A half is kept if its lower 15 bits are not below the threshold. As numbers of 16 bits such patterns
 are in the order of integers; those of NaN, above all others, are unordered and kept, as they should
@@ -31,10 +35,11 @@ import numpy as np
 
 from nbflash import philox
 from nbflash.ptx._asm import inline_ptx, inlined, ir, types
-from nbflash.tile.unroll import Scalar, equal, fma, select, shuffle_xor, unrolled
-from nbflash.tile.warp_math import permute, unpack_half
+from nbflash.tile.unroll import Scalar, equal, opaque, select, shuffle_xor, unrolled
+from nbflash.tile.warp_math import permute
 
-_AHEAD = 2  # rounds
+_AHEAD = 3  # rounds, in which queries and keys do not meet
+_CROSSED = 0x2705  # nbflash.philox.crossed, as a selector of bytes
 
 
 def dropping_of(p, inverse=False):
@@ -68,7 +73,7 @@ def mix(a, b, c):
     return a ^ b ^ c
 
 
-_round = philox.make_round(product, mix)
+_round, _pair_of = philox.make_round(product, mix), inlined(philox.pair_of)
 
 
 def uniform(x):
@@ -92,6 +97,20 @@ def kept_halves(word, threshold):
     return word.new(types.uint32, inline_ptx(word.builder, text, "=r,r,r", i32, operands))
 
 
+def selected(word, threshold, pair, others):
+    """``pair[e]`` where half ``e`` is kept, else ``others[e]``: ``setp.geu.f16x2`` and ``selp``."""
+    if not isinstance(word, Scalar):
+        mask = int(kept_halves(word, threshold))
+        kept = mask & 1, mask >> 31
+        return tuple(map(select, kept, pair, others))
+    text = """{ .reg .b32 x; .reg .pred p, q; abs.f16x2 x, $2; setp.geu.f16x2 p|q, x, $3;
+    selp.f32 $0, $4, $6, p; selp.f32 $1, $5, $7, q; }"""
+    both = ir.LiteralStructType([ir.FloatType()] * 2)
+    operands = [x.value for x in (word, threshold, *pair, *others)]
+    value = inline_ptx(word.builder, text, "=f,=f,r,r,f,f,f,f", both, operands)
+    return tuple(pair[0].new(pair[0].type, word.builder.extract_value(value, e)) for e in range(2))
+
+
 @unrolled
 def round_keys(key):
     """Those of all rounds, in uniform registers: or the compiler would add anew for each call."""
@@ -102,85 +121,117 @@ def round_keys(key):
     return tuple(uniform(k) for pair in keys for k in pair)
 
 
-@unrolled
-def _place_words(keys, pair, h, b):
-    """What the first two rounds make of all but the number among the keys."""
-    c0, c1 = product(philox.M1, h)
-    upper, lower = product(philox.M0, c0 ^ pair ^ keys[0])
-    return uniform(b ^ keys[1]), uniform(c1 ^ keys[2]), upper ^ keys[3], lower
+def _head_words(keys, h, b):
+    """What the first round makes of a head, and the keys of two rounds: for queries and for keys,
+    what their number is combined with, and after it their first product.
+    """
+    (a, a_low), (c, c_low) = product(philox.M0, h), product(philox.M1, b)
+    return (a ^ keys[1], c_low ^ keys[2]), (c ^ keys[0], a_low ^ keys[3])
 
 
-@inlined
-def place_words(keys, q, h, b):
-    """Of the queries ``q`` and ``q + 8``, which a thread has, of one head."""
-    pair = types.uint32((q >> 4 << 3) + (q & 7))
-    return _place_words(keys, pair, types.uint32(h), types.uint32(b))
+def _begun(multiplier, number, mixed):
+    """What two rounds make of the number of a query, or of a key: two words."""
+    a, a_low = product(multiplier, number ^ mixed[0])
+    return a ^ mixed[1], a_low
 
 
-def words_of(i, place, keys):
-    """The words of call ``i`` of a place."""
-    before_c2, before_c0, before_c2_again, c3 = place
-    a, a_low = product(philox.M0, i)
-    b, b_low = product(philox.M1, a ^ before_c2)
-    counter = b ^ before_c0, b_low, before_c2_again ^ a_low, c3
+def _apart(multiplier, begun):
+    """And the third one: three."""
+    word, low = begun
+    return *product(multiplier, word), low
+
+
+def _words(of_query, of_key, keys):
+    """The words of a call."""
+    (a, a_low, a_ago), (b, b_low, b_ago) = of_query, of_key
+    counter = b ^ a_ago ^ keys[4], b_low, a ^ b_ago ^ keys[5], a_low
     for n in range(_AHEAD, philox.ROUNDS):
         counter = _round(*counter, *keys[2 * n : 2 * n + 2])
     return counter
 
 
-def make_drop(n, part=0):
-    """``drop, drop_dp`` for part ``part`` of ``n`` columns.
+def _placed(own, sent, odd):
+    """The halves of a lane's scores in two steps, of what it has drawn itself and what it sends.
 
-    ``drop(p, place, keys, threshold, i)``: of packed P what is kept. ``drop_dp(dp, minus_delta,
-    …)``: (1 − p) Z ∘ dP − δ, of dP and of −δ of a thread's two rows. ``i`` is the thread's call of
-    the tile's first 16 keys.
+    Of each step those of words 0, 1, 0 × 1 and 1 × 0.
     """
-    STEPS = n // 16
+    got = tuple(shuffle_xor(x, 4) for x in sent)
+    for even_lane, odd_lane in ((own, got), (got, own)):
+        a, b = (select(odd, y, x) for x, y in zip(even_lane, odd_lane, strict=True))
+        yield a, b, permute(a, b, _CROSSED), permute(b, a, _CROSSED)
 
-    def masks_of(place, keys, threshold, i):
-        for step in range(STEPS):
-            for word in words_of(i + 4 * (STEPS * part + step), place, keys):
-                yield kept_halves(word, threshold)
+
+@unrolled
+def _place_words(keys, number, h, b):
+    queries, by_keys = _head_words(keys, h, b)
+    return *map(uniform, by_keys), *_begun(philox.M1, number, queries)
+
+
+@inlined
+def place_words(keys, q, h, b):
+    """Of the queries ``q`` and ``q + 8``, which a thread has, of one head."""
+    return _place_words(keys, types.uint32(_pair_of(q)), types.uint32(h), types.uint32(b))
+
+
+def make_drop(n, part=0):
+    """``drop, drop_dp`` for part ``part`` of ``n`` columns, a multiple of 32.
+
+    ``drop(p, place, keys, threshold, call)``: of packed P what is kept. ``drop_dp(dp, minus_delta,
+    …)``: (1 − p) Z ∘ dP − δ, of dP and of −δ of a thread's two rows. ``call``: what the first key
+    of the lane's first call is for the counter, of which 4 is there if the lane's row is odd.
+    """
+    PAIRS = n // 32
+
+    def halves_of(place, keys, call):
+        mixed, (word, low), odd = place[:2], place[2:], equal(call & 4, 4)
+        of_query = _apart(philox.M0, (opaque(word), low))  # or three words stay in registers
+        for pair in range(PAIRS * part, PAIRS * (part + 1)):
+            begun = _begun(philox.M0, call + 8 * pair, mixed)
+            words = _words(of_query, _apart(philox.M1, begun), keys)
+            for step in _placed(words[:2], words[2:], odd):
+                yield from step
 
     @unrolled
-    def drop(p, place, keys, threshold, i):
-        return tuple(map(operator.and_, p, masks_of(place, keys, threshold, i)))
+    def drop(p, place, keys, threshold, call):
+        masks = (kept_halves(word, threshold) for word in halves_of(place, keys, call))
+        return tuple(map(operator.and_, p, masks))
 
     @unrolled
-    def drop_dp(dp, minus_delta, place, keys, threshold, i):
-        masks = enumerate(masks_of(place, keys, threshold, i))
-        return tuple(
-            fma(dp[2 * n + e], z, minus_delta[n % 2])
-            for n, mask in masks
-            for e, z in enumerate(ones(mask))
-        )
+    def drop_dp(dp, minus_delta, place, keys, threshold, call):
+        out = []
+        for n, word in enumerate(halves_of(place, keys, call)):
+            minus = minus_delta[n % 2]
+            pair = [x + minus for x in dp[2 * n : 2 * n + 2]]
+            out += selected(word, threshold, pair, (minus, minus))
+        return tuple(out)
 
     return drop, drop_dp
-
-
-def ones(mask):
-    """1 for each half that is kept, and 0: two float32."""
-    return unpack_half("bfloat16", mask & 0x3F803F80)
 
 
 def make_drop_across(tile_m):
     """``masks, drop, drop_dp`` for a fragment of ``tile_m`` queries across, keys down.
 
     ``masks(keys, threshold, key, q, h, b)``: of the thread's upper key and the first of its
-    queries. ``drop(p, masks)`` and ``drop_dp(dp, minus_deltas, masks)`` are as those of
-    `make_drop`, but that −δ is one for each query.
+    queries. ``drop(p, masks)``: of packed P what is kept. ``drop_dp(dp, minus_deltas, masks,
+    threshold)``: (1 − p) Z ∘ dP − δ, of dP − δ, and of −δ of a thread's queries.
     """
 
     @unrolled
     def masks(keys, threshold, key, q, h, b):
-        odd = equal(key & 1, 1)
-        i = (key >> 4 << 2) + (key >> 1 & 3)
+        queries, by_keys = _head_words(keys, h, b)
+        odd, begun = key & 1, _begun(philox.M0, philox.pair_of(key), by_keys)
+        of_key = _apart(philox.M1, begun)
+        # Of words 0 and 2, or 1 and 3: lower halves for even keys, the one of query q first.
+        mine = (key >> 4 & 1) * 0x4444 ^ odd * 0x2222 ^ 0x5410
+        first, others = philox.pair_of(q) + 4 * odd, mine ^ 0x2222
         out = []
-        for step in range(tile_m // 16):
-            counter = i, (q >> 4 << 3) + (q & 7) + (key & 1) + 8 * step, h, b
-            for n in range(philox.ROUNDS):
-                counter = _round(*counter, *keys[2 * n : 2 * n + 2])
-            out += [kept_halves(word, threshold) for word in _crossed(counter, odd)]
+        for pair in range(tile_m // 32):
+            begun = _begun(philox.M1, first + 8 * pair, queries)
+            a, b, c, d = _words(_apart(philox.M0, begun), of_key, keys)
+            own, sent = ((permute(a, c, x), permute(b, d, x)) for x in (mine, others))
+            for upper, lower, below, lowest in _placed(own, sent, equal(odd, 1)):
+                step = upper, below, lower, lowest
+                out += [kept_halves(word, threshold) for word in step]
         return tuple(out)
 
     @unrolled
@@ -188,22 +239,11 @@ def make_drop_across(tile_m):
         return tuple(map(operator.and_, p, masks))
 
     @unrolled
-    def drop_dp(dp, minus_deltas, masks):
-        factors = (z for mask in masks for z in ones(mask))
-        deltas = (minus_deltas[i // 4 * 2 + i % 2] for i in range(2 * len(masks)))
-        return tuple(map(fma, dp, factors, deltas))
+    def drop_dp(dp, minus_deltas, masks, threshold):
+        out = []
+        for n, mask in enumerate(masks):  # not below any threshold: without its sign it is NaN
+            pair, minus = dp[2 * n : 2 * n + 2], minus_deltas[n // 2 * 2 :][:2]
+            out += selected(mask, threshold, pair, minus)
+        return tuple(out)
 
     return masks, drop, drop_dp
-
-
-def _crossed(words, odd):
-    """The words of a lane's scores, from its call and that of the lane with the other key."""
-    sent, first, second = (
-        select(odd, words[0] * 0 + selectors[0], words[0] * 0 + selectors[1])
-        for selectors in ((0x5410, 0x7632), (0x3254, 0x5410), (0x3276, 0x7610))
-    )
-    out = []
-    for a, b in ((words[0], words[2]), (words[1], words[3])):
-        got = shuffle_xor(permute(a, b, sent), 4)
-        out += [permute(a, got, first), permute(b, got, second)]
-    return out

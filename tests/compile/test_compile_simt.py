@@ -49,7 +49,7 @@ SPILLS = {
     ("sm_90a", "float32", 256): {"rows": 64, "columns": 128, "atomic": 192},
     ("sm_90a", "float64", 64): {"rows": 32, "columns": 64, "atomic": 64},
 }
-DROPOUT_SPILLS = {("fwd", 128): 32, ("rows", 128): 32, ("columns", 128): 64, ("atomic", 128): 32}
+DROPOUT_SPILLS = {("fwd", 128): 32, ("rows", 128): 32, ("columns", 128): 64, ("atomic", 128): 64}
 
 
 @dataclass(frozen=True)

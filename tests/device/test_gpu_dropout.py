@@ -91,6 +91,37 @@ def test_halves_are_compared_as_integers(head_dim, p):
         np.testing.assert_array_equal(host(out) != 0, kept[..., first : first + head_dim])
 
 
+def sign_of_gradients(n, head_dim, p, first, impl):
+    """Scores are 0, dP is 1 and δ near 1 − 1 / n: dS is above 0 where an element is kept, else
+    below. dQ for keys, and dK for queries, that are those of a unit matrix.
+    """
+    shape = 1, n, 2, head_dim
+    zero, one = cupy.zeros(shape, np.float16), cupy.full(shape, 1, np.float16)
+    v = one / np.float16(head_dim)
+    eye = cupy.broadcast_to(cupy.eye(n, head_dim, -first, dtype="f2")[:, None], shape)
+    how = {"dropout": p, "seed": SEED, "impl": impl, "scale": 1.0}
+    for q, k in ((zero, cupy.ascontiguousarray(eye)), (cupy.ascontiguousarray(eye), zero)):
+        out, lse = nbflash.attention(q, k, v, return_lse=True, **how)
+        dq, dk, _ = nbflash.attention_backward(one, q, k, v, out, lse, **how)
+        yield host(dk if k is zero else dq) > 0
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("p", [0.03, 0.5, 0.9])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_mask_of_dp_is_that_of_philox(head_dim, p):
+    n = 300
+    kept = philox.kept((1, 2, n, n), p, SEED)
+    for first in range(0, n, head_dim):
+        by_rows, by_columns = sign_of_gradients(n, head_dim, p, first, "sm90")
+        part = slice(first, first + head_dim)
+        width = min(head_dim, n - first)
+        expected = kept[..., part].transpose(0, 2, 1, 3)
+        np.testing.assert_array_equal(by_rows[..., :width], expected)
+        expected = kept[:, :, part].transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(by_columns[..., :width], expected)
+
+
 @by_impl
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_a_state_advances_in_a_graph(dtype, impl):

@@ -46,14 +46,27 @@ def test_known_answers_of_philox_4x32_10(words):
     assert [x.tolist() for x in arrays] == [[[x] * 3] * 2 for x in expected]
 
 
-def test_a_call_serves_two_queries_and_four_keys():
-    """Whose half words are those of the definition, one by one."""
+def number_of(b, h, q, kv, key):
+    """The 15 bits of a score by the table of `nbflash.philox`, in words of Python."""
+    call = philox.philox(*map(np.uint32, (h, 4 * (kv // 16) + kv % 8 // 2, b)), group(q), *key)
+    rows = (0, 1, 2, 3) if kv // 16 % 2 == 0 else (2, 3, 0, 1)
+    own = rows[2 * (q % 2) + q // 8 % 2]
+    other = {0: 1, 1: 0, 2: 3, 3: 2}[own]
+    half, crossing = (int(call[n]) >> 16 * (kv % 2) & 0xFFFF for n in (own, other))
+    if kv // 8 % 2:
+        half = half % 256 * 256 + crossing // 256
+    return half % 2**15
+
+
+def group(q):
+    return np.uint32(4 * (q // 16) + q % 8 // 2)
+
+
+def test_a_call_serves_four_queries_and_four_keys():
+    """Whose numbers are those of the definition, one by one."""
     shape, key = (2, 1, 21, 35), philox.key(*map(np.uint64, SEED))
     for b, h, q, kv in np.ndindex(shape):
-        counter = 4 * (kv // 16) + kv % 8 // 2, 8 * (q // 16) + q % 8, h, b
-        word = philox.philox(*map(np.uint32, counter), *key)[2 * (kv // 8 % 2) + q // 8 % 2]
-        drawn = int(word) >> 16 * (kv % 2) & 0x7FFF
-        p = drawn / 2**15  # the threshold that keeps it just so
+        p = number_of(b, h, q, kv, key) / 2**15  # the threshold that keeps it just so
         assert philox.kept(shape, p, SEED)[b, h, q, kv]
         assert not philox.kept(shape, p + 2**-15, SEED)[b, h, q, kv]
 
@@ -79,6 +92,30 @@ def test_the_share_of_what_is_kept_is_binomial(p):
         n = kept.shape[axis]
         both = kept.take(range(n - 1), axis) & kept.take(range(1, n), axis)
         check(both.mean(), both.size, (1 - p) ** 2)
+
+
+@pytest.mark.parametrize("p", [0.003, 0.1, 1 / 3, 0.5, 64.25 / 128, 0.988])
+def test_neighbours_in_the_round_of_bytes(p):
+    """Every value of the bytes a, b, c of the halves (a, b) of one word and (c, .) of another: the
+    number of the first is a, b, that of `crossed` is b, c.
+    """
+    a, b, c = np.ix_(*(np.arange(n, dtype=np.uint32) for n in (128, 256, 256)))
+    limit = philox.threshold(p)
+    own = (a << 8 | b) >= limit
+    other = philox.crossed(b, c << np.uint32(8)) & philox.MASK >= limit
+    exact = 1 - int(limit) / 2**15
+    assert own.mean() == other.mean() == exact
+    correlation = ((own & other).mean() - exact**2) / (exact * (1 - exact))
+    assert abs(correlation) <= (0 if limit % 256 == 0 else 1 / 257)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_scores_of_a_block_are_not_correlated(p):
+    """All pairs of 16 × 16 that one block of 16 calls draws, of 8192 blocks, six sigma."""
+    kept = philox.kept((4, 8, 256, 256), p, SEED).reshape(32, 16, 16, 16, 16)
+    blocks = kept.transpose(0, 1, 3, 2, 4).reshape(8192, 256)
+    correlations = np.corrcoef(blocks, rowvar=False) - np.eye(256)
+    assert np.abs(correlations).max() <= 6 / math.sqrt(8192) + 1 / 257
 
 
 def test_every_bit_of_the_state_counts():
