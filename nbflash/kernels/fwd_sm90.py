@@ -16,8 +16,8 @@ A tile is worked on as a whole, and the products of one warpgroup run under the 
     warpgroup 0   S(t) PV(t−1) | softmax of t          | S(t+1) PV(t)   …
     warpgroup 1   softmax      | S(t) PV(t−1)          | softmax of t   …
 
-or, where heads are narrow and there are two warpgroups, in halves a and b of its keys, so that the
-products of one run under the softmax of the other (:mod:`.sm90_halves`):
+or, where the softmax outlasts the products, in halves a and b of its keys, so that the products of
+one run under the softmax of the other (:mod:`.sm90_halves`):
 
     for each tile t of the stream
         issue O += P V of t − 1, b  and  S = Q Kᵀ of t, b           (asynchronous)

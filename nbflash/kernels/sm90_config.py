@@ -87,7 +87,7 @@ class Sm90Config(Panels):
     min_blocks : int
         Blocks a multiprocessor should hold.
     halves : bool
-        Work on a tile by halves, with Q in registers: :mod:`.sm90_halves`.
+        Work on a tile by halves: :mod:`.sm90_halves`.
     speed : float
         TFLOP/s over the scores of its tiles: see the table.
     negate : bool
@@ -177,8 +177,8 @@ def forward_configs(dtype, head_dim, negate=False, score=None, dropout=False):
     least = min(row[0] for row in _TABLE if head_dim <= row[0])
     rows = [row for row in _TABLE if row[0] == least]
     configs = [Sm90Config(dtype, head_dim, *row[1:], negate, score, dropout) for row in rows]
-    if score and "softcap" in score.forms:  # another warpgroup hides nothing of tanh
-        return [c for c in configs if c.consumers < 3]
+    if score and "softcap" in score.forms:  # tanh and the exponentials outlast the products
+        return [replace(c, halves=True) for c in configs if c.consumers < 3]
     if score or dropout:  # which take registers that three warpgroups have not
         return [replace(c, tile_n=96) if c.consumers == 3 else c for c in configs]
     return configs

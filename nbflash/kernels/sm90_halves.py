@@ -1,7 +1,7 @@
-"""The Hopper forward's tiles by halves: narrow heads, two warpgroups; see :mod:`.fwd_sm90`.
+"""The Hopper forward's tiles by halves: see :mod:`.fwd_sm90`.
 
-The products of one half run under the softmax of the other: where that takes as long as they do,
-with 64 columns and with score functions or dropout. Q of 64 columns stays in registers.
+The products of one half run under the softmax of the other: at 64 columns the exponentials take as
+long as the products, and with softcap longer at any width. Q of 64 columns stays in registers.
 """
 
 from masks import FULL

@@ -45,7 +45,6 @@ def test_so_do_they_with_dropout(head_dim):
         (WIDE, {"tile_n": 144}, "tile_n is a multiple of 16 up to 128, got 144"),
         (WIDE, {"tile_n": 48, "halves": True}, "tile_n is a multiple of 32 up to 128, got 48"),
         (WIDE, {"tile_n": 48, "dropout": True}, "tile_n is a multiple of 32 up to 128, got 48"),
-        (WIDE, {"halves": True}, "Q of halves has at most 64 columns, got 128"),
         (WIDE, {"k_stages": 5}, "bytes of shared memory, there are 233472"),
         (DQ, {"k_stages": 1}, "k_stages is at least 2, got 1"),
         (DQ, {"do_stages": 0}, "do_stages is at least 1, got 0"),

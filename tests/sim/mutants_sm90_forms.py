@@ -69,6 +69,8 @@ HALVES = (
     Mutant("V of the tile before in both halves", "p, v_of(base, v_stage))", "p, v_ago)"),
     Mutant("next K from this tile", "k_of(base, after[0])", "k_of(base, stage)"),
     Mutant("Q of stage 0", "words + stage * (Q_BYTES // 4) + row", "words + row"),
+    Mutant("wide Q of stage 0", "base + stage * Q_BYTES +", "base +"),
+    Mutant("wide Q of warpgroup 0", "turn * 64 * ROW_BYTES", "0"),
     *(without(f"fence before product {i}", "wgmma_fence()", 4, i) for i in range(4)),
     *(without(f"commit of product {i}", "wgmma_commit()", 4, i) for i in range(4)),
     *(without(f"wait for product {i}", "wait_all()", 4, i) for i in range(4)),

@@ -75,7 +75,7 @@ def test_configurations(name, config):
 
 @pytest.mark.parametrize(
     ("config", "head_dim"),
-    [*product(("alone", "pair"), (8, 64, 72, 128)), *product(("halves", "halves-pair"), (8, 64))],
+    product(("alone", "pair", "halves", "halves-pair"), (8, 64, 72, 128)),
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_head_dims(config, dtype, head_dim):
@@ -123,6 +123,18 @@ def test_lse_of_a_single_score_of_zero_is_zero(config, nk):
     _, lse = run(CONFIGS[config], mask, q, k, v, scale=-0.0)
     assert not lse.any()
     check(CONFIGS[config], mask, q, k, v, scale=-0.0)
+
+
+@pytest.mark.parametrize("head_dim", [72, 128])
+@pytest.mark.parametrize("config", ["halves", "halves-pair", "halves-straight"])
+@pytest.mark.parametrize("name", ["dense", "causal", "checkerboard", "dead-scattered"])
+def test_halves_with_q_in_shared_memory(name, config, head_dim):
+    """Rows of one tile and of several, beside each other; of heads too wide for registers."""
+    cfg, seed = CONFIGS[config], len(name)
+    nq, nk = 2 * cfg.tile_m + 1, 2 * T + 1
+    q, k, v = inputs(nq, nk, head_dim=head_dim, dtype=tuple(DTYPES)[seed % 2])
+    with sim.options(seed=seed, race=head_dim == 72):
+        check(cfg, mask_gallery(nq, nk)[name], q, k, v, blocks=1 + seed % 2)
 
 
 @forms

@@ -114,6 +114,7 @@ CASES = (
     Case("short", HALVES_PAIR, "dense", 65, 20, heads=(6, 2)),
     Case("wide", WIDE, "global-local", 129, 129, bad=(100,)),
     Case("narrow", AHEAD, "causal", 70, 80, head_dim=48, scale=-0.3),
+    Case("wide-heads", HALVES_PAIR, "window-causal", 150, 65, head_dim=72, scale=-0.3),
     Case("pair-race", HALVES_PAIR, "window", 129, 129, race=True, seed=1),
 )
 
