@@ -140,7 +140,7 @@ def make_stored_compute(cfg):
     PAIR, UNITS = (types.float32(0),) * 2, (types.int32(LEAST_UNIT),) * 2
     KEYS, scores = StoredLayout(cfg).keys, make_stored_scores(cfg)
     add_products, add_finite = make_stored_products(cfg)
-    _, _, careful, *_ = make_online_softmax(KEYS, "float16")
+    _, _, careful, *_ = make_online_softmax(KEYS, "float16", most=0)
     *_, pack = make_wgmma_softmax(KEYS, "float16")
     apply_keep, advance = make_apply_keep(KEYS, 0), make_advance(cfg.stages)
     (_, keep_of), ALL, MASKED = make_rows(cfg), (1 << KEYS // 4) - 1, cfg.masked

@@ -82,8 +82,9 @@ def make_scores_again(cfg):
     return scores_again
 
 
-def make_online_softmax(n, dtype):
-    """``begin, attempt, careful, shrunk, lost`` for ``n`` columns of scores.
+def make_online_softmax(n, dtype, most=None):
+    """``begin, attempt, careful, shrunk, lost`` for ``n`` columns of scores and weights up to
+    2^``most``.
 
         begin(s, scale)             P, m, Σ P and ``fresh`` of a row's first scores
         attempt(s, m, scale)        P, Σ P of further ones, and whether m must rise
@@ -96,7 +97,7 @@ def make_online_softmax(n, dtype):
     added to l, and O to be multiplied by α.
     """
     PAIR = (types.float32(0),) * 2
-    softmax = make_wgmma_softmax(n, dtype)
+    softmax = make_wgmma_softmax(n, dtype, most)
     row_max, reference, exponents, outgrown, lost, overshot, *softmax = softmax
     rise, rescale, lowered, *softmax = softmax
     without_key, unsettled, exponentials, row_sum, _ = softmax

@@ -35,8 +35,10 @@ from nbflash.tile.warp_math import (
 )
 
 LN2 = math.log(2.0)
-# The reference m of a row stands HEADROOM above its largest score when it is set: most tiles then
-# leave O alone. Exact: O / l does not depend on the reference.
+# A weight may grow to 2^MOST before m must rise: with float16 well above 1, whose least number would
+# be too large for weights far below a row's largest. When m is set this one is HEADROOM below that:
+# most tiles then leave O alone. Exact: O / l does not depend on m.
+MOST = {"float16": 10.0, "bfloat16": 0.0}
 HEADROOM = 6.0
 HUGE = 2.0**100  # sums of weights below it are sums of finite ones
 
@@ -63,13 +65,15 @@ def fold_rows(s, combine, chains=8):
     ]
 
 
-def make_wgmma_softmax(n, dtype):
-    """The steps for score fragments of ``n`` columns.
+def make_wgmma_softmax(n, dtype, most=None):
+    """The steps for score fragments of ``n`` columns, of weights up to 2^``most``: that of `MOST`.
 
     Returns ``row_max, reference, exponents, outgrown, lost, overshot, rise, rescale, lower,
     without_key, unsettled, exponentials, row_sum, pack``. Exponents are S · scale − m, in base 2.
     """
-    size, LIMIT = n // 2, n / 4  # of a row, the weights of a thread: up to 1 each
+    TOP = MOST[dtype] if most is None else most
+    ABOVE = HEADROOM - TOP  # where m stands over the largest score
+    size, LIMIT = n // 2, n / 4 * 2.0**TOP  # of a row, the weights of a thread
 
     @unrolled
     def row_max(s):
@@ -78,7 +82,7 @@ def make_wgmma_softmax(n, dtype):
     @unrolled
     def reference(best, scale):
         """m of rows whose largest score is ``best``."""
-        return tuple(fma(guarded(x), scale, HEADROOM) for x in best)
+        return tuple(fma(guarded(x), scale, ABOVE) for x in best)
 
     @unrolled
     def exponents(s, m, scale):
@@ -86,7 +90,7 @@ def make_wgmma_softmax(n, dtype):
 
     @unrolled
     def outgrown(sums):
-        """Whether, for some row of the warp, a weight is above 1 by more than m allows."""
+        """Whether, for some row of the warp, a weight is above what m allows."""
         return any_lane(either(*(x > LIMIT for x in sums)))
 
     @unrolled
@@ -97,15 +101,15 @@ def make_wgmma_softmax(n, dtype):
     @unrolled
     def overshot(best):
         """By how much m must rise for weights up to ``best``."""
-        return tuple(select(x > 1.0, log2(x) + HEADROOM, 0.0) for x in best)
+        return tuple(select(x > 2.0**TOP, log2(x) + ABOVE, 0.0) for x in best)
 
     @unrolled
     def rise(best, total):
         """By how much m must rise: for a row without keys so far (l = 0), to its first score."""
         out = []
         for b, a in zip(best, total, strict=True):
-            due = both(either(b >= 0.0, equal(a, 0.0)), b > NEG_INF)
-            out.append(select(due, b + HEADROOM, 0.0))
+            due = both(either(b >= TOP, equal(a, 0.0)), b > NEG_INF)
+            out.append(select(due, b + ABOVE, 0.0))
         return tuple(out)
 
     @unrolled
@@ -127,7 +131,7 @@ def make_wgmma_softmax(n, dtype):
     def unsettled(best, total):
         """Whether some row of the warp has met no key yet, or its m rises."""
         none = (both(equal(b, NEG_INF), equal(a, 0.0)) for b, a in zip(best, total, strict=True))
-        return any_lane(either(*map(either, none, (b >= 0.0 for b in best))))
+        return any_lane(either(*map(either, none, (b >= TOP for b in best))))
 
     @unrolled
     def exponentials(e):

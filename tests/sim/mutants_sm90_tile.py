@@ -83,28 +83,26 @@ NUMBERS = (
     Mutant("loss of the upper row", LOST, "any_lane(sums[0] > HUGE)"),
     Mutant("loss of the lower row", LOST, "any_lane(sums[1] > HUGE)"),
     Mutant("infinite weights kept", "HUGE = 2.0**100", "HUGE = 2.0**130"),
-    Mutant("m raised by a weight", "log2(x) + HEADROOM, 0.0", "x + HEADROOM, 0.0"),
-    Mutant("m lowered to any weights", "select(x > 1.0, log2", "select(x > 0.0, log2"),
+    Mutant("m raised by a weight", "log2(x) + ABOVE, 0.0", "x + ABOVE, 0.0"),
+    Mutant("m lowered to any weights", "select(x > 2.0**TOP, log2", "select(x > 0.0, log2"),
     Mutant("one of two rows has met a key", NO_KEY, "any_lane(both(*none))"),
     Mutant("the upper row has met a key", NO_KEY, "any_lane(list(none)[1])"),
     Mutant("the lower row has met a key", NO_KEY, "any_lane(next(none))"),
     Mutant("every row has met a key", NO_KEY, "False"),
     Mutant("first keys seen by one lane", NO_KEY, "either(*none)"),
-    Mutant("m never raised again", "either(b >= 0.0, equal(a, 0.0))", "equal(a, 0.0)"),
-    Mutant("m never lowered to a first score", "either(b >= 0.0, equal(a, 0.0))", "(b >= 0.0)"),
+    Mutant("m never raised again", "either(b >= TOP, equal(a, 0.0))", "equal(a, 0.0)"),
+    Mutant("m never lowered to a first score", "either(b >= TOP, equal(a, 0.0))", "(b >= TOP)"),
     Mutant(
         "m lowered to any score",
-        "both(either(b >= 0.0, equal(a, 0.0)), b > NEG_INF)",
+        "both(either(b >= TOP, equal(a, 0.0)), b > NEG_INF)",
         "b > NEG_INF",
     ),
     Mutant(
         "m of rows still without keys",
-        "both(either(b >= 0.0, equal(a, 0.0)), b > NEG_INF)",
-        "either(b >= 0.0, equal(a, 0.0))",
+        "both(either(b >= TOP, equal(a, 0.0)), b > NEG_INF)",
+        "either(b >= TOP, equal(a, 0.0))",
     ),
-    Mutant(
-        "m raised by the headroom", "select(due, b + HEADROOM", "select(due, b * 0.0 + HEADROOM"
-    ),
+    Mutant("m raised by the headroom", "select(due, b + ABOVE", "select(due, b * 0.0 + ABOVE"),
     Mutant(
         "alpha of a row whose m comes down", "exp2(maximum(x, x * 0.0) * -1.0)", "exp2(x * -1.0)"
     ),

@@ -75,7 +75,7 @@ def test_configurations(name, config):
 
 @pytest.mark.parametrize(
     ("config", "head_dim"),
-    product(("alone", "pair", "halves", "halves-pair"), (8, 64, 72, 128)),
+    [*product(("alone", "pair", "halves", "halves-pair"), (8, 64, 72, 128))],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_head_dims(config, dtype, head_dim):
@@ -144,6 +144,18 @@ def test_maximum_that_grows_from_tile_to_tile(factor, config):
     q, k, v = inputs(T, 4 * T, head_dim=64)
     k *= np.linspace(0.1, factor, 4 * T).astype(k.dtype)[:, None, None]
     check(CONFIGS[config], mask_gallery(T, 4 * T)["dense"], q, k, v)
+
+
+@forms
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("below", [14, 19, 22])
+def test_weights_far_below_a_rows_largest_count(below, dtype, config):
+    """One key has the weight 1, the others 2^-below, and values in proportion."""
+    q, k, v = (np.zeros_like(x) for x in inputs(T, 3 * T, dtype=dtype))
+    q[..., 0], k[:, T + 5, :, 0] = below * np.log(2.0) / 4, 4
+    v[:] = 2.0 ** (below - 8)
+    v[:, T + 5] = 1
+    check(CONFIGS[config], masks.dense(T, 3 * T), q, k, v, scale=1.0)
 
 
 LEAPS = {  # by so many powers of two, for the rows that get all; see `raise_scores`
