@@ -35,9 +35,9 @@ from nbflash.tile.warp_math import (
 )
 
 LN2 = math.log(2.0)
-# A weight may grow to 2^MOST before m must rise: with float16 well above 1, whose least number would
-# be too large for weights far below a row's largest. When m is set this one is HEADROOM below that:
-# most tiles then leave O alone. Exact: O / l does not depend on m.
+# A weight may grow to 2^MOST before m must rise: with float16, whose least numbers are 2^-24, well
+# above 1, or weights far below a row's largest would be lost. When m is set the largest is HEADROOM
+# below that: most tiles then leave O alone. Exact: O / l does not depend on m.
 MOST = {"float16": 10.0, "bfloat16": 0.0}
 HEADROOM = 6.0
 HUGE = 2.0**100  # sums of weights below it are sums of finite ones
