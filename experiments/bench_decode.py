@@ -233,7 +233,7 @@ def run(out, device="auto", seed=0, quick=False):
     rows = []
     for batch, keys in sweep["sizes"]:
         heads, head_dim = (sweep["heads"], sweep["heads_kv"]), sweep["head_dim"]
-        q, *_ = make_qkv(batch, sweep["q_len"], 1, *heads, head_dim, dtype, seed=seed)
+        q, *_ = make_qkv(batch, 1, 1, *heads, head_dim, dtype, seed=seed)
         _, k, v, _ = make_qkv(1, 1, keys, *heads, head_dim, dtype, seed=seed + 1)
         found = measure(backend, clock, Problem(q, k[0], v[0]), sweep, seed)
         rows += [row | origin for row in found]

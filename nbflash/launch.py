@@ -201,10 +201,10 @@ def bind(spec, blocks, trailing, device_id):
     def run(leading, maps=()):
         with lock:
             for i, (address, layout) in enumerate(maps):
-                start = MAP_WORDS * i
-                slots[start] = address
+                first = MAP_WORDS * i
+                slots[first] = address
                 if layout is not layouts[i]:  # as it seldom is
-                    slots[start + 1 : start + MAP_WORDS] = layouts[i] = layout
+                    slots[first + 1 : first + MAP_WORDS] = layouts[i] = layout
             slots[behind_maps : behind_maps + len(leading)] = leading
             launch(*geometry, current_stream().ptr, pointers, 0)
 

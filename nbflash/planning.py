@@ -257,7 +257,8 @@ class _Cache:
             self._items[key] = _Item(value, weight, next(self._clock))
             self._weight += weight
             while self._weight > self._limit and len(self._items) > 1:
-                self._forget(min(self._items, key=lambda key: self._items[key].used))
+                oldest, _ = min(self._items.items(), key=lambda pair: pair[1].used)
+                self._forget(oldest)
 
     def _forget(self, key):
         item = self._items.pop(key, None)
