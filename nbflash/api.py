@@ -49,7 +49,8 @@ def attention(
         ``S = score(scale · Q Kᵀ)``: softcap, ALiBi, biases or a function of one's own.
     dropout : float
         Probability, from 0 to below 1, that an element of the softmax becomes 0; the others are
-        divided by ``1 - dropout``. ``lse`` is that of all scores.
+        divided by ``1 - dropout``. ``lse`` is that of all scores. Elements a few rows and columns
+        apart are correlated by at most 1 / 257, all others not at all.
     seed : int, (int, int) or array of two int64 or uint64
         Needed with dropout: seed and offset of its random numbers, 64 bits each; an integer alone
         has the offset 0. The same seed drops the same elements, bit for bit, on every

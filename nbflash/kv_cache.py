@@ -86,7 +86,7 @@ class KVCache:
         slots = self.pages, self.page_size
         with self._device:
             self._arrays = [empty((*slots, *self._heads), _held(self.dtype)) for _ in "kv"]
-            self.k, self.v = (x.view(self.dtype) for x in self._arrays)
+            self._view()
             self.k_scale = self.v_scale = None
             if self.dtype.name in LIMITS:
                 shape = (*slots, self._heads[0])
@@ -96,6 +96,16 @@ class KVCache:
         self._holders = [0] * self.pages
         self._sequences: dict[int, _Sequence] = {}
         self._made = 0
+
+    def _view(self):
+        self.k, self.v = (
+            x if x.dtype == self.dtype else x.view(self.dtype) for x in self._arrays[:2]
+        )
+
+    def __setstate__(self, state):
+        """Of a copy, or unpickled: the views are of its own memory."""
+        self.__dict__ |= state
+        self._view()
 
     @property
     def free_pages(self) -> int:

@@ -111,7 +111,7 @@ def factor(p):
 
 
 def pair_of(x):
-    """What a query or a key is for the counter: its number of the pairs x, x + 8."""
+    """What a query or a key is for the counter: the number of x, x + 1, x + 8 and x + 9, x even."""
     return (x >> 4 << 2) + (x >> 1 & 3)
 
 

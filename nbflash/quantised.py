@@ -26,7 +26,7 @@ def quantise(x, dtype):
 
 
 def _float8(x, dtype):
-    """float32 up to 448 rounded to e4m3, to even: CuPy stores that dtype but has no cast to it.
+    """float32 up to 448 rounded to e4m3, to even: CuPy has views of that dtype and no cast to it.
 
     |x| = n · 2^(e − 3)      n an integer, 8 to 16, below 8 for the least e, −6 only
     code = 8 (e + 6) + n     of which 16 is 8 of the next exponent

@@ -143,12 +143,10 @@ class TileSchedule:
 
     @cached_property
     def outwards(self) -> TileSchedule:
-        """The same tiles, a row's in the order of their distance from the diagonal of the last
-        query and the last key: scores that fall with the distance are largest in the first.
+        """The same tiles, a row's in the order of their distance from the diagonal, which ends at
+        the last query and key: scores that fall with it are largest in the first. Of query rows.
         """
         tile_m, tile_n, behind = self.tile_m, self.tile_n, self.nk - self.nq
-        if self.transposed:
-            tile_m, tile_n, behind = tile_n, tile_m, -behind
         row = np.repeat(np.arange(self.planes * self.n_row), np.diff(self.row_ptr))
         middle, other = (
             (2 * (row % self.n_row) + 1) * tile_m,

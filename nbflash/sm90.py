@@ -53,7 +53,8 @@ class Sm90Executor:
     def _forward(self):
         """The bound launch, and what must stay alive."""
         p, cfg, s = self._problem, self._config, self.schedule
-        # On the way to the diagonal m would rise at every tile, and O be rescaled.
+        # Most scores of a place fall with the distance: on the way to the diagonal m would rise at
+        # every tile, and O be rescaled.
         if self._score and self._score.by_place:
             s = s.outwards
         device = self._cupy.cuda.Device(p.device_id)

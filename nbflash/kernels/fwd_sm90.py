@@ -31,9 +31,9 @@ one run under the softmax of the other (:mod:`.sm90_halves`):
     softmax    …     a of t             b of t          a of t + 1
 
 A row's last product runs under the next row's first softmax: a short row costs no pipeline of its
-own. Score functions take S before the mask does (:mod:`.sm90_score`), dropout takes P when it is
-packed and its sums are known (:mod:`.sm90_dropout`). m is a reference that stands
-a little above the largest score, and α is seldom anything but 1 (:mod:`.sm90_softmax`). The
+own. Score functions take S before the mask does (:mod:`.sm90_score`), but for ALiBi, which S begins
+as; dropout takes P when it is packed and its sums are known (:mod:`.sm90_dropout`). m is a
+reference that stands a little above the largest score, and α is seldom anything but 1 (:mod:`.sm90_softmax`). The
 compiler moves the wait for products up over arithmetic, but not over the vote on whether m still
 serves, behind the exponentials. O leaves through the shared memory of its row's Q.
 

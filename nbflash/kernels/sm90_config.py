@@ -76,8 +76,8 @@ class Sm90Config(Panels):
     consumers : int
         Warpgroups that compute, 64 query rows each; one more loads.
     tile_n : int
-        Keys of a tile, a multiple of 16 (by halves: of 32) up to 128: a thread's part of a mask's
-        row is a word.
+        Keys of a tile, a multiple of 16 (by halves of 32, with dropout of twice that) up to 128: a
+        thread's part of a mask's row is a word.
     k_stages, v_stages : int
         Tiles of K and of V in flight.
     q_stages : int
@@ -119,7 +119,7 @@ class Sm90Config(Panels):
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
         reasons = super().why_not()
-        step, most = 16 << self.halves << self.dropout, 32 * BAD_WORDS
+        step, most = 16 * (1 + self.halves) * (1 + self.dropout), 32 * BAD_WORDS
         if self.tile_n % step or self.tile_n > most:
             reasons.append(f"tile_n is a multiple of {step} up to {most}, got {self.tile_n}")
         # A tile's K and V are awaited before those of the one before are released.
@@ -156,7 +156,8 @@ class Sm90Config(Panels):
 
 # A row for head_dims up to its first number: consumers, tile_n, k_stages, v_stages, q_stages,
 # registers, min_blocks, halves; and TFLOP/s over the scores of its tiles (bf16, N = 8192,
-# 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses.
+# 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses;
+# of tiles as they stand here, without scores and dropout.
 # To measure them anew, beside candidates: ``python -m experiments tune``.
 _TABLE = (
     # 192 × 112: three warpgroups hide more, if the mask does not mind.

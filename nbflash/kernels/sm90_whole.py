@@ -69,7 +69,7 @@ def make_whole(cfg):
     """``q_of, start, make_step, last``: see :func:`~.sm90_compute.make_compute_stream`.
 
     ``state`` is O, P of the last tile, m, l and whether the next scores are looked at first: a row
-    of the warp has met no key, or m has risen and may rise again, as under ALiBi at every tile.
+    of the warp has met no key, or m has risen and may rise again, as one's own score may make it.
     """
     TILE_N, Q_BYTES, STAGED = cfg.tile_n, cfg.q_bytes, cfg.q_stages > 1
     FULL_Q, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
@@ -77,7 +77,8 @@ def make_whole(cfg):
     ONE = (types.float32(1),) * 2
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     tiles = cfg.tile_m, cfg.tile_n
-    SCORED, ADDS = cfg.score is not None, cfg.score is not None and cfg.score.adds
+    SCORED = cfg.score is not None
+    ADDS = SCORED and cfg.score.adds
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
     _, _, _, outgrown, *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)

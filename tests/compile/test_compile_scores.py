@@ -90,6 +90,19 @@ def test_hopper_kernels(name, kernel):
     assert ("tanh.approx.f32" in ptx) == (name == "softcap")
 
 
+SOFTCAPPED = [(d, i) for d in (64, 128, 192, 256) for i in range(2 if d <= 128 else 1)]
+
+
+@pytest.mark.parametrize(("head_dim", "row"), SOFTCAPPED)
+def test_softcap_by_halves(head_dim, row):
+    """At every width, for masks of small blocks too; with dropout at the second row of each."""
+    more = {"score": code_of(scores.softcap(30), "float16"), "dropout": row == 1}
+    configs = forward_configs("bfloat16", head_dim, **more)
+    assert all(config.halves and not config.why_not() for config in configs)
+    report = assembler.report(launch.compile_ptx(fwd_sm90_spec(configs[row]), HOPPER), "sm_90a")
+    assert re.findall(r"C75\d\d|[1-9]\d* bytes (?:stack|spill)", report) == []
+
+
 def _unknown(s, b, h, q_idx, kv_idx):
     return s + kv_idx.page
 

@@ -1,6 +1,8 @@
 """KVCache: sharing, storage, and errors, none of which may change it."""
 
 import contextlib
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -20,7 +22,8 @@ def filled(pages=8, page_size=4, n=6, dtype=np.float32):
     """A cache with two sequences of n tokens."""
     cache = KVCache(pages, page_size, HEADS, D, dtype)
     sequences = cache.allocate(2)
-    cache.append(sequences, *(x.astype(np.float32) for x in tokens(2, n)))
+    given = np.float16 if dtype == np.float16 else np.float32
+    cache.append(sequences, *(x.astype(given) for x in tokens(2, n)))
     return cache, sequences
 
 
@@ -36,6 +39,20 @@ def test_a_fork_shares_full_pages_and_copies_the_last_one_on_writing():
     cache.free([a])
     assert np.array_equal(contents(cache, c)[0][:6], tokens(2, 6)[0][0])
     assert np.array_equal(contents(cache, c)[0][6:], tokens(1, 1, first=50)[0][0])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int8, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_has_memory_of_its_own(copied, dtype):
+    """What is appended to it arrives there, and nowhere else."""
+    given = np.float16 if dtype == np.float16 else np.float32
+    (expected, (a, _)), (cache, _) = filled(dtype=dtype), filled(dtype=dtype)
+    other, before = copied(cache), contents(cache, a)
+    for each in (expected, other):
+        each.append([a], *(x.astype(given) for x in tokens(1, 1, first=50)))
+    for wanted, of in ((contents(expected, a), other), (before, cache)):
+        for found, x in zip(contents(of, a), wanted, strict=True):
+            np.testing.assert_array_equal(found, x)
 
 
 def test_forks_that_grow_together_copy_one_page_less_than_they_are():

@@ -46,6 +46,8 @@ def arguments(cfg, mask, q, k, v, out, lse, scale=None, params=(), drawing=((), 
     """The kernel's, as :class:`nbflash.sm90.Sm90Executor` binds them."""
     p = check_forward(q, k, v, scale)
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
+    if cfg.score and cfg.score.by_place:
+        schedule = schedule.outwards
     work, plane_of = schedule.work(p.batch, p.heads), schedule.plane_of(p.batch, p.heads)
     lengths = np.diff(schedule.row_ptr).reshape(schedule.planes, schedule.n_row)[plane_of]
     rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n, 64)
