@@ -125,7 +125,7 @@ HALVES = (
     ),
 )
 EARLY = f"if not first and lead == 0:\n{LINE}    {ARRIVE_K}\n"
-S_OF = "issue_qk(S_START, q_now, k_of(base, stage))"
+S_OF = "issue_qk(s, q_now, k_of(base, stage))"
 LEAVE = f"if STAGED and lead == 0:\n{LINE}            release_q(base, q_ago)"
 NEXT = "following = record_of(smem, place, after[0], after[1])"
 STAND_IN = "if first:  # the very first one's K has stood in for V"
