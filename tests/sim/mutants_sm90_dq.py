@@ -68,8 +68,8 @@ COMPUTING = (
     ),
     Mutant(
         "dP of what is hidden",
-        "return ds_masked(p, dp, minus_delta, drawing)",
-        "return ds_full(p, dp, minus_delta, drawing)",
+        "return ds_masked(p, dp, minus_delta)",
+        "return ds_full(p, dp, minus_delta)",
     ),
     Mutant(
         "V released in K's stage",
