@@ -71,7 +71,7 @@ COMPUTE = (
     Mutant("fragment of the first warpgroup", "at + turn * 64 * ROW_BYTES", "at"),
     Mutant("kept keys of one row", "row * (ROW_BYTES // 4) + pair // 2", "pair // 2"),
     Mutant("dK of dO", "issue_acc(acc_dk, ds, q)", "issue_acc(acc_dk, ds, dout)"),
-    Mutant("P and dS swapped", "dropped(packed_of(p), masks)", "packed_of(dp)"),
+    Mutant("P and dS swapped", "dropped(packed_of(p), drawn)", "packed_of(dp)"),
     Mutant(
         "statistics of stage 0",
         "(_, pair), stage = rows_of(thread), stage_of(tile)",
@@ -106,7 +106,7 @@ ROLES = (
     without("wait for P", "bar_sync(P_FULL, THREADS)"),
     Mutant("P stored before it is read", "bar_sync(P_FREE, THREADS)\n        store", "store"),
     Mutant("P announced before it is there", "bar_arrive(P_FULL, THREADS)", "pass"),
-    Mutant("P given back before it is read", "bar_arrive(P_FREE, THREADS)\n        if", "if"),
+    Mutant("P given back before it is read", "bar_arrive(P_FREE, THREADS)\n        dp", "dp"),
     Mutant("dV of Q", "QUERIES, VALUES = (0, DO)", "QUERIES, VALUES = (0, 0)"),
     Mutant("dP of Q", "else (DO, 0)", "else (0, 0)"),
     Mutant(
