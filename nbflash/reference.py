@@ -257,8 +257,11 @@ def _softmax(q, k, mask, scale, score=None, with_slope=False):
     return keep, p, lse[..., 0], slope
 
 
-def scored(s, keep, score, with_slope=True):
-    """The scores that are kept after every function of ``score``, and the product of its slopes."""
+def scored(s, keep, score, with_slope=True, rounded=None):
+    """The scores that are kept after every function of ``score``, and the product of its slopes.
+
+    ``rounded``, if given, is what becomes of the scores after each function.
+    """
     at, slope = np.nonzero(keep), np.ones(s.shape)
     s = s.copy()
     for fn, grad, params in score.stages(*s.shape[2:]):
@@ -270,6 +273,7 @@ def scored(s, keep, score, with_slope=True):
         if with_slope:
             slope[at] *= each(grad)
         s[at] = each(fn)
+        s = rounded(s) if rounded else s
     return s, slope
 
 

@@ -13,8 +13,8 @@ def low_precision(q, k, v, mask=None, scale=None, score=None, dropout=0.0, seed=
     after the other, from the last key to the first: their error grows with the length as that of
     every online softmax does, on any BLAS, and float64 too is rounded independently of the
     reference. Every score is moved by 0.2 √head_dim units in its last place, up and down in turn:
-    what a random walk of roundings makes of its own sum, in whatever order. NaN and Inf count as 0:
-    they may stand only where nothing attends.
+    what a random walk of roundings makes of its own sum, in whatever order; behind each function of
+    ``score`` by two. NaN and Inf count as 0: they may stand only where nothing attends.
 
     Returns
     -------
@@ -130,9 +130,16 @@ def _low_softmax(q, k, keep, scale, rounded, score=None):
     s = _low_scores(q, k, scale, rounded)
     slope = s.dtype.type(1)
     if score is not None:  # of the keys in their own order
-        both = reference.scored(s[..., ::-1].astype(np.float64), keep[..., ::-1], score)
-        s, slope = (rounded(x.astype(s.dtype))[..., ::-1] for x in both)
-        s = s + _signs(s).astype(s.dtype) * np.spacing(abs(s))  # what the functions round
+        work, signs = s.dtype, _signs(s)[..., ::-1].astype(s.dtype)
+
+        def moved(s):
+            """Each of the functions is two operations or more, and each of those rounds."""
+            s = rounded(s.astype(work))
+            return (s + 2 * signs * np.spacing(abs(s))).astype(np.float64)
+
+        s, keep_ = s[..., ::-1].astype(np.float64), keep[..., ::-1]
+        s, slope = reference.scored(s, keep_, score, rounded=moved)
+        s, slope = s.astype(work)[..., ::-1], rounded(slope.astype(work))[..., ::-1]
     s = np.where(keep, s, -np.inf)
     m = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     m = np.where(np.isneginf(m), 0, m)
