@@ -266,7 +266,7 @@ def scored(s, keep, score, with_slope=True, rounded=None):
     s = s.copy()
     for fn, grad, params in score.stages(*s.shape[2:]):
 
-        def each(function, params=params):
+        def each(function, s=s, params=params):
             places = zip(s[at].tolist(), *(x.tolist() for x in at), strict=True)
             return np.array([function(*place, *params) for place in places], np.float64)
 

@@ -1,7 +1,7 @@
 """Pages and scales, as the loading warp of the Hopper decode kernel finds them."""
 
 from nbflash.ptx._asm import inlined, types
-from nbflash.tile.dequantise import EXPONENT, ONES
+from nbflash.tile.float_bits import EXPONENT, ONES
 from nbflash.tile.lanes import across_lanes
 from nbflash.tile.pipeline import divided
 from nbflash.tile.unroll import maximum, store, unrolled

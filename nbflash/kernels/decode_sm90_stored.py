@@ -28,7 +28,7 @@ from nbflash.kernels.sm90_row import poisoned
 from nbflash.kernels.sm90_softmax import make_online_softmax
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from nbflash.tile.dequantise import EXPONENT, INVERSE, ONES, bits_float, float_bits
+from nbflash.tile.float_bits import EXPONENT, INVERSE, ONES, bits_float, float_bits
 from nbflash.tile.lanes import QUAD, across_lanes
 from nbflash.tile.mma_stored import (
     WARPS,

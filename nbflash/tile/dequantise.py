@@ -3,36 +3,9 @@
 import numpy as np
 
 from nbflash.ptx._asm import inline_ptx, ir, types
+from nbflash.tile.float_bits import unsigned
 from nbflash.tile.unroll import Scalar
 from nbflash.tile.warp_math import permute, subtract_float16
-
-ONES = 0x3F800000  # the bits of the float32 1
-EXPONENT = 0x7F800000  # of a float32; all ones where it is infinite or NaN
-INVERSE = 254 << 23  # less the bits of a power of two: those of its inverse
-
-
-def bits_float(x):
-    """The float32 whose bits are ``x``; no instruction."""
-    if not isinstance(x, Scalar):
-        return x.view(np.float32)
-    return x.new(types.float32, x.builder.bitcast(x.value, ir.FloatType()))
-
-
-def float_bits(x):
-    """The bits of a float32 as an int32; no instruction."""
-    if not isinstance(x, Scalar):
-        return x.view(np.int32)
-    return x.new(types.int32, x.builder.bitcast(x.value, ir.IntType(32)))
-
-
-def unsigned(x):
-    """The bits of an int32 as a uint32; no instruction."""
-    return x.new(types.uint32, x.value) if isinstance(x, Scalar) else x.view(np.uint32)
-
-
-def signed(x):
-    """The bits of a uint32 as an int32; no instruction."""
-    return x.new(types.int32, x.value) if isinstance(x, Scalar) else x.view(np.int32)
 
 
 def _widened(pair):

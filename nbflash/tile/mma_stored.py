@@ -20,11 +20,10 @@ that what float16 cannot hold is 2^-39 of that or less.
 import operator
 
 from nbflash.ptx.mma import mma
-from nbflash.tile.dequantise import (
+from nbflash.tile.dequantise import FLOAT16, NAN_BYTES
+from nbflash.tile.float_bits import (
     EXPONENT,
-    FLOAT16,
     INVERSE,
-    NAN_BYTES,
     ONES,
     bits_float,
     signed,

@@ -12,7 +12,7 @@ import math
 import operator
 
 from nbflash.ptx._asm import inlined, types
-from nbflash.tile.dequantise import EXPONENT, INVERSE, bits_float, float_bits
+from nbflash.tile.float_bits import EXPONENT, INVERSE, bits_float, float_bits
 from nbflash.tile.lanes import QUAD, across_lanes
 from nbflash.tile.score_math import to_float
 from nbflash.tile.softmax import NEG_INF, guarded
