@@ -18,9 +18,9 @@ from nbflash.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.ptx.tma import tma_load_4d
-from nbflash.tile.finite import clear, make_not_finite
+from nbflash.tile.finite import make_clean_row
 from nbflash.tile.pipeline import divided, item_of, make_advance, rounds_of
-from nbflash.tile.unroll import hide
+from nbflash.tile.unroll import FULL_WARP
 from nbflash.tile.warp_math import lanes_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
 
@@ -120,20 +120,11 @@ def make_clean_key(cfg):
     """``clean_key(smem, at, key)``: whether row ``key`` of the V at word ``at`` holds anything but
     numbers; it becomes a row of zeros then.
     """
-    PANEL_WORDS, CHUNKS = cfg.tile_n * ROW_BYTES // 4, cfg.head_dim // 8
-    not_finite = make_not_finite(cfg.dtype)
+    clean_row = make_clean_row(cfg.dtype, cfg.panels, cfg.tile_n * ROW_BYTES // 4)
 
     @inlined
     def clean_key(smem, at, key):
-        row, swizzle, found = at + key * 32, key % 8, types.int32(0)
-        chunks = hide(types.int32(CHUNKS))  # a loop: registers are few
-        for i in range(chunks):
-            found |= not_finite(smem, row + i // 8 * PANEL_WORDS + (i % 8 ^ swizzle) * 4)
-        if found != 0:
-            for i in range(chunks):
-                place = row + i // 8 * PANEL_WORDS + (i % 8 ^ swizzle) * 4
-                clear(smem, place, types.int32(0))
-        return found != 0
+        return clean_row(smem, types.int32(at + key * 32), types.int32(key))
 
     return clean_key
 
@@ -142,42 +133,65 @@ def make_clean_stream(cfg, threads=THREADS):
     """``clean_stream(smem, place, sizes, schedule, thread)``, for the last ``threads``.
 
     A key whose V is not finite becomes one of zeros, and a bit that the consumers look at. The
-    configuration says which operand plays V, and how many stages it has.
+    configuration says which operand plays V, and how many stages it has. Consumers wait for this,
+    so that nothing here may wait long: global memory is asked for 32 rows at once, and for 32 kinds
+    of a row's tiles, a lane each.
     """
     TILE_N, KV_BYTES, WORDS, THREADS = cfg.tile_n, cfg.kv_bytes, -(-cfg.tile_n // 32), threads
     STAGES, V, BAD, FULL_V, RAW_V = cfg.cleaned
     clean_key = make_clean_key(cfg)
 
     @inlined
-    def clean_stream(smem, place, sizes, schedule, thread):
-        base, words = place
+    def row_of(round_, sizes, schedule):
+        """Where the tiles of a round's row begin and end."""
         _, _, n_row, live = sizes
-        work, plane_of, row_ptr, _, kind = schedule
-        warp, lane = thread // 32, thread % 32
-        stage, phases = types.int32(0), types.int32(0)
-        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
-        for round_ in range(rounds_of(live, blocks)):
-            item = types.int32(item_of(round_, blocks, block))
-            if item < live:
-                at = plane_of[work[2 * item + 1]] * n_row + work[2 * item]
-                for t in range(row_ptr[at], row_ptr[at + 1]):
-                    if kind[t] != FULL:
-                        mbarrier_wait(base + RAW_V + 8 * stage, phases >> stage & 1)
-                        phases = types.int32(phases ^ (1 << stage))
-                        for word in range(warp, WORDS, THREADS // 32):
-                            v = words + (V + stage * KV_BYTES) // 4
-                            key = 32 * word + lane
-                            bad = key < TILE_N and clean_key(smem, v, key)
-                            found = lanes_of(bad)
-                            if lane == 0:
-                                smem[words + BAD // 4 + BAD_WORDS * stage + word] = found
-                        fence_proxy_async()
-                        bar_sync(CLEANERS, THREADS)
-                        if thread == 0:
-                            mbarrier_arrive(base + FULL_V + 8 * stage)
-                    stage = types.int32(stage + 1)
-                    if stage == STAGES:
-                        stage = types.int32(0)
+        work, plane_of, row_ptr, _, _ = schedule
+        item = types.int32(
+            item_of(round_, types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x))
+        )
+        begin, end = types.int32(0), types.int32(0)
+        if item < live:
+            at = types.int32(plane_of[work[2 * item + 1]] * n_row + work[2 * item])
+            begin, end = types.int32(row_ptr[at]), types.int32(row_ptr[at + 1])
+        return begin, end
+
+    @inlined
+    def clean_tile(smem, place, stage, phase, thread):
+        base, words = place
+        v, word = types.int32(words + (V + stage * KV_BYTES) // 4), types.int32(thread >> 5)
+        mbarrier_wait(base + RAW_V + 8 * stage, phase)
+        while word < WORDS:
+            key = types.int32(32 * word + (thread & 31))
+            bad = key < TILE_N and clean_key(smem, v, key)
+            found = lanes_of(bad)
+            if thread & 31 == 0:
+                smem[words + BAD // 4 + BAD_WORDS * stage + word] = found
+            word = types.int32(word + THREADS // 32)
+        fence_proxy_async()
+        bar_sync(CLEANERS, THREADS)
+        if thread == 0:
+            mbarrier_arrive(base + FULL_V + 8 * stage)
+
+    @inlined
+    def clean_stream(smem, place, sizes, schedule, thread):
+        lane, stage, phases = types.int32(thread & 31), types.int32(0), types.int32(0)
+        rounds, kind = rounds_of(sizes[3], types.int32(cuda.gridDim.x)), schedule[4]
+        round_, begins, ends = types.int32(0), types.int32(0), types.int32(0)
+        while round_ < rounds:
+            nth = types.int32(round_ & 31)
+            if nth == 0:
+                begins, ends = row_of(types.int32(round_ + lane), sizes, schedule)
+            t, end = cuda.shfl_sync(FULL_WARP, begins, nth), cuda.shfl_sync(FULL_WARP, ends, nth)
+            while t < end:
+                masked = lanes_of(t + lane < end and kind[t + lane] != FULL)
+                while masked != 0:
+                    _, at = divided(types.int32(stage + cuda.ffs(masked) - 1), STAGES)
+                    masked = types.int32(masked & (masked - 1))
+                    clean_tile(smem, place, at, phases >> at & 1, thread)
+                    phases = types.int32(phases ^ (1 << at))
+                _, stage = divided(types.int32(stage + min(end - t, 32)), STAGES)
+                t = types.int32(t + 32)
+            round_ = types.int32(round_ + 1)
 
     return clean_stream
 

@@ -1,6 +1,7 @@
 """Infinities and NaN in shared memory: 0 times one of them is no 0."""
 
-from nbflash.tile.unroll import load4, store4, unrolled
+from nbflash.ptx._asm import inlined, types
+from nbflash.tile.unroll import hide, load4, store4, unrolled
 
 SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
 
@@ -28,3 +29,30 @@ def make_not_finite(dtype):
 def clear(smem, at, zero):
     """16 bytes of zeros."""
     store4(smem, at, (zero,) * 4)
+
+
+def make_clean_row(dtype, panels, panel_words):
+    """``clean_row(smem, at, key)``: whether the row at word ``at`` of a tile's first panel holds
+    anything but numbers; it becomes zeros then.
+
+    Others wait for it: its numbers have 32 bits, and the compiler may have a few loads under way.
+    """
+    CHUNKS, not_finite = 8 * panels, make_not_finite(dtype)
+
+    @inlined
+    def place(at, chunk, key):
+        """The n-th of a row's 16 bytes; eight keys meet every bank once."""
+        panel = types.int32(chunk >> 3) * panel_words
+        return types.int32(at + panel + types.int32((chunk ^ key) & 7) * 4)
+
+    @inlined
+    def clean_row(smem, at, key):
+        found, chunks = types.int32(0), hide(types.int32(CHUNKS))  # a loop: registers are few
+        for i in range(chunks):
+            found = types.int32(found | not_finite(smem, place(at, types.int32(i), key)))
+        if found != 0:
+            for i in range(chunks):
+                clear(smem, place(at, types.int32(i), key), types.int32(0))
+        return found != 0
+
+    return clean_row

@@ -161,7 +161,7 @@ def check(program, tool, arguments):
     status, output = execute([*prefix, *suite])
     count, seconds = reports(output), time.monotonic() - start
     if status or count != 0:
-        print(output[-8000:])
+        print(output)
         print(f"{tool}: FAILED, exit status {status}, {count} reports, {seconds:.0f} s")
         return False
     passed = re.findall(r"(\d+) passed", output)

@@ -355,4 +355,10 @@ CAUGHT_BY = {
         "barriers in the bad keys",
         "barrier of both warpgroups",
     ),
+    "many": (
+        "cleaners of 32 rounds",
+        "rounds of the first 32",
+        "next 32 rounds not looked up",
+        "rows of 32 tiles",
+    ),
 }

@@ -131,34 +131,49 @@ FINITENESS = (
     Mutant("infinite exponents pass", "+ LOWEST_EXPONENTS\n", "& LOWEST_EXPONENTS\n"),
     Mutant("last word of 16 bytes", "carried if found is None else found | carried", "carried"),
     Mutant("upper halves only", "SIGNS - 2**32", "-(2**31)"),
-)
-RAW_WAIT = "mbarrier_wait(base + RAW_V + 8 * stage, phases >> stage & 1)"
-CHUNK = " + (i % 8 ^ swizzle) * 4"
-CLEANERS = (
-    Mutant("cleaners' last round", "range(rounds_of(live, blocks))", "range(live // blocks)"),
-    Mutant("last chunk only", "found |= not_finite", "found = not_finite"),
-    Mutant("first panel only", f"row + i // 8 * PANEL_WORDS{CHUNK})", f"row{CHUNK})"),
-    Mutant("chunks of one panel", "cfg.head_dim // 8", "min(cfg.head_dim // 8, 8)"),
-    Mutant("chunks as if not swizzled", "at + key * 32, key % 8,", "at + key * 32, 0,"),
-    Mutant("chunks of another key", "at + key * 32, key % 8,", "at + key * 32, key % 4,"),
-    without("clearing", "clear(smem, place, types.int32(0))"),
-    Mutant("another key cleared", "place = row", "place = at + (key ^ 1) * 32"),
-    Mutant("other chunks cleared", f"{CHUNK}\n", " + i % 8 * 4\n"),
+    Mutant("last chunk only", "types.int32(found | not_finite", "types.int32(not_finite"),
+    Mutant("first panel only", "at + panel + types", "at + types"),
+    Mutant("chunks of one panel", "8 * panels,", "8,"),
+    Mutant("four chunks", "& 7) * 4)", "& 3) * 4)"),
+    Mutant("chunks of 8 bytes", "& 7) * 4)", "& 7) * 2)"),
+    without("clearing", "clear(smem, place(at, types.int32(i), key), types.int32(0))"),
     Mutant("bad keys forgotten", "return found != 0", "return False"),
+)
+RAW_WAIT = "mbarrier_wait(base + RAW_V + 8 * stage, phase)"
+CLEANERS = (
+    Mutant(
+        "cleaners' last round",
+        "rounds_of(sizes[3], types.int32(cuda.gridDim.x))",
+        "types.int32(sizes[3] // cuda.gridDim.x)",
+    ),
+    Mutant("cleaners of 32 rounds", "while round_ < rounds:", "while round_ < min(rounds, 32):"),
+    Mutant("32 rounds all alike", "row_of(types.int32(round_ + lane)", "row_of(round_"),
+    Mutant("rounds of the first 32", "row_of(types.int32(round_ + lane)", "row_of(lane"),
+    Mutant("next 32 rounds not looked up", "if nth == 0:", "if round_ == 0:"),
+    Mutant("rows of 32 tiles", "while t < end:", "if t < end:"),
+    Mutant("tiles past a row's end", "t + lane < end and kind", "kind"),
+    Mutant("kinds of the first 32 tiles", "kind[t + lane]", "kind[begins + lane]"),
+    Mutant("one masked tile of 32", "while masked != 0:", "if masked != 0:"),
+    Mutant("stage of a masked tile not counted on", "stage + cuda.ffs(masked) - 1", "stage"),
+    Mutant("masked tiles alone are counted", "stage + min(end - t, 32)", "stage + nth"),
+    Mutant("stages of 32 tiles", "min(end - t, 32)", "32"),
+    Mutant(
+        "another key looked at", "types.int32(at + key * 32)", "types.int32(at + (key ^ 1) * 32)"
+    ),
     Mutant("bad keys of one lane", "found = lanes_of(bad)", "found = types.int32(bad)"),
     without("wait for the raw V", RAW_WAIT),
     Mutant("raw V of stage 0", RAW_WAIT, RAW_WAIT.replace("8 * stage", "0")),
-    Mutant("raw V in stage 0's phase", RAW_WAIT, RAW_WAIT.replace(">> stage ", "")),
-    without("flip of the phase", "phases = types.int32(phases ^ (1 << stage))"),
-    Mutant("full tiles awaited", "if kind[t] != FULL:", "if True:"),
-    Mutant("keys that no warp looks at", "WORDS, THREADS // 32)", "WORDS, 4)"),
+    Mutant("raw V in stage 0's phase", "phases >> at & 1", "phases & 1"),
+    without("flip of the phase", "phases = types.int32(phases ^ (1 << at))"),
+    Mutant("full tiles awaited", "and kind[t + lane] != FULL", ""),
+    Mutant("keys that no warp looks at", "word + THREADS // 32)", "word + 4)"),
     Mutant(
         "keys of a last word that is not full",
         "-(-cfg.tile_n // 32), threads",
         "cfg.tile_n // 32, threads",
     ),
     Mutant("keys past the tile", "bad = key < TILE_N and clean", "bad = clean"),
-    Mutant("keys of the first word", "32 * word + lane", "lane"),
+    Mutant("keys of the first word", "32 * word + (thread & 31)", "thread & 31"),
     Mutant("V of stage 0 cleaned", "(V + stage * KV_BYTES) // 4", "V // 4"),
     Mutant("bad keys of stage 0", "BAD_WORDS * stage + word", "word"),
     Mutant("bad keys one stage on", "BAD_WORDS * stage + word", "BAD_WORDS * (stage ^ 1) + word"),
@@ -166,14 +181,13 @@ CLEANERS = (
     without("barrier of the cleaners", "bar_sync(CLEANERS, THREADS)"),
     swapped(
         "fence after the barrier",
-        "fence_proxy_async()\n" + " " * 24,
-        "bar_sync(CLEANERS, THREADS)\n" + " " * 24,
+        "fence_proxy_async()\n" + " " * 8,
+        "bar_sync(CLEANERS, THREADS)\n" + " " * 8,
     ),
     Mutant("arrival of every cleaner", "if thread == 0:", "if thread >= 0:"),
     Mutant("arrival of two warps", "if thread == 0:", "if thread % 64 == 0:"),
     Mutant("full V of another stage", "base + FULL_V + 8 * stage)", "base + FULL_V)"),
-    Mutant("cleaners' walk of plane 0", "at = plane_of[work[2 * item + 1]] * n_row +", "at ="),
-    Mutant("stages that never wrap", "if stage == STAGES:", "if stage > STAGES:"),
+    Mutant("cleaners' walk of plane 0", "plane_of[work[2 * item + 1]] * n_row + work", "work"),
 )
 EMPTY_ITEMS = "range(live + cuda.blockIdx.x, items, cuda.gridDim.x)"
 EMPTY_ROWS = (

@@ -116,12 +116,16 @@ CASES = (
     Case("narrow", AHEAD, "causal", 70, 80, head_dim=48, scale=-0.3),
     Case("wide-heads", HALVES_PAIR, "window-causal", 150, 65, head_dim=72, scale=-0.3),
     Case("pair-race", HALVES_PAIR, "window", 129, 129, race=True, seed=1),
+    Case("many", ALONE, "many", 33 * 64, 33 * 64 + 5),
 )
 
 
 def gallery(case):
     """The mask; "staggered" has rows whose first keys come a tile after their neighbours', in its
-    first half or its second."""
+    first half or its second, "many" 32 rows of a tile and one of 34."""
+    if case.mask == "many":
+        seen = lambda q, k: (k < 5) | (q >= 32 * 64) & (k != 32 * 64 - 3)
+        return masks.from_function(seen, case.nq, case.nk)
     if case.mask == "staggered":
         late = lambda q, k: k >= (72 + q // 32 % 2 * 32) * ((q // 8 + q // 16) % 2)
         return masks.from_function(late, case.nq, case.nk)
