@@ -119,7 +119,7 @@ def make_masking(cfg):
     @inlined
     def keep_of(kind, n0, bounds, masking, thread):
         """Which of a thread's scores count in this tile: a word for each of its rows."""
-        quad = 2 * (thread % 4)
+        quad = types.int32(2 * (thread & 3))
         if kind == FULL:
             return types.uint32(ALL), types.uint32(ALL)
         if kind == INTERVAL:

@@ -20,6 +20,7 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import make_advance
+from nbflash.tile.unroll import hide
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_softmax import (
     make_apply_keep,
@@ -112,6 +113,7 @@ def make_whole(cfg):
     def catch_up(weights, m, l, sums, alpha, scale, where, keep, scoring, thread):
         """P, m, l, Σ P and α where an attempt has failed; S has left its registers to P."""
         if lost(sums):
+            keep = hide(keep[0]), hide(keep[1])  # or 64 predicates are kept for here
             s = scores_again(where, keep, scoring[1], thread)
             if SCORED:
                 s = apply_keep(scored(s, scoring[0]), keep)

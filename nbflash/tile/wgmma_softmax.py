@@ -227,15 +227,14 @@ def make_keep(tile_m, tile_n):
     words = -(-tile_n // 32)
 
     @inlined
-    def below(x, quad):
-        """Bits of this thread's columns that are less than ``x``."""
-        x = min(max(x, 0), tile_n)
-        count = 2 * (x // 8) + min(max(x % 8 - quad, 0), 2)
-        return (types.int64(1) << count) - 1
+    def below(x, n0, quad):
+        """Bits of this thread's columns, ``n0 + 8 j + quad + {0, 1}``, that are less than ``x``."""
+        x = types.int32(max(min(types.int32(x - n0), tile_n) - quad, 0))
+        return (types.int64(1) << types.int32(2 * (x >> 3) + min(x & 7, 2))) - 1
 
     @inlined
     def keep_interval(lo, hi, n0, quad):
-        return below(hi - n0, quad) & ~below(lo - n0, quad)
+        return below(hi, n0, quad) & ~below(lo, n0, quad)
 
     @unrolled
     def gather(packed, quad):
