@@ -10,7 +10,8 @@ def ordered(work, length, heads_at_a_time, blocks):
 
     What is worked on at the same time then reads the same operands while they are in L2. ``blocks``
     items in turn are dealt out, the longest one to the block that has least to do; a block finds
-    its item by :func:`~nbflash.tile.pipeline.item_of`.
+    its item by :func:`~nbflash.tile.pipeline.item_of`. Groups of heads are equal: the last one has
+    short items enough to make up for what the blocks still lack.
 
     Parameters
     ----------
@@ -18,14 +19,18 @@ def ordered(work, length, heads_at_a_time, blocks):
         Row tile, head, …; in the order of length.
     length : int (items,)
         Tiles of each item; items without tiles come last.
-    heads_at_a_time, blocks : int
+    heads_at_a_time : int
+        At most so many make a group.
+    blocks : int
 
     Returns
     -------
     The rows of ``work`` in another order.
     """
     live = np.count_nonzero(length)
-    by_heads = np.argsort(work[:live, 1] // heads_at_a_time, kind="stable")
+    heads = int(work[:, 1].max(initial=0)) + 1
+    groups = -(-heads // heads_at_a_time)
+    by_heads = np.argsort(work[:live, 1].astype(np.int64) * groups // heads, kind="stable")
     order, load = np.arange(len(work)), np.zeros(blocks, np.int64)
     for round_, start in enumerate(range(0, live, blocks)):
         items = by_heads[start : start + blocks]

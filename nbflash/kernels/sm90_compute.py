@@ -54,7 +54,7 @@ def make_compute_stream(cfg):
         who = thread, lead, turn
         kind, n0, next_row, next_bh = record_of(smem, place, zero, zero)
         if kind != END:
-            row, bh, q_ago, now = types.int32(PAST), zero, zero, (zero, zero, zero, zero)
+            row, bh, now = types.int32(PAST), zero, (zero, zero, zero, zero)
             mbarrier_wait(base + FULL_Q, 0)
             q = q_of(smem, place, zero, turn, thread), zero, zero
             # O of no row, which nobody stores: of no weights, and K instead of V.
@@ -72,8 +72,7 @@ def make_compute_stream(cfg):
                         state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
                 elif kind & FIRST:
-                    q_stage = q[1]
-                    kind, ending = kind & ~FIRST, (row, bh, result, q_ago)
+                    kind, ending = kind & ~FIRST, (row, bh, result)
                     bounds = bounds_of(masking, next_row, next_bh, thread)
                     keep = keep_of(kind, n0, bounds, masking, thread)
                     tile = kind, (n0, next_row, next_bh)
@@ -85,7 +84,7 @@ def make_compute_stream(cfg):
                     state, following, q = step_first(
                         state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
-                    row, bh, q_ago = next_row, next_bh, q_stage
+                    row, bh = next_row, next_bh
                 else:
                     keep, ending = keep_of(kind, n0, bounds, masking, thread), zero
                     tile = kind, (n0, row, bh)
@@ -98,7 +97,7 @@ def make_compute_stream(cfg):
                 ago = v_of(base, now[2]), now[2]
                 now = advance(now[0], now[1]) + advance_v(now[2], now[3])
             acc, m, l = last(state, ago[0], turn)
-            finish_row(acc, m, l, row, bh, result, q_ago, base, turn, thread)
+            finish_row(acc, m, l, row, bh, result, q[1], base, turn, thread)
             if STAGED and lead == 0:
                 bulk_wait_read()
 

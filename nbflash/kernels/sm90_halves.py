@@ -19,7 +19,7 @@ from nbflash.kernels.sm90_softmax import make_online_softmax
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.tile.pipeline import make_advance
+from nbflash.tile.pipeline import make_advance, make_before
 from nbflash.tile.warp_math import row_of_thread
 from nbflash.tile.wgmma_gemm import (
     PANEL,
@@ -66,6 +66,7 @@ def make_halves(cfg):
     record_of, k_of, v_of, release_q = make_stages(cfg)
     wait_all = wgmma_wait(0)
     advance, advance_q = map(make_advance, (cfg.k_stages, cfg.q_stages))
+    before = make_before(cfg.q_stages)
 
     @inlined
     def q_of(smem, place, stage, turn, thread):
@@ -118,7 +119,8 @@ def make_halves(cfg):
                 if not first or is_there >= 0:
                     mbarrier_arrive(base + EMPTY_V + 8 * is_there)
             if first:
-                row, bh, result, q_ago = ending
+                row, bh, result = ending
+                q_ago = before(q_stage)
                 if row != PAST:
                     finish_row(acc, m_ago, l_ago, row, bh, result, q_ago, base, turn, thread)
                 acc = O_START

@@ -106,8 +106,9 @@ def make_masking(cfg):
     @inlined
     def row_bounds(bound, plane, nq, row, thread):
         """Rows past the end repeat the last one's."""
-        upper, first = row * TILE_M + row_of_thread(thread), plane * nq
-        return bound[first + min(upper, nq - 1)], bound[first + min(upper + 8, nq - 1)]
+        upper, first = types.int32(row * TILE_M + row_of_thread(thread)), plane * nq
+        end = types.int32(nq - 1)
+        return bound[first + min(upper, end)], bound[first + min(types.int32(upper + 8), end)]
 
     @inlined
     def bounds_of(masking, row, bh, thread):

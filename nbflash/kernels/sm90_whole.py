@@ -19,7 +19,7 @@ from nbflash.kernels.sm90_softmax import make_online_softmax, make_scores_again
 from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.tile.pipeline import make_advance
+from nbflash.tile.pipeline import make_advance, make_before
 from nbflash.tile.unroll import hide
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_softmax import (
@@ -69,8 +69,10 @@ def make_turns(consumers):
 def make_whole(cfg):
     """``q_of, start, make_step, last``: see :func:`~.sm90_compute.make_compute_stream`.
 
-    ``state`` is O, P of the last tile, m, l and whether the next scores are looked at first: a row
-    of the warp has met no key, or m has risen and may rise again, as one's own score may make it.
+    ``state`` is O, P of the last tile, m, l, whether the next scores are looked at first (a row
+    of the warp has met no key, or m has risen and may rise again, as one's own score may make it),
+    and whether the stage of the last row's Q is owed to the loader: the copy engine has a tile's
+    time to take O out of it.
     """
     TILE_N, Q_BYTES, STAGED = cfg.tile_n, cfg.q_bytes, cfg.q_stages > 1
     FULL_Q, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
@@ -92,6 +94,7 @@ def make_whole(cfg):
     record_of, k_of, _, release_q = make_stages(cfg)
     wait_all, wait_for_s = wgmma_wait(0), wgmma_wait(1)
     advance, advance_q = map(make_advance, (cfg.k_stages, cfg.q_stages))
+    before = make_before(cfg.q_stages)
     begin_turn, end_turn, open_turns, close_turns = make_turns(cfg.consumers)
 
     @inlined
@@ -125,12 +128,12 @@ def make_whole(cfg):
     @inlined
     def start(base, q, turn):
         open_turns(turn)
-        return O_START, P_START, PAIR, PAIR, True
+        return O_START, P_START, PAIR, PAIR, True, False
 
     def make_step(masked, first):
         @inlined
         def step(state, q, now, ago, tile, keep, ending, smem, place, scoring, who):
-            acc, p, m, l, fresh = state
+            acc, p, m, l, fresh, owed = state
             (kind, where), scale = tile, unit_of(scoring[0])
             base, words = place
             (q_now, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
@@ -153,9 +156,12 @@ def make_whole(cfg):
             s = settled(s)
             if not first and lead == 0:
                 mbarrier_arrive(base + EMPTY_K + 8 * stage)
+                if owed:
+                    release_q(base, before(q_stage))
+            owed = False
             if not ADDS:
                 s = scored(s, scoring[0])
-            if masked:
+            if masked and (not first or kind != FULL):
                 s = apply_keep(s, keep)
             if first:
                 m_ago, l_ago = m, l
@@ -172,11 +178,11 @@ def make_whole(cfg):
                 if not first or is_there >= 0:
                     mbarrier_arrive(base + EMPTY_V + 8 * is_there)
             if first:
-                row, bh, result, q_ago = ending
+                row, bh, result = ending
                 if row != PAST:
+                    q_ago = before(q_stage)
                     finish_row(acc, m_ago, l_ago, row, bh, result, q_ago, base, turn, thread)
-                    if STAGED and lead == 0:
-                        release_q(base, q_ago)
+                    owed = STAGED
                 acc = O_START
             elif due:
                 weights, m, l, sums, alpha = catch_up(
@@ -189,17 +195,19 @@ def make_whole(cfg):
             if following[0] & FIRST:
                 if not STAGED and lead == 0:
                     mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)
+                if owed and lead == 0:  # a row of one tile: the Q to come goes there
+                    release_q(base, before(q_stage))
                 q_stage, q_phase = advance_q(q_stage, q_phase)
                 mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
                 q_now = q_of(smem, place, q_stage, turn, thread)
             p = dropped(pack(weights), scoring[2])
-            return (acc, p, m, l, fresh), following, (q_now, q_stage, q_phase)
+            return (acc, p, m, l, fresh, owed), following, (q_now, q_stage, q_phase)
 
         return step
 
     @inlined
     def last(state, v_ago, turn):
-        acc, p, m, l, _ = state
+        acc, p, m, l, _, _ = state
         begin_turn(turn)
         wgmma_fence()
         acc = issue_pv(acc, p, v_ago)

@@ -22,6 +22,16 @@ def make_advance(stages):
     return advance
 
 
+def make_before(stages):
+    """``before(stage)``: the last one that :func:`make_advance` left."""
+
+    @unrolled
+    def before(stage):
+        return select(equal(stage, 0), stage * 0 + (stages - 1), stage - 1)
+
+    return before
+
+
 def make_ring(stages):
     """``stage(i), phase(i)`` of the i-th tile, as its consumer waits for it."""
 

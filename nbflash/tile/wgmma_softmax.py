@@ -229,8 +229,10 @@ def make_keep(tile_m, tile_n):
     @inlined
     def below(x, n0, quad):
         """Bits of this thread's columns, ``n0 + 8 j + quad + {0, 1}``, that are less than ``x``."""
-        x = types.int32(max(min(types.int32(x - n0), tile_n) - quad, 0))
-        return (types.int64(1) << types.int32(2 * (x >> 3) + min(x & 7, 2))) - 1
+        x = types.int32(min(types.int32(x - n0), types.int32(tile_n)) - quad)
+        x = max(x, types.int32(0))
+        pair = min(types.int32(x & 7), types.int32(2))
+        return (types.int64(1) << types.int32(2 * (x >> 3) + pair)) - 1
 
     @inlined
     def keep_interval(lo, hi, n0, quad):

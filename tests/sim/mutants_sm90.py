@@ -68,25 +68,27 @@ ROW = (
 BITS_OF = "keep_bits(bits, tile, r + 8, quad)"
 GATHERED = "types.int32(2 * (thread % 4))))"
 MASKING = (
-    Mutant("bounds past the last row", "min(upper + 8, nq - 1)", "upper + 8"),
+    Mutant("bounds past the last row", "min(types.int32(upper + 8), end)", "upper + 8"),
     Mutant(
-        "bounds of plane 0", "row_of_thread(thread), plane * nq\n", "row_of_thread(thread), 0\n"
+        "bounds of plane 0", "row_of_thread(thread)), plane * nq\n", "row_of_thread(thread)), 0\n"
     ),
     Mutant("plane of the head before", "plane = plane_of[bh]", "plane = plane_of[max(bh - 1, 0)]"),
     Mutant(
         "bounds of row tile 0",
-        "row * TILE_M + row_of_thread(thread), plane",
-        "row_of_thread(thread), plane",
+        "row * TILE_M + row_of_thread(thread)), plane",
+        "row_of_thread(thread)), plane",
     ),
-    Mutant(
-        "bounds of the upper row", "first + min(upper + 8, nq - 1)", "first + min(upper, nq - 1)"
-    ),
+    Mutant("bounds of the upper row", "min(types.int32(upper + 8), end)", "min(upper, end)"),
     Mutant("low ends for high ends", "row_bounds(hi, plane", "row_bounds(lo, plane"),
     Mutant("interval of the upper row", "(lows[1], highs[1]", "(lows[0], highs[0]"),
     Mutant("interval of the next keys", "(lows[0], highs[0], n0", "(lows[0], highs[0], n0 + 8"),
     Mutant("bits of the next tile", "hide(kind - BITS)", "hide(kind - BITS + 1)"),
     Mutant("bits of the upper row", BITS_OF, BITS_OF.replace(" + 8", "")),
-    Mutant("bits of other columns", "quad = 2 * (thread % 4)\n", "quad = 2 * (thread % 4 ^ 1)\n"),
+    Mutant(
+        "bits of other columns",
+        "quad = types.int32(2 * (thread & 3))",
+        "quad = types.int32(2 * (thread & 3 ^ 1))",
+    ),
     Mutant("bits taken for an interval", "if kind == INTERVAL:", "if kind >= INTERVAL:"),
     Mutant(
         "interval taken for a full tile",
@@ -128,7 +130,7 @@ STAGES = (
     Mutant("arrival for Q of stage 0", ARRIVE_Q, ARRIVE_Q.replace(" + 8 * stage", "")),
     without("wait for O's copy", "bulk_wait_read()"),
 )
-KEPT_ON = "row, bh, q_ago = next_row, next_bh, q_stage"
+KEPT_ON = "row, bh = next_row, next_bh"
 WHERE = "tile = kind, (n0, row, bh)"
 STREAM = (
     *(
@@ -158,11 +160,8 @@ STREAM = (
     ),
     Mutant("no row begins", "elif kind & FIRST:", "elif kind == FIRST | FULL:"),
     Mutant("FIRST left in the kind", "kind & ~FIRST, (row,", "kind, (row,"),
-    Mutant("finishes the next row", "(row, bh, result, q_ago)", "(next_row, bh, result, q_ago)"),
-    Mutant("finishes the next head", "(row, bh, result, q_ago)", "(row, next_bh, result, q_ago)"),
-    Mutant(
-        "finishes in this row's stage", "(row, bh, result, q_ago)", "(row, bh, result, q_stage)"
-    ),
+    Mutant("finishes the next row", "(row, bh, result)", "(next_row, bh, result)"),
+    Mutant("finishes the next head", "(row, bh, result)", "(row, next_bh, result)"),
     Mutant(
         "bounds of the row before",
         "                    bounds = bounds_of(masking, next_row",
@@ -175,10 +174,8 @@ STREAM = (
         1,
         2,
     ),
-    Mutant("row not kept", KEPT_ON, "bh, q_ago = next_bh, q_stage"),
-    Mutant("head not kept", KEPT_ON, "row, q_ago = next_row, q_stage"),
-    Mutant("stage not kept", KEPT_ON, "row, bh = next_row, next_bh"),
-    Mutant("stage kept too late", KEPT_ON, "row, bh, q_ago = next_row, next_bh, q[1]"),
+    Mutant("row not kept", KEPT_ON, "bh = next_bh"),
+    Mutant("head not kept", KEPT_ON, "row = next_row"),
     Mutant(
         "tile before in K's stage",
         "ago = v_of(base, now[2]), now[2]",

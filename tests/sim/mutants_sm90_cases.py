@@ -60,7 +60,6 @@ CAUGHT_BY = {
         "release of this Q",
         "O in stage 0",
         "full K of stage 0",
-        "stage not kept",
         "last product in stage 0",
     ),
     "grows-whole": (
@@ -331,7 +330,6 @@ CAUGHT_BY = {
         "no release of Q after a row of one tile",
         "release of no Q",
         "release of this Q after one tile",
-        "stage kept too late",
     ),
     "ahead": (
         "no wait for empty K at the end",

@@ -28,13 +28,14 @@ BOTH = (
     Mutant("bad keys of K's stage", "bad_of(smem, words, v_stage", "bad_of(smem, words, stage"),
     Mutant(
         "finish before the first row",
-        f"if row != PAST:\n{LINE}        finish",
-        f"if True:\n{LINE}        finish",
+        "if row != PAST:\n",
+        "if True:\n",
     ),
     Mutant("finishes with the next m", "finish_row(acc, m_ago,", "finish_row(acc, m,"),
     Mutant(
         "finishes with the next l", "finish_row(acc, m_ago, l_ago,", "finish_row(acc, m_ago, l,"
     ),
+    Mutant("finishes in this row's stage", "q_ago = before(q_stage)", "q_ago = q_stage"),
     Mutant("O goes on into the next row", "acc = O_START\n", "pass\n"),
     Mutant("Q never changes", "if following[0] & FIRST:", "if False:"),
     Mutant("Q changes with every tile", "if following[0] & FIRST:", "if True:"),
@@ -124,9 +125,10 @@ HALVES = (
         "every row has met a key", "s_a, m, l, fresh), following", "s_a, m, l, False), following"
     ),
 )
-EARLY = f"if not first and lead == 0:\n{LINE}    {ARRIVE_K}\n"
+RELEASE_Q = "release_q(base, before(q_stage))"
+OWED = f"{LINE}    if owed:\n{LINE}        {RELEASE_Q}\n"
+EARLY = f"if not first and lead == 0:\n{LINE}    {ARRIVE_K}\n{OWED}"
 S_OF = "issue_qk(s, q_now, k_of(base, stage))"
-LEAVE = f"if STAGED and lead == 0:\n{LINE}            release_q(base, q_ago)"
 NEXT = "following = record_of(smem, place, after[0], after[1])"
 STAND_IN = "if first:  # the very first one's K has stood in for V"
 SHRINK = "weights, m, l, sums, alpha = shrunk(weights, m, l)"
@@ -161,11 +163,14 @@ WHOLE = (
     Mutant("two releases of the first K", "if not first and lead == 0:", "if lead == 0:"),
     Mutant("release of the next K", ARRIVE_K, ARRIVE_K.replace("stage", "after[0]"), 0, 2),
     Mutant("releases of every warp", EARLY, EARLY.replace("lead", "lead % 32")),
-    Mutant("no release of Q", LEAVE, "pass"),
-    Mutant("releases of Q by every warp", LEAVE, LEAVE.replace("lead", "lead % 32")),
-    Mutant("release of this Q", LEAVE, LEAVE.replace("q_ago", "q_stage")),
+    Mutant("no release of Q", "if owed:", "if False:"),
+    Mutant("no release of Q after a row of one tile", "if owed and lead == 0:", "if False:"),
+    Mutant("releases of Q by every warp", "if owed and lead == 0:", "if owed and lead % 32 == 0:"),
+    Mutant("release of this Q", RELEASE_Q, "release_q(base, q_stage)", 0, 2),
+    Mutant("release of this Q after one tile", RELEASE_Q, "release_q(base, q_stage)", 1, 2),
+    without("end of what is owed", "            owed = False\n"),
     Mutant("P of the tile before", "p = dropped(pack(weights), scoring[2])", "pass"),
-    Mutant("every row has met a key", " m, l, fresh), following", " m, l, False), following"),
+    Mutant("every row has met a key", "l, fresh, owed), following", "l, False, owed), following"),
     Mutant("O not rescaled", SCALE, "pass"),
     without("sum", SUMMED),
     Mutant("sum of the other row", SUMMED, "l = l[0] + sums[1], l[1] + sums[0]"),

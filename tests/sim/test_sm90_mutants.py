@@ -216,16 +216,16 @@ def test_mutant_is_caught(target, mutant):
         check_all(spec_of, target, mutant)
 
 
-def check_work_list(ordered, heads_at_a_time=2, blocks=3):
-    """Raise unless a work list is whole, in groups of heads, and dealt out fairly."""
+def check_work_list(ordered, heads_at_a_time=5, blocks=3):
+    """Raise unless a work list is whole, in equal groups of heads, and dealt out fairly."""
     lengths = np.random.default_rng(0).integers(1, 99, 35)
-    work = np.array([(i % 8, i * 3 % 5) for i in range(40)], np.int32)
+    work = np.array([(i % 8, i * 3 % 7) for i in range(40)], np.int32)
     length = np.append(-np.sort(-lengths), np.zeros(5, np.int64))
     got = ordered(work, length, heads_at_a_time, blocks)
     assert sorted(map(tuple, got)) == sorted(map(tuple, work))
     np.testing.assert_array_equal(got[35:], work[35:])
     tiles = {tuple(item): n for item, n in zip(work, length, strict=True)}
-    n, group = [tiles[tuple(x)] for x in got], got[:, 1] // heads_at_a_time
+    n, group = [tiles[tuple(x)] for x in got], got[:, 1] // 4  # four heads, and three
     load, last, least = np.zeros(blocks, int), 0, np.inf
     for round_ in range(-(-35 // blocks)):
         at = [item_of(round_, blocks, block) for block in range(blocks)]
