@@ -168,7 +168,7 @@ WHOLE = (
     Mutant("releases of Q by every warp", "if owed and lead == 0:", "if owed and lead % 32 == 0:"),
     Mutant("release of this Q", RELEASE_Q, "release_q(base, q_stage)", 0, 2),
     Mutant("release of this Q after one tile", RELEASE_Q, "release_q(base, q_stage)", 1, 2),
-    without("end of what is owed", "            owed = False\n"),
+    Mutant("no end of what is owed", "owed = False\n", "pass\n"),
     Mutant("P of the tile before", "p = dropped(pack(weights), scoring[2])", "pass"),
     Mutant("every row has met a key", "l, fresh, owed), following", "l, False, owed), following"),
     Mutant("O not rescaled", SCALE, "pass"),

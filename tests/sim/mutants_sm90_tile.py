@@ -195,7 +195,7 @@ WORK_LIST = (
         "astype(np.int64) * groups // heads",
         "astype(np.int64) // heads_at_a_time",
     ),
-    Mutant("by row tile", "work[:live, 1] // heads", "work[:live, 0] // heads"),
+    Mutant("by row tile", "work[:live, 1].astype", "work[:live, 0].astype"),
     Mutant("not by heads", "astype(np.int64) * groups // heads", "astype(np.int64) * 0"),
     Mutant("nothing dealt so far", "load[owner] += length[items]", "pass"),
     Mutant("items counted for their length", "load[owner] += length[items]", "load[owner] += 1"),
