@@ -1,8 +1,9 @@
-"""decode on CUDA arrays: split-KV in two kernels, bound once for all calls of one signature.
+"""decode on CUDA arrays: split-KV, bound once for all calls of one signature.
 
-The first kernel attends a share of each sequence's keys in every block, the second joins the
-shares. How many there are depends on capacities and not on lengths, which the kernels read: nothing
-waits for the device, and a CUDA graph may be replayed with other lengths and pages.
+A kernel attends a share of each sequence's keys in every block. Of each row tile the block that is
+done last joins the shares, or, where those are many, a second kernel does. How many there are
+depends on capacities and not on lengths, which the kernels read: nothing waits for the device, and
+a CUDA graph may be replayed with other lengths and pages.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from nbflash.planning import _Cache
 from nbflash.simt_decode import SimtPartial
 
 _LIMIT = 256
+_SETS = 32  # of counts: a call beyond them sets its own to 0, which takes a microsecond or two
+_PER_THREAD = 2  # the number of every thread's own default stream
 _decoders = _Cache(_LIMIT)
 _captured = []  # what CUDA graphs may run and write to, as long as the process lives
 
@@ -32,6 +35,28 @@ def lookup(q, cache, mask, scale) -> CudaDecoder:
         found = CudaDecoder(problem, mask, q, cache)
         _decoders.put(call, found)
     return found
+
+
+class _Counts:
+    """A count for each row tile, once for all calls that cannot run at the same time.
+
+    They are 0 after every call. A stream has its own, and so has every call that a CUDA graph
+    records. The stream of every thread's own, all with one number, has none.
+    """
+
+    def __init__(self, device, tiles):
+        (self._zeros,) = device.resident([np.zeros((_SETS, tiles), np.uint32)])
+        first, step = self._zeros.data.ptr, self._zeros.strides[0]
+        self._free, self._of_stream = iter(range(first, first + _SETS * step, step)), {}
+
+    def find(self, stream, capturing):
+        """An address; 0 where there are none, or none any more."""
+        found = None if capturing else self._of_stream.get(stream)
+        if found is None and stream != _PER_THREAD:
+            found = next(self._free, 0)
+            if found and not capturing:
+                self._of_stream[stream] = found
+        return found or 0
 
 
 class CudaDecoder:
@@ -51,18 +76,19 @@ class CudaDecoder:
         p, self._lse = problem, (problem.lse_shape, problem.lse_dtype)
         self._device = device = simt.device_of(p.device_id)
         _, self._current = arrays.allocator(p.device, p.device_id)
-        self._partial = None
+        self._partial = self._counts = None
         if not p.batch or not (p.capacity if mask is None else mask.shape[1]):
             return
         with self._current:
             self._partial = (partial or _chosen)(device, p, mask, q, cache)
-            splits, rows = self._partial.splits, p.batch * p.nq * p.heads
-            spec = combine_simt_spec(combine_config(p.dtype, p.head_dim, splits))
-            token = p.heads * p.head_dim
-            constants = (p.nq * token, token, p.head_dim), p.nq, p.heads, splits, rows
-            self._combine = device.bind(spec, rows, constants, ())
-        shapes = (splits, *q.shape), (splits, *p.lse_shape)  # part_o, part_lse
-        self._scratch = device.scratch(shapes, p.lse_dtype)
+            splits, tiles = self._partial.splits, self._partial.counted
+            if tiles:
+                self._counts = _Counts(device, tiles)
+            else:
+                self._combine = _bind_combine(device, p, splits)
+        # part_o, part_lse, an lse that nobody asks for, and counts, words of four bytes too
+        shapes = (splits, *q.shape), (splits, *p.lse_shape), p.lse_shape, (tiles,)
+        self._scratch, self._nbytes = device.scratch(shapes, p.lse_dtype), 4 * tiles
 
     def __call__(self, q, cache, with_lse=True):
         """``(out, lse)``; lse is None without ``with_lse``."""
@@ -79,16 +105,31 @@ class CudaDecoder:
         return out, lse
 
     def _run(self, q, cache, out, lse):
-        """Both kernels; what is between them is in the memory pool of the current stream.
+        """Parts are in the memory pool of the current stream.
 
-        A CUDA graph that records them keeps that memory, and this decoder, for ever. An lse that
-        nobody asked for is written over ``part_lse``.
+        A CUDA graph that records this keeps that memory, and this decoder, for ever.
         """
-        memory, (part_o, part_lse) = self._scratch()
-        if self._device.capturing():
+        memory, (part_o, part_lse, no_lse, own) = self._scratch()
+        stream, capturing = self._device.stream()
+        if capturing:
             _captured.append((self, memory))
-        self._partial(q, cache, part_o, part_lse)
-        self._combine((part_o, part_lse, out, part_lse if lse is None else lse), ())
+        if self._counts is None:
+            self._partial(q, cache, part_o, part_lse)
+            self._combine((part_o, part_lse, out, no_lse if lse is None else lse), ())
+            return
+        counts = self._counts.find(stream, capturing)
+        if not counts:
+            self._device.clear(own, self._nbytes, stream)
+        lse = no_lse if lse is None else lse.data.ptr
+        self._partial(q, cache, part_o, part_lse, out.data.ptr, lse, counts or own)
+
+
+def _bind_combine(device, p, splits):
+    """The kernel that joins the parts where the first one does not."""
+    spec = combine_simt_spec(combine_config(p.dtype, p.head_dim, splits))
+    rows, token = p.batch * p.nq * p.heads, p.heads * p.head_dim
+    constants = (p.nq * token, token, p.head_dim), p.nq, p.heads, splits, rows
+    return device.bind(spec, rows, constants, ())
 
 
 def _chosen(device, problem, mask, q, cache):

@@ -84,9 +84,9 @@ def decode(
     pages are no multiple of 8 tokens, since another kernel takes those. FlashDecoding (Dao, Haziza,
     Massa and Sizov, 2023) and PagedAttention (Kwon et al., 2023, arXiv 2309.06180).
 
-    In a CUDA graph a call reads lengths, pages and caches anew at every replay. Memory between its
-    two kernels then belongs to the graph, and is not freed; the call must have run before on the
-    stream that is captured.
+    In a CUDA graph a call reads lengths, pages and caches anew at every replay. The memory of its
+    partial results then belongs to the graph, and is not freed; the call must have run before on
+    the stream that is captured.
     """
     return_lse = check_flag("return_lse", return_lse)
     arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)

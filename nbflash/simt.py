@@ -213,6 +213,7 @@ class _Gpu:
         self.empty = cupy.ndarray  # cupy.empty takes twice as long
         self._alloc, self._stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
         self._is_capturing = cupy.cuda.runtime.streamIsCapturing
+        self._memset = cupy.cuda.runtime.memsetAsync
         self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
         self.vector_red = int(device.compute_capability) >= 90
         self.cp_async = int(device.compute_capability) >= 80
@@ -238,10 +239,14 @@ class _Gpu:
 
         return allocate
 
-    def capturing(self):
-        """Whether a CUDA graph records the current stream; the legacy stream never is."""
+    def stream(self):
+        """The current stream, and whether a CUDA graph records it: never the legacy one."""
         stream = self._stream().ptr
-        return bool(stream) and self._is_capturing(stream)
+        return stream, bool(stream) and self._is_capturing(stream)
+
+    def clear(self, address, nbytes, stream):
+        """Set memory to 0."""
+        self._memset(address, 0, nbytes, stream)
 
     def resident(self, tables):
         """NumPy arrays where the kernels of any stream read them."""
@@ -295,8 +300,8 @@ class _Simulator:
     def scratch(self, shapes, dtype):
         return lambda: (None, [self.empty(shape, dtype) for shape in shapes])
 
-    def capturing(self):
-        return False
+    def stream(self):
+        return 0, False
 
     def resident(self, tables):
         return tables

@@ -12,7 +12,7 @@ from nbflash.kernels.decode_simt_config import decode_config
 
 
 class SimtPartial:
-    """A callable that attends a share of the keys in every block.
+    """A callable that attends a share of the keys in every block; another kernel joins them.
 
     Parameters
     ----------
@@ -25,6 +25,8 @@ class SimtPartial:
     splits : int, optional
         Instead of what the rule gives.
     """
+
+    counted = 0  # row tiles: see `nbflash.sm90_decode.Sm90Partial`
 
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
         p = problem

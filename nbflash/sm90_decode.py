@@ -7,6 +7,7 @@ from nbflash.constants import LEAST_SCALE, LOG2_E
 from nbflash.decode_shares import heads_together, scale_strides, splits_for, walk
 from nbflash.kernels.decode_sm90 import decode_sm90_spec
 from nbflash.kernels.decode_sm90_config import ROWS, decode_config
+from nbflash.kernels.decode_sm90_join import joined_by_the_last
 
 
 def config_for(problem, mask):
@@ -32,7 +33,13 @@ def why_not(problem, mask, q, cache) -> list[str]:
 
 
 class Sm90Partial:
-    """As `nbflash.simt_decode.SimtPartial` is, with tensor cores and the copy engine."""
+    """As `nbflash.simt_decode.SimtPartial` is, with tensor cores and the copy engine.
+
+    Attributes
+    ----------
+    counted : int
+        Row tiles, if the last block of each joins its parts: it needs a count for each; else 0.
+    """
 
     def __init__(self, device, problem, mask, q, cache):
         p, cfg, pack = problem, config_for(problem, mask), heads_together(problem, mask)
@@ -40,6 +47,7 @@ class Sm90Partial:
         row_tiles = -(-p.nq * pack // cfg.tile_m)
         items = p.batch * (p.heads // pack) * row_tiles
         self.splits = splits_for(items, tiles, device.multiprocessors * cfg.min_blocks)
+        self.counted = items if joined_by_the_last(cfg, p.nq * pack, self.splits) else 0
         self._held = device.resident(tables)
         group, scale = p.heads // p.heads_kv, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
         table = cache.block_table
@@ -52,11 +60,11 @@ class Sm90Partial:
         self._launch = launch.bind(spec, items * self.splits, trailing, p.device_id)
         self._layouts = [_layout(x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
 
-    def __call__(self, q, cache, part_o, part_lse):
-        """Write ``part_o`` and ``part_lse``: addresses."""
+    def __call__(self, q, cache, part_o, part_lse, out=0, lse=0, counts=0):
+        """Write ``part_o`` and ``part_lse``, and with ``counts`` ``out`` and ``lse``: addresses."""
         k, v, *others = [0 if x is None else x.data.ptr for x in cache]
         k_layout, v_layout = self._layouts
-        words = [q.data.ptr, part_o, part_lse, *others]
+        words = [q.data.ptr, part_o, part_lse, out, lse, counts, counts != 0, *others]
         self._launch(words, ((k, k_layout), (v, v_layout)))
 
 

@@ -4,13 +4,14 @@ A block takes one part of the keys of one row tile: rows are the query tokens of
 share a key head (row r is token r // pack, head r % pack of them), so that K and V are read once.
 What bounds it is memory: a warp loads as many tiles as fit, and a warpgroup computes one after the
 other; of caches of one byte its warps compute keys of their own (:mod:`.decode_sm90_stored`).
-`combine_simt` merges the parts.
+The block that is done last of a row tile joins its parts (:mod:`.decode_sm90_join`), or, where they
+are many, `combine_simt` does.
 
     for each tile t of the part
         wait for K;  S = Q Kᵀ;  wait
         m, P, l of t, looked at first: nothing runs beside it that could be held up
         O = α O;  wait for V;  O += P V;  wait
-    O / l, LSE → memory, in float32
+    O / l, LSE → memory, in float32;  the last block of the row tile: O, LSE of all parts
 
     barrier      arrives                               waits
     full_k[s]    loader, bytes of K; the record        all that compute, before S of the tile
@@ -27,13 +28,16 @@ al., 2023, arXiv 2309.06180).
 """
 
 from nbflash.kernels.decode_sm90_compute import make_part
+from nbflash.kernels.decode_sm90_join import make_join_parts
 from nbflash.kernels.decode_sm90_load import make_load
 from nbflash.kernels.decode_sm90_stored import WARPS, make_stored_part
 from nbflash.kernels.spec import INDEX, SCHEDULE, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
+from nbflash.tile.copy import STORAGE
 from nbflash.tile.pipeline import divided
 from nbflash.tile.shared import shared_address
+from nbflash.tile.unroll import hide
 from nbflash.tile.wgmma_gemm import ALIGNMENT
 
 
@@ -41,7 +45,8 @@ def make_decode_sm90(cfg):
     """The kernel for a :class:`~nbflash.kernels.decode_sm90_config.DecodeSm90Config`.
 
     Arguments of the kernel: tensor maps of k_cache and v_cache; q; part_o (splits, batch, nq,
-    heads, head_dim) and part_lse (splits, batch, heads, nq); lengths; block table; scales of
+    heads, head_dim) and part_lse (splits, batch, heads, nq); out and lse, contiguous; a count for
+    each row tile, 0; whether the last block joins the parts; lengths; block table; scales of
     k_cache and v_cache (bits of float32); strides of q (batch, sequence, head) and of the scales
     (page or batch, token, head) in elements; entries of a table's row; page_size, 0 where there is
     none; capacity, beyond which no length counts; batch, nq, heads, pack (heads that share a row
@@ -53,7 +58,7 @@ def make_decode_sm90(cfg):
     FULL_K, FULL_V, EMPTY = cfg.barriers
     MASKED, QUANTISED, TILE_M = cfg.masked, cfg.quantised, cfg.tile_m
     load_part, compute_part = make_load(cfg), (make_stored_part if QUANTISED else make_part)(cfg)
-    READERS = WARPS if QUANTISED else 1
+    READERS, join_parts = WARPS if QUANTISED else 1, make_join_parts(cfg)
 
     def decode_sm90(
         k_map,
@@ -61,6 +66,10 @@ def make_decode_sm90(cfg):
         q,
         part_o,
         part_lse,
+        out,
+        lse,
+        counts,
+        joining,
         lengths,
         table,
         k_scale,
@@ -119,6 +128,16 @@ def make_decode_sm90(cfg):
             where = head, types.int32(split * batch + b), pack, nq, heads
             seen, parts = (plane, length, lo, hi), (part_o, part_lse)
             compute_part(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, tid)
+            if joining:
+                # Where it is anew, or it would be in registers all the time.
+                tile, _ = divided(hide(types.int32(cuda.blockIdx.x)), splits)
+                rest, row_tile = divided(tile, types.int32(row_tiles))
+                b, packed = divided(rest, heads // pack)
+                first = types.int32(row_tile * TILE_M)
+                count = types.int32(min(nq * pack - first, TILE_M))
+                sizes = splits, nq, heads, types.int64(batch * nq * heads)
+                part = b, packed * pack, first, count, pack
+                join_parts(smem, place[1], (counts, tile), part, sizes, parts, (out, lse), tid)
 
     return decode_sm90
 
@@ -126,7 +145,8 @@ def make_decode_sm90(cfg):
 def decode_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``; the first two arguments are maps."""
     maps, floats, size = (types.uint64,) * 2, types.CPointer(types.float32), types.int32
-    arrays = (INDEX, floats, floats, *(INDEX,) * 4)
+    results = types.CPointer(STORAGE[cfg.dtype]), floats, types.CPointer(types.uint32), size
+    arrays = (INDEX, floats, floats, *results, *(INDEX,) * 4)
     sizes = (*(STRIDES,) * 3, *(size,) * 9, types.float32)
     signature = (*maps, *arrays, *sizes, *SCHEDULE[1:])
     return KernelSpec(

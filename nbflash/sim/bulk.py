@@ -42,6 +42,15 @@ def global_address(memory, at):
     return GlobalPlace(memory, int(at))
 
 
+def atom_inc(place, limit):
+    """Count at an address, from ``limit`` on again from 0; returns what was there before."""
+    thread, (array, index) = current(), place
+    old = array.update(index, lambda old: 0 if old >= limit else old + 1)
+    if thread.block.options.race:
+        race.hand_over(array.home.shadow, array.offset + index * array.itemsize, thread)
+    return old
+
+
 def _shared(address, nbytes, what):
     if address % CHUNK:
         raise SimError(f"{what}: shared address {int(address)} is not a multiple of 16")

@@ -119,7 +119,7 @@ class Block:
             for y in range(self.blockDim.y)
             for x in range(self.blockDim.x)
         ]
-        self.unseen = [0] * (len(positions) + race.ENGINES)
+        self.unseen = race.Clock([0] * (len(positions) + race.ENGINES))
         self.threads = [
             Thread(lambda: fn(*args), self, tid, at) for tid, at in enumerate(positions)
         ]

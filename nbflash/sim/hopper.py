@@ -12,7 +12,14 @@ import numpy as np
 
 from nbflash.sim import bulk, race
 from nbflash.sim.asynchrony import find_mbarrier, make_mbarrier
-from nbflash.sim.bulk import bulk_add, bulk_commit, bulk_wait, bulk_wait_read, global_address
+from nbflash.sim.bulk import (
+    atom_inc,
+    bulk_add,
+    bulk_commit,
+    bulk_wait,
+    bulk_wait_read,
+    global_address,
+)
 from nbflash.sim.engine import WARP, current
 from nbflash.sim.errors import SimError
 from nbflash.sim.memory import wrap
@@ -25,6 +32,7 @@ from nbflash.sim.window import ATOM, CHUNK, START, copied, later, place, proxy_f
 
 __all__ = [
     "SimTensorMap",
+    "atom_inc",
     "bar_arrive",
     "bar_sync",
     "bulk_add",

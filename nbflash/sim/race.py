@@ -9,11 +9,13 @@ Flanagan and Freund, FastTrack, PLDI 2009, section 2. A barrier of the whole blo
 all earlier accesses unreachable at once, so ``block.generation`` counts those and a cell of
 an older generation is simply forgotten.
 
-Blocks of one launch are never ordered: in global memory an access conflicts with every
-access of another block, unless both are reads or both are atomic.
+Blocks of one launch are ordered by counts alone (:func:`hand_over`): in global memory an access
+conflicts with every access of another block that a count has not put before it, unless both are
+reads or both are atomic.
 """
 
 import bisect
+import functools
 
 from greenlet import getcurrent
 
@@ -40,6 +42,19 @@ def make_engine(block, name):
         raise SimError(f"more than {ENGINES} mbarriers and warpgroups in one block")
     block.state["engines"] = number + 1
     return Engine(len(block.threads) + number, name)
+
+
+class Clock(list):
+    """Of every thread and engine of a block the latest time that is ordered before now.
+
+    ``after`` has the clocks of other blocks, by index, up to which they are.
+    """
+
+    __slots__ = ("after",)
+
+    def __init__(self, times, after=None):
+        super().__init__(times)
+        self.after = {} if after is None else after
 
 
 class Cell:
@@ -70,7 +85,7 @@ class Shadow:
     def __init__(self, granule, *, across_blocks):
         self.granule = granule
         self.across_blocks = across_blocks
-        self.cells = {}
+        self.cells, self.handed_over = {}, {}
 
     def note(self, offset, nbytes, itemsize, kind):
         """Record an access of the running thread; raise :class:`Race` on a conflict.
@@ -143,7 +158,7 @@ class Shadow:
                         _report(other, access)
                 cell.writes[tid] = access
             if self.across_blocks:
-                _check_blocks(cell, access)
+                _check_blocks(cell, access, seen)
 
     def note_view(self, view, base, kind):
         """Record an access to every element of a NumPy view into this memory."""
@@ -169,18 +184,32 @@ def _fenced(clocks, access, thread):
     return first < len(clocks) and clocks[first] <= known
 
 
-def _check_blocks(cell, access):
-    """Conflicts with other blocks: ``earlier`` keeps up to two blocks' accesses a kind."""
+def _check_blocks(cell, access, seen):
+    """Conflicts with other blocks: ``earlier`` keeps up to two blocks' accesses a kind.
+
+    They are the last ones: what comes before an access conflicts with nothing that it does not.
+    """
     kind, block = access[2], access[4]
     for other_kind, others in cell.earlier.items():
         if kind is other_kind and kind is not WRITE:
             continue
         for other in others:
-            if other[4] != block:
+            if other[4] != block and not _before(other, access, seen):
                 _report(other, access)
-    kept = cell.earlier.setdefault(kind, ())
+    kept = cell.earlier.get(kind, ())
+    if kept:
+        kept = tuple([other for other in kept if not _before(other, access, seen)])
     if len(kept) < 2 and all(other[4] != block for other in kept):
-        cell.earlier[kind] = (*kept, access)
+        kept = (*kept, access)
+    cell.earlier[kind] = kept
+
+
+def _before(other, access, seen):
+    """Whether an access is ordered before one of the running thread, which has ``seen`` so much."""
+    if other[4] == access[4]:
+        return other[0] == access[0] or seen[other[0]] >= other[1]
+    clock = seen.after.get(other[4])
+    return clock is not None and clock[other[0]] >= other[1]
 
 
 def _report(a, b):
@@ -197,9 +226,11 @@ def join(threads):
     """Order everything that ``threads`` did before everything that they do next."""
     first = threads[0].seen
     if all(t.seen is first for t in threads):
-        seen = list(first)
+        seen = Clock(first, first.after)
     else:
+        after = functools.reduce(_both, (t.seen.after for t in threads))
         seen = [max(times) for times in zip(*(t.seen for t in threads), strict=True)]
+        seen = Clock(seen, after)
     for t in threads:
         seen[t.tid] = t.clock
     for t in threads:
@@ -207,9 +238,18 @@ def join(threads):
         t.clock += 1
 
 
+def hand_over(shadow, offset, thread):
+    """A count of release and acquire at ``offset`` of global memory: what those that have counted
+    there did before comes before what this thread does next.
+    """
+    after = _both(thread.seen.after, shadow.handed_over.get(offset, {}))
+    thread.seen = Clock(thread.seen, after)
+    shadow.handed_over[offset] = _both(after, {thread.block.index: release(thread)})
+
+
 def release(thread):
     """The thread's past as a clock that another may :func:`acquire`; its time moves on."""
-    past = list(thread.seen)
+    past = Clock(thread.seen, thread.seen.after)
     past[thread.tid] = thread.clock
     thread.clock += 1
     return past
@@ -224,4 +264,11 @@ def merge(a, b):
     """The join of two clocks; None is the empty one."""
     if a is None or b is None or a is b:
         return a or b
-    return [x if x > y else y for x, y in zip(a, b, strict=True)]
+    return Clock([x if x > y else y for x, y in zip(a, b, strict=True)], _both(a.after, b.after))
+
+
+def _both(a, b):
+    """The clocks of other blocks in either of two dicts, where they are in both, joined."""
+    if a is b or not b:
+        return a
+    return {block: merge(a.get(block), b.get(block)) for block in a | b}

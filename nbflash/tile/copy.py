@@ -84,7 +84,7 @@ def widened(x, dtype, accumulator):
     return x.new(accumulator, x.builder.fpext(x.value, ir.DoubleType()))
 
 
-def _to_storage(x, dtype):
+def as_stored(x, dtype):
     """One accumulator element, rounded to nearest even, as it is stored."""
     if isinstance(x, Scalar):
         b = x.builder
@@ -117,7 +117,7 @@ def make_convert(dtype):
 
     @unrolled
     def to_storage(x):
-        return _to_storage(x, dtype)
+        return as_stored(x, dtype)
 
     return to_accumulator, to_storage
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import masks
-from nbflash import assembler, launch, sm90_decode
+from nbflash import assembler, decode_cuda, launch, sm90_decode
 from nbflash.decode_problem import Cache, check_decode
 from nbflash.kernels.decode_sm90 import decode_sm90_spec
 from nbflash.kernels.decode_sm90_config import decode_config
@@ -61,12 +61,34 @@ def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypat
     cache = Cache(*(None if x is None else Array(x) for x in arrays))
     partial = sm90_decode.Sm90Partial(device, problem, mask, Array(q), cache)
     partial(Array(q), cache, 64, 128)
-    (spec, trailing), (words, maps) = found
+    partial(Array(q), cache, 64, 128, 192, 256, 320)
+    (spec, trailing), (apart, _), (words, maps) = found
     kinds = [word for kind in spec.signature for word in launch._words_of(kind)]
     assert len(maps) == spec.maps
     assert len(maps) + len(words) + len(trailing) == len(kinds)
     assert [address for address, _ in maps] == [cache.k_cache.data.ptr, cache.v_cache.data.ptr]
-    assert words[:4] == [Array(q).data.ptr, 64, 128, cache.lengths.data.ptr]
+    given = [Array(q).data.ptr, 64, 128]
+    assert words[:8] == [*given, 192, 256, 320, True, cache.lengths.data.ptr]
+    assert apart == [*given, 0, 0, 0, False, *words[7:]]
     page_size, capacity, batch, nq, heads, pack, group = trailing[10:17]
     assert (page_size, capacity) == ((64, 128) if paged else (0, 64))
     assert (batch, nq, heads, pack, group) == (2, 3, 4, 2, 2)
+    assert partial.counted == 4  # batch × key heads
+
+
+def test_counts_of_streams_and_of_graphs():
+    """As many sets as there are, each for a stream or for one captured call."""
+    device = SimpleNamespace(resident=lambda tables: [Array(x) for x in tables])
+    counts = decode_cuda._Counts(device, 5)
+    of_streams = [counts.find(stream, False) for stream in (0, 7, 9)]
+    of_graphs = [counts.find(7, True) for _ in range(decode_cuda._SETS)]
+    found = sorted(of_streams + [x for x in of_graphs if x])
+    assert len(found) == decode_cuda._SETS
+    assert set(np.diff(found)) == {20}
+    assert [counts.find(stream, False) for stream in (0, 7, 9)] == of_streams
+    assert counts.find(11, False) == counts.find(decode_cuda._PER_THREAD, False) == 0
+
+
+def test_no_counts_for_the_streams_of_threads():
+    device = SimpleNamespace(resident=lambda tables: [Array(x) for x in tables])
+    assert decode_cuda._Counts(device, 1).find(decode_cuda._PER_THREAD, False) == 0

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from compile_ahead import decode_specs
 from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_bits
-from device_runs import poisoned_block
+from device_runs import ON_HOPPER, poisoned_block
 
 import masks
 import nbflash
+from nbflash import decode_cuda, planning
 from nbflash.quantised import dequantise, quantise
 
 CAPACITY, PAGE = 2048, 16
@@ -189,6 +190,110 @@ def test_graph_of_growing_sequences(dtype):
             stream.synchronize()
             assert same_bits([x.get() for x in results], [x.get() for x in eager])
         assert all(bool(cupy.isnan(x).all()) for x in other)
+
+
+BOTH_STORAGES = pytest.mark.parametrize(("dtype", "storage"), [("f16", None), ("f16", "int8")])
+
+
+def call(storage, capacity=CAPACITY):
+    """Arguments on the device for kernels whose last blocks join the parts."""
+    lengths = np.minimum(LENGTHS, np.int32(capacity))
+    q, k, v = contiguous(2, (8, 2), 64, DTYPES["f16"], lengths, capacity)
+    named = {"return_lse": True}
+    if storage:
+        (k, k_scale), (v, v_scale) = (quantise(x, STORAGE[storage]) for x in (k, v))
+        named |= {"k_scale": k_scale, "v_scale": v_scale}
+    return on_device({"q": q, "k_cache": k, "v_cache": v, "lengths": lengths, **named})
+
+
+def results(arguments):
+    return [x.get() for x in nbflash.decode(**arguments)]
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """``joined()``: what has been bound for the calls of a test; all its counts are back at 0."""
+    cache = planning._Cache(8)
+    monkeypatch.setattr(decode_cuda, "_decoders", cache)
+
+    def decoders():
+        cupy.cuda.Device().synchronize()
+        found = [item.value for item in cache._items.values()]
+        assert all(x._partial.splits > 1 and x._partial.counted for x in found)
+        assert not any(x._counts._zeros.get().any() for x in found)
+        return found
+
+    return decoders
+
+
+@ON_HOPPER
+@BOTH_STORAGES
+def test_the_last_block_joins_calls_in_turn(dtype, storage, joined):
+    """Of as many splits as capacities allow: each finds its counts at 0."""
+    calls = [call(storage, capacity) for capacity in (256, 1024, CAPACITY)]
+    first = [results(arguments) for arguments in calls]
+    for _ in range(5):
+        for arguments, want in zip(calls, first, strict=True):
+            assert same_bits(results(arguments), want)
+            assert nbflash.decode(**arguments | {"return_lse": False}).get().tobytes() == (
+                want[0].tobytes()
+            )
+    assert len({x._partial.splits for x in joined()}) == 3
+
+
+@ON_HOPPER
+@BOTH_STORAGES
+@pytest.mark.parametrize("sets", [32, 2])
+def test_the_last_block_joins_on_streams_at_once(dtype, storage, sets, joined, monkeypatch):
+    """Every stream has counts of its own; beyond those that there are, a call clears some."""
+    monkeypatch.setattr(decode_cuda, "_SETS", sets)
+    arguments = call(storage)
+    want = results(arguments)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)] + [cupy.cuda.Stream.ptds]
+    cupy.cuda.Device().synchronize()
+    for _ in range(20):
+        found = []
+        for stream in streams:
+            with stream:
+                found.append(nbflash.decode(**arguments))
+        for stream, arrays in zip(streams, found, strict=True):
+            stream.synchronize()
+            assert same_bits([x.get() for x in arrays], want)
+    (decoder,) = joined()
+    assert len(decoder._counts._of_stream) == min(sets, 4)  # the null stream, and three
+
+
+@ON_HOPPER
+@BOTH_STORAGES
+@pytest.mark.parametrize("sets", [32, 1])
+def test_the_last_block_joins_in_a_graph(dtype, storage, sets, joined, monkeypatch):
+    """Captured once, replayed on two streams, with other calls beside it: always the same bits.
+
+    Of one set of counts the stream has it, and the graph sets its own to 0.
+    """
+    monkeypatch.setattr(decode_cuda, "_SETS", sets)
+    pool = cupy.cuda.MemoryPool()
+    stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with stream, cupy.cuda.using_allocator(pool.malloc):
+        arguments = call(storage)
+        for _ in range(2):
+            nbflash.decode(**arguments)
+        stream.synchronize()
+        stream.begin_capture()
+        captured = nbflash.decode(**arguments)
+        graph = stream.end_capture()
+        want = results(arguments)
+        for where in (stream, stream, other, other, stream):
+            for x in captured:
+                x.fill(np.nan)
+            stream.synchronize()
+            graph.launch(where)
+            beside = nbflash.decode(**arguments)
+            where.synchronize()
+            stream.synchronize()
+            assert same_bits([x.get() for x in captured], want)
+            assert same_bits([x.get() for x in beside], want)
+    joined()
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+from decode_runs import flat
 from sm90_runs import storage
 
 from nbflash import launch, testing
@@ -12,6 +13,8 @@ from nbflash.decode_shares import heads_together, scale_strides, walk
 from nbflash.kernels.decode_sm90 import decode_sm90_spec
 from nbflash.kernels.decode_sm90_config import ROWS, decode_config
 from nbflash.sim.hopper import SimTensorMap
+
+WORDS = np.float32, np.uint32
 
 
 def scales_of(scales):
@@ -33,9 +36,13 @@ def parts(
     splits=2,
     scales=None,
     spec_of=decode_sm90_spec,
+    results=None,
     **changed,
 ):
-    """``(part_o, part_lse)`` of the kernel on poisoned memory, its configuration ``changed``."""
+    """``(part_o, part_lse)`` of the kernel on poisoned memory, its configuration ``changed``.
+
+    ``results``, (out, lse, counts), are what the last block of a row tile writes.
+    """
     (batch, nq, heads, head_dim), heads_kv = q.shape, k.shape[2]
     scale = head_dim**-0.5 if scale is None else scale
     page_size = None if block_table is None else k.shape[1]
@@ -50,6 +57,7 @@ def parts(
     _, _, tables = walk(p, mask, ROWS, cfg.tile_n, pack)
     part_o = testing.poisoned((splits, batch, nq, heads, head_dim), np.float32)
     part_lse = testing.poisoned((splits, batch, heads, nq), np.float32)
+    out, lse, counts = results or (np.zeros(1, q.dtype), *(np.zeros(1, t) for t in WORDS))
     maps = [SimTensorMap(x.view(np.uint16), cfg.box) for x in (k, v)]
     strides = tuple(s // q.itemsize for s in q.strides[:3])
     pages = np.zeros((1, 0), np.int32) if block_table is None else block_table
@@ -58,6 +66,7 @@ def parts(
     arguments = (
         *maps,
         *(storage(q).view(np.int32), part_o.reshape(-1), part_lse.reshape(-1)),
+        *(flat(out), lse.reshape(-1), counts, results is not None),
         *(lengths, np.append(pages, np.int32(0)), *values, strides, *strides_of_scales, *sizes),
         *(heads // heads_kv, splits, np.float32(max(abs(scale) * LOG2_E, LEAST_SCALE))),
         *map(np.ravel, tables),
@@ -65,6 +74,14 @@ def parts(
     blocks = batch * (heads // pack) * -(-nq * pack // cfg.tile_m) * splits
     launch.simulate(spec_of(cfg), blocks, arguments)
     return part_o, part_lse
+
+
+def joined(q, *arrays, counts, **options):
+    """``(out, lse)`` as the last block of each row tile joins the parts."""
+    batch, nq, heads, _ = q.shape
+    out, lse = testing.poisoned(q.shape, q.dtype), testing.poisoned((batch, heads, nq), np.float32)
+    parts(q, *arrays, results=(out, lse, counts), **options)
+    return out, lse
 
 
 def run(q, *arrays, **options):

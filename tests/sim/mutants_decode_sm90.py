@@ -4,9 +4,46 @@ from mutants import Mutant
 from mutants_sm90_load import without
 
 PART = "nbflash.kernels.decode_sm90"
-PRODUCTS, SCALES, ROWS, LOADING, COMPUTING, STORED, KERNEL = CHAIN = (
+PRODUCTS, SCALES, ROWS, LOADING, COMPUTING, STORED, JOINING, KERNEL = CHAIN = (
     "nbflash.tile.mma_stored",
-    *(f"{PART}{part}" for part in ("_scales", "_rows", "_load", "_compute", "_stored", "")),
+    *(
+        f"{PART}{part}"
+        for part in ("_scales", "_rows", "_load", "_compute", "_stored", "_join", "")
+    ),
+)
+MEETING = "        bar_sync(COMPUTING, WARPS * WARP)\n"
+JOIN = (
+    Mutant("counted before all have written", MEETING, "", 0, 2),
+    Mutant("read before the count is known", MEETING, "", 1, 2),
+    Mutant("every thread counts", "if thread == 0:", "if thread >= 0:"),
+    Mutant("one block too few", "before == splits - 1", "before == splits - 2"),
+    Mutant("every block is the last", "1 if before == splits - 1 else 0", "1"),
+    Mutant("a count that goes on", "number), splits - 1)", "number), splits)"),
+    Mutant("counts of all tiles", "global_address(counts, number)", "global_address(counts, 0)"),
+    Mutant(
+        "rows that follow the first warp's",
+        "range(warp, tile_rows, WARPS)",
+        "range(0, tile_rows, WARPS)",
+    ),
+    Mutant("rows of the first tile", "types.int32(first + r)", "types.int32(r)"),
+    Mutant("heads of the first group", "head = first_head + nth", "head = nth"),
+    Mutant(
+        "tokens and heads swapped",
+        "(b * nq + token) * heads + head",
+        "(b * heads + head) * nq + token",
+    ),
+    Mutant("LSE as O lies", "(b * heads + head) * nq + token", "(b * nq + token) * heads + head"),
+    Mutant("O of batch 0", "(b * nq + token) * heads", "token * heads"),
+    Mutant("O not normalised", "x * inverse for", "x for"),
+    Mutant(
+        "a row without keys",
+        "select(equal(l, 0.0), 0.0, approximate_reciprocal(l))",
+        "approximate_reciprocal(l)",
+    ),
+    Mutant("last columns forgotten", "if lane < REST:", "if lane < 0:"),
+    Mutant("columns behind the last", "if lane < REST:", "if lane < WARP:"),
+    Mutant("columns of the first 32", "WARP * (first + i)", "WARP * first"),
+    Mutant("LSE of lane 1", "if lane == 0:", "if lane == 1 and l < 0:"),
 )
 RELEASE = "mbarrier_arrive(base + EMPTY + 8 * stage)"
 WAIT_V = "mbarrier_wait(base + FULL_V + 8 * stage, phase)"
@@ -189,24 +226,36 @@ STORE = (
     Mutant("upper row's place", "types.int32(first + r + 8)", "types.int32(first + r)"),
 )
 PLACES = (
+    Mutant("counts of splits", "(counts, tile)", "(counts, split)"),
+    Mutant("rows past the last", "min(nq * pack - first, TILE_M)", "TILE_M"),
+    Mutant(
+        "first row of another tile",
+        "first = types.int32(row_tile * TILE_M)",
+        "first = types.int32(0)",
+    ),
+    Mutant("joined though not asked", "if joining:", "if True:"),
     Mutant("lengths beyond the capacity", "min(max(lengths[b], 0), capacity)", "lengths[b]"),
     Mutant("ragged behind the length", "types.int32(length - nq + 1)", "length"),
     Mutant("pages of the first sequence", "types.int32(b * table_width)", "types.int32(0)"),
     Mutant("query head for key head", "types.int32(head // group)", "head"),
-    Mutant("first row tile", "types.int32(row_tile * TILE_M)", "types.int32(0)"),
+    Mutant("first row tile", "rows = types.int32(row_tile * TILE_M)", "rows = types.int32(0)"),
     Mutant(
         "Q of the next head",
         "start = b * q_stride[0] + head * q_stride[2]",
         "start = b * q_stride[0]",
     ),
-    Mutant("readers of a stage", "READERS = WARPS if QUANTISED else 1", "READERS = 1"),
+    Mutant(
+        "readers of a stage",
+        "READERS, join_parts = WARPS if QUANTISED else 1,",
+        "READERS, join_parts = 1,",
+    ),
     Mutant("plane of the first heads", "types.int32(plane_of[rest])", "types.int32(plane_of[0])"),
     Mutant("lse of every split in the first", "types.int32(split * batch + b)", "types.int32(b)"),
 )
 MUTANTS = [
     (target, mutant)
     for target, mutants in zip(
-        CHAIN, (PRODUCT, SCALE, ROW, LOAD, COMPUTE, STORE, PLACES), strict=True
+        CHAIN, (PRODUCT, SCALE, ROW, LOAD, COMPUTE, STORE, JOIN, PLACES), strict=True
     )
     for mutant in mutants
 ]

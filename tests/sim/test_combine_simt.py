@@ -9,7 +9,7 @@ from simt_runs import DTYPES
 from nbflash import sim, testing
 from nbflash.kernels import combine_simt
 
-COMBINE = "nbflash.kernels.combine_simt"
+PARTS, COMBINE = "nbflash.tile.parts", "nbflash.kernels.combine_simt"
 FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
@@ -91,26 +91,33 @@ def test_strided_out():
     assert np.isnan(memory[..., 8:]).all()
 
 
-MUTANTS = (
-    without_barrier("the sums of all warps are in place"),
-    Mutant("query and head swapped", "row % heads, row //", "row % nq, row //"),
-    Mutant("heads of the LSE as queries", "(b * heads + h) * nq + i", "row"),
+JOINING = (
     Mutant("maximum of lane 0's splits", "        m = warp_max(m)\n", ""),
     Mutant("sum of lane 0's splits", "        l = warp_sum(l)\n", ""),
     Mutant("weights in base 2", "* LOG2_E)", "* 1.0)"),
     Mutant("an empty maximum unguarded", "lse - guarded(m)", "lse - m"),
-    Mutant("the first warp alone", "split = warp\n", "split = 8 * warp\n"),
-    Mutant("every warp sums all", "            split += WARPS\n", "            split += 1\n"),
-    Mutant("a step too far", "(AHEAD - 1) * WARPS < splits", "0 < splits"),
-    Mutant("steps without their width", "split + WARPS * u", "split + u"),
+    Mutant("every warp sums all", "            split += step\n", "            split += 1\n"),
+    Mutant("a step too far", "(ahead - 1) * step < splits", "0 < splits"),
+    Mutant("steps without their width", "split + step * u", "split + u"),
     Mutant("a split short", "while split < splits", "while split < splits - 1"),
+    Mutant("lse of no split is zero", "value = NEG_INF", "value = ZERO"),
+    Mutant("lse without the sum", "m + accumulator(math.log2(l)) * accumulator(LN2)", "m"),
+    Mutant(
+        "lse in base 2",
+        "accumulator(math.log2(l)) * accumulator(LN2)",
+        "accumulator(math.log2(l))",
+    ),
+)
+COMBINING = (
+    without_barrier("the sums of all warps are in place"),
+    Mutant("query and head swapped", "row % heads, row //", "row % nq, row //"),
+    Mutant("heads of the LSE as queries", "(b * heads + h) * nq + i", "row"),
+    Mutant("the first warp alone", "at, splits, warp, lane", "at, splits, 8 * warp, lane"),
     Mutant("one warp's sum", "for w in range(WARPS)", "for w in range(1)"),
     Mutant("never divided", "total /= l", "total *= 1"),
-    Mutant("lse of no split is zero", "value = NEG_INF", "value = ZERO"),
-    Mutant("lse without the sum", "m + ACC(math.log2(l)) * ACC(LN2)", "m"),
-    Mutant("lse in base 2", "ACC(math.log2(l)) * ACC(LN2)", "ACC(math.log2(l))"),
     Mutant("out as if contiguous", "+ i * o_stride[1]", "+ i * o_stride[2] * heads"),
 )
+MUTANTS = [(PARTS, mutant) for mutant in JOINING] + [(COMBINE, mutant) for mutant in COMBINING]
 
 
 def check_all(module):
@@ -122,9 +129,9 @@ def check_all(module):
     check(part_o, part_lse, module=module, warps=1, out=memory.transpose(0, 2, 1, 3)[..., :8])
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-def test_mutant_is_caught(mutant):
-    module = mutated_modules(COMBINE, mutant, ())[COMBINE]
+@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=str)
+def test_mutant_is_caught(target, mutant):
+    module = mutated_modules(target, mutant, (COMBINE,) if target == PARTS else ())[COMBINE]
     with pytest.raises(FAULTS):
         check_all(module)
 

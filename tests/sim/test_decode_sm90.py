@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_bits
-from decode_sm90_runs import run
+from decode_sm90_runs import joined, run
 
 import masks
 from nbflash import sim
@@ -157,3 +157,22 @@ def test_quantised(dtype, storage, per):
     check(got, q, *values, SOME)
     k_pages, v_pages, table = paged(k, v, lengths=SOME, page_size=PAGE)
     assert same_bits(got, run(q, k_pages, v_pages, SOME, table, scales=paged_scales))
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["f16", "int8"])
+@pytest.mark.parametrize("splits", [1, 3, 11])
+def test_the_last_block_joins(splits, stored):
+    """Twice in a row, with the counts that the first call has left, and blocks in other orders."""
+    q, k, v = problem(3, head_dim=40 + 8 * stored, lengths=SOME)
+    named, (k_, v_) = {"splits": splits}, (k, v)
+    if stored:
+        (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
+        real = np.dtype(np.float32)
+        k_, v_ = dequantise(k, k_scale, real), dequantise(v, v_scale, real)
+        named["scales"] = k_scale, v_scale
+    counts = np.zeros(len(SOME) * 2, np.uint32)
+    for seed in range(2):
+        with sim.options(race=True, seed=seed):
+            got = joined(q, k, v, SOME, counts=counts, **named)
+        check(got, q, k_, v_, SOME)
+        assert not counts.any()

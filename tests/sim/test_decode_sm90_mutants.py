@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from decode_cases import DTYPES, check, check_tokens, contiguous, paged
-from decode_sm90_runs import run
+from decode_sm90_runs import joined, run
 from mutants import mutated_modules
-from mutants_decode_sm90 import CHAIN, KERNEL, MUTANTS
+from mutants_decode_sm90 import CHAIN, JOINING, KERNEL, MUTANTS
 
 import masks
 from nbflash import sim
@@ -161,7 +161,19 @@ def beyond(spec_of):
     check(run(q, k, v, lengths + 9, splits=1, spec_of=spec_of), q, k, v, lengths)
 
 
-CASES = (beyond, masked, causal, poisoned, rows)
+def last_block(spec_of):
+    """Parts joined by the last block: of sequences, tokens and heads, and of two row tiles."""
+    many, short = np.array([T + 1, T - 9], np.int32), np.array([20], np.int32)
+    for lengths, nq, heads, head_dim in ((many, NQ, (4, 2), 72), (short, 33, (2, 1), 16)):
+        q, k, v = contiguous(nq, heads, head_dim, DTYPES["f16"], lengths, CAPACITY)
+        counts = np.zeros(4 if nq == NQ else 2, np.uint32)
+        with sim.options(race=True, seed=1):
+            got = joined(q, k, v, lengths, counts=counts, splits=2, spec_of=spec_of)
+        check(got, q, k, v, lengths)
+        assert not counts.any()
+
+
+CASES = (beyond, last_block, masked, causal, poisoned, rows)
 CASES += (
     poisoned_bytes,
     outlier_bytes,
@@ -178,8 +190,8 @@ def test_kernel_passes(case):
     case(decode_sm90_spec)
 
 
-def check_all(spec_of):
-    for case in CASES:
+def check_all(spec_of, cases=CASES):
+    for case in cases:
         case(spec_of)
 
 
@@ -192,4 +204,4 @@ def test_mutant_is_caught(target, mutant):
     dependents = CHAIN[CHAIN.index(target) + 1 :]
     modules = mutated_modules(target, mutant, dependents)
     with pytest.raises(FAULTS):
-        check_all(modules[KERNEL].decode_sm90_spec)
+        check_all(modules[KERNEL].decode_sm90_spec, (last_block,) if target == JOINING else CASES)

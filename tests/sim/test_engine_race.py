@@ -7,6 +7,7 @@ import pytest
 from numba import cuda, float32, uint16, uint32
 
 from nbflash import sim
+from nbflash.sim.hopper import atom_inc, global_address
 
 SEEDS = range(6)
 
@@ -284,3 +285,90 @@ def test_shared_memory_of_two_blocks_is_not_the_same():
         cuda.shared.array(1, float32)[0] = 1
 
     launch(kernel, threads=1, blocks=4)
+
+
+def counted(parts, out, counts, fault):
+    """Every block writes its part, and the one that is counted last adds up those of all."""
+    last = cuda.shared.array(1, uint32)
+    b, t, blocks = cuda.blockIdx.x, cuda.threadIdx.x, cuda.gridDim.x
+    parts[b, t] = b + 1
+    if fault != "before all have written":
+        cuda.syncthreads()
+    if t == 0:
+        if fault == "an atomic that orders nothing":
+            before = cuda.atomic.add(counts, 0, 1)
+        else:
+            before = atom_inc(global_address(counts, b * (fault == "one's own")), blocks - 1)
+        last[0] = before == blocks - 1 or fault == "one's own"
+    if fault == "written once more":
+        parts[b, t] = b + 1
+    if fault != "not waited for":
+        cuda.syncthreads()
+    if last[0]:
+        for i in range(blocks):
+            out[t] += parts[i, t ^ 1]
+
+
+def joined(fault=""):
+    out, counts = np.zeros(64), np.zeros(3, np.uint32)
+    launch(counted, np.zeros((3, 64)), out, counts, fault, blocks=3)
+    return out, counts
+
+
+def test_a_count_orders_blocks():
+    out, counts = joined()
+    assert (out == 6).all()
+    assert not counts.any()
+
+
+FAULTS = (
+    "before all have written",
+    "an atomic that orders nothing",
+    "written once more",
+    "one's own",
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_count_that_does_not_order_blocks(fault):
+    with pytest.raises(sim.Race, match="in different blocks"):
+        joined(fault)
+
+
+def test_a_count_that_a_block_does_not_wait_for():
+    with pytest.raises(sim.Race, match="with no barrier between"):
+        joined("not waited for")
+
+
+def test_counts_order_blocks_one_after_the_other():
+    """What a block has seen of others is handed on with what it did itself, not without."""
+
+    def kernel(x, counts, skipped):
+        turn, t = cuda.shared.array(1, uint32), cuda.threadIdx.x
+        if t == 0:
+            turn[0] = cuda.atomic.add(counts, 4, 1)
+            if turn[0] not in (0, skipped):
+                atom_inc(global_address(counts, int(turn[0]) - 1), 9)
+        cuda.syncthreads()
+        b = int(turn[0])
+        for i in range(b):
+            x[i, t ^ 1]
+        x[b, t] = 1
+        cuda.syncthreads()
+        if t == 1:
+            atom_inc(global_address(counts, b), 9)
+
+    launch(kernel, np.zeros((4, 64)), np.zeros(5, np.uint32), 0, blocks=4)
+    for skipped in (1, 2, 3):
+        with pytest.raises(sim.Race, match="in different blocks"):
+            launch(kernel, np.zeros((4, 64)), np.zeros(5, np.uint32), skipped, blocks=4)
+
+
+def test_a_count_goes_on_from_0():
+    def kernel(out, counts):
+        out[cuda.threadIdx.x] = atom_inc(global_address(counts, 1), 2)
+
+    out, counts = np.zeros(64), np.array([7, 1], np.uint32)
+    launch(kernel, out, counts)
+    assert np.bincount(out.astype(int)).tolist() == [21, 22, 21]
+    assert counts.tolist() == [7, 2]

@@ -1,0 +1,85 @@
+"""Attention over parts of the keys becomes one: a row of it by one warp (FlashDecoding).
+
+    m = max_s LSE_s      w_s = exp(LSE_s − m)      l = Σ_s w_s
+    O = Σ_s w_s O_s / l            LSE = m + log l
+
+An empty part has LSE_s = −∞ and O_s = 0: its weight is 0.
+"""
+
+import math
+import operator
+
+from nbflash.constants import LN2, LOG2_E, WARP
+from nbflash.ptx._asm import inlined
+from nbflash.tile.lanes import across_lanes
+from nbflash.tile.softmax import guarded
+from nbflash.tile.unroll import exp2, fma, load, maximum, select, unrolled
+
+
+def _weight(lse, m):
+    return exp2((lse - guarded(m)) * LOG2_E)
+
+
+def make_join(head_dim, accumulator, step, ahead):
+    """``join(part_o, part_lse, rows, row, at, splits, split, lane)``, ``lse_of(m, l)``.
+
+    The first gives Σ w_s O_s of the parts ``split``, ``split + step``, …, a column of every 32 a
+    lane, and m and l of all. part_o is (splits, rows, head_dim), part_lse (splits, rows); this row
+    is ``row`` of the one and ``at`` of the other. The O of ``ahead`` parts are under way at a time.
+    """
+    ZERO, NEG_INF = accumulator(0), accumulator(-math.inf)
+    COLUMNS = range(0, head_dim, WARP)
+    O_START = (ZERO,) * len(COLUMNS)
+    larger, weight = unrolled(maximum), unrolled(_weight)
+
+    @unrolled
+    def warp_max(x):
+        return across_lanes((x,), WARP, maximum)[0]
+
+    @unrolled
+    def warp_sum(x):
+        return across_lanes((x,), WARP, operator.add)[0]
+
+    def make_add(count):
+        @unrolled
+        def add(acc, part_o, part_lse, m, split, rows, row, at, lane):
+            """``O += w_s O_s`` for ``count`` parts, ``step`` apart; all loads come first."""
+            splits = [split + step * u for u in range(count)]
+            weights = [_weight(load(part_lse, s * rows + at), m) for s in splits]
+            columns = [select(lane + c < head_dim, lane + c, 0) for c in COLUMNS]
+            parts = [
+                [load(part_o, (s * rows + row) * head_dim + c) for c in columns] for s in splits
+            ]
+            for w, o in zip(weights, parts, strict=True):
+                acc = tuple(fma(w, x, total) for x, total in zip(o, acc, strict=True))
+            return acc
+
+        return add
+
+    add_one, add_ahead = make_add(1), make_add(ahead)
+
+    @inlined
+    def join(part_o, part_lse, rows, row, at, splits, split, lane):
+        m, l, acc = NEG_INF, ZERO, O_START
+        for s in range(lane, splits, WARP):
+            m = larger(m, part_lse[s * rows + at])
+        m = warp_max(m)
+        for s in range(lane, splits, WARP):
+            l += weight(part_lse[s * rows + at], m)
+        l = warp_sum(l)
+        while split + (ahead - 1) * step < splits:
+            acc = add_ahead(acc, part_o, part_lse, m, split, rows, row, at, lane)
+            split += ahead * step
+        while split < splits:
+            acc = add_one(acc, part_o, part_lse, m, split, rows, row, at, lane)
+            split += step
+        return acc, m, l
+
+    @inlined
+    def lse_of(m, l):
+        value = NEG_INF
+        if l != ZERO:
+            value = m + accumulator(math.log2(l)) * accumulator(LN2)
+        return value
+
+    return join, lse_of
