@@ -52,7 +52,7 @@ CAUGHT_BY = {
         "panels of V",
     ),
     "zero": ("logarithm of all of l",),
-    "long": ("no end of what is owed",),
+    "two": ("no end of what is owed",),
     "rows": (
         "full tiles poisoned",
         "no wait for full Q",

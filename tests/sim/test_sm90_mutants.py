@@ -117,7 +117,7 @@ CASES = (
     Case("wide-heads", HALVES_PAIR, "window-causal", 150, 65, head_dim=72, scale=-0.3),
     Case("pair-race", HALVES_PAIR, "window", 129, 129, race=True, seed=1),
     Case("many", ALONE, "many", 33 * 64, 33 * 64 + 5),
-    Case("long", ALONE, "dense", 330, 129),
+    Case("two", ALONE, "dense", 330, 100),
 )
 
 
