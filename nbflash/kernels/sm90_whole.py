@@ -81,6 +81,9 @@ def make_whole(cfg):
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     tiles = cfg.tile_m, cfg.tile_n
     SCORED = cfg.score is not None
+    ALWAYS = (
+        cfg.dropout
+    )  # a row's first tile is masked even where it is full, for want of registers
     ADDS = SCORED and cfg.score.adds
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
@@ -161,7 +164,7 @@ def make_whole(cfg):
             owed = False
             if not ADDS:
                 s = scored(s, scoring[0])
-            if masked and (not first or kind != FULL):
+            if masked and (ALWAYS or not first or kind != FULL):
                 s = apply_keep(s, keep)
             if first:
                 m_ago, l_ago = m, l

@@ -16,7 +16,6 @@ from nbflash.launch import compile_ptx
 
 HOPPER = (9, 0)
 HEAD_DIMS = 64, 128, 256
-SPILLS = {("bwd_sm90_dq", 256): 68, ("fwd_sm90", 64): 4}  # bytes that a thread stores
 
 
 def specs(head_dim):
@@ -40,7 +39,7 @@ def test_kernel(spec):
     ptx = compile_ptx(spec, HOPPER)
     report = assembler.report(ptx, "sm_90a")
     spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", report)))
-    assert spilled <= SPILLS.get((spec.name.removeprefix("nbflash_"), spec.config.head_dim), 0)
+    assert spilled == 0
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
     assert re.findall(r"C75\d\d", report) == []
     assert ".f64" not in ptx
