@@ -40,13 +40,14 @@ def lookup(q, cache, mask, scale) -> CudaDecoder:
 class _Counts:
     """A count for each row tile, once for all calls that cannot run at the same time.
 
-    They are 0 after every call. A stream has its own, and so has every call that a CUDA graph
-    records. The stream of every thread's own, all with one number, has none.
+    They are 0 after every call. A stream has its own set, and so has every call that a CUDA graph
+    records, as long as there are any: none comes back, and later streams and calls have none. The
+    stream of every thread's own, all with one number, never has.
     """
 
     def __init__(self, device, tiles):
-        (self._zeros,) = device.resident([np.zeros((_SETS, tiles), np.uint32)])
-        first, step = self._zeros.data.ptr, self._zeros.strides[0]
+        (self._sets,) = device.resident([np.zeros((_SETS, tiles), np.uint32)])
+        first, step = self._sets.data.ptr, self._sets.strides[0]
         self._free, self._of_stream = iter(range(first, first + _SETS * step, step)), {}
 
     def find(self, stream, capturing):
@@ -88,7 +89,7 @@ class CudaDecoder:
                 self._combine = _bind_combine(device, p, splits)
         # part_o, part_lse, an lse that nobody asks for, and counts, words of four bytes too
         shapes = (splits, *q.shape), (splits, *p.lse_shape), p.lse_shape, (tiles,)
-        self._scratch, self._nbytes = device.scratch(shapes, p.lse_dtype), 4 * tiles
+        self._scratch, self._count_bytes = device.scratch(shapes, p.lse_dtype), 4 * tiles
 
     def __call__(self, q, cache, with_lse=True):
         """``(out, lse)``; lse is None without ``with_lse``."""
@@ -119,7 +120,7 @@ class CudaDecoder:
             return
         counts = self._counts.find(stream, capturing)
         if not counts:
-            self._device.clear(own, self._nbytes, stream)
+            self._device.clear(own, self._count_bytes, stream)
         lse = no_lse if lse is None else lse.data.ptr
         self._partial(q, cache, part_o, part_lse, out.data.ptr, lse, counts or own)
 

@@ -5,7 +5,7 @@ import numpy as np
 L2_BYTES = 24 << 20  # for the heads that are worked on at a time: half of an H100's
 
 
-def ordered(work, length, heads_at_a_time, blocks):
+def ordered(work, length, heads_at_a_time, blocks, together=1):
     """The work list so that heads follow each other and every block gets its share.
 
     What is worked on at the same time then reads the same operands while they are in L2. ``blocks``
@@ -20,17 +20,18 @@ def ordered(work, length, heads_at_a_time, blocks):
     length : int (items,)
         Tiles of each item; items without tiles come last.
     heads_at_a_time : int
-        At most so many make a group.
-    blocks : int
+        At most so many make a group; of ``together`` heads that read the same keys, so many times.
+    blocks, together : int
 
     Returns
     -------
     The rows of ``work`` in another order.
     """
     live = np.count_nonzero(length)
-    heads = int(work[:, 1].max(initial=0)) + 1
+    head = work[:, 1].astype(np.int64) // together
+    heads = int(head.max(initial=0)) + 1
     groups = -(-heads // heads_at_a_time)
-    by_heads = np.argsort(work[:live, 1].astype(np.int64) * groups // heads, kind="stable")
+    by_heads = np.argsort(head[:live] * groups // heads, kind="stable")
     order, load = np.arange(len(work)), np.zeros(blocks, np.int64)
     for round_, start in enumerate(range(0, live, blocks)):
         items = by_heads[start : start + blocks]
@@ -66,7 +67,7 @@ def row_tables(schedule, problem, blocks):
     work, plane_of = s.work(p.batch, p.heads), s.plane_of(p.batch, p.heads)
     lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[plane_of[work[:, 1]], work[:, 0]]
     kv_bytes = 2 * p.nk * p.head_dim * 2
-    work = ordered(work, lengths, p.group * -(-L2_BYTES // kv_bytes), blocks)
+    work = ordered(work, lengths, -(-L2_BYTES // kv_bytes), blocks, p.group)
     walked = work, plane_of, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits
     walked = tuple(np.ascontiguousarray(x).ravel() for x in walked)
     return walked, int(np.count_nonzero(lengths))

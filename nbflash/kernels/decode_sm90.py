@@ -129,15 +129,15 @@ def make_decode_sm90(cfg):
             seen, parts = (plane, length, lo, hi), (part_o, part_lse)
             compute_part(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, tid)
             if joining:
-                # Where it is anew, or it would be in registers all the time.
+                # Where the block is, anew: held from its start, it spilled 16 bytes at d=128.
                 tile, _ = divided(hide(types.int32(cuda.blockIdx.x)), splits)
                 rest, row_tile = divided(tile, types.int32(row_tiles))
                 b, packed = divided(rest, heads // pack)
                 first = types.int32(row_tile * TILE_M)
                 count = types.int32(min(nq * pack - first, TILE_M))
                 sizes = splits, nq, heads, types.int64(batch * nq * heads)
-                part = b, packed * pack, first, count, pack
-                join_parts(smem, place[1], (counts, tile), part, sizes, parts, (out, lse), tid)
+                rows = b, packed * pack, first, count, pack
+                join_parts(smem, place[1], (counts, tile), rows, sizes, parts, (out, lse), tid)
 
     return decode_sm90
 

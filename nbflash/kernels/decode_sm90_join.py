@@ -13,20 +13,21 @@ from nbflash.ptx._asm import inlined, types
 from nbflash.ptx.atom import atom_inc
 from nbflash.ptx.mbarrier import bar_sync
 from nbflash.tile.copy import as_stored
+from nbflash.tile.mma_stored import WARPS
 from nbflash.tile.parts import make_join
 from nbflash.tile.pipeline import divided
 from nbflash.tile.shared import global_address
 from nbflash.tile.unroll import equal, select, store, unrolled
 from nbflash.tile.warp_math import approximate_reciprocal
 
-WARPS = 4  # that compute
-AHEAD = 8  # parts whose O a warp has under way
-MOST_ROUNDS = 8  # of them, one after the other: more are for all multiprocessors, and a kernel
+AHEAD = 8  # parts whose O a warp has under way; what is left behind them comes part by part
+MOST_ROUNDS = 8  # of loads, one after the other: more are for all multiprocessors, and a kernel
 
 
 def joined_by_the_last(cfg, rows, splits):
     """Whether a block may join the parts of a tile of so many rows: a second kernel costs more."""
-    return -(-min(rows, cfg.tile_m) // WARPS) * -(-splits // AHEAD) <= MOST_ROUNDS
+    rounds_of_a_row = splits // AHEAD + splits % AHEAD
+    return -(-min(rows, cfg.tile_m) // WARPS) * rounds_of_a_row <= MOST_ROUNDS
 
 
 def make_join_parts(cfg):

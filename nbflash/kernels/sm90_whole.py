@@ -81,9 +81,8 @@ def make_whole(cfg):
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     tiles = cfg.tile_m, cfg.tile_n
     SCORED = cfg.score is not None
-    ALWAYS = (
-        cfg.dropout
-    )  # a row's first tile is masked even where it is full, for want of registers
+    # A row's first tile is masked even where it is full: registers do not suffice for a branch.
+    MASK_FIRST = cfg.dropout
     ADDS = SCORED and cfg.score.adds
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
@@ -164,7 +163,7 @@ def make_whole(cfg):
             owed = False
             if not ADDS:
                 s = scored(s, scoring[0])
-            if masked and (ALWAYS or not first or kind != FULL):
+            if masked and (MASK_FIRST or not first or kind != FULL):
                 s = apply_keep(s, keep)
             if first:
                 m_ago, l_ago = m, l
@@ -198,7 +197,8 @@ def make_whole(cfg):
             if following[0] & FIRST:
                 if not STAGED and lead == 0:
                     mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)
-                if owed and lead == 0:  # a row of one tile: the Q to come goes there
+                # A row of one tile: the Q to come goes there. The next step forgets what was owed.
+                if owed and lead == 0:
                     release_q(base, before(q_stage))
                 q_stage, q_phase = advance_q(q_stage, q_phase)
                 mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)

@@ -228,7 +228,10 @@ def make_keep(tile_m, tile_n):
 
     @inlined
     def below(x, n0, quad):
-        """Bits of this thread's columns, ``n0 + 8 j + quad + {0, 1}``, that are less than ``x``."""
+        """Bits of this thread's columns, ``n0 + 8 j + quad + {0, 1}``, that are less than ``x``.
+
+        ``x − n0`` is within 32 bits: ``x`` is that of a key, or not far below 0.
+        """
         x = types.int32(min(types.int32(x - n0), types.int32(tile_n)) - quad)
         x = max(x, types.int32(0))
         pair = min(types.int32(x & 7), types.int32(2))

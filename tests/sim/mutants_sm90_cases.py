@@ -53,6 +53,7 @@ CAUGHT_BY = {
     ),
     "zero": ("logarithm of all of l",),
     "two": ("no end of what is owed",),
+    "three": ("before the last stage comes the first",),
     "rows": (
         "full tiles poisoned",
         "no wait for full Q",

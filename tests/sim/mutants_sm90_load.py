@@ -207,6 +207,11 @@ WALK = (
     Mutant("back without there", "blocks - 1 - block", "blocks - block"),
     Mutant("no wrap", "equal(stage, stages - 1)", "equal(stage, stages)"),
     Mutant("wrap too early", "equal(stage, stages - 1)", "equal(stage, stages - 2)"),
+    Mutant(
+        "before the last stage comes the first",
+        "(stages - 1), stage - 1)",
+        "(stages - 1), stage * 0)",
+    ),
     Mutant("phase never flips", "select(last, phase * -1 + 1, phase)", "phase"),
     Mutant("phase flips every time", "select(last, phase * -1 + 1, phase)", "phase * -1 + 1"),
 )

@@ -189,14 +189,15 @@ THREADS = (
 )
 WORK_LIST = (
     Mutant("shortest first", "np.argsort(-length[items]", "np.argsort(length[items]"),
-    Mutant("one head at a time", "astype(np.int64) * groups // heads", "astype(np.int64)"),
+    Mutant("one head at a time", "head[:live] * groups // heads", "head[:live]"),
     Mutant(
         "a small group left",
-        "astype(np.int64) * groups // heads",
-        "astype(np.int64) // heads_at_a_time",
+        "head[:live] * groups // heads",
+        "head[:live] // heads_at_a_time",
     ),
-    Mutant("by row tile", "work[:live, 1].astype", "work[:live, 0].astype"),
-    Mutant("not by heads", "astype(np.int64) * groups // heads", "astype(np.int64) * 0"),
+    Mutant("by row tile", "head = work[:, 1]", "head = work[:, 0]"),
+    Mutant("not by heads", "head[:live] * groups // heads", "head[:live] * 0"),
+    Mutant("heads that read the same keys apart", " // together", ""),
     Mutant("nothing dealt so far", "load[owner] += length[items]", "pass"),
     Mutant("items counted for their length", "load[owner] += length[items]", "load[owner] += 1"),
     Mutant("to the block that has most", "np.argsort(load[owner]", "np.argsort(-load[owner]"),

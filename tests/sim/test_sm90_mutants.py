@@ -118,6 +118,7 @@ CASES = (
     Case("pair-race", HALVES_PAIR, "window", 129, 129, race=True, seed=1),
     Case("many", ALONE, "many", 33 * 64, 33 * 64 + 5),
     Case("two", ALONE, "dense", 330, 100),
+    Case("three", replace(ALONE, q_stages=3), "dense", 330, 100),
 )
 
 
@@ -243,15 +244,27 @@ def check_work_list(ordered, heads_at_a_time=5, blocks=3):
             load[block] += more
 
 
+def check_heads_together(ordered):
+    """Raise unless heads that read the same keys are of one group: four and three of them here."""
+    work = np.array([(0, head) for head in reversed(range(21))], np.int32)
+    got = ordered(work, np.ones(21, np.int64), 5, 3, 3)
+    assert sorted(got[:12, 1]) == list(range(12))
+
+
+def check_order(ordered):
+    check_work_list(ordered)
+    check_heads_together(ordered)
+
+
 def test_work_list():
-    check_work_list(persistent.ordered)
+    check_order(persistent.ordered)
 
 
 @pytest.mark.parametrize("mutant", WORK_LIST, ids=str)
 def test_mutant_of_the_work_list_is_caught(mutant):
     ordered = mutated_modules(LIST, mutant, ())[LIST].ordered
     with pytest.raises(FAULTS):
-        check_work_list(ordered)
+        check_order(ordered)
 
 
 def test_mutants_are_distinct():
