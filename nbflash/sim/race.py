@@ -62,7 +62,7 @@ class Cell:
 
     ``reads`` and ``writes`` (atomics among them) hold the last access of each thread of
     ``block`` in its present ``generation``; ``earlier`` holds, for each kind, accesses of
-    two different blocks at most: without counts, enough to conflict with any third.
+    two different blocks at most: enough to conflict with any third.
     """
 
     __slots__ = ("block", "earlier", "generation", "reads", "writes")
@@ -187,9 +187,8 @@ def _fenced(clocks, access, thread):
 def _check_blocks(cell, access, seen):
     """Conflicts with other blocks: ``earlier`` keeps up to two blocks' accesses a kind.
 
-    They are the last ones: what comes before an access conflicts with nothing that it does not. Of
-    a block's threads that nothing has ordered one is kept: where a count comes after its access and
-    not after another's, that one goes unseen, in about half of all schedules.
+    They are the last ones, of all threads that nothing has ordered: what comes before an access
+    conflicts with nothing that it does not.
     """
     kind, block = access[2], access[4]
     for other_kind, others in cell.earlier.items():
@@ -198,11 +197,10 @@ def _check_blocks(cell, access, seen):
         for other in others:
             if other[4] != block and not _before(other, access, seen):
                 _report(other, access)
-    kept = cell.earlier.get(kind, ())
-    if kept:
-        kept = tuple([other for other in kept if not _before(other, access, seen)])
-    if len(kept) < 2 and all(other[4] != block for other in kept):
-        kept = (*kept, access)
+    kept = [other for other in cell.earlier.get(kind, ()) if not _before(other, access, seen)]
+    blocks = {other[4] for other in kept}
+    if block in blocks or len(blocks) < 2:
+        kept.append(access)
     cell.earlier[kind] = kept
 
 

@@ -340,6 +340,32 @@ def test_a_count_that_a_block_does_not_wait_for():
         joined("not waited for")
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_count_of_one_thread_orders_no_other(seed):
+    """Two threads of each block read; a count that comes after one of them hides neither."""
+
+    def kernel(x, out, counts, met):
+        last, t = cuda.shared.array(1, uint32), cuda.threadIdx.x
+        if t in (0, 40):
+            out[cuda.blockIdx.x, t] = x[0]
+        if met:
+            cuda.syncthreads()
+        if t == 0:
+            last[0] = atom_inc(global_address(counts, 0), 1)
+        cuda.syncthreads()
+        if last[0] == 1 and t == 0:
+            x[0] = 7
+
+    def run(met):
+        with sim.options(race=True, seed=seed):
+            arrays = np.zeros(1), np.zeros((2, 64)), np.zeros(1, np.uint32)
+            cuda.jit(kernel)[2, 64](*arrays, met)
+
+    run(True)
+    with pytest.raises(sim.Race, match="in different blocks"):
+        run(False)
+
+
 def test_counts_order_blocks_one_after_the_other():
     """What a block has seen of others is handed on with what it did itself, not without."""
 
