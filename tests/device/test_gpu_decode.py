@@ -220,7 +220,7 @@ def joined(monkeypatch):
         cupy.cuda.Device().synchronize()
         found = [item.value for item in cache._items.values()]
         assert all(x._partial.splits > 1 and x._partial.counted for x in found)
-        assert not any(x._counts._zeros.get().any() for x in found)
+        assert not any(x._counts._sets.get().any() for x in found)
         return found
 
     return decoders
