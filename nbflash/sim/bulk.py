@@ -3,6 +3,8 @@
 A copy to shared memory poisons its destination and fills it later, like a tensor copy. What goes
 to global memory is read when the copy is issued and again when it completes: a source that has
 changed in between was released too early, which is reported.
+
+`atom_inc` is here for its address, which is that of a copy; it orders blocks (`race.hand_over`).
 """
 
 from typing import NamedTuple
