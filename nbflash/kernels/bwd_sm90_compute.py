@@ -2,7 +2,7 @@
 
 import math
 
-from nbflash.kernels.bwd_sm90_columns import make_finish, rows_of
+from nbflash.kernels.bwd_sm90_columns import make_finish, rows_of, speaks
 from nbflash.kernels.bwd_sm90_config import BAD_WORDS, END, RECORD_WORDS
 from nbflash.kernels.bwd_sm90_load import (
     DQ_EMPTY,
@@ -28,14 +28,14 @@ from nbflash.ptx.mbarrier import (
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import make_ring, read_record
 from nbflash.tile.unroll import equal, select, unrolled
-from nbflash.tile.warp_math import make_warpgroup_of, row_of_thread
+from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_gradient import (
     PART,
     make_gemm_dq,
     store_part,
 )
-from nbflash.tile.wgmma_store import make_store_fragment
+from nbflash.tile.wgmma_store import make_store_fragment, matrix_row
 
 DS_FREE, DS_FULL = 1, 3  # named barriers of each warpgroup
 
@@ -105,9 +105,9 @@ def make_compute_stream(cfg):
     def first_scales(smem, place, column, scale, thread):
         """Wait for K of a column; the scale of its keys, NaN if they hold one."""
         base, words = place
-        k_stage, key = k_stage_of(column), row_of_thread(thread)
+        k_stage, (key, _) = k_stage_of(column), rows_of(thread)
         mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase_of(column))
-        bad = smem[words + BAD // 4 + BAD_WORDS * k_stage + key // 32] >> key % 32
+        bad = smem[types.int32(words + BAD // 4 + BAD_WORDS * k_stage + (key >> 5))] >> (key & 31)
         return scales_if(types.int32(bad), scale)
 
     @inlined
@@ -122,9 +122,7 @@ def make_compute_stream(cfg):
     def share_scores(packed, turn, place, thread):
         """dSᵀ to shared memory, when everybody has read the last one."""
         base, _ = place
-        lane = thread % 32
-        key = row_of_thread(thread) - lane // 4 + lane // 8 % 2 * 8 + lane % 8
-        row = types.uint32(base + DS + key * ROW_BYTES + ((lane // 16) ^ (lane % 8)) * 16)
+        row = matrix_row(types.uint32(base + DS + turn * 64 * ROW_BYTES), thread)
         bar_sync(DS_FREE + turn, 128 * CONSUMERS)
         store_scores(row, packed)
         fence_proxy_async()
@@ -135,8 +133,8 @@ def make_compute_stream(cfg):
     def share_part(dq, slot, turn, smem, stats, place, thread):
         """A part of dQ to shared memory, for the warp that adds it to the others."""
         _, words = place
-        store_part(stats, words + DQ // 4 + turn * PART + thread % 128 * 4, dq)
-        if thread % 128 == 0:
+        store_part(stats, words + DQ // 4 + turn * PART + (thread & 127) * 4, dq)
+        if speaks(thread):
             smem[words + SLOTS // 4 + turn] = slot
         fence_proxy_async()
         bar_arrive(DQ_FULL + turn, DQ_THREADS)
@@ -208,7 +206,7 @@ def make_compute_stream(cfg):
         base, words = place
         dk, dv, _, _, _, factor, scale = result
         turn, unit = warpgroup_of(thread), unit_of(factor, params)
-        leader = thread % 128 == 0
+        leader = speaks(thread)
         tile, column, one = types.int32(0), types.int32(0), types.int32(1)
         if CONSUMERS == 2:
             bar_arrive(DS_FREE + 1 - turn, 256)

@@ -16,9 +16,9 @@ from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES, STEP
 @inlined
 def matrix_row(base, thread):
     """Address of this lane's row of the first four matrices of a tile at ``base``."""
-    lane = types.uint32(thread % 32)
-    row = thread % 128 // 32 * 16 + lane % 16
-    return types.uint32(base + row * ROW_BYTES + (lane // 16 ^ lane % 8) * 16)
+    lane = types.uint32(thread & 31)
+    row = types.uint32(types.uint32(thread & 96) // 2 + lane % 16)
+    return types.uint32(base + types.uint32(row * ROW_BYTES + (lane // 16 ^ lane % 8) * 16))
 
 
 def make_store_fragment(columns, panel_rows):
