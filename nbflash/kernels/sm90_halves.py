@@ -103,7 +103,7 @@ def make_halves(cfg):
             s_b = issue_qk(S_START, q_now, k_of(base, stage) + NEXT_HALF)
             wgmma_commit()
             s_a = scored_a(s_a, scoring[0])
-            if masked:
+            if masked and (not first or kind != FULL):
                 s_a = keep_a(s_a, keep)
             if first:
                 m_ago, l_ago = m, l
@@ -146,7 +146,7 @@ def make_halves(cfg):
             s_a = issue_qk(S_START, q_now, k_of(base, after[0]))
             wgmma_commit()
             s_b = scored_b(s_b, scoring[0])
-            if masked:
+            if masked and (not first or kind != FULL):
                 s_b = keep_b(s_b, keep)
             weights, sums, outgrew = attempt(s_b, m, scale)
             wait_all()
