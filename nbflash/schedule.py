@@ -164,6 +164,11 @@ class TileSchedule:
             "bits": int(np.count_nonzero(self.kind >= BITS)),
         }
 
+    @cached_property
+    def full_tiles(self) -> bool:
+        """Whether no tile is masked."""
+        return bool((self.kind == FULL).all())
+
     @property
     def density(self) -> float:
         """Live tiles over all tiles, of all planes; 0.0 for a mask of size zero."""

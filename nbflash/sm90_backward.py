@@ -87,7 +87,8 @@ def in_two_passes(problem, mask, score=None, dropout=0.0):
     columns = columns_config(dtype, head_dim)
     configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
     schedules = [TileSchedule.from_mask(mask, c.tile_m, c.tile_n) for c in configs]
-    return two_passes_are_faster(*(s.density * s.n_col * s.tile_n for s in schedules))
+    keys = (s.density * s.n_col * s.tile_n for s in schedules)
+    return two_passes_are_faster(head_dim, *keys)
 
 
 class Sm90Backward:
@@ -117,8 +118,9 @@ class Sm90Backward:
         table = columns_config if two_passes else backward_config
         config = config or table(problem.dtype, problem.head_dim)
         self._dropout = dropout
-        self.config = cfg = replace(config, score=score, dropout=bool(dropout))
-        self.schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
+        self.schedule = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).T
+        more = {"dropout": bool(dropout), "full_tiles": self.schedule.full_tiles}
+        self.config = cfg = replace(config, score=score, **more)
         more = {"scoring": scoring, "dropout": dropout}
         self.rows = DqPass(problem, mask, cfg.tile_m, **more) if two_passes else None
         self._map = tensor_map.Maps(problem.dtype)

@@ -1,5 +1,6 @@
 """The Hopper pass over rows for dQ alone: its tables, and its kernel with arguments bound."""
 
+from dataclasses import replace
 from functools import cached_property
 
 from nbflash import arrays, launch, tensor_map
@@ -35,8 +36,9 @@ class DqPass:
         score, self._params = scoring
         config = config or dq_config(problem.dtype, problem.head_dim, stats_m)
         self._dropout = dropout
-        self.config = completed(config, score, bool(dropout))
-        self.schedule = TileSchedule.from_mask(mask, self.config.tile_m, self.config.tile_n)
+        config = completed(config, score, bool(dropout))
+        self.schedule = s = TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
+        self.config = replace(config, full_tiles=s.full_tiles)
         self._map = tensor_map.Maps(problem.dtype)
 
     @cached_property

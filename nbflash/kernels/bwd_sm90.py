@@ -92,6 +92,7 @@ def make_bwd_sm90(cfg):
     threshold, in both halves of a word, and factor.
     """
     REGISTERS, CONSUMERS, WITH_DQ = bool(cfg.registers), cfg.consumers, cfg.with_dq
+    FULL_TILES = cfg.full_tiles
     fewer, more = (
         setmaxnreg(action, count)
         for action, count in zip(("dec", "inc"), cfg.registers or (24, 240), strict=True)
@@ -153,9 +154,10 @@ def make_bwd_sm90(cfg):
                 maps, tables = (q_map, k_map, v_map, do_map), (stats, bounds, bits)
                 load_stream(smem, apart(place), maps, tables, sizes, schedule)
             elif tid >= CLEANER:
-                clean_stream(
-                    smem, floats, apart(place), sizes, schedule, types.int32(tid - CLEANER)
-                )
+                if not FULL_TILES:
+                    clean_stream(
+                        smem, floats, apart(place), sizes, schedule, types.int32(tid - CLEANER)
+                    )
             elif WITH_DQ:
                 if 32 <= tid < 32 + 32 * CONSUMERS:
                     store_stream(smem, apart(place), dq, tid)

@@ -92,7 +92,7 @@ def make_compute_stream(cfg):
     store_scores = make_store_fragment(TILE_M, TILE_N)
     finish, ONE = make_finish(cfg), types.float32(1)
     wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
-    EARLY, warpgroup_of = cfg.early_dv, make_warpgroup_of(CONSUMERS)
+    EARLY, FULL_TILES, warpgroup_of = cfg.early_dv, cfg.full_tiles, make_warpgroup_of(CONSUMERS)
     LATER = (types.float32(0),) * (TILE_M // 4)
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(K_STAGES)
     _, v_phase_of = make_ring(1)
@@ -107,6 +107,8 @@ def make_compute_stream(cfg):
         base, words = place
         k_stage, (key, _) = k_stage_of(column), rows_of(thread)
         mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase_of(column))
+        if FULL_TILES:
+            return scale, scale
         bad = smem[types.int32(words + BAD // 4 + BAD_WORDS * k_stage + (key >> 5))] >> (key & 31)
         return scales_if(types.int32(bad), scale)
 

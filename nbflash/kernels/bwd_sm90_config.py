@@ -38,6 +38,8 @@ class Sm90BackwardConfig(Panels):
         False: dK and dV alone, in four products, without a sum in the order of arrival.
     k_stages : int
         With two the next column's K is there before this one's is done.
+    full_tiles : bool
+        No tile of the schedule is masked, and nothing is there for those that are.
     score : ScoreCode, optional
         Functions of the scores.
     dropout : bool
@@ -53,6 +55,7 @@ class Sm90BackwardConfig(Panels):
     min_blocks: int = 1
     with_dq: bool = True
     k_stages: int = 2
+    full_tiles: bool = False
     score: ScoreCode | None = None
     dropout: bool = False
 
@@ -118,7 +121,7 @@ class Sm90BackwardConfig(Panels):
     @property
     def mask_bytes(self):
         """Room for the bounds of a query tile or for a bit tile."""
-        return max(self.stat_bytes, self.bit_bytes)
+        return 0 if self.full_tiles else max(self.stat_bytes, self.bit_bytes)
 
     @property
     def sum_bytes(self):
@@ -181,32 +184,37 @@ class Sm90BackwardConfig(Panels):
         return self.barriers[-1] + 8 * self.k_stages + ALIGNMENT
 
 
-# head_dim up to; consumers, tile_m.
-_TABLE = ((64, 2, 128), (128, 2, 64))
+# head_dim up to; consumers, tile_m; what a key of two passes costs over one of one.
+_TABLE = ((64, 2, 128, 1.2), (128, 2, 64, 1.1))
 MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
 
-# What clearing, adding up and rounding dQ costs a query, in keys; a key of two passes over one of
-# one. Time of one pass over that of two, all kernels, at 384 keys a query (local 1), 896
-# (butterfly), 1113 (local 4) and 8192 (dense; bf16, N = 8192, 2048 / head_dim heads, batch 2,
-# NVIDIA H100 80GB HBM3, 2026-11-21):
-#     d=64     1.29, 1.12, 1.08, 0.96
-#     d=128    1.40, 1.16, 1.11, 0.95
-SUM_KEYS, KEY_OF_TWO = 256, 1.1
+# What clearing, adding up and rounding dQ costs a query, in keys. Time of one pass over that of
+# two, all kernels, at 384 keys a query (local 1), 896 (butterfly) and 1113 (local 4), N = 8192, and
+# at 2048 (dense, N = 2048; bf16, 2048 / head_dim heads, 16384 tokens, NVIDIA H100 80GB HBM3,
+# 2026-11-22):
+#     d=64     1.31, 1.03, 1.00, 0.94
+#     d=128    1.43, 1.12, 1.08
+SUM_KEYS = 256
 
 
-def two_passes_are_faster(keys, rows_keys, columns_keys):
+def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys):
     """Whether dQ by rows and dK and dV by columns take less time than one pass over columns.
 
     Both times are linear in the keys that a query meets on average in the tiles that are walked: in
     one pass, in the pass by rows (3 of 7 products) and in that by columns.
     """
-    return KEY_OF_TWO * (3 * rows_keys + 4 * columns_keys) / 7 <= keys + SUM_KEYS
+    *_, key_of_two = _row(head_dim)
+    return key_of_two * (3 * rows_keys + 4 * columns_keys) / 7 <= keys + SUM_KEYS
+
+
+def _row(head_dim):
+    return next(row for row in _TABLE if head_dim <= row[0])
 
 
 def backward_config(dtype, head_dim):
     """The row of the table for a problem."""
-    row = next(row for row in _TABLE if head_dim <= row[0])
-    return Sm90BackwardConfig(dtype, head_dim, *row[1:])
+    _, consumers, tile_m, _ = _row(head_dim)
+    return Sm90BackwardConfig(dtype, head_dim, consumers, tile_m)
 
 
 # Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages. TFLOP/s of the kernel,

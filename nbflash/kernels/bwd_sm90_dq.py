@@ -101,7 +101,7 @@ def make_bwd_sm90_dq(cfg):
     init_barriers, write_empty_rows = make_init_barriers(cfg), make_write_empty_rows(cfg)
     load_keys, load_rows = make_load_keys(cfg), make_load_rows(cfg)
     clean_stream, compute_stream = make_clean_stream(cfg, LOOKERS), make_compute_stream(cfg)
-    drawn_of, *_ = make_drawing(cfg)
+    (drawn_of, *_), FULL_TILES = make_drawing(cfg), cfg.full_tiles
 
     def bwd_sm90_dq(
         q_map,
@@ -156,7 +156,8 @@ def make_bwd_sm90_dq(cfg):
             elif tid >= 128 - LOOKERS:
                 looker = types.int32(tid - (128 - LOOKERS))
                 write_empty_rows(dq, stride, sizes, work, nq, items, looker)
-                clean_stream(smem, apart(place), sizes, schedule, looker)
+                if not FULL_TILES:
+                    clean_stream(smem, apart(place), sizes, schedule, looker)
         else:
             if REGISTERS:
                 more()

@@ -68,7 +68,7 @@ def make_compute_stream(cfg):
     bounds_of, keep_of, bad_of = make_masking(cfg)
     load_out, statistics_of = make_load_out(cfg), make_statistics_of(cfg)
     finish_row = make_finish_row(cfg)
-    BY_Q = cfg.leaves_by_q
+    BY_Q, FULL_TILES = cfg.leaves_by_q, cfg.full_tiles
     OUT, OUT_STAGES, EMPTY_OUT = (0, Q_STAGES, EMPTY_Q) if BY_Q else (DO, DO_STAGES, EMPTY_DO)
     # By votes wherever it is used: descriptors stay in uniform registers, and few of them.
     warpgroup_of, wait_all, wait_all_but_one = (
@@ -117,7 +117,7 @@ def make_compute_stream(cfg):
         thread = hide(thread)  # or what follows from it stays in registers
         scoring = scoring_of(where, row, n0, scale, params, thread)
         x, unit = scored(s, scoring), unit_of(scoring)
-        if kind == FULL:
+        if FULL_TILES or kind == FULL:
             return weights_full(x, m, unit)
         keep = keep_of(kind, n0, bounds, masking, thread)
         m = poisoned(m, bad_of(smem, words, k_stage_of(tile), keep, thread))
@@ -127,7 +127,7 @@ def make_compute_stream(cfg):
     def gradients_of(p, dp, kind, minus_delta, drawing):
         """dS of a tile."""
         dp = dropped_dp(dp, minus_delta, drawing)
-        if kind == FULL:
+        if FULL_TILES or kind == FULL:
             return ds_full(p, dp, minus_delta)
         return ds_masked(p, dp, minus_delta)
 

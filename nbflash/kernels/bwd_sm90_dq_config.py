@@ -38,6 +38,8 @@ class Sm90DqConfig(Panels):
     score : ScoreCode, optional
         Functions of the scores.
     dropout : bool
+    full_tiles : bool
+        No tile of the schedule is masked, and nothing is there for those that are.
     """
 
     dtype: str
@@ -53,6 +55,7 @@ class Sm90DqConfig(Panels):
     min_blocks: int = 1
     score: ScoreCode | None = None
     dropout: bool = False
+    full_tiles: bool = False
 
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""

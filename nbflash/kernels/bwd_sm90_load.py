@@ -116,8 +116,9 @@ def make_load_stream(cfg):
     TILE_BYTES = (1 if cfg.with_dq else 2) * Q_BYTES + STAT_BYTES
     TILE_M, Q_PANEL = cfg.tile_m, cfg.tile_m * ROW_BYTES
     K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
-    FULL_Q, FULL_DO, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
-    WITH_DQ = cfg.with_dq
+    FULL_Q, FULL_DO, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
+    WITH_DQ, FULL_TILES = cfg.with_dq, cfg.full_tiles
+    ARRIVED_K = FULL_K if FULL_TILES else RAW_K
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
     (_, v_phase_of), send, send_keys = make_ring(1), make_send(cfg.panels), make_send_keys(cfg)
     write_place = make_write_place(cfg)
@@ -125,7 +126,7 @@ def make_load_stream(cfg):
     @unrolled
     def full_of(bar, kind, raw):
         """The barrier that the bytes of a tile are told to."""
-        return select(equal(kind, FULL), bar, bar + raw)
+        return bar if FULL_TILES else select(equal(kind, FULL), bar, bar + raw)
 
     @inlined
     def load_mask(base, stage, kind, query_tile, tables, bar):
@@ -168,7 +169,7 @@ def make_load_stream(cfg):
                         write_record(smem, record, sign * kind, n_block, bh_kv, slot)
                         write_place(smem, words, stage, b, h, m_block, n_block)
                         bar = full_of(base + FULL_Q + 8 * stage, kind, RAW - FULL_Q)
-                        if kind == FULL:
+                        if FULL_TILES or kind == FULL:
                             mbarrier_arrive_expect_tx(bar, TILE_BYTES)
                         else:
                             load_mask(base, stage, kind, plane * n_col + m_block, tables, bar)
@@ -182,7 +183,7 @@ def make_load_stream(cfg):
                         send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)
                         if WITH_DQ and sign < 0:
                             k_stage = k_stage_of(column)
-                            to, bar = base + K + k_stage * KV_BYTES, base + RAW_K + 8 * k_stage
+                            to, bar = base + K + k_stage * KV_BYTES, base + ARRIVED_K + 8 * k_stage
                             empty, phase = base + EMPTY_K + 8 * k_stage, k_phase_of(column) ^ 1
                             send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)
                             bar, phase = base + FULL_V, v_phase_of(column) ^ 1

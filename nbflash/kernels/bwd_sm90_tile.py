@@ -59,34 +59,40 @@ def make_probabilities_of(cfg):
     """
     TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
     *_, MASKS, RECORDS, _, _, _ = cfg.offsets
-    p_full, p_interval, p_bits = make_probabilities(cfg.tile_m, TILE_N, cfg.dtype, cfg.score)
+    sizes, FULL_TILES = (cfg.tile_m, TILE_N), cfg.full_tiles
+    exponents, interval, bits, weights = make_probabilities(*sizes, cfg.dtype, cfg.score)
     scored, _ = make_scored(cfg)
 
     @inlined
-    def probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
+    def hidden(x, kind, smem, place, stage, row, pair):
+        """Exponents of a masked tile."""
         _, words = place
-        if kind == FULL:
-            return p_full(scored(s, scoring), scales, shifts)
         mask = words + MASKS // 4 + stage * (MASK_BYTES // 4)
         if kind == INTERVAL:
             n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
-            key = types.int32(n_block * TILE_N + row)
-            return p_interval(scored(s, scoring), scales, shifts, smem, mask + pair, key)
-        return p_bits(
-            scored(s, scoring), scales, shifts, smem, mask + pair * WORDS, types.int32(row)
-        )
+            return interval(x, smem, mask + pair, types.int32(n_block * TILE_N + row))
+        return bits(x, smem, mask + pair * WORDS, types.int32(row))
+
+    @inlined
+    def probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
+        s = scored(s, scoring)
+        x = exponents(s, scales, shifts)
+        if not FULL_TILES and kind != FULL:
+            x = hidden(x, kind, smem, place, stage, row, pair)
+        return weights(x, s)
 
     return probabilities_of
 
 
 def make_gradients_of(cfg):
     """``gradients_of(p, dp, kind)``: dS of a tile, of P and dP − δ; and ``pack``."""
-    ds_full, ds_masked, pack = make_score_gradients(cfg.tile_m, cfg.dtype)
+    masked, gradients, pack = make_score_gradients(cfg.tile_m, cfg.dtype)
+    FULL_TILES = cfg.full_tiles
 
     @inlined
     def gradients_of(p, dp, kind):
-        if kind == FULL:
-            return ds_full(p, dp)
-        return ds_masked(p, dp)
+        if not FULL_TILES and kind != FULL:
+            dp = masked(p, dp)
+        return gradients(p, dp)
 
     return gradients_of, pack

@@ -89,6 +89,7 @@ def make_fwd_sm90(cfg):
         for action, count in zip(("dec", "inc"), cfg.registers or (24, 240), strict=True)
     )
     load_stream, clean_stream = make_load_stream(cfg), make_clean_stream(cfg)
+    FULL_TILES = cfg.full_tiles
     write_empty_rows, compute_stream = make_write_empty_rows(cfg), make_compute_stream(cfg)
     drawn_of, *_ = make_drawing(cfg)
 
@@ -152,7 +153,8 @@ def make_fwd_sm90(cfg):
                 load_stream(smem, place, (q_map, k_map, v_map), sizes, schedule)
             elif tid >= 32:
                 write_empty_rows(result, work, items, live, tid - 32)
-                clean_stream(smem, place, sizes, schedule, tid - 32)
+                if not FULL_TILES:
+                    clean_stream(smem, place, sizes, schedule, tid - 32)
         else:
             if REGISTERS:
                 more()

@@ -36,7 +36,8 @@ def make_compute_stream(cfg):
     FULL_Q, *_ = cfg.barriers
     q_of, start, make_step, last = make_halves(cfg) if cfg.halves else make_whole(cfg)
     step_full, step_masked = make_step(False, False), make_step(True, False)
-    step_first = make_step(True, True)
+    FULL_TILES = cfg.full_tiles
+    step_first = make_step(not FULL_TILES, True)
     record_of, k_of, v_of, _ = make_stages(cfg)
     bounds_of, keep_of, _ = make_masking(cfg)
     finish_row = make_finish_row(cfg)
@@ -85,7 +86,7 @@ def make_compute_stream(cfg):
                         state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
                     row, bh = next_row, next_bh
-                else:
+                elif not FULL_TILES:
                     keep, ending = keep_of(kind, n0, bounds, masking, thread), zero
                     tile = kind, (n0, row, bh)
                     drawing = drawing_of(drawn, spot, dropping, n0, thread)

@@ -95,6 +95,8 @@ class Sm90Config(Panels):
     score : ScoreCode, optional
         Functions of the scores.
     dropout : bool
+    full_tiles : bool
+        No tile of the schedule is masked, and nothing is there for those that are.
     """
 
     dtype: str
@@ -111,6 +113,7 @@ class Sm90Config(Panels):
     negate: bool = False
     score: ScoreCode | None = None
     dropout: bool = False
+    full_tiles: bool = False
 
     @property
     def tile_m(self):

@@ -82,7 +82,7 @@ def make_gradients(cfg, n):
 
         return same, *make_row_gradients(n)
     _, drop_dp = make_drop(n)
-    of_full, of_masked, _ = make_score_gradients(n, cfg.dtype)
+    counting, gradients, _ = make_score_gradients(n, cfg.dtype)
 
     @inlined
     def dropped_dp(dp, minus_delta, drawing):
@@ -91,10 +91,10 @@ def make_gradients(cfg, n):
 
     @inlined
     def full(p, dp, minus_delta):
-        return of_full(p, dp)
+        return gradients(p, dp)
 
     @inlined
     def masked(p, dp, minus_delta):
-        return of_masked(p, dp)
+        return gradients(p, counting(p, dp))
 
     return dropped_dp, full, masked

@@ -49,8 +49,25 @@ def make_send(cfg):
     return send
 
 
+@inlined
+def row_of(round_, sizes, schedule):
+    """Row tile, batch and head, and the tiles from where to where of a round; none past the end."""
+    _, _, n_row, live = sizes
+    work, plane_of, row_ptr, _, _ = schedule
+    item = types.int32(item_of(round_, types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)))
+    row, bh, begin, end = types.int32(0), types.int32(0), types.int32(0), types.int32(0)
+    if item < live:
+        row, bh = work[2 * item], work[2 * item + 1]
+        at = types.int32(plane_of[bh] * n_row + row)
+        begin, end = types.int32(row_ptr[at]), types.int32(row_ptr[at + 1])
+    return row, bh, begin, end
+
+
 def make_load_stream(cfg):
-    """``load_stream(smem, place, maps, sizes, schedule)``, for one thread."""
+    """``load_stream(smem, place, maps, sizes, schedule)``, for one thread.
+
+    A row is looked up while the one before is fed.
+    """
     TILE_M, TILE_N, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.tile_n, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     K, V, RECORDS, *_ = cfg.offsets
@@ -64,20 +81,18 @@ def make_load_stream(cfg):
         """V follows K one tile behind, as it is needed."""
         base, words = place
         q_map, k_map, v_map = maps
-        heads, group, n_row, live = sizes
-        work, plane_of, row_ptr, col_idx, kind = schedule
+        heads, group, _, live = sizes
+        _, _, _, col_idx, kind = schedule
         zero, one = types.int32(0), types.int32(1)
         stage, phase, q_stage, q_phase = zero, one, zero, one
         v_stage, v_phase, v_n0, v_head, v_batch, v_full = zero, one, -one, zero, zero, zero
-        blocks, block = cuda.gridDim.x, cuda.blockIdx.x
-        for round_ in range((live + blocks - 1) // blocks):
-            item = item_of(round_, blocks, block)
-            if item < live:
-                row, bh = work[2 * item], work[2 * item + 1]
+        following = row_of(zero, sizes, schedule)
+        for round_ in range(rounds_of(live, types.int32(cuda.gridDim.x))):
+            row, bh, begin, end = following
+            following = row_of(types.int32(round_ + 1), sizes, schedule)
+            if begin < end:
                 b, h = divided(types.int32(bh), heads)
                 h_kv, _ = divided(h, group)
-                at = plane_of[bh] * n_row + row
-                begin, end = row_ptr[at], row_ptr[at + 1]
                 for t in range(begin, end):
                     n0 = types.int32(col_idx[t] * TILE_N)
                     mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
@@ -142,20 +157,6 @@ def make_clean_stream(cfg, threads=THREADS):
     clean_key = make_clean_key(cfg)
 
     @inlined
-    def row_of(round_, sizes, schedule):
-        """Where the tiles of a round's row begin and end."""
-        _, _, n_row, live = sizes
-        work, plane_of, row_ptr, _, _ = schedule
-        item = types.int32(
-            item_of(round_, types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x))
-        )
-        begin, end = types.int32(0), types.int32(0)
-        if item < live:
-            at = types.int32(plane_of[work[2 * item + 1]] * n_row + work[2 * item])
-            begin, end = types.int32(row_ptr[at]), types.int32(row_ptr[at + 1])
-        return begin, end
-
-    @inlined
     def clean_tile(smem, place, stage, phase, thread):
         base, words = place
         v, word = types.int32(words + (V + stage * KV_BYTES) // 4), types.int32(thread >> 5)
@@ -180,7 +181,7 @@ def make_clean_stream(cfg, threads=THREADS):
         while round_ < rounds:
             nth = types.int32(round_ & 31)
             if nth == 0:
-                begins, ends = row_of(types.int32(round_ + lane), sizes, schedule)
+                _, _, begins, ends = row_of(types.int32(round_ + lane), sizes, schedule)
             t, end = cuda.shfl_sync(FULL_WARP, begins, nth), cuda.shfl_sync(FULL_WARP, ends, nth)
             while t < end:
                 masked = lanes_of(t + lane < end and kind[t + lane] != FULL)

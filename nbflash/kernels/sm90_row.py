@@ -102,6 +102,7 @@ def make_masking(cfg):
     """
     TILE_M, BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, -(-cfg.tile_n // 32), cfg.cleaned
     keep_interval, keep_bits, gather = make_keep(TILE_M, cfg.tile_n)
+    FULL_TILES, NO_BOUNDS = cfg.full_tiles, ((types.int32(0),) * 2,) * 2
 
     @inlined
     def row_bounds(bound, plane, nq, row, thread):
@@ -112,6 +113,8 @@ def make_masking(cfg):
 
     @inlined
     def bounds_of(masking, row, bh, thread):
+        if FULL_TILES:
+            return NO_BOUNDS
         plane_of, lo, hi, _, nq = masking
         plane = plane_of[bh]
         lows = row_bounds(lo, plane, nq, row, thread)
@@ -121,7 +124,7 @@ def make_masking(cfg):
     def keep_of(kind, n0, bounds, masking, thread):
         """Which of a thread's scores count in this tile: a word for each of its rows."""
         quad = types.int32(2 * (thread & 3))
-        if kind == FULL:
+        if FULL_TILES or kind == FULL:
             return types.uint32(ALL), types.uint32(ALL)
         if kind == INTERVAL:
             lows, highs = bounds

@@ -34,62 +34,58 @@ PART = 64 * 64  # elements of dQ that one warpgroup computes
 
 
 def make_probabilities(tile_m, tile_n, dtype, score=None):
-    """``full, interval, bits``: P of a tile of each kind.
+    """``exponents, interval, bits, weights``: from scores to P, masked in between.
 
-    ``full(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
-    queries'. ``interval(…, smem, mask, key)`` and ``bits(…, smem, mask, key)`` mask before the
-    exponential: ``mask`` is where the bounds of the first pair of queries, or their words, lie;
-    ``key`` is the first key's number, in the sequence or in the tile. If score functions have
-    slopes, P is packed, and P ∘ ∂S'/∂S beside it: both fragments would be too many registers.
+    ``exponents(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
+    queries'. ``interval(x, smem, mask, key)`` and ``bits(x, smem, mask, key)`` hide, in place, for
+    registers are few: ``mask`` is where the bounds of the first pair of queries, or their words,
+    lie; ``key`` is the first key's number, in the sequence or in the tile. ``weights(x, s)`` is P;
+    if score functions have slopes it is packed, and P ∘ ∂S'/∂S beside it: both fragments would be
+    too many registers.
     """
     pairs, words = range(tile_m // 8), -(-tile_n // 32)
     sloped = score is not None and score.has_slope
 
-    def weights(exponents, s, hidden):
-        if not sloped:
-            return tuple(map(exp2, exponents))
-        p, packed, w = [], [], []
-        for i, x in enumerate(exponents):
-            p.append(exp2(x))
-            w.append(weighed(p[i], slope_at(score, s, i), hidden))
-            if i % 2:
-                packed.append(pack_half(dtype, p[i - 1], p[i]))
-        return tuple(packed), tuple(w)
-
-    def scaled(s, scales, shifts, j):
-        """The scores of a pair of queries, as exponents."""
-        return [fma(s[4 * j + n], scales[n // 2], shifts[2 * j + n % 2]) for n in range(4)]
-
     @unrolled
-    def full(s, scales, shifts):
-        exponents = (x for j in pairs for x in scaled(s, scales, shifts, j))
-        return weights(exponents, s, sloped and not score.own)
+    def exponents(s, scales, shifts):
+        return tuple(
+            fma(s[i], scales[i % 4 // 2], shifts[i // 4 * 2 + i % 2]) for i in range(tile_m // 2)
+        )
 
-    def in_interval(s, scales, shifts, smem, mask, key):
+    def in_interval(x, smem, mask, key):
         keys = key, key + 8
         for j in pairs:
             low, high = load2(smem, mask + 8 * j), load2(smem, mask + (tile_m + 8 * j))
-            for n, x in enumerate(scaled(s, scales, shifts, j)):
+            for n in range(4):
                 inside = both(keys[n // 2] >= low[n % 2], keys[n // 2] < high[n % 2])
-                yield select(inside, x, NEG_INF)
+                yield select(inside, x[4 * j + n], NEG_INF)
 
-    def in_bits(s, scales, shifts, smem, mask, key):
+    def in_bits(x, smem, mask, key):
         first, bit = mask + key // 32, key % 32
         for j in pairs:
             seen = [load(smem, first + words * (8 * j + e)) >> bit for e in range(2)]
-            for n, x in enumerate(scaled(s, scales, shifts, j)):
+            for n in range(4):
                 hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
-                yield select(hidden, NEG_INF, x)
+                yield select(hidden, NEG_INF, x[4 * j + n])
 
     @unrolled
-    def interval(s, scales, shifts, smem, mask, key):
-        return weights(in_interval(s, scales, shifts, smem, mask, key), s, True)
+    def interval(x, smem, mask, key):
+        return tuple(in_interval(x, smem, mask, key))
 
     @unrolled
-    def bits(s, scales, shifts, smem, mask, key):
-        return weights(in_bits(s, scales, shifts, smem, mask, key), s, True)
+    def bits(x, smem, mask, key):
+        return tuple(in_bits(x, smem, mask, key))
 
-    return full, interval, bits
+    @unrolled
+    def weights(x, s):
+        p = tuple(map(exp2, x))
+        if not sloped:
+            return p
+        packed = (pack_half(dtype, *p[i : i + 2]) for i in range(0, len(p), 2))
+        w = (weighed(p[i], slope_at(score, s, i), True) for i in range(len(p)))
+        return tuple(packed), tuple(w)
+
+    return exponents, interval, bits, weights
 
 
 def make_statistics(tile_m, late):
@@ -122,22 +118,22 @@ def make_statistics(tile_m, late):
 
 
 def make_score_gradients(tile_m, dtype):
-    """``full, masked, pack``: dS of a tile, of P and dP − δ, and neighbours rounded and packed."""
-
-    @unrolled
-    def full(p, dp):
-        return tuple(x * y for x, y in zip(p, dp, strict=True))
+    """``masked, gradients, pack``: dP − δ that counts, dS, and neighbours rounded and packed."""
 
     @unrolled
     def masked(p, dp):
         """0 where P is 0: there dP may be NaN."""
-        return tuple(select(equal(x, 0.0), 0.0, x * y) for x, y in zip(p, dp, strict=True))
+        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, dp, strict=True))
+
+    @unrolled
+    def gradients(p, dp):
+        return tuple(x * y for x, y in zip(p, dp, strict=True))
 
     @unrolled
     def pack(x):
         return tuple(pack_half(dtype, x[i], x[i + 1]) for i in range(0, tile_m // 2, 2))
 
-    return full, masked, pack
+    return masked, gradients, pack
 
 
 def make_row_gradients(n):

@@ -1,6 +1,7 @@
 """The Hopper kernel: no spills, no stack, no serialised wgmma, the instructions it is made of."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -18,10 +19,12 @@ PROBLEMS = (
     ("float16", 72, True),
 )
 CONFIGS = [config for problem in PROBLEMS for config in forward_configs(*problem)]
+CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS if config.halves]
 
 
 def label(config):
-    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+    masks = "-full" if config.full_tiles else ""
+    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
@@ -35,8 +38,11 @@ def test_kernel(config):
     assert ".f64" not in ptx
     assert str(0xD2511F53) not in ptx  # nothing of dropout
     kind = {"float16": "f16", "bfloat16": "bf16"}[config.dtype]
-    # Three kinds of tiles; halves have two each, and the first half of the stream.
-    width, products = (config.tile_n // 2, 7) if config.halves else (config.tile_n, 3)
+    # Three kinds of tiles, or two; halves have two each, and the first half of the stream.
+    kinds = 2 if config.full_tiles else 3
+    width, products = config.tile_n, kinds
+    if config.halves:
+        width, products = config.tile_n // 2, 2 * kinds + 1
     qk = rf"wgmma\.mma_async\.sync\.aligned\.m64n{width}k16\.f32\.{kind}"
     assert len(re.findall(qk, ptx)) >= products * -(-config.head_dim // 16)
     for i in range(4):

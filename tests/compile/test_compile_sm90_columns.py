@@ -1,6 +1,7 @@
 """The Hopper pass over columns: no serialised wgmma, no sums in the order of arrival, no spills."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,10 +18,12 @@ CONFIGS = [
     for dtype, head_dims in (("bfloat16", (64, 128, 192, 256)), ("float16", (40, 96, 136)))
     for head_dim in head_dims
 ]
+CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS]
 
 
 def label(config):
-    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+    masks = "-full" if config.full_tiles else ""
+    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)

@@ -1,6 +1,7 @@
 """The pass for dQ on Hopper: no serialised wgmma, no spills, the instructions it is made of."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -22,10 +23,12 @@ CONFIGS = [
         ("float16", 256),
     )
 ]
+CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS]
 
 
 def label(config):
-    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+    masks = "-full" if config.full_tiles else ""
+    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)

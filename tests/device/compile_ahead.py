@@ -99,7 +99,19 @@ def sm90_forward_specs(problem, score=None, dropout=0.0, mask=None):
     configs = forward_configs(problem.dtype, problem.head_dim, **given)
     if mask is not None:
         configs = [choose(configs, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))[0]]
-    return list(map(fwd_sm90_spec, configs))
+    return [
+        fwd_sm90_spec(completed)
+        for config in configs
+        for completed in (_by_masking(config, mask) if config.halves else [config])
+    ]
+
+
+def _by_masking(config, mask):
+    """A configuration for the tiles of a mask, or for full and for masked ones."""
+    from nbflash.schedule import TileSchedule
+
+    known = mask and TileSchedule.from_mask(mask, config.tile_m, config.tile_n).full_tiles
+    return [replace(config, full_tiles=x) for x in ((known,) if mask else (False, True))]
 
 
 def sm90_specs(problem, score=None, dropout=0.0, mask=None):
@@ -118,11 +130,12 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     sizes = problem.dtype, problem.head_dim
     more = {"score": _code(score, problem), "dropout": bool(dropout)}
     cfg = replace(columns.columns_config(*sizes), **more)
-    specs.append(bwd_sm90_spec(cfg))
-    specs.append(bwd_sm90_dq_spec(completed(dq_config(*sizes, cfg.tile_m), **more)))
+    specs += map(bwd_sm90_spec, _by_masking(cfg, mask))
+    rows = completed(dq_config(*sizes, cfg.tile_m), **more)
+    specs += map(bwd_sm90_dq_spec, _by_masking(rows, mask))
     if not dropout and (PANEL if score else 0) < problem.head_dim <= columns.MOST_HEAD_DIM:
         cfg = replace(columns.backward_config(*sizes), **more)
-        specs.append(bwd_sm90_spec(cfg))
+        specs += map(bwd_sm90_spec, _by_masking(cfg, mask))
         specs += [of(rows_config(cfg)) for of in (statistics_sm90_spec, round_sm90_spec)]
     return specs
 

@@ -242,6 +242,25 @@ def test_a_schedule_is_made_of_a_mask():
         TileSchedule.from_mask(np.eye(16, dtype=bool), 16, 16)
 
 
+@pytest.mark.parametrize(
+    ("mask", "full"),
+    [
+        (masks.dense(100, 128), True),
+        (masks.dense(128, 100), False),
+        (masks.dense(1, 1), False),
+        (masks.causal(128), False),
+        (masks.butterfly(256, block=64), True),
+        (masks.butterfly(256, block=32), False),
+        (masks.dense(0, 3), True),
+    ],
+    ids=repr,
+)
+def test_full_tiles(mask, full):
+    """Queries may end within a tile, keys may not."""
+    schedule = TileSchedule.from_mask(mask, 64, 64)
+    assert schedule.full_tiles is schedule.T.full_tiles is full
+
+
 def test_density_and_repr():
     schedule = TileSchedule.from_mask(masks.butterfly(64, block=8), 8, 8)
     assert schedule.density == (64 / 8) * 4 / 64

@@ -92,8 +92,8 @@ MASKING = (
     Mutant("bits taken for an interval", "if kind == INTERVAL:", "if kind >= INTERVAL:"),
     Mutant(
         "interval taken for a full tile",
-        "if kind == FULL:\n            return",
-        "if kind <= INTERVAL:\n            return",
+        "or kind == FULL:\n            return",
+        "or kind <= INTERVAL:\n            return",
     ),
     Mutant("bad keys of stage 0", "BAD // 4 + BAD_WORDS * stage)", "BAD // 4)"),
     Mutant("bad keys of other columns", GATHERED, GATHERED.replace("% 4", "% 4 ^ 1")),

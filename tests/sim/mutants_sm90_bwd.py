@@ -29,22 +29,23 @@ OF_A_TILE = (
     Mutant("late δ of other queries", DELTA_PLACE, DELTA_PLACE.replace(" + pair", ""), 1, 2),
     Mutant(
         "intervals taken for full tiles",
-        "if kind == FULL:\n            return p_",
-        "if kind <= INTERVAL:\n            return p_",
+        "kind != FULL:\n            x = hidden",
+        "kind > INTERVAL:\n            x = hidden",
     ),
     Mutant("bits taken for intervals", "if kind == INTERVAL:", "if kind >= INTERVAL:"),
     Mutant("masks of stage 0", MASK_PLACE, "words + MASKS // 4"),
     Mutant("keys of stage 0's tile", "RECORDS // 4 + RECORD_WORDS * stage + 1", "RECORDS // 4 + 1"),
     Mutant("keys of tile 0", "types.int32(n_block * TILE_N + row)", "types.int32(row)"),
-    Mutant("bounds of other queries", "mask + pair, key)", "mask, key)"),
+    Mutant("bounds of other queries", "mask + pair, types", "mask, types"),
     Mutant("bits of other queries", "mask + pair * WORDS", "mask"),
-    Mutant("dS of what is hidden", "return ds_masked(p, dp)", "return ds_full(p, dp)"),
+    Mutant("dS of what is hidden", "dp = masked(p, dp)", "pass"),
 )
-HIDE_BITS = "yield select(hidden, NEG_INF, x)"
-HIDE_INTERVAL = "yield select(inside, x, NEG_INF)"
+HIDDEN = "x[4 * j + n]"
+HIDE_BITS = f"yield select(hidden, NEG_INF, {HIDDEN})"
+HIDE_INTERVAL = f"yield select(inside, {HIDDEN}, NEG_INF)"
 NUMBERS = (
-    Mutant("scale of the upper key", "scales[n // 2]", "scales[0]"),
-    Mutant("shift of the first query", "shifts[2 * j + n % 2]", "shifts[2 * j]"),
+    Mutant("scale of the upper key", "scales[i % 4 // 2]", "scales[0]"),
+    Mutant("shift of the first query", "shifts[i // 4 * 2 + i % 2]", "shifts[i // 4 * 2]"),
     Mutant("interval from the next key", "keys[n // 2] >= low", "keys[n // 2] > low"),
     Mutant("interval to its end", "keys[n // 2] < high", "keys[n // 2] <= high"),
     Mutant("interval 4 keys below", "keys = key, key + 8", "keys = key, key + 4"),
@@ -52,9 +53,13 @@ NUMBERS = (
     Mutant(
         "intervals masked after 2^x",
         HIDE_INTERVAL,
-        "yield select(inside, x, x * 0 + NEG_INF)",
+        f"yield select(inside, {HIDDEN}, {HIDDEN} * 0 + NEG_INF)",
     ),
-    Mutant("bits masked after 2^x", HIDE_BITS, "yield select(hidden, x * 0 + NEG_INF, x)"),
+    Mutant(
+        "bits masked after 2^x",
+        HIDE_BITS,
+        f"yield select(hidden, {HIDDEN} * 0 + NEG_INF, {HIDDEN})",
+    ),
     Mutant("bits of the first word", "mask + key // 32, key % 32", "mask, key % 32"),
     Mutant("bits of one word each", "words * (8 * j + e)", "(8 * j + e)"),
     Mutant("bits of the upper key", "(1 << 8 * (n // 2))", "1"),
@@ -65,7 +70,7 @@ NUMBERS = (
         "for x in 2 * elements[j : j + 2]",
         "for x in sorted(2 * elements[j : j + 2])",
     ),
-    Mutant("NaN of what is hidden", "select(equal(x, 0.0), 0.0, x * y)", "x * y"),
+    Mutant("NaN of what is hidden", "select(equal(x, 0.0), 0.0, y)", "y"),
     Mutant(
         "dS swapped in pairs",
         "pack_half(dtype, x[i], x[i + 1])",
@@ -124,6 +129,7 @@ SETUP = (
     without("barrier after init", "cuda.syncthreads()"),
     Mutant("shared memory as it is", "(start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)", "start"),
     Mutant("words from the start", "types.int32((base - start) >> 2)", "types.int32(0)"),
+    Mutant("full tiles looked at", "if not FULL_TILES:", "if True:"),
     Mutant("one warp stores", "32 + 32 * CONSUMERS:", "64:"),
     Mutant("empty columns by threads from 128", "items, live, tid - 128)", "items, live, tid)"),
 )
@@ -152,8 +158,8 @@ GEOMETRY = (
     ),
     Mutant(
         "room for bits alone",
-        "return max(self.stat_bytes, self.bit_bytes)",
-        "return self.bit_bytes // 2",
+        "else max(self.stat_bytes, self.bit_bytes)",
+        "else self.bit_bytes // 2",
     ),
     Mutant("bytes of shifts alone", "return 2 * 4 * self.tile_m", "return 4 * self.tile_m"),
     Mutant("room for one record", "self.stages * RECORD_WORDS * 4", "RECORD_WORDS * 4"),

@@ -20,11 +20,11 @@ EMPTY = (
     without("dV of empty columns", "dv[at] = zero"),
     Mutant("empty columns of the work list", "types.int32(live + cuda.b", "types.int32(cuda.b"),
 )
-SHARED_ROW = "key = row_of_thread(thread) - lane // 4 + lane // 8 % 2 * 8 + lane % 8"
+SHARED_ROW = "base + DS + turn * 64 * ROW_BYTES"
 DS_FULL = "if CONSUMERS == 2:\n            bar_arrive(DS_FULL + 1 - turn, 256)\n"
 WAIT_DS = "bar_sync(DS_FREE + turn, 128 * CONSUMERS)"
 ARRIVE_DQ = "bar_arrive(DQ_FULL + turn, DQ_THREADS)\n\n    @inlined\n    def ahead"
-PLACE_OF_PART = "words + DQ // 4 + turn * PART + thread % 128 * 4"
+PLACE_OF_PART = "words + DQ // 4 + turn * PART + (thread & 127) * 4"
 SHARING = (
     Mutant("nobody poisoned", "scale, math.nan)", "scale, scale)"),
     Mutant("lower key as the upper", "for i in (0, 8))", "for i in (0, 0))"),
@@ -32,9 +32,9 @@ SHARING = (
     Mutant(
         "K of the other phase", "k_stage, k_phase_of(column))", "k_stage, k_phase_of(column) ^ 1)"
     ),
-    Mutant("bad keys of stage 0", "BAD // 4 + BAD_WORDS * k_stage + key", "BAD // 4 + key"),
-    Mutant("bad keys of word 0", " + key // 32] >>", "] >>"),
-    Mutant("bad key 0", ">> key % 32", ">> 0"),
+    Mutant("bad keys of stage 0", "BAD // 4 + BAD_WORDS * k_stage + (", "BAD // 4 + ("),
+    Mutant("bad keys of word 0", " + (key >> 5))] >>", ")] >>"),
+    Mutant("bad key 0", ">> (key & 31)", ">> 0"),
     Mutant(
         "keys of the first warpgroup",
         "lower(base + K + turn * 64 * ROW",
@@ -42,8 +42,7 @@ SHARING = (
     ),
     Mutant("K in stage 0", "16) + k_stage * (KV_BYTES >> 4))", "16))"),
     Mutant("Q in stage 0", "lower(base, 16) + stage * (Q_BYTES >> 4)", "lower(base, 16)"),
-    Mutant("dS of the upper keys", SHARED_ROW, SHARED_ROW.replace("lane // 8 % 2 * 8 + ", "")),
-    Mutant("dS not swizzled", "((lane // 16) ^ (lane % 8))", "(lane // 16)"),
+    Mutant("dS in one place", SHARED_ROW, "base + DS"),
     without("wait until dS has been read", WAIT_DS),
     Mutant("dS of one for both", WAIT_DS, WAIT_DS.replace(" + turn", "")),
     without("fence after dS", "fence_proxy_async()", 2),
@@ -64,7 +63,7 @@ SHARING = (
     Mutant("dQ not announced", ARRIVE_DQ, "pass\n\n    @inlined\n    def ahead"),
     Mutant("dQ announced to the first", ARRIVE_DQ, ARRIVE_DQ.replace(" + turn", "")),
     Mutant("slots in one place", "SLOTS // 4 + turn] = slot", "SLOTS // 4] = slot"),
-    Mutant("slot of the first warpgroup", "if thread % 128 == 0:", "if thread == 0:"),
+    Mutant("slot of the first warpgroup", "if speaks(thread):", "if thread == 0:"),
 )
 WAIT_DO = "mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))"
 PART_OF_K = "lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)"

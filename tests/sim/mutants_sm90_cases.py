@@ -265,7 +265,6 @@ CAUGHT_BY = {
         "V of this tile's batch",
         "V of batch 0",
         "V of the query head",
-        "cleaners' walk of plane 0",
         "K in Q",
         "interval one short",
         "interval of half a tile",

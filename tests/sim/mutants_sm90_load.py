@@ -31,7 +31,7 @@ END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, EN
 START = "stage, phase, q_stage, q_phase = zero, one, zero, one"
 FIRST_OF_ROW = "first = FIRST if t == begin else 0"
 V_NEXT = "v_n0, v_head, v_batch = n0, h_kv, b"
-ROUNDS = "range((live + blocks - 1) // blocks)"
+ROUNDS = "range(rounds_of(live, types.int32(cuda.gridDim.x)))"
 LINE = "\n" + " " * 20
 LOADER = (
     Mutant("too few bytes expected", "expect_tx(bar, nbytes)", "expect_tx(bar, nbytes - 128)"),
@@ -45,11 +45,12 @@ LOADER = (
     Mutant("panel never sent", "range(PANELS)", "range(PANELS - 1)"),
     Mutant("panels of Q as far apart as K's", SEND_Q, SEND_Q.replace("Q_PANEL", "KV_PANEL")),
     Mutant("panels of K as far apart as Q's", SEND_K, SEND_K.replace("KV_PANEL", "Q_PANEL")),
-    Mutant("loader's last round", ROUNDS, "range(live // blocks)"),
+    Mutant("loader's last round", ROUNDS, "range(live // types.int32(cuda.gridDim.x))"),
     Mutant("b and h of a head swapped", "b, h = divided(", "h, b = divided("),
     Mutant("h and b of Q swapped", SEND_Q, SEND_Q.replace("h, b", "b, h")),
     Mutant("key head of another group", "h_kv, _ = divided(h", "_, h_kv = divided(h"),
-    Mutant("walk of plane 0", "at = plane_of[bh] * n_row + row\n", "at = row\n"),
+    Mutant("walk of plane 0", "types.int32(plane_of[bh] * n_row + row)", "types.int32(row)"),
+    Mutant("a row looked up again", "row_of(types.int32(round_ + 1)", "row_of(types.int32(round_)"),
     Mutant("keys in steps of rows", "col_idx[t] * TILE_N", "col_idx[t] * TILE_M"),
     without("wait for empty K", WAIT_K, 2),
     without("wait for empty K at the end", WAIT_K, 2, 1),
@@ -187,7 +188,6 @@ CLEANERS = (
     Mutant("arrival of every cleaner", "if thread == 0:", "if thread >= 0:"),
     Mutant("arrival of two warps", "if thread == 0:", "if thread % 64 == 0:"),
     Mutant("full V of another stage", "base + FULL_V + 8 * stage)", "base + FULL_V)"),
-    Mutant("cleaners' walk of plane 0", "plane_of[work[2 * item + 1]] * n_row + work", "work"),
 )
 EMPTY_ITEMS = "range(live + cuda.blockIdx.x, items, cuda.gridDim.x)"
 EMPTY_ROWS = (

@@ -158,8 +158,8 @@ NUMBERS = (
     Mutant("bits of the first tile", "(tile * tile_m + row) * words", "row * words"),
 )
 STORING = (
-    Mutant("matrices on top of each other", "* 16 + lane % 16", "* 16 + lane % 8"),
-    Mutant("warps 8 rows apart", "// 32 * 16 + lane", "// 32 * 8 + lane"),
+    Mutant("matrices on top of each other", "// 2 + lane % 16)", "// 2 + lane % 8)"),
+    Mutant("warps 8 rows apart", "(thread & 96) // 2", "(thread & 96) // 4"),
     Mutant("not swizzled", "(lane // 16 ^ lane % 8)", "(lane // 16)"),
     Mutant("chunks of a matrix each", "(lane // 16 ^ lane % 8)", "(lane // 8 ^ lane % 8)"),
     Mutant("steps added to the swizzle", "(row ^ (2 * inside))", "(row + 2 * inside)"),

@@ -68,6 +68,7 @@ CASES = (
     Case("race", ALONE, "dense", 129, 129, race=True, seed=1),
     Case("tall-race", TALL, "causal", 193, 129, race=True, seed=1),
     Case("deep", DEEP, "dead-scattered", 20, 300, race=True, seed=3),
+    Case("full", replace(ALONE, full_tiles=True), "dense", 65, 128, (2, 1)),
 )
 
 

@@ -1,0 +1,96 @@
+"""Kernels for schedules without masked tiles give the bits of those that can mask."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sm90_bwd_runs
+import sm90_dq_runs
+import sm90_runs
+from scipy.sparse import csr_array
+
+import masks
+from nbflash import sim
+from nbflash.schedule import TileSchedule
+
+FORWARD = {
+    "halves": sm90_runs.HALVES,
+    "halves-pair": sm90_runs.HALVES_PAIR,
+    "whole": sm90_runs.ALONE,
+}
+BACKWARD = {
+    "alone": (sm90_bwd_runs, sm90_bwd_runs.ALONE),
+    "tall": (sm90_bwd_runs, sm90_bwd_runs.TALL),
+    "broad": (sm90_bwd_runs, sm90_bwd_runs.BROAD),
+    "column": (sm90_bwd_runs, sm90_bwd_runs.COLUMN),
+    "columns": (sm90_bwd_runs, sm90_bwd_runs.COLUMNS),
+    "shared": (sm90_bwd_runs, sm90_bwd_runs.SHARED),
+    "dq": (sm90_dq_runs, sm90_dq_runs.ALONE),
+    "dq-by-q": (sm90_dq_runs, sm90_dq_runs.BY_Q),
+    "dq-deep": (sm90_dq_runs, sm90_dq_runs.DEEP),
+}
+HEADS = 4, 2
+BLOCKS = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0]], bool)  # an empty row and an empty column
+
+
+def problem(cfg, name, poison=None):
+    """A configuration of its own, and a mask all of whose tiles are full; queries end anywhere."""
+    step = max(cfg.tile_m, cfg.tile_n)
+    mask = {
+        "one-query": lambda: masks.dense(1, cfg.tile_n),
+        "ragged": lambda: masks.dense(cfg.tile_m + 1, 2 * cfg.tile_n),
+        "blocks": lambda: masks.from_scipy(csr_array(BLOCKS), block=step),
+    }[name]()
+    assert TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).full_tiles
+    values = sm90_runs.inputs(*mask.shape, heads=HEADS, head_dim=cfg.head_dim)
+    if poison is not None:
+        for x in values[1:3]:
+            x[:, 5, 0, 3] = poison
+    return replace(cfg, full_tiles=True), mask, values
+
+
+masked = pytest.mark.parametrize("name", ["one-query", "ragged", "blocks"])
+
+
+@masked
+@pytest.mark.parametrize("config", FORWARD)
+def test_forward(config, name):
+    cfg, mask, (q, k, v, _) = problem(FORWARD[config], name)
+    with sim.options(race=True, seed=len(name)):
+        got = sm90_runs.check(cfg, mask, q, k, v, blocks=2)
+    for x, same in zip(got, sm90_runs.run(FORWARD[config], mask, q, k, v), strict=True):
+        np.testing.assert_array_equal(x, same)
+
+
+@masked
+@pytest.mark.parametrize("config", BACKWARD)
+def test_backward(config, name):
+    runs, usual = BACKWARD[config]
+    cfg, mask, values = problem(usual, name)
+    with sim.options(race=True, seed=len(name)):
+        got = runs.check(cfg, mask, values, blocks=2)
+    for x, same in zip(got, runs.run(usual, mask, values), strict=True):
+        np.testing.assert_array_equal(x, same)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("config", FORWARD)
+def test_forward_of_a_key_that_everybody_sees(config, poison):
+    cfg, mask, (q, k, v, _) = problem(FORWARD[config], "ragged", poison)
+    out, _ = sm90_runs.run(cfg, mask, q, k, v)
+    bad = np.isnan(out.astype(np.float32)).any(-1)
+    assert bad[:, :, :2].all()  # the queries of its head
+    assert not bad[:, :, 2:].any()
+
+
+@pytest.mark.parametrize("config", BACKWARD)
+def test_backward_of_a_key_that_everybody_sees(config):
+    runs, usual = BACKWARD[config]
+    cfg, mask, values = problem(usual, "ragged", np.nan)
+    with np.errstate(invalid="ignore"):
+        got = runs.run(cfg, mask, values)
+    for x in got if isinstance(got, tuple) else (got,):
+        heads = x.shape[2] // 2
+        bad = np.isnan(x.astype(np.float32)).any(-1)
+        assert bad[:, :, :heads].all()
+        assert not bad[:, :, heads:].any()
