@@ -79,6 +79,14 @@ class Sm90BackwardConfig(Panels):
         """Whether registers suffice to issue dV before dS is computed."""
         return self.tile_m == 64
 
+    @property
+    def masks_in_place(self):
+        """Whether registers are too few for copies of P and dS for each kind of tile.
+
+        In place there would be too few for slopes beside P.
+        """
+        return self.with_dq and not (self.score and self.score.has_slope)
+
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
         reasons = super().why_not()

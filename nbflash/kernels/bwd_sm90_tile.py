@@ -1,6 +1,6 @@
 """What a computing warpgroup of the Hopper backward asks of a tile: its record, P and dS."""
 
-from masks import FULL, INTERVAL
+from masks import BITS, FULL, INTERVAL
 from nbflash.kernels.bwd_sm90_config import RECORD_WORDS
 from nbflash.kernels.bwd_sm90_score import make_scored
 from nbflash.ptx._asm import inlined, types
@@ -55,44 +55,61 @@ def make_probabilities_of(cfg):
 
     What is hidden is masked to −∞ before the exponential; ``scales`` are those of a thread's keys,
     ``row`` is the upper key's and ``pair`` the first query's number in the tile; ``scoring`` is
-    that of :mod:`.bwd_sm90_score`.
+    that of :mod:`.bwd_sm90_score`. Where registers are few, exponents are masked in place; where
+    they suffice, a copy of everything for each kind of tile is faster.
     """
     TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
     *_, MASKS, RECORDS, _, _, _ = cfg.offsets
-    sizes, FULL_TILES = (cfg.tile_m, TILE_N), cfg.full_tiles
-    exponents, interval, bits, weights = make_probabilities(*sizes, cfg.dtype, cfg.score)
-    scored, _ = make_scored(cfg)
+    FULL_TILES, IN_PLACE = cfg.full_tiles, cfg.masks_in_place
+    (exponents, weights), in_place, at_once = make_probabilities(
+        cfg.tile_m, TILE_N, cfg.dtype, cfg.score
+    )
+    (interval, bits), (p_interval, p_bits), (scored, _) = in_place, at_once, make_scored(cfg)
 
     @inlined
-    def hidden(x, kind, smem, place, stage, row, pair):
-        """Exponents of a masked tile."""
+    def mask_of(kind, smem, place, stage, row, pair):
+        """Where the first pair's mask is, and the upper key's number in it."""
         _, words = place
         mask = words + MASKS // 4 + stage * (MASK_BYTES // 4)
         if kind == INTERVAL:
             n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
-            return interval(x, smem, mask + pair, types.int32(n_block * TILE_N + row))
-        return bits(x, smem, mask + pair * WORDS, types.int32(row))
+            return mask + pair, types.int32(n_block * TILE_N + row)
+        return mask + pair * WORDS, types.int32(row)
 
     @inlined
     def probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
-        s = scored(s, scoring)
-        x = exponents(s, scales, shifts)
-        if not FULL_TILES and kind != FULL:
-            x = hidden(x, kind, smem, place, stage, row, pair)
-        return weights(x, s)
+        if FULL_TILES or IN_PLACE or kind == FULL:
+            s = scored(s, scoring)
+            x = exponents(s, scales, shifts)
+            if not FULL_TILES and kind != FULL:
+                if kind == INTERVAL:
+                    mask, key = mask_of(INTERVAL, smem, place, stage, row, pair)
+                    x = interval(x, smem, mask, key)
+                else:
+                    mask, key = mask_of(BITS, smem, place, stage, row, pair)
+                    x = bits(x, smem, mask, key)
+            return weights(x, s)
+        if kind == INTERVAL:
+            mask, key = mask_of(INTERVAL, smem, place, stage, row, pair)
+            return p_interval(scored(s, scoring), scales, shifts, smem, mask, key)
+        mask, key = mask_of(BITS, smem, place, stage, row, pair)
+        return p_bits(scored(s, scoring), scales, shifts, smem, mask, key)
 
     return probabilities_of
 
 
 def make_gradients_of(cfg):
     """``gradients_of(p, dp, kind)``: dS of a tile, of P and dP − δ; and ``pack``."""
-    masked, gradients, pack = make_score_gradients(cfg.tile_m, cfg.dtype)
-    FULL_TILES = cfg.full_tiles
+    gradients, masked, pack = make_score_gradients(cfg.tile_m, cfg.dtype)
+    FULL_TILES, IN_PLACE = cfg.full_tiles, cfg.masks_in_place
 
     @inlined
     def gradients_of(p, dp, kind):
-        if not FULL_TILES and kind != FULL:
-            dp = masked(p, dp)
-        return gradients(p, dp)
+        if FULL_TILES or IN_PLACE or kind == FULL:
+            ds = gradients(p, dp)
+            if not FULL_TILES and kind != FULL:
+                ds = masked(p, ds)
+            return ds
+        return masked(p, gradients(p, dp))
 
     return gradients_of, pack

@@ -34,58 +34,69 @@ PART = 64 * 64  # elements of dQ that one warpgroup computes
 
 
 def make_probabilities(tile_m, tile_n, dtype, score=None):
-    """``exponents, interval, bits, weights``: from scores to P, masked in between.
+    """``(exponents, weights), in_place, at_once``: P of scores, by two steps or by one.
 
     ``exponents(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
-    queries'. ``interval(x, smem, mask, key)`` and ``bits(x, smem, mask, key)`` hide, in place, for
-    registers are few: ``mask`` is where the bounds of the first pair of queries, or their words,
-    lie; ``key`` is the first key's number, in the sequence or in the tile. ``weights(x, s)`` is P;
-    if score functions have slopes it is packed, and P ∘ ∂S'/∂S beside it: both fragments would be
-    too many registers.
+    queries'; ``weights(x, s)`` is P of them. If score functions have slopes, P is packed, and
+    P ∘ ∂S'/∂S beside it: both fragments would be too many registers. What is hidden is masked to −∞
+    between the two: ``interval, bits`` of ``(x, smem, mask, key)`` in place; of ``(s, scales,
+    shifts, smem, mask, key)`` both steps at once. ``mask`` is where the bounds of the first pair of
+    queries, or their words, lie; ``key`` is the first key's number, in the sequence or in the tile.
     """
-    pairs, words = range(tile_m // 8), -(-tile_n // 32)
+    elements, pairs, words = range(tile_m // 2), range(tile_m // 8), -(-tile_n // 32)
     sloped = score is not None and score.has_slope
 
-    @unrolled
-    def exponents(s, scales, shifts):
-        return tuple(
-            fma(s[i], scales[i % 4 // 2], shifts[i // 4 * 2 + i % 2]) for i in range(tile_m // 2)
-        )
+    def scaled(s, scales, shifts):
+        return (fma(s[i], scales[i % 4 // 2], shifts[i // 4 * 2 + i % 2]) for i in elements)
 
-    def in_interval(x, smem, mask, key):
-        keys = key, key + 8
+    def in_interval(exponents, smem, mask, key):
+        keys, x = (key, key + 8), iter(exponents)
         for j in pairs:
             low, high = load2(smem, mask + 8 * j), load2(smem, mask + (tile_m + 8 * j))
             for n in range(4):
                 inside = both(keys[n // 2] >= low[n % 2], keys[n // 2] < high[n % 2])
-                yield select(inside, x[4 * j + n], NEG_INF)
+                yield select(inside, next(x), NEG_INF)
 
-    def in_bits(x, smem, mask, key):
-        first, bit = mask + key // 32, key % 32
+    def in_bits(exponents, smem, mask, key):
+        first, bit, x = mask + key // 32, key % 32, iter(exponents)
         for j in pairs:
             seen = [load(smem, first + words * (8 * j + e)) >> bit for e in range(2)]
             for n in range(4):
                 hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
-                yield select(hidden, NEG_INF, x[4 * j + n])
+                yield select(hidden, NEG_INF, next(x))
+
+    def weighted(x, s):
+        if not sloped:
+            return tuple(map(exp2, x))
+        p, packed, w = [], [], []
+        for i, exponent in enumerate(x):
+            p.append(exp2(exponent))
+            w.append(weighed(p[i], slope_at(score, s, i), True))
+            if i % 2:
+                packed.append(pack_half(dtype, p[i - 1], p[i]))
+        return tuple(packed), tuple(w)
 
     @unrolled
-    def interval(x, smem, mask, key):
-        return tuple(in_interval(x, smem, mask, key))
-
-    @unrolled
-    def bits(x, smem, mask, key):
-        return tuple(in_bits(x, smem, mask, key))
+    def exponents(s, scales, shifts):
+        return tuple(scaled(s, scales, shifts))
 
     @unrolled
     def weights(x, s):
-        p = tuple(map(exp2, x))
-        if not sloped:
-            return p
-        packed = (pack_half(dtype, *p[i : i + 2]) for i in range(0, len(p), 2))
-        w = (weighed(p[i], slope_at(score, s, i), True) for i in range(len(p)))
-        return tuple(packed), tuple(w)
+        return weighted(x, s)
 
-    return exponents, interval, bits, weights
+    def forms(hide):
+        @unrolled
+        def in_place(x, smem, mask, key):
+            return tuple(hide(x, smem, mask, key))
+
+        @unrolled
+        def at_once(s, scales, shifts, smem, mask, key):
+            return weighted(hide(scaled(s, scales, shifts), smem, mask, key), s)
+
+        return in_place, at_once
+
+    in_place, at_once = zip(*map(forms, (in_interval, in_bits)), strict=True)
+    return (exponents, weights), in_place, at_once
 
 
 def make_statistics(tile_m, late):
@@ -118,22 +129,22 @@ def make_statistics(tile_m, late):
 
 
 def make_score_gradients(tile_m, dtype):
-    """``masked, gradients, pack``: dP − δ that counts, dS, and neighbours rounded and packed."""
-
-    @unrolled
-    def masked(p, dp):
-        """0 where P is 0: there dP may be NaN."""
-        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, dp, strict=True))
+    """``gradients, masked, pack``: dS of P and dP − δ; what counts of it; neighbours in a word."""
 
     @unrolled
     def gradients(p, dp):
         return tuple(x * y for x, y in zip(p, dp, strict=True))
 
     @unrolled
+    def masked(p, ds):
+        """0 where P is 0: there dP may be NaN."""
+        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, ds, strict=True))
+
+    @unrolled
     def pack(x):
         return tuple(pack_half(dtype, x[i], x[i + 1]) for i in range(0, tile_m // 2, 2))
 
-    return masked, gradients, pack
+    return gradients, masked, pack
 
 
 def make_row_gradients(n):

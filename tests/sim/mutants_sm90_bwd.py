@@ -13,6 +13,7 @@ CHAIN = (GRADIENT, CONFIG, LOAD, TILE, COLUMNS, COMPUTE, KERNEL, ROWS)
 
 MASK_PLACE = "words + MASKS // 4 + stage * (MASK_BYTES // 4)"
 DELTA_PLACE = "place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair"
+IN_PLACE = "                if kind == INTERVAL:"
 OF_A_TILE = (
     without("wait for Q", "mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))"),
     Mutant("Q of the other phase", "phase_of(tile))", "phase_of(tile) ^ 1)"),
@@ -29,36 +30,35 @@ OF_A_TILE = (
     Mutant("late δ of other queries", DELTA_PLACE, DELTA_PLACE.replace(" + pair", ""), 1, 2),
     Mutant(
         "intervals taken for full tiles",
-        "kind != FULL:\n            x = hidden",
-        "kind > INTERVAL:\n            x = hidden",
+        "and kind != FULL:\n                if kind",
+        "and kind > INTERVAL:\n                if kind",
     ),
-    Mutant("bits taken for intervals", "if kind == INTERVAL:", "if kind >= INTERVAL:"),
+    Mutant("bits taken for intervals", IN_PLACE, IN_PLACE.replace("==", ">=")),
     Mutant("masks of stage 0", MASK_PLACE, "words + MASKS // 4"),
     Mutant("keys of stage 0's tile", "RECORDS // 4 + RECORD_WORDS * stage + 1", "RECORDS // 4 + 1"),
     Mutant("keys of tile 0", "types.int32(n_block * TILE_N + row)", "types.int32(row)"),
     Mutant("bounds of other queries", "mask + pair, types", "mask, types"),
     Mutant("bits of other queries", "mask + pair * WORDS", "mask"),
-    Mutant("dS of what is hidden", "dp = masked(p, dp)", "pass"),
+    Mutant("dS of what is hidden", "ds = masked(p, ds)", "pass"),
 )
-HIDDEN = "x[4 * j + n]"
-HIDE_BITS = f"yield select(hidden, NEG_INF, {HIDDEN})"
-HIDE_INTERVAL = f"yield select(inside, {HIDDEN}, NEG_INF)"
+HIDE_BITS = "yield select(hidden, NEG_INF, next(x))"
+HIDE_INTERVAL = "yield select(inside, next(x), NEG_INF)"
 NUMBERS = (
     Mutant("scale of the upper key", "scales[i % 4 // 2]", "scales[0]"),
     Mutant("shift of the first query", "shifts[i // 4 * 2 + i % 2]", "shifts[i // 4 * 2]"),
     Mutant("interval from the next key", "keys[n // 2] >= low", "keys[n // 2] > low"),
     Mutant("interval to its end", "keys[n // 2] < high", "keys[n // 2] <= high"),
-    Mutant("interval 4 keys below", "keys = key, key + 8", "keys = key, key + 4"),
+    Mutant("interval 4 keys below", "(key, key + 8)", "(key, key + 4)"),
     Mutant("low ends for high ends", "(tile_m + 8 * j))", "(8 * j))"),
     Mutant(
         "intervals masked after 2^x",
         HIDE_INTERVAL,
-        f"yield select(inside, {HIDDEN}, {HIDDEN} * 0 + NEG_INF)",
+        "y = next(x)\n                yield select(inside, y, y * 0 + NEG_INF)",
     ),
     Mutant(
         "bits masked after 2^x",
         HIDE_BITS,
-        f"yield select(hidden, {HIDDEN} * 0 + NEG_INF, {HIDDEN})",
+        "y = next(x)\n                yield select(hidden, y * 0 + NEG_INF, y)",
     ),
     Mutant("bits of the first word", "mask + key // 32, key % 32", "mask, key % 32"),
     Mutant("bits of one word each", "words * (8 * j + e)", "(8 * j + e)"),

@@ -17,8 +17,9 @@ from nbflash.testing import mask_gallery
 KEYS, ROWS = "nbflash.tile.wgmma_kept", "nbflash.tile.wgmma_rows"
 LOAD, ALONE = "nbflash.kernels.bwd_sm90_load", "nbflash.kernels.bwd_sm90_columns"
 WIDE, KERNEL = "nbflash.kernels.bwd_sm90_wide", "nbflash.kernels.bwd_sm90"
+TILE = "nbflash.kernels.bwd_sm90_tile"
 # In the order of their imports.
-CHAIN = (KEYS, ROWS, LOAD, ALONE, WIDE, KERNEL)
+CHAIN = (KEYS, ROWS, LOAD, TILE, ALONE, WIDE, KERNEL)
 FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 
 # Configuration, mask, nq, nk, heads, blocks, seed; the odd seeds look for races.
@@ -63,6 +64,15 @@ LOADING = (
         "n_block, b, h_kv = work[at], 0",
     ),
     Mutant("dO not counted", "(1 if cfg.with_dq else 2)", "1"),
+)
+BITS_AT_ONCE = "        if kind == INTERVAL:\n            mask, key"
+COPIES = (
+    Mutant("bits taken for intervals", BITS_AT_ONCE, BITS_AT_ONCE.replace("==", ">=")),
+    Mutant(
+        "full tiles taken for bits",
+        "or IN_PLACE or kind == FULL:\n            s",
+        "or IN_PLACE:\n            s",
+    ),
 )
 COMPUTE = (
     without("wait for K", "mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(column))"),
@@ -127,6 +137,7 @@ MUTANTS = [
         (ROWS, STORE),
         (KEYS, KEPT_KEYS),
         (LOAD, LOADING),
+        (TILE, COPIES),
         (ALONE, COMPUTE),
         (WIDE, ROLES),
     )
