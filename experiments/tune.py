@@ -21,7 +21,7 @@ from experiments.report import say, show, size_of, write_csv, wrote
 from experiments.timing import QueuedEvents
 
 PROBLEM = ("dtype", "head_dim", "negate")
-SAID = ("consumers", "tile_m", "tile_n")  # by the size of the tile
+SAID = ("consumers", "tile_m", "tile_n", "full_tiles")  # by the size of the tile and the mask
 
 
 def table_of(which, dtype, head_dim):

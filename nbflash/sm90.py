@@ -1,6 +1,5 @@
 """The Hopper implementation: the forward kernel with its arguments bound, and the backward."""
 
-from dataclasses import replace
 from functools import cached_property
 
 from nbflash import arrays, launch, score_params, sm90_backward, tensor_map
@@ -23,9 +22,10 @@ class Sm90Executor:
     problem : nbflash.problem.Problem
     mask : masks.Mask
     config : Sm90Config, optional
-        Instead of the table's row.
+        Instead of the table's row; but `full_tiles` is the schedule's.
     backward : Sm90BackwardConfig, optional
-        Instead of that table's row; it says whether there are two passes, too.
+        Instead of that table's row; it says whether there are two passes, too. `full_tiles` is the
+        schedule's.
     score : nbflash.scores.Score, optional
     dropout : float
     """
@@ -40,10 +40,7 @@ class Sm90Executor:
         self._backward_config, self._backwards = backward, {}  # by whether in two passes
         self._map = tensor_map.Maps(problem.dtype)
         configs = [config] if config else self._table()
-        config, self.schedule = choose(configs, self._tiled)
-        # Halves gain 1 to 5 %; whole tiles up to 3 in short rows, and lose 2 to 5 in long ones.
-        full_tiles = config.halves and self.schedule.full_tiles
-        self._config = replace(config, full_tiles=full_tiles)
+        self._config, self.schedule = choose(configs, self._tiled)
 
     def _table(self):
         p = self._problem

@@ -101,7 +101,7 @@ class Sm90Backward:
     two_passes : bool
         dK and dV by columns and dQ by rows, reproducibly; or all in one pass over columns.
     config : Sm90BackwardConfig, optional
-        Of the pass over columns, instead of the table's row.
+        Of the pass over columns, instead of the table's row; but `full_tiles` is the schedule's.
     scoring : (ScoreCode or None, tuple)
         Functions of the scores and their parameters on the device.
     dropout : float
@@ -119,8 +119,8 @@ class Sm90Backward:
         config = config or table(problem.dtype, problem.head_dim)
         self._dropout = dropout
         self.schedule = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).T
-        more = {"dropout": bool(dropout), "full_tiles": self.schedule.full_tiles}
-        self.config = cfg = replace(config, score=score, **more)
+        config = replace(config, full_tiles=self.schedule.full_tiles)
+        self.config = cfg = replace(config, score=score, dropout=bool(dropout))
         more = {"scoring": scoring, "dropout": dropout}
         self.rows = DqPass(problem, mask, cfg.tile_m, **more) if two_passes else None
         self._map = tensor_map.Maps(problem.dtype)

@@ -30,6 +30,9 @@ What computes sees a stream of tiles, column after column, each with a record (k
     dq_empty w     warp 1 + w, the part has been read          warpgroup w, before it stores dQ
     dq_full w      warpgroup w has stored its part             warp 1 + w
 
+Where no tile of the schedule is masked (``full_tiles``), the loader tells full_k of K, and warp 3
+and the raw barriers have nothing to do.
+
 Without dQ (``with_dq`` of the configuration) other computing warpgroups take their place: see
 :mod:`nbflash.kernels.bwd_sm90_columns` and :mod:`nbflash.kernels.bwd_sm90_wide`.
 """

@@ -205,6 +205,10 @@ MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
 SUM_KEYS = 256
 
 
+def _row(head_dim):
+    return next(row for row in _TABLE if head_dim <= row[0])
+
+
 def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys):
     """Whether dQ by rows and dK and dV by columns take less time than one pass over columns.
 
@@ -213,10 +217,6 @@ def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys):
     """
     *_, key_of_two = _row(head_dim)
     return key_of_two * (3 * rows_keys + 4 * columns_keys) / 7 <= keys + SUM_KEYS
-
-
-def _row(head_dim):
-    return next(row for row in _TABLE if head_dim <= row[0])
 
 
 def backward_config(dtype, head_dim):

@@ -32,6 +32,8 @@ In the gap the other warpgroup's products run.
     full_v[s]      loader of keys, bytes of V                  consumers, before dP
     empty_v[s]     each consumer, dP is there                  loader of keys
     raw_k[s]       loader of keys, bytes of a masked K         two warps, which clean it: full_k
+
+Where no tile of the schedule is masked (``full_tiles``), raw_k and two warps have nothing to do.
 """
 
 from nbflash.kernels.bwd_sm90_dq_compute import make_compute_stream

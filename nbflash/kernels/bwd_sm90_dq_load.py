@@ -23,6 +23,7 @@ def make_load_keys(cfg):
     TILE_N, KV_BYTES, KV_PANEL = cfg.tile_n, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     _, K, V, RECORDS, *_ = cfg.offsets
     _, _, _, _, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_K = cfg.barriers
+    FULL_TILES = cfg.full_tiles
     send, advance, advance_v = (
         make_send(cfg),
         make_advance(cfg.k_stages),
@@ -52,7 +53,8 @@ def make_load_keys(cfg):
                     record = words + RECORDS // 4 + RECORD_WORDS * stage
                     last = LAST if t + 1 == end else 0
                     write_record(smem, record, kind[t] + last, n0, row, bh)
-                    bar = base + (FULL_K if kind[t] == FULL else RAW_K) + 8 * stage
+                    full = FULL_TILES or kind[t] == FULL
+                    bar = base + (FULL_K if full else RAW_K) + 8 * stage
                     send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)
                     mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)
                     to, bar = base + V + v_stage * KV_BYTES, base + FULL_V + 8 * v_stage

@@ -48,7 +48,8 @@ its row's Q.
     raw_v[s]       loader, bytes of a masked V           three warps that look for NaN, then full_v
 
 Named barriers: the three warps among themselves, each consumer before its O leaves, and the turns
-of tiles as a whole, at which the consumer before arrives.
+of tiles as a whole, at which the consumer before arrives. Where no tile of the schedule is masked
+(``full_tiles``) nobody looks for NaN, and raw_v is not used.
 """
 
 from nbflash.kernels.sm90_compute import make_compute_stream

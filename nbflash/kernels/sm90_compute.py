@@ -72,7 +72,7 @@ def make_compute_stream(cfg):
                     state, following, q = step_full(
                         state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
-                elif kind & FIRST:
+                elif FULL_TILES or kind & FIRST:
                     kind, ending = kind & ~FIRST, (row, bh, result)
                     bounds = bounds_of(masking, next_row, next_bh, thread)
                     keep = keep_of(kind, n0, bounds, masking, thread)
@@ -86,7 +86,7 @@ def make_compute_stream(cfg):
                         state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
                     row, bh = next_row, next_bh
-                elif not FULL_TILES:
+                else:
                     keep, ending = keep_of(kind, n0, bounds, masking, thread), zero
                     tile = kind, (n0, row, bh)
                     drawing = drawing_of(drawn, spot, dropping, n0, thread)

@@ -82,7 +82,7 @@ def make_gradients(cfg, n):
 
         return same, *make_row_gradients(n)
     _, drop_dp = make_drop(n)
-    gradients, counting, _ = make_score_gradients(n, cfg.dtype)
+    gradients, counted, _ = make_score_gradients(n, cfg.dtype)
 
     @inlined
     def dropped_dp(dp, minus_delta, drawing):
@@ -95,6 +95,6 @@ def make_gradients(cfg, n):
 
     @inlined
     def masked(p, dp, minus_delta):
-        return counting(p, gradients(p, dp))
+        return counted(p, gradients(p, dp))
 
     return dropped_dp, full, masked

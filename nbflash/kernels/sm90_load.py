@@ -50,7 +50,7 @@ def make_send(cfg):
 
 
 @inlined
-def row_of(round_, sizes, schedule):
+def tiles_of_round(round_, sizes, schedule):
     """Row tile, batch and head, and the tiles from where to where of a round; none past the end."""
     _, _, n_row, live = sizes
     work, plane_of, row_ptr, _, _ = schedule
@@ -74,7 +74,7 @@ def make_load_stream(cfg):
     FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
     advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
 
-    send = make_send(cfg)
+    send, FULL_TILES = make_send(cfg), cfg.full_tiles
 
     @inlined
     def load_stream(smem, place, maps, sizes, schedule):
@@ -86,10 +86,10 @@ def make_load_stream(cfg):
         zero, one = types.int32(0), types.int32(1)
         stage, phase, q_stage, q_phase = zero, one, zero, one
         v_stage, v_phase, v_n0, v_head, v_batch, v_full = zero, one, -one, zero, zero, zero
-        following = row_of(zero, sizes, schedule)
+        following = tiles_of_round(zero, sizes, schedule)
         for round_ in range(rounds_of(live, types.int32(cuda.gridDim.x))):
             row, bh, begin, end = following
-            following = row_of(types.int32(round_ + 1), sizes, schedule)
+            following = tiles_of_round(types.int32(round_ + 1), sizes, schedule)
             if begin < end:
                 b, h = divided(types.int32(bh), heads)
                 h_kv, _ = divided(h, group)
@@ -113,7 +113,7 @@ def make_load_stream(cfg):
                         send(to, Q_PANEL, q_map, row * TILE_M, h, b, bar, Q_BYTES)
                         q_stage, q_phase = advance_q(q_stage, q_phase)
                     v_n0, v_head, v_batch = n0, h_kv, b
-                    v_full = types.int32(FULL_V if kind[t] == FULL else RAW_V)
+                    v_full = types.int32(FULL_V if FULL_TILES or kind[t] == FULL else RAW_V)
                     stage, phase = advance(stage, phase)
         if v_n0 >= 0:
             mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)
@@ -181,7 +181,7 @@ def make_clean_stream(cfg, threads=THREADS):
         while round_ < rounds:
             nth = types.int32(round_ & 31)
             if nth == 0:
-                _, _, begins, ends = row_of(types.int32(round_ + lane), sizes, schedule)
+                _, _, begins, ends = tiles_of_round(types.int32(round_ + lane), sizes, schedule)
             t, end = cuda.shfl_sync(FULL_WARP, begins, nth), cuda.shfl_sync(FULL_WARP, ends, nth)
             while t < end:
                 masked = lanes_of(t + lane < end and kind[t + lane] != FULL)

@@ -27,11 +27,13 @@ def specs(head_dim):
 
 
 SPECS = [spec for head_dim in HEAD_DIMS for spec in specs(head_dim)]
+SPECS += [replace(spec, config=replace(spec.config, full_tiles=True)) for spec in specs(64)]
 
 
 def label(spec):
     config = spec.config
-    return f"{spec.name}-d{config.head_dim}-{config.tile_m}x{config.tile_n}"
+    masks = "-full" if config.full_tiles else ""
+    return f"{spec.name}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=label)

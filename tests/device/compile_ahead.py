@@ -99,10 +99,11 @@ def sm90_forward_specs(problem, score=None, dropout=0.0, mask=None):
     configs = forward_configs(problem.dtype, problem.head_dim, **given)
     if mask is not None:
         configs = [choose(configs, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))[0]]
+        return list(map(fwd_sm90_spec, configs))
     return [
-        fwd_sm90_spec(completed)
+        fwd_sm90_spec(either)
         for config in configs
-        for completed in (_by_masking(config, mask) if config.halves else [config])
+        for either in (_by_masking(config, None) if config.halves else [config])
     ]
 
 
@@ -110,8 +111,10 @@ def _by_masking(config, mask):
     """A configuration for the tiles of a mask, or for full and for masked ones."""
     from nbflash.schedule import TileSchedule
 
-    known = mask and TileSchedule.from_mask(mask, config.tile_m, config.tile_n).full_tiles
-    return [replace(config, full_tiles=x) for x in ((known,) if mask else (False, True))]
+    kinds = False, True
+    if mask is not None:
+        kinds = (TileSchedule.from_mask(mask, config.tile_m, config.tile_n).full_tiles,)
+    return [replace(config, full_tiles=full) for full in kinds]
 
 
 def sm90_specs(problem, score=None, dropout=0.0, mask=None):

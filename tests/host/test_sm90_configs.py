@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+import masks
 from nbflash.kernels.bwd_sm90_config import backward_config, columns_config
 from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
-from nbflash.kernels.sm90_config import Sm90Config, forward_configs
+from nbflash.kernels.sm90_config import Sm90Config, choose, forward_configs
+from nbflash.schedule import TileSchedule
 
 WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))
 DQ = dq_config("bfloat16", 128, 64)
@@ -30,6 +32,22 @@ def test_so_do_they_with_dropout(head_dim):
     configs += [columns, completed(dq_config("bfloat16", head_dim, 64), dropout=True)]
     assert [config.why_not() for config in configs] == [[]] * len(configs)
     assert all(config.dropout for config in configs)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "mask", "full"),
+    [
+        (64, masks.butterfly(1024, block=128), True),
+        (64, masks.causal(1024), False),
+        (64, masks.dense(1024, 1000), False),
+        (128, masks.butterfly(1024, block=128), False),  # whole tiles: nothing gained
+    ],
+)
+def test_halves_without_masked_tiles_have_a_kernel_of_their_own(head_dim, mask, full):
+    configs = forward_configs("bfloat16", head_dim)
+    config, schedule = choose(configs, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))
+    assert config.full_tiles is full
+    assert (config.tile_m, config.tile_n) == (schedule.tile_m, schedule.tile_n)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,11 @@ def test_wide_heads_have_no_other_way(name):
     assert takes_two(name, 136)
 
 
+def test_narrow_heads_take_one_pass_sooner():
+    assert two_passes_are_faster(128, 1400, 1400, 1400)
+    assert not two_passes_are_faster(64, 1400, 1400, 1400)
+
+
 def test_rows_without_keys_cost_the_sum():
     assert two_passes_are_faster(128, 0, 0, 0)
     assert two_passes_are_faster(128, 0, SUM_KEYS / 2, SUM_KEYS / 2)

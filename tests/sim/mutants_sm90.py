@@ -158,7 +158,7 @@ STREAM = (
         "                if kind == FULL:\n                    keep",
         "                if not kind & FIRST:\n                    keep",
     ),
-    Mutant("no row begins", "elif kind & FIRST:", "elif kind == FIRST | FULL:"),
+    Mutant("no row begins", "or kind & FIRST:", "or kind == FIRST | FULL:"),
     Mutant("FIRST left in the kind", "kind & ~FIRST, (row,", "kind, (row,"),
     Mutant("finishes the next row", "(row, bh, result)", "(next_row, bh, result)"),
     Mutant("finishes the next head", "(row, bh, result)", "(row, next_bh, result)"),

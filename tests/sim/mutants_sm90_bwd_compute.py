@@ -34,6 +34,11 @@ SHARING = (
     ),
     Mutant("bad keys of stage 0", "BAD // 4 + BAD_WORDS * k_stage + (", "BAD // 4 + ("),
     Mutant("bad keys of word 0", " + (key >> 5))] >>", ")] >>"),
+    Mutant(
+        "bad keys of full tiles",
+        "if FULL_TILES:\n            return scale",
+        "if False:\n            return scale",
+    ),
     Mutant("bad key 0", ">> (key & 31)", ">> 0"),
     Mutant(
         "keys of the first warpgroup",

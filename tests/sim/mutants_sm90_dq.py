@@ -13,7 +13,7 @@ SEND_V = "send(to, KV_PANEL, v_map, n0, h_kv, b, bar, KV_BYTES)"
 SEND_PART = "send(to + part * PART_BYTES, PANEL_BYTES, tensor_map, q0, h, b, bar, PART_BYTES)"
 END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)"
 LOADING = (
-    Mutant("masked K not looked at", "(FULL_K if kind[t] == FULL else RAW_K)", "FULL_K"),
+    Mutant("masked K not looked at", "(FULL_K if full else RAW_K)", "FULL_K"),
     Mutant("rows never end", "LAST if t + 1 == end else 0", "0"),
     Mutant("every tile ends a row", "LAST if t + 1 == end else 0", "LAST"),
     Mutant("walk of plane 0", "plane_of[bh] * n_row + row", "row"),

@@ -51,6 +51,7 @@ WAITED = WAIT + LINE + SETTLED + LINE
 OTHERS = "issue_pv(acc, p, v_ago + NEXT_HALF)"
 NEXT_K = "k_of(base, stage) + NEXT_HALF"
 LATE_RELEASE = "row != PAST and not following[0] & FIRST:"
+NOT_FULL = "(not first or kind != FULL)"
 HALVES = (
     *BOTH,
     *(
@@ -59,6 +60,8 @@ HALVES = (
     ),
     Mutant("second half of V twice", "v_of(base, v_stage))", "v_of(base, v_stage) + NEXT_HALF)"),
     Mutant("first half of K twice", NEXT_K, "k_of(base, stage)"),
+    Mutant("first halves not masked", NOT_FULL, "not first", 0, 2),
+    Mutant("first second halves not masked", NOT_FULL, "not first", 1, 2),
     Mutant("half of a half", "HALF * ROW_BYTES >> 4", "HALF * ROW_BYTES >> 5"),
     Mutant(
         "V of this tile in both halves",

@@ -50,7 +50,9 @@ LOADER = (
     Mutant("h and b of Q swapped", SEND_Q, SEND_Q.replace("h, b", "b, h")),
     Mutant("key head of another group", "h_kv, _ = divided(h", "_, h_kv = divided(h"),
     Mutant("walk of plane 0", "types.int32(plane_of[bh] * n_row + row)", "types.int32(row)"),
-    Mutant("a row looked up again", "row_of(types.int32(round_ + 1)", "row_of(types.int32(round_)"),
+    Mutant(
+        "a row looked up again", "of_round(types.int32(round_ + 1)", "of_round(types.int32(round_)"
+    ),
     Mutant("keys in steps of rows", "col_idx[t] * TILE_N", "col_idx[t] * TILE_M"),
     without("wait for empty K", WAIT_K, 2),
     without("wait for empty K at the end", WAIT_K, 2, 1),
@@ -119,8 +121,10 @@ LOADER = (
     ),
     Mutant("V of batch 0", V_NEXT, V_NEXT.replace("h_kv, b", "h_kv, zero")),
     Mutant("V of the query head", V_NEXT, V_NEXT.replace("h_kv, b", "h, b")),
-    Mutant("masked V not looked at", "(FULL_V if kind[t] == FULL else RAW_V)", "(FULL_V)"),
-    Mutant("every V looked at", "(FULL_V if kind[t] == FULL else RAW_V)", "(RAW_V)"),
+    Mutant(
+        "masked V not looked at", "(FULL_V if FULL_TILES or kind[t] == FULL else RAW_V)", "(FULL_V)"
+    ),
+    Mutant("every V looked at", "(FULL_V if FULL_TILES or kind[t] == FULL else RAW_V)", "(RAW_V)"),
     without("record of the end", END_RECORD),
     Mutant("end of another kind", END_RECORD, END_RECORD.replace("END", "FULL")),
     Mutant("end in stage 0", END_RECORD, END_RECORD.replace("RECORD_WORDS * stage", "0")),
@@ -148,8 +152,8 @@ CLEANERS = (
         "types.int32(sizes[3] // cuda.gridDim.x)",
     ),
     Mutant("cleaners of 32 rounds", "while round_ < rounds:", "while round_ < min(rounds, 32):"),
-    Mutant("32 rounds all alike", "row_of(types.int32(round_ + lane)", "row_of(round_"),
-    Mutant("rounds of the first 32", "row_of(types.int32(round_ + lane)", "row_of(lane"),
+    Mutant("32 rounds all alike", "of_round(types.int32(round_ + lane)", "of_round(round_"),
+    Mutant("rounds of the first 32", "of_round(types.int32(round_ + lane)", "of_round(lane"),
     Mutant("next 32 rounds not looked up", "if nth == 0:", "if round_ == 0:"),
     Mutant("rows of 32 tiles", "while t < end:", "if t < end:"),
     Mutant("tiles past a row's end", "t + lane < end and kind", "kind"),

@@ -39,6 +39,7 @@ def problem(cfg, name, poison=None):
     mask = {
         "one-query": lambda: masks.dense(1, cfg.tile_n),
         "ragged": lambda: masks.dense(cfg.tile_m + 1, 2 * cfg.tile_n),
+        "empty": lambda: masks.from_dense(np.zeros((cfg.tile_m + 1, cfg.tile_n + 1), bool)),
         "blocks": lambda: masks.from_scipy(csr_array(BLOCKS), block=step),
     }[name]()
     assert TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).full_tiles
@@ -49,7 +50,7 @@ def problem(cfg, name, poison=None):
     return replace(cfg, full_tiles=True), mask, values
 
 
-masked = pytest.mark.parametrize("name", ["one-query", "ragged", "blocks"])
+masked = pytest.mark.parametrize("name", ["one-query", "ragged", "blocks", "empty"])
 
 
 @masked
