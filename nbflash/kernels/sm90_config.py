@@ -199,7 +199,7 @@ def choose(configs, schedules):
     """
     pairs = [(config, schedules(config)) for config in configs]
     config, schedule = min(pairs, key=lambda pair: _scores(pair[1]) / pair[0].speed)
-    # By halves 0 to 5 % faster; whole tiles at d=128 up to 3 % where rows are short, and 2 to 5 %
+    # By halves 0 to 4 % faster; whole tiles at d=128 up to 3 % where rows are short, and 2 to 5 %
     # slower where they are long (NVIDIA H100 80GB HBM3, 2026-11-22).
     return replace(config, full_tiles=config.halves and schedule.full_tiles), schedule
 

@@ -8,7 +8,9 @@ import cupy
 import numpy as np
 import pytest
 from reference import attention_and_gradients, plain_computation
+from scipy.sparse import csr_array
 
+import masks
 import nbflash
 from nbflash import config, testing
 
@@ -52,6 +54,14 @@ COMBINATIONS = tuple((d, n, n % 4 == 0) for d, n in GRID) + tuple((*c, False) fo
 def count_from(variable, default):
     """How many cases to run: an environment variable, or its default."""
     return int(os.environ.get(variable, default))
+
+
+def full_tiles():
+    """A mask without masked tiles: blocks of 128, the queries end within one."""
+    rng = np.random.default_rng(0)
+    kept = rng.random((9, 12)) < 0.4
+    kept[4], kept[:, 5] = False, False  # nobody attends, nobody is attended
+    return masks.from_scipy(csr_array(kept), block=128, shape=(1031, 1536))
 
 
 @functools.cache

@@ -89,6 +89,17 @@ def test_blocks_of_64(impl, head_dim, deterministic):
 
 
 @by_mode
+@pytest.mark.parametrize("impl", [pytest.param("sm90", marks=ON_HOPPER)])
+def test_more_rows_than_blocks(impl, deterministic):
+    """What a block's rows share: the places of Q and of what leaves through them."""
+    mask, heads = gallery(130, 130)["causal"], 140
+    inputs = testing.make_qkv(1, 130, 130, heads, heads, 64, np.float16)
+    assert heads * 2 > 2 * cupy.cuda.Device().attributes["MultiProcessorCount"]
+    results = run([cupy.asarray(x) for x in inputs], mask, impl=impl, deterministic=deterministic)
+    assert_within_budget(results, inputs, mask)
+
+
+@by_mode
 def test_rows_that_are_read_one_element_at_a_time(deterministic):
     mask = gallery(70, 40)["causal"]
     inputs = testing.make_qkv(1, 70, 40, 2, 1, 64, np.float32)

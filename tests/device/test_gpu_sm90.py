@@ -8,6 +8,7 @@ from device_runs import (
     ON_HOPPER,
     assert_close,
     expected,
+    full_tiles,
     gallery,
     hopper_cases,
     host,
@@ -55,6 +56,15 @@ def test_forward(name, dtype, head_dim, nq, nk, heads, scale):
 def test_longer_sequences(name, dtype, head_dim):
     """Several rows for every block: the persistent loop and its row boundaries."""
     check(make_qkv(3, 1031, 1500, 16, 4, head_dim, dtype), gallery(1031, 1500)[name])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_schedules_without_masked_tiles(dtype):
+    """By halves they have a kernel of their own."""
+    mask = full_tiles()
+    inputs = make_qkv(3, *mask.shape, 16, 4, 64, dtype)
+    assert nbflash.plan(*inputs[:3], mask, impl="sm90").schedule.full_tiles
+    check(inputs, mask)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

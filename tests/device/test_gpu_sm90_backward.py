@@ -9,6 +9,7 @@ from device_runs import (
     assert_close,
     by_mode,
     expected,
+    full_tiles,
     gallery,
     hopper_cases,
     host,
@@ -17,6 +18,7 @@ from device_runs import (
 )
 
 from nbflash import sm90_backward
+from nbflash.schedule import TileSchedule
 from nbflash.sm90_backward import in_two_passes
 from nbflash.testing import assert_blocks_within_reference, code_word_oracle
 
@@ -82,6 +84,16 @@ def test_longer_sequences(name, dtype, head_dim, deterministic):
     ref, low = expected(inputs, mask)
     for which, x, *values in list(zip(("dq", "dk", "dv"), got[2:], ref[2:], low[2:], strict=True)):
         assert_blocks_within_reference(host(x), *values, BLOCK, name=which, factor=3)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 64), ("bfloat16", 128)])
+def test_schedules_without_masked_tiles(dtype, head_dim, deterministic):
+    """They have kernels of their own."""
+    mask = full_tiles()
+    inputs = make_qkv(3, *mask.shape, 16, 4, head_dim, dtype)
+    assert TileSchedule.from_mask(mask, 128, 128).full_tiles
+    check(inputs, mask, deterministic=deterministic)
 
 
 @pytest.mark.parametrize(("head_dim", "deterministic"), MODES)
