@@ -119,8 +119,8 @@ class Sm90Backward:
         config = config or table(problem.dtype, problem.head_dim)
         self._dropout = dropout
         self.schedule = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).T
-        config = replace(config, full_tiles=self.schedule.full_tiles)
-        self.config = cfg = replace(config, score=score, dropout=bool(dropout))
+        full = self.schedule.full_tiles
+        self.config = cfg = replace(config, score=score, dropout=bool(dropout), full_tiles=full)
         more = {"scoring": scoring, "dropout": dropout}
         self.rows = DqPass(problem, mask, cfg.tile_m, **more) if two_passes else None
         self._map = tensor_map.Maps(problem.dtype)

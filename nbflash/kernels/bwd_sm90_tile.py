@@ -60,7 +60,7 @@ def make_probabilities_of(cfg):
     """
     TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
     *_, MASKS, RECORDS, _, _, _ = cfg.offsets
-    FULL_TILES, IN_PLACE = cfg.full_tiles, cfg.masks_in_place
+    FULL_TILES = cfg.full_tiles
     (exponents, weights), in_place, at_once = make_probabilities(
         cfg.tile_m, TILE_N, cfg.dtype, cfg.score
     )
@@ -77,39 +77,48 @@ def make_probabilities_of(cfg):
         return mask + pair * WORDS, types.int32(row)
 
     @inlined
-    def probabilities_of(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
-        if FULL_TILES or IN_PLACE or kind == FULL:
+    def in_one_copy(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
+        s = scored(s, scoring)
+        x = exponents(s, scales, shifts)
+        if not FULL_TILES and kind != FULL:
+            if kind == INTERVAL:
+                mask, key = mask_of(INTERVAL, smem, place, stage, row, pair)
+                x = interval(x, smem, mask, key)
+            else:
+                mask, key = mask_of(BITS, smem, place, stage, row, pair)
+                x = bits(x, smem, mask, key)
+        return weights(x, s)
+
+    @inlined
+    def by_kind(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
+        if kind == FULL:
             s = scored(s, scoring)
-            x = exponents(s, scales, shifts)
-            if not FULL_TILES and kind != FULL:
-                if kind == INTERVAL:
-                    mask, key = mask_of(INTERVAL, smem, place, stage, row, pair)
-                    x = interval(x, smem, mask, key)
-                else:
-                    mask, key = mask_of(BITS, smem, place, stage, row, pair)
-                    x = bits(x, smem, mask, key)
-            return weights(x, s)
+            return weights(exponents(s, scales, shifts), s)
         if kind == INTERVAL:
             mask, key = mask_of(INTERVAL, smem, place, stage, row, pair)
             return p_interval(scored(s, scoring), scales, shifts, smem, mask, key)
         mask, key = mask_of(BITS, smem, place, stage, row, pair)
         return p_bits(scored(s, scoring), scales, shifts, smem, mask, key)
 
-    return probabilities_of
+    return in_one_copy if FULL_TILES or cfg.masks_in_place else by_kind
 
 
 def make_gradients_of(cfg):
     """``gradients_of(p, dp, kind)``: dS of a tile, of P and dP − δ; and ``pack``."""
     gradients, masked, pack = make_score_gradients(cfg.tile_m, cfg.dtype)
-    FULL_TILES, IN_PLACE = cfg.full_tiles, cfg.masks_in_place
+    FULL_TILES = cfg.full_tiles
 
     @inlined
-    def gradients_of(p, dp, kind):
-        if FULL_TILES or IN_PLACE or kind == FULL:
-            ds = gradients(p, dp)
-            if not FULL_TILES and kind != FULL:
-                ds = masked(p, ds)
-            return ds
+    def in_one_copy(p, dp, kind):
+        ds = gradients(p, dp)
+        if not FULL_TILES and kind != FULL:
+            ds = masked(p, ds)
+        return ds
+
+    @inlined
+    def by_kind(p, dp, kind):
+        if kind == FULL:
+            return gradients(p, dp)
         return masked(p, gradients(p, dp))
 
-    return gradients_of, pack
+    return (in_one_copy if FULL_TILES or cfg.masks_in_place else by_kind), pack

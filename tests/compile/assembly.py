@@ -37,6 +37,12 @@ class Report:
     ptx: str
 
 
+def label(config):
+    """The name of a Hopper kernel's test."""
+    masks = "-full" if config.full_tiles else ""
+    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
+
+
 def _buffer(handle, size, read):
     text = bytearray(size(handle))
     if text:

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from assembly import label
 
 from nbflash import assembler
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
@@ -30,13 +31,11 @@ SPECS = [spec for head_dim in HEAD_DIMS for spec in specs(head_dim)]
 SPECS += [replace(spec, config=replace(spec.config, full_tiles=True)) for spec in specs(64)]
 
 
-def label(spec):
-    config = spec.config
-    masks = "-full" if config.full_tiles else ""
-    return f"{spec.name}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
+def name_of(spec):
+    return f"{spec.name}-{label(spec.config)}"
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=label)
+@pytest.mark.parametrize("spec", SPECS, ids=name_of)
 def test_kernel(spec):
     ptx = compile_ptx(spec, HOPPER)
     report = assembler.report(ptx, "sm_90a")

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from assembly import label
 
 from nbflash import assembler
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
@@ -20,11 +21,6 @@ PROBLEMS = (
 )
 CONFIGS = [config for problem in PROBLEMS for config in forward_configs(*problem)]
 CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS if config.halves]
-
-
-def label(config):
-    masks = "-full" if config.full_tiles else ""
-    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from assembly import label
 
 from nbflash import assembler
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
@@ -21,11 +22,6 @@ CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS]
 # Bytes that a loading thread stores for want of a register, which has 24, where tiles are masked
 # and where none is: what ptxas 13.5 gives.
 SPILLS = {False: 112, True: 32}
-
-
-def label(config):
-    masks = "-full" if config.full_tiles else ""
-    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from assembly import label
 
 from nbflash import assembler
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
@@ -19,11 +20,6 @@ CONFIGS = [
     for head_dim in head_dims
 ]
 CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS]
-
-
-def label(config):
-    masks = "-full" if config.full_tiles else ""
-    return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)

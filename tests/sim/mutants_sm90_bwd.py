@@ -13,7 +13,7 @@ CHAIN = (GRADIENT, CONFIG, LOAD, TILE, COLUMNS, COMPUTE, KERNEL, ROWS)
 
 MASK_PLACE = "words + MASKS // 4 + stage * (MASK_BYTES // 4)"
 DELTA_PLACE = "place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair"
-IN_PLACE = "                if kind == INTERVAL:"
+IN_PLACE = "            if kind == INTERVAL:"
 OF_A_TILE = (
     without("wait for Q", "mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))"),
     Mutant("Q of the other phase", "phase_of(tile))", "phase_of(tile) ^ 1)"),
@@ -30,8 +30,8 @@ OF_A_TILE = (
     Mutant("late δ of other queries", DELTA_PLACE, DELTA_PLACE.replace(" + pair", ""), 1, 2),
     Mutant(
         "intervals taken for full tiles",
-        "and kind != FULL:\n                if kind",
-        "and kind > INTERVAL:\n                if kind",
+        "and kind != FULL:\n            if kind",
+        "and kind > INTERVAL:\n            if kind",
     ),
     Mutant("bits taken for intervals", IN_PLACE, IN_PLACE.replace("==", ">=")),
     Mutant("masks of stage 0", MASK_PLACE, "words + MASKS // 4"),

@@ -70,8 +70,8 @@ COPIES = (
     Mutant("bits taken for intervals", BITS_AT_ONCE, BITS_AT_ONCE.replace("==", ">=")),
     Mutant(
         "full tiles taken for bits",
-        "or IN_PLACE or kind == FULL:\n            s",
-        "or IN_PLACE:\n            s",
+        "        if kind == FULL:\n            s",
+        "        if kind != kind:\n            s",
     ),
 )
 COMPUTE = (
