@@ -192,8 +192,8 @@ class Sm90BackwardConfig(Panels):
         return self.barriers[-1] + 8 * self.k_stages + ALIGNMENT
 
 
-# head_dim up to; consumers, tile_m; what a key of two passes costs over one of one.
-_TABLE = ((64, 2, 128, 1.2), (128, 2, 64, 1.1))
+# head_dim up to; consumers, tile_m, registers; what a key of two passes costs over one of one.
+_TABLE = ((64, 2, 128, (40, 232), 1.2), (128, 2, 64, (24, 240), 1.1))
 MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
 
 # What clearing, adding up and rounding dQ costs a query, in keys. Time of one pass over that of
@@ -221,8 +221,8 @@ def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys):
 
 def backward_config(dtype, head_dim):
     """The row of the table for a problem."""
-    _, consumers, tile_m, _ = _row(head_dim)
-    return Sm90BackwardConfig(dtype, head_dim, consumers, tile_m)
+    _, consumers, tile_m, registers, _ = _row(head_dim)
+    return Sm90BackwardConfig(dtype, head_dim, consumers, tile_m, registers=registers)
 
 
 # Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages. TFLOP/s of the kernel,

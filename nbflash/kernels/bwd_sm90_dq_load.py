@@ -9,7 +9,7 @@ from masks import FULL
 from nbflash.kernels.bwd_sm90_dq_config import LAST, ROWS
 from nbflash.kernels.bwd_sm90_load import apart
 from nbflash.kernels.sm90_config import END, RECORD_WORDS
-from nbflash.kernels.sm90_load import make_send, write_record
+from nbflash.kernels.sm90_load import make_send, tiles_of_round, write_record
 from nbflash.ptx._asm import cuda, inlined, types
 from nbflash.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.tile.pipeline import divided, item_of, make_advance, rounds_of
@@ -33,19 +33,17 @@ def make_load_keys(cfg):
     @inlined
     def load_keys(smem, place, maps, sizes, schedule):
         k_map, v_map = maps
-        heads, group, n_row, live = sizes
-        work, plane_of, row_ptr, col_idx, kind = schedule
+        heads, group, _, live = sizes
+        _, _, _, col_idx, kind = schedule
         zero, one = types.int32(0), types.int32(1)
         stage, phase, v_stage, v_phase = zero, one, zero, one
-        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
-        for round_ in range(rounds_of(live, blocks)):
-            item = types.int32(item_of(round_, blocks, block))
-            if item < live:
-                row, bh = work[2 * item], work[2 * item + 1]
+        following = tiles_of_round(zero, sizes, schedule)
+        for round_ in range(rounds_of(live, types.int32(cuda.gridDim.x))):
+            row, bh, begin, end = following
+            following = tiles_of_round(types.int32(round_ + 1), sizes, schedule)
+            if begin < end:
                 b, h = divided(types.int32(bh), heads)
                 h_kv, _ = divided(h, group)
-                at = types.int32(plane_of[bh] * n_row + row)
-                begin, end = row_ptr[at], row_ptr[at + 1]
                 for t in range(begin, end):
                     base, words = apart(place)
                     n0 = types.int32(col_idx[t] * TILE_N)
