@@ -24,7 +24,7 @@ from nbflash.ptx.tma import bulk_add, bulk_commit, bulk_load, bulk_wait, bulk_wa
 from nbflash.tile.finite import clear, make_not_finite
 from nbflash.tile.pipeline import item_of, make_advance, make_ring, rounds_of
 from nbflash.tile.shared import global_address
-from nbflash.tile.unroll import equal, opaque, select, unrolled
+from nbflash.tile.unroll import equal, hide, opaque, select, unrolled
 from nbflash.tile.warp_math import lanes_of
 from nbflash.tile.wgmma_gemm import PANEL, ROW_BYTES
 from nbflash.tile.wgmma_gradient import PART
@@ -149,24 +149,26 @@ def make_load_stream(cfg):
         heads, heads_kv, group, n_row, n_col, live = sizes
         work, plane_of, row_ptr, col_idx, kinds = schedule
         one = types.int32(1)
-        tile, column = types.int32(0), types.int32(0)
-        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
-        for round_ in range(rounds_of(live, blocks)):
+        tile, column, round_ = types.int32(0), types.int32(0), types.int32(0)
+        while types.int32(round_ * hide(types.int32(cuda.gridDim.x))) < live:
+            blocks, block = hide(types.int32(cuda.gridDim.x)), hide(types.int32(cuda.blockIdx.x))
             item = types.int32(item_of(round_, blocks, block))
+            round_ += types.int32(1)
             if item < live:
                 n_block, b = work[WORK_WORDS * item], work[WORK_WORDS * item + 1]
-                h_kv, sign = work[WORK_WORDS * item + 2], -one
+                h_kv, sign = work[WORK_WORDS * item + 2], types.int32(-one)
                 for h in range(types.int32(h_kv * group), types.int32((h_kv + 1) * group)):
-                    plane = plane_of[b * heads + h]
+                    bh = types.int32(b * heads + h)
+                    plane = plane_of[bh]
                     at = types.int32(plane * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
                         base, words = apart(place)
                         m_block, kind, stage = col_idx[t], kinds[t], stage_of(tile)
-                        slot = types.int32((b * heads + h) * n_col + m_block)
+                        slot = types.int32(bh * n_col + m_block)
                         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
-                        record = words + RECORDS // 4 + RECORD_WORDS * stage
-                        bh_kv = b * heads_kv + h_kv
-                        write_record(smem, record, sign * kind, n_block, bh_kv, slot)
+                        record = types.int32(words + RECORDS // 4 + RECORD_WORDS * stage)
+                        bh_kv = types.int32(b * heads_kv + h_kv)
+                        write_record(smem, record, types.int32(sign * kind), n_block, bh_kv, slot)
                         write_place(smem, words, stage, b, h, m_block, n_block)
                         bar = full_of(base + FULL_Q + 8 * stage, kind, RAW - FULL_Q)
                         if FULL_TILES or kind == FULL:
@@ -289,21 +291,23 @@ def make_clean_stream(cfg):
         heads, _, group, n_row, _, live = sizes
         work, plane_of, row_ptr, _, kinds = schedule
         tile, column, phases = types.int32(0), types.int32(0), types.int32(0)
-        blocks, block = types.int32(cuda.gridDim.x), types.int32(cuda.blockIdx.x)
-        for round_ in range(rounds_of(live, blocks)):
+        round_ = types.int32(0)
+        while types.int32(round_ * hide(types.int32(cuda.gridDim.x))) < live:
+            blocks, block = hide(types.int32(cuda.gridDim.x)), hide(types.int32(cuda.blockIdx.x))
             item = types.int32(item_of(round_, blocks, block))
+            round_ += types.int32(1)
             if item < live:
                 base, words = apart(place)
-                at = WORK_WORDS * item
-                n_block, first, masked = work[at], work[at + 1] * heads, work[at + 3]
-                first = types.int32(first + work[at + 2] * group)
+                at = types.int32(WORK_WORDS * item)
                 if WITH_DQ:
                     k_stage = k_stage_of(column)
                     mbarrier_wait(base + RAW_K + 8 * k_stage, k_phase_of(column))
-                    clean_keys(smem, words, k_stage, masked, lane)
+                    clean_keys(smem, words, k_stage, work[at + 3], lane)
                     if lane == 0:
                         mbarrier_arrive(base + FULL_K + 8 * k_stage)
                     column += types.int32(1)
+                n_block, first = work[at], types.int32(work[at + 1] * heads)
+                first = types.int32(first + work[at + 2] * group)
                 for bh in range(first, types.int32(first + group)):
                     at = types.int32(plane_of[bh] * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):

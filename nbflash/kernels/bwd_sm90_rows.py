@@ -3,6 +3,9 @@
     statistics   shift = −LSE · log2 e and −δ = dLSE − rowsum(dO ∘ O), tile by tile; sum of dQ = 0
     rounding     scale · dQ to the storage type
 
+Both go backwards over the heads: the main kernel begins with those that were cleared last, and
+those that it has added to last are rounded first, as both are in the L2 then.
+
 A query that attends nothing (LSE = −∞), or that does not exist, gets shift −∞; one whose results
 must be NaN gets a shift of NaN: see :mod:`nbflash.tile.wgmma_gradient`. A NaN of dLSE stays in δ:
 it concerns dS alone, and no dV.
@@ -45,6 +48,12 @@ class RowsConfig:
     def statistics_blocks(self, rows):
         """Blocks for ``rows`` queries, of all heads and with those past the end."""
         return -(-rows * self.lanes // self.threads)
+
+
+@inlined
+def backwards():
+    """The block's number, from the end."""
+    return types.int64(cuda.gridDim.x) - 1 - cuda.blockIdx.x
 
 
 def make_product(dtype):
@@ -96,7 +105,7 @@ def make_statistics_sm90(cfg):
     def statistics_sm90(
         dout, out, lse, dlse, stats, dq, do_stride, o_stride, l_stride, nq, heads, n_col, rows
     ):
-        thread = types.int64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+        thread = backwards() * THREADS + cuda.threadIdx.x
         row, column = thread // LANES, types.int32(thread % LANES) * CHUNK
         h, i, b = row % heads, row // heads % (n_col * TILE_M), row // heads // (n_col * TILE_M)
         x, inside = types.float32(0), row < rows and i < nq
@@ -147,7 +156,7 @@ def make_round_sm90(cfg):
         store4(target, at, packed[4:])
 
     def round_sm90(source, target, stride, nq, heads, n_col, scale):
-        part, tid = types.int64(cuda.blockIdx.x), cuda.threadIdx.x
+        part, tid = backwards(), cuda.threadIdx.x
         slot, which = part // PARTS, types.int32(part % PARTS)
         j, r, warp = tid % 8, tid // 8 % 8, tid // 64
         row = types.int32(slot % n_col) * TILE_M + 16 * warp + r

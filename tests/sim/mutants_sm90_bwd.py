@@ -92,6 +92,8 @@ AROUND = (
     without("clearing of half of dQ's sum", CLEAR),
     Mutant("dQ's sum not cleared", CLEAR_ALL, "pass"),
     Mutant("dQ's sum of rows that exist", CLEAR_ALL, f"if inside: {CLEAR_ALL}"),
+    Mutant("blocks from one past the end", "cuda.gridDim.x) - 1 -", "cuda.gridDim.x) -"),
+    Mutant("all are the last block", "- 1 - cuda.blockIdx.x", "- 1"),
     Mutant("queries past the end", "row < rows and i < nq", "row < rows"),
     Mutant("columns past the end", "if inside and column < HEAD_DIM:", "if inside:"),
     Mutant("dO of head 0", DO_AT, DO_AT.replace(" + h * do_stride[2]", "")),

@@ -12,9 +12,10 @@ SEND_DO = "send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)"
 SEND_K = "send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)"
 SEND_V = "send_keys(base + V, v_map, n_block, h_kv, b, empty, bar, phase)"
 WAIT_Q = "mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)"
-SLOT = "(b * heads + h) * n_col + m_block"
-RECORD = "write_record(smem, record, sign * kind, n_block, bh_kv, slot)"
-PLACE_OF_RECORD = "record = words + RECORDS // 4 + RECORD_WORDS * stage"
+ROUNDS = "while types.int32(round_ * hide(types.int32(cuda.gridDim.x))) < live:"
+SLOT = "slot = types.int32(bh * n_col"
+RECORD = "write_record(smem, record, types.int32(sign * kind), n_block, bh_kv, slot)"
+PLACE_OF_RECORD = "types.int32(words + RECORDS // 4 + RECORD_WORDS * stage)"
 END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)"
 EXPECT_FULL = "mbarrier_arrive_expect_tx(bar, TILE_BYTES)"
 SENDING = (
@@ -50,15 +51,21 @@ LOADER = (
     Mutant("empty Q of the other phase", WAIT_Q, WAIT_Q.replace(" ^ 1", ""), 0, 2),
     Mutant("empty V of the other phase", "v_phase_of(column) ^ 1", "v_phase_of(column)"),
     Mutant("empty K of the other phase", "k_phase_of(column) ^ 1", "k_phase_of(column)"),
-    Mutant("record in stage 0", PLACE_OF_RECORD, "record = words + RECORDS // 4"),
+    Mutant("first round only", ROUNDS, "while round_ < 1:", 0, 2),
+    Mutant("round again and again", "round_ += types.int32(1)", "pass", 0, 2),
+    Mutant("record in stage 0", PLACE_OF_RECORD, "types.int32(words + RECORDS // 4)"),
     Mutant("end in stage 0", END_RECORD, END_RECORD.replace(" + RECORD_WORDS * stage", "")),
     without("record of the end", END_RECORD),
     without("arrival of the end", "mbarrier_arrive(base + FULL_Q + 8 * stage)", 2),
     Mutant("no column begins", RECORD, RECORD.replace("sign * ", "")),
     Mutant("every tile begins a column", "sign = one\n", "pass\n"),
-    Mutant("record of the query head", "bh_kv = b * heads_kv + h_kv", "bh_kv = b * heads_kv + h"),
-    Mutant("slot of the key head", SLOT, SLOT.replace("+ h)", "+ h_kv)")),
-    Mutant("slot of batch 0", SLOT, SLOT.replace("b * heads + ", "")),
+    Mutant(
+        "record of the query head",
+        "types.int32(b * heads_kv + h_kv)",
+        "types.int32(b * heads_kv + h)",
+    ),
+    Mutant("slot of the key head", SLOT, SLOT.replace("bh", "(b * heads + h_kv)")),
+    Mutant("slot of batch 0", SLOT, SLOT.replace("bh", "h")),
     Mutant("first head of a group", "(h_kv + 1) * group", "h_kv * group + 1"),
     Mutant("heads of the first group", "range(types.int32(h_kv * group)", "range(types.int32(0)"),
     Mutant("walk of plane 0", "types.int32(plane * n_row + n_block)", "types.int32(n_block)"),
@@ -129,6 +136,7 @@ CLEANER = (
     without("arrival of K", "mbarrier_arrive(base + FULL_K + 8 * k_stage)"),
     Mutant("arrival of K of every lane", ARRIVE_K, ARRIVE_K.replace("lane == 0", "True")),
     without("next column", "column += types.int32(1)"),
+    Mutant("cleaners' first round only", ROUNDS, "while round_ < 1:", 1, 2),
     Mutant("cleaners' heads of group 0", WALK, WALK.replace(" + work[at + 2] * group", "")),
     Mutant("cleaners' walk of plane 0", "plane_of[bh] * n_row + n_block", "n_block"),
     Mutant("full tiles awaited", "if kinds[t] != FULL:", "if True:"),
