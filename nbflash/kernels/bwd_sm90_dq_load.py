@@ -37,10 +37,8 @@ def make_load_keys(cfg):
         _, _, _, col_idx, kind = schedule
         zero, one = types.int32(0), types.int32(1)
         stage, phase, v_stage, v_phase = zero, one, zero, one
-        following = tiles_of_round(zero, sizes, schedule)
         for round_ in range(rounds_of(live, types.int32(cuda.gridDim.x))):
-            row, bh, begin, end = following
-            following = tiles_of_round(types.int32(round_ + 1), sizes, schedule)
+            row, bh, begin, end = tiles_of_round(types.int32(round_), sizes, schedule)
             if begin < end:
                 b, h = divided(types.int32(bh), heads)
                 h_kv, _ = divided(h, group)

@@ -54,15 +54,14 @@ def test_simt_kernels(name, head_dim):
         assert (".f64" in report.ptx) == (name not in OWN)
 
 
-# Bytes that a thread of the Hopper kernels stores: one pass and dQ about what the plain ones do.
+# Bytes that a thread stores where tiles are masked: one pass about what the plain one does.
 HOPPER_SPILLS = {
-    ("softcap", "one"): 116,
+    ("softcap", "one"): 72,
     ("softcap", "columns"): 4,
     ("alibi", "forward"): 16,
-    ("alibi", "one"): 108,
+    ("alibi", "one"): 64,
     ("alibi", "dq"): 8,
 }
-FULL_SPILLS = {"one": 32}  # where no tile is masked
 
 
 def sm90_spec(kernel, dtype, head_dim, score):
@@ -86,7 +85,7 @@ def test_hopper_kernels(name, kernel, full):
     ptx = launch.compile_ptx(spec, HOPPER)
     report = assembler.report(ptx, "sm_90a")
     spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", report)))
-    assert spilled <= (FULL_SPILLS.get(kernel, 0) if full else HOPPER_SPILLS.get((name, kernel), 0))
+    assert spilled <= (0 if full else HOPPER_SPILLS.get((name, kernel), 0))
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
     assert re.findall(r"C75\d\d", report) == []
     assert ".f64" not in ptx

@@ -16,9 +16,7 @@ LOADING = (
     Mutant("masked K not looked at", "(FULL_K if full else RAW_K)", "FULL_K"),
     Mutant("rows never end", "LAST if t + 1 == end else 0", "0"),
     Mutant("every tile ends a row", "LAST if t + 1 == end else 0", "LAST"),
-    Mutant(
-        "a row looked up again", "of_round(types.int32(round_ + 1)", "of_round(types.int32(round_)"
-    ),
+    Mutant("first round again and again", "of_round(types.int32(round_)", "of_round(zero"),
     Mutant("K of the query head", SEND_K, SEND_K.replace("h_kv", "h")),
     Mutant("V of the query head", SEND_V, SEND_V.replace("h_kv", "h")),
     Mutant("K in one stage", SEND_K, SEND_K.replace("stage * KV_BYTES", "0")),
