@@ -3,8 +3,8 @@
     statistics   shift = −LSE · log2 e and −δ = dLSE − rowsum(dO ∘ O), tile by tile; sum of dQ = 0
     rounding     scale · dQ to the storage type
 
-Both go backwards over the heads: the main kernel begins with those that were cleared last, and
-those that it has added to last are rounded first, as both are in the L2 then.
+Both go backwards over the sum: the main kernel begins with heads that were cleared last, and those
+that it has added to last are rounded first, as both are in the L2 then.
 
 A query that attends nothing (LSE = −∞), or that does not exist, gets shift −∞; one whose results
 must be NaN gets a shift of NaN: see :mod:`nbflash.tile.wgmma_gradient`. A NaN of dLSE stays in δ:

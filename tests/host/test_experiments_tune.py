@@ -162,7 +162,7 @@ def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, 
     assert walked["192×112 v_stages=3 registers=56/152"] == 2 * 3 * 192 * 112 / 256**2
     printed = capsys.readouterr().out
     assert "the tables in the source" in printed
-    assert "backward: (64, 2, 128)" in printed
+    assert "backward: (64, 2, 128, 2, (40, 232))" in printed
 
 
 def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, stand_in, capsys):

@@ -52,7 +52,7 @@ LOADER = (
     Mutant("empty V of the other phase", "v_phase_of(column) ^ 1", "v_phase_of(column)"),
     Mutant("empty K of the other phase", "k_phase_of(column) ^ 1", "k_phase_of(column)"),
     Mutant("first round only", ROUNDS, "while round_ < 1:", 0, 2),
-    Mutant("round again and again", "round_ += types.int32(1)", "pass", 0, 2),
+    Mutant("first round again and again", "round_ += types.int32(1)", "pass", 0, 2),
     Mutant("record in stage 0", PLACE_OF_RECORD, "types.int32(words + RECORDS // 4)"),
     Mutant("end in stage 0", END_RECORD, END_RECORD.replace(" + RECORD_WORDS * stage", "")),
     without("record of the end", END_RECORD),
