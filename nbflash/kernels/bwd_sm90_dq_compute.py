@@ -65,7 +65,7 @@ def make_compute_stream(cfg):
     (where_of, scoring_of), weights = make_scoring(cfg), make_row_weights(cfg, TILE_N)
     scored, unit_of = make_scored(cfg, TILE_N, 0, with_slope=True)
     weights_full, weights_masked = weights
-    bounds_of, keep_of, bad_of = make_masking(cfg)
+    keep_of, bad_of = make_masking(cfg)
     load_out, statistics_of = make_load_out(cfg), make_statistics_of(cfg)
     finish_row = make_finish_row(cfg)
     BY_Q, FULL_TILES = cfg.leaves_by_q, cfg.full_tiles
@@ -112,14 +112,14 @@ def make_compute_stream(cfg):
 
         If score functions have slopes it is P ∘ ∂S'/∂S: there is no dV here.
         """
-        (m, bounds, where, row), (scale, params) = rows, scaling
+        (m, row, bh, where), (scale, params) = rows, scaling
         kind = types.int32(kind & (LAST - 1))
         thread = hide(thread)  # or what follows from it stays in registers
         scoring = scoring_of(where, row, n0, scale, params, thread)
         x, unit = scored(s, scoring), unit_of(scoring)
         if FULL_TILES or kind == FULL:
             return weights_full(x, m, unit)
-        keep = keep_of(kind, n0, bounds, masking, thread)
+        keep = keep_of(kind, n0, row, bh, masking, thread)
         m = poisoned(m, bad_of(smem, words, k_stage_of(tile), keep, thread))
         return weights_masked(x, m, unit, keep)
 
@@ -207,7 +207,7 @@ def make_compute_stream(cfg):
                 )
                 spot = spot_of(drawn, row, bh, result[2], who)
                 where = where_of(row, bh, result[2], scale, params, who)
-                rows, acc = (m, bounds_of(masking, row, bh, who), where, row), ACC_START
+                rows, acc = (m, row, bh, where), ACC_START
                 dp = issue_dp(place, nth_row, tile, thread)
                 p, dp = under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scaling, thread)
                 while kind < LAST:

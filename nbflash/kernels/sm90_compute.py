@@ -39,7 +39,7 @@ def make_compute_stream(cfg):
     FULL_TILES = cfg.full_tiles
     step_first = make_step(not FULL_TILES, True)
     record_of, k_of, v_of, _ = make_stages(cfg)
-    bounds_of, keep_of, _ = make_masking(cfg)
+    keep_of, _ = make_masking(cfg)
     finish_row = make_finish_row(cfg)
     where_of, scoring_of = make_scoring(cfg)
     _, spot_of, drawing_of = make_drawing(cfg)
@@ -60,7 +60,6 @@ def make_compute_stream(cfg):
             q = q_of(smem, place, zero, turn, thread), zero, zero
             # O of no row, which nobody stores: of no weights, and K instead of V.
             state, ago = start(base, q[0], turn), (k_of(base, zero), types.int32(-1))
-            bounds = bounds_of(masking, next_row, next_bh, thread)
             where = where_of(next_row, next_bh, heads, scale, params, thread)
             spot = spot_of(drawn, next_row, next_bh, heads, thread)
             while kind != END:
@@ -74,8 +73,7 @@ def make_compute_stream(cfg):
                     )
                 elif FULL_TILES or kind & FIRST:
                     kind, ending = kind & ~FIRST, (row, bh, result)
-                    bounds = bounds_of(masking, next_row, next_bh, thread)
-                    keep = keep_of(kind, n0, bounds, masking, thread)
+                    keep = keep_of(kind, n0, next_row, next_bh, masking, thread)
                     tile = kind, (n0, next_row, next_bh)
                     where = where_of(next_row, next_bh, heads, scale, params, thread)
                     spot = spot_of(drawn, next_row, next_bh, heads, thread)
@@ -87,7 +85,7 @@ def make_compute_stream(cfg):
                     )
                     row, bh = next_row, next_bh
                 else:
-                    keep, ending = keep_of(kind, n0, bounds, masking, thread), zero
+                    keep, ending = keep_of(kind, n0, row, bh, masking, thread), zero
                     tile = kind, (n0, row, bh)
                     drawing = drawing_of(drawn, spot, dropping, n0, thread)
                     scoring = scoring_of(where, row, n0, scale, params, thread), operands, drawing

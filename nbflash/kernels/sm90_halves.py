@@ -61,7 +61,7 @@ def make_halves(cfg):
     keep_a, keep_b = make_apply_keep(HALF, 0), make_apply_keep(HALF, 1)
     (scored_a, unit_of), (scored_b, _) = make_scored(cfg, HALF, 0), make_scored(cfg, HALF, 1)
     dropped_a, dropped_b = make_dropped(cfg, HALF, 0), make_dropped(cfg, HALF, 1)
-    _, _, bad_of = make_masking(cfg)
+    _, bad_of = make_masking(cfg)
     finish_row = make_finish_row(cfg)
     record_of, k_of, v_of, release_q = make_stages(cfg)
     wait_all = wgmma_wait(0)

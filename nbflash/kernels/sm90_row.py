@@ -96,13 +96,12 @@ def make_finish_row(cfg):
 def make_masking(cfg):
     """What a thread's two rows see.
 
-    ``bounds_of(masking, row, bh, thread)`` stay in registers as long as the row lasts,
-    ``keep_of(kind, n0, bounds, masking, thread)`` serves a tile, and
+    ``keep_of(kind, n0, row, bh, masking, thread)`` serves a tile, and
     ``bad_of(smem, words, stage, keep, thread)`` says what of it meets garbage.
     """
     TILE_M, BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, -(-cfg.tile_n // 32), cfg.cleaned
     keep_interval, keep_bits, gather = make_keep(TILE_M, cfg.tile_n)
-    FULL_TILES, NO_BOUNDS = cfg.full_tiles, ((types.int32(0),) * 2,) * 2
+    FULL_TILES = cfg.full_tiles
 
     @inlined
     def row_bounds(bound, plane, nq, row, thread):
@@ -112,22 +111,16 @@ def make_masking(cfg):
         return bound[first + min(upper, end)], bound[first + min(types.int32(upper + 8), end)]
 
     @inlined
-    def bounds_of(masking, row, bh, thread):
-        if FULL_TILES:
-            return NO_BOUNDS
-        plane_of, lo, hi, _, nq = masking
-        plane = plane_of[bh]
-        lows = row_bounds(lo, plane, nq, row, thread)
-        return lows, row_bounds(hi, plane, nq, row, thread)
-
-    @inlined
-    def keep_of(kind, n0, bounds, masking, thread):
+    def keep_of(kind, n0, row, bh, masking, thread):
         """Which of a thread's scores count in this tile: a word for each of its rows."""
         quad = types.int32(2 * (thread & 3))
         if FULL_TILES or kind == FULL:
             return types.uint32(ALL), types.uint32(ALL)
         if kind == INTERVAL:
-            lows, highs = bounds
+            plane_of, lo, hi, _, nq = masking
+            plane = plane_of[bh]
+            lows = row_bounds(lo, plane, nq, row, thread)
+            highs = row_bounds(hi, plane, nq, row, thread)
             upper = keep_interval(lows[0], highs[0], n0, quad)
             below = keep_interval(lows[1], highs[1], n0, quad)
             return types.uint32(upper), types.uint32(below)
@@ -147,7 +140,7 @@ def make_masking(cfg):
         mine = types.uint32(gather(packed, types.int32(2 * (thread % 4))))
         return types.uint32(keep[0] & mine), types.uint32(keep[1] & mine)
 
-    return bounds_of, keep_of, bad_of
+    return keep_of, bad_of
 
 
 @unrolled

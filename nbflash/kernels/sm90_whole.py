@@ -91,7 +91,7 @@ def make_whole(cfg):
     scores_again = make_scores_again(cfg)
     apply_keep, (scored, unit_of) = make_apply_keep(TILE_N, 0), make_scored(cfg, TILE_N, 0)
     dropped = make_dropped(cfg, TILE_N)
-    _, _, bad_of = make_masking(cfg)
+    _, bad_of = make_masking(cfg)
     finish_row = make_finish_row(cfg)
     record_of, k_of, _, release_q = make_stages(cfg)
     wait_all, wait_for_s = wgmma_wait(0), wgmma_wait(1)
