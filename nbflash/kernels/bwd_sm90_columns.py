@@ -33,7 +33,7 @@ from nbflash.tile.unroll import equal, hide, unrolled
 from nbflash.tile.warp_math import make_warpgroup_of
 from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_kept import make_gemm_kept, make_load_kept
-from nbflash.tile.wgmma_rows import WARP_BYTES, make_store_rows
+from nbflash.tile.wgmma_rows import make_store_rows, warp_bytes
 
 
 @unrolled
@@ -53,8 +53,9 @@ def make_finish(cfg, others=0):
 
     ``others``: the warps before the thread's first that have rows of the same numbers.
     """
-    TILE_N, OUT = cfg.tile_n, cfg.out_offset + WARP_BYTES * others
-    store_rows = make_store_rows(cfg.head_dim, cfg.dtype)
+    TILE_N, WARP_BYTES = cfg.tile_n, warp_bytes(cfg.out_columns)
+    OUT = cfg.out_offset + WARP_BYTES * others
+    store_rows = make_store_rows(cfg.head_dim, cfg.dtype, cfg.out_columns)
 
     @inlined
     def finish(out, acc, factor, n_block, bh, smem, place, result, thread):

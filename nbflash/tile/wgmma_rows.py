@@ -1,11 +1,11 @@
 """Fragments of wgmma, rounded, to rows of global memory: 16 bytes a lane, whole sectors.
 
-A warp's 16 rows go 32 columns at a time through 1 KB of shared memory of its own, 64 bytes a row,
-chunks of 16 bytes swizzled so that neither side meets a bank twice:
+A warp's 16 rows go 64 columns at a time, or 32, through shared memory of its own, chunks of 16
+bytes swizzled so that neither side meets a bank twice. Of C chunks a row:
 
     lane 8 m + r stores row r + 8 (m % 2) of matrix m (see :mod:`nbflash.tile.wgmma_store`),
-        chunk 2 k + m // 2 of a row, at chunk ^ row // 2 % 4
-    lane l loads chunk l % 4 of rows l // 4 and l // 4 + 8
+        chunk 2 k + m // 2 of a row, at chunk ^ row % 8 // (8 / C)
+    lane l loads chunk l % C of rows l // C, l // C + 32 / C, …
 """
 
 from nbflash.ptx._asm import cuda, inlined, types
@@ -13,8 +13,10 @@ from nbflash.ptx.stmatrix import stmatrix4
 from nbflash.tile.unroll import load4, store4, unrolled
 from nbflash.tile.warp_math import pack_half
 
-COLUMNS = 32
-WARP_BYTES = 16 * 2 * COLUMNS
+
+def warp_bytes(columns):
+    """Shared memory of a warp that stores so many columns at a time."""
+    return 16 * 2 * columns
 
 
 @unrolled
@@ -22,23 +24,25 @@ def copy_row(out, to, smem, at):
     store4(out, to, load4(smem, at))
 
 
-@unrolled
-def places(lane):
-    """Where a lane stores its row of matrices, in bytes, and loads its chunk from, in words."""
-    stored = lane % 16 * 64 + (lane // 16 ^ lane % 8 // 2) * 16
-    return stored, lane // 4 * 16 + (lane % 4 ^ lane // 8) * 4
-
-
-def make_store_rows(head_dim, dtype):
+def make_store_rows(head_dim, dtype, columns):
     """``store_rows(out, acc, factor, smem, source, target, lane)``, for all lanes of a warp.
 
     ``source`` is the warp's memory (address, word), ``target`` where its first row goes and the
-    rows' distance, in elements, and how many rows there are.
+    rows' distance, in elements, and how many rows there are. ``columns`` is 32 or 64.
     """
+    CHUNKS = columns // 8
+    ROWS, PERIOD = 32 // CHUNKS, 8 // CHUNKS
+
+    @unrolled
+    def places(lane):
+        """Where a lane stores its row of matrices, in bytes, and loads its chunk from, in words."""
+        stored = lane % 16 * (16 * CHUNKS) + (lane // 16 ^ lane % 8 // PERIOD) * 16
+        row = lane // CHUNKS
+        return stored, row * (4 * CHUNKS) + (lane % CHUNKS ^ row // PERIOD) * 4
 
     def make(first, following):
         """The columns from ``first``, then the following ones."""
-        chunks = min(COLUMNS, head_dim - first) // 8
+        chunks = min(columns, head_dim - first) // 8
 
         @unrolled
         def stage(row, acc, factor):
@@ -54,13 +58,14 @@ def make_store_rows(head_dim, dtype):
             stored, loaded = places(lane)
             stage(types.uint32(base + stored), acc, factor)
             cuda.syncwarp()
-            row, chunk = types.int32(lane >> 2), types.int32(lane & 3)
+            row, chunk = types.int32(lane // CHUNKS), types.int32(lane % CHUNKS)
             to = (start + row * stride + (first + 8 * chunk)) // 2
             if chunk < chunks:
-                if row < rows:
-                    copy_row(out, to, smem, types.int32(words + loaded))
-                if row + 8 < rows:
-                    copy_row(out, to + 4 * stride, smem, types.int32(words + loaded + 128))
+                for i in range(16 // ROWS):
+                    if row + ROWS * i < rows:
+                        swizzled = types.int32(loaded ^ (ROWS * i % 8 // PERIOD * 4))
+                        at = types.int32(words + swizzled + 4 * CHUNKS * ROWS * i)
+                        copy_row(out, to + ROWS // 2 * i * stride, smem, at)
             cuda.syncwarp()
             following(out, acc, factor, smem, source, target, lane)
 
@@ -70,6 +75,6 @@ def make_store_rows(head_dim, dtype):
     def store_rows(out, acc, factor, smem, source, target, lane):
         pass
 
-    for first in reversed(range(0, head_dim, COLUMNS)):
+    for first in reversed(range(0, head_dim, columns)):
         store_rows = make(first, store_rows)
     return store_rows

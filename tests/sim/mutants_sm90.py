@@ -132,6 +132,7 @@ STAGES = (
 )
 KEPT_ON = "row, bh = next_row, next_bh"
 WHERE = "tile = kind, (n0, row, bh)"
+BOUNDS = "keep_of(kind, n0, next_row, next_bh, masking"
 STREAM = (
     *(
         Mutant(f"{name} that starts at key 0", WHERE, WHERE.replace("n0", "zero"), which, 2)
@@ -162,18 +163,8 @@ STREAM = (
     Mutant("FIRST left in the kind", "kind & ~FIRST, (row,", "kind, (row,"),
     Mutant("finishes the next row", "(row, bh, result)", "(next_row, bh, result)"),
     Mutant("finishes the next head", "(row, bh, result)", "(row, next_bh, result)"),
-    Mutant(
-        "bounds of the row before",
-        "                    bounds = bounds_of(masking, next_row",
-        "                    bounds_of(masking, next_row",
-    ),
-    Mutant(
-        "bounds of the head before",
-        "bounds_of(masking, next_row, next_bh, thread)",
-        "bounds_of(masking, next_row, bh, thread)",
-        1,
-        2,
-    ),
+    Mutant("bounds of the row before", BOUNDS, BOUNDS.replace("next_row", "row")),
+    Mutant("bounds of the head before", BOUNDS, BOUNDS.replace("next_bh", "bh")),
     Mutant("row not kept", KEPT_ON, "bh = next_bh"),
     Mutant("head not kept", KEPT_ON, "row = next_row"),
     Mutant(

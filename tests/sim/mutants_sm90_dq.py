@@ -97,8 +97,8 @@ COMPUTING = (
     ),
     Mutant(
         "sum of the row before",
-        "bounds_of(masking, row, bh, who), where, row), ACC_START",
-        "bounds_of(masking, row, bh, who), where, row), ACC_START if nth_row == 0 else acc",
+        "(m, row, bh, where), ACC_START",
+        "(m, row, bh, where), ACC_START if nth_row == 0 else acc",
     ),
     Mutant("dQ in the next row", "finish_row(acc, start, this_row", "finish_row(acc, start, row"),
     Mutant(

@@ -35,17 +35,18 @@ CASES = (
 )
 
 STORE = (
-    Mutant("swizzle of what is stored", "lane % 8 // 2)", "lane % 4)"),
-    Mutant("swizzle of what is loaded", "lane // 8)", "lane // 4)"),
+    Mutant("swizzle of what is stored", "lane % 8 // PERIOD)", "lane % 4)"),
+    Mutant("swizzle of what is loaded", "^ row // PERIOD)", "^ 0)"),
+    Mutant("swizzle of the first rows", "ROWS * i % 8 // PERIOD * 4", "0 * i"),
     Mutant("second step in the place of the first", "row ^ (32 * k)", "row"),
     without("wait before the rows are read", "            cuda.syncwarp()", 2),
     without("wait before the next columns", "            cuda.syncwarp()", 2, 1),
-    Mutant("row past the end", "if row < rows:", "if row <= rows:"),
-    Mutant("lower row past the end", "if row + 8 < rows:", "if row < rows:"),
-    Mutant("4 rows below", "to + 4 * stride", "to + 2 * stride"),
-    Mutant("upper rows twice", "words + loaded + 128", "words + loaded"),
+    Mutant("row past the end", "if row + ROWS * i < rows:", "if row + ROWS * i <= rows:"),
+    Mutant("lower row past the end", "if row + ROWS * i < rows:", "if row < rows:"),
+    Mutant("rows at half their distance", "ROWS // 2 * i * stride", "ROWS // 4 * i * stride"),
+    Mutant("upper rows twice", "swizzled + 4 * CHUNKS * ROWS * i)", "swizzled)"),
     Mutant("columns past the end", "if chunk < chunks:", "if chunk <= chunks:"),
-    Mutant("half of the columns", "chunks = min(COLUMNS, head_dim - first) // 8", "chunks = 2"),
+    Mutant("half of the columns", "chunks = min(columns, head_dim - first) // 8", "chunks = 2"),
 )
 KEPT_KEYS = (
     Mutant("keys not swizzled", "(swizzle ^ chunk)", "(chunk)"),
