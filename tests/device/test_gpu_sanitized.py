@@ -5,13 +5,15 @@ Inputs come from the host and nothing but nbflash's own kernels computes on the 
 """
 
 import cupy
+import decode_cases
 import numpy as np
 import pytest
 from device_runs import DTYPES, ON_HOPPER, assert_close, by_impl, by_mode, gallery, run
 
 import masks
 import nbflash
-from nbflash import reference, testing
+from nbflash import reference, scores, testing
+from nbflash.quantised import dequantise, quantise
 
 pytestmark = pytest.mark.usefixtures("one_pass")
 
@@ -45,12 +47,13 @@ ROWS = [("simt", *row) for row in SIMT]
 ROWS += [pytest.param("sm90", *row, marks=ON_HOPPER) for row in HOPPER]
 
 
-def assert_within_budget(results, inputs, mask, dlse=None):
+def assert_within_budget(results, inputs, mask, dlse=None, **options):
     q, k, v, dout = inputs
     backward = dout, q, k, v, mask
-    ref = reference.attention(q, k, v, mask) + reference.attention_backward(*backward, dlse=dlse)
-    low = testing.low_precision(q, k, v, mask)
-    low += testing.low_precision_backward(*backward, dlse=dlse)
+    ref = reference.attention(q, k, v, mask, **options)
+    ref += reference.attention_backward(*backward, dlse=dlse, **options)
+    low = testing.low_precision(q, k, v, mask, **options)
+    low += testing.low_precision_backward(*backward, dlse=dlse, **options)
     assert_close(results, ref, low)
 
 
@@ -97,6 +100,46 @@ def test_more_rows_than_blocks(impl, deterministic):
     assert heads * 2 > 2 * cupy.cuda.Device().attributes["MultiProcessorCount"]
     results = run([cupy.asarray(x) for x in inputs], mask, impl=impl, deterministic=deterministic)
     assert_within_budget(results, inputs, mask)
+
+
+SCORE = scores.compose(scores.softcap(2), scores.alibi(0.1))
+OPTIONS = {
+    "score": {"score": SCORE},
+    "dropout": {"dropout": 0.3, "seed": (5, 7)},
+    "both": {"score": SCORE, "dropout": 0.3, "seed": (5, 7)},
+}
+
+
+@by_mode
+@by_impl
+@pytest.mark.parametrize("name", OPTIONS)
+def test_scores_and_dropout(impl, name, deterministic):
+    mask, inputs = gallery(130, 140)["causal"], testing.make_qkv(1, 130, 140, 2, 1, 128, np.float16)
+    (q, k, v, dout), options = map(cupy.asarray, inputs), OPTIONS[name]
+    how = {"impl": impl, **options}
+    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **how)
+    how["deterministic"] = deterministic
+    gradients = nbflash.attention_backward(dout, q, k, v, out, lse, mask, **how)
+    assert_within_budget((out, lse, *gradients), inputs, mask, **options)
+
+
+@pytest.mark.parametrize("storage", [None, np.int8])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_decode(dtype, storage):
+    """Several parts, joined; a cache in pages; no keys at all."""
+    lengths = np.array([0, 65, 1000], np.int32)
+    shape = {"heads": (8, 2), "head_dim": 64, "dtype": decode_cases.DTYPES[dtype]}
+    q, k, v = decode_cases.contiguous(2, lengths=lengths, capacity=1000, **shape)
+    caches, names = [k, v], ["k_cache", "v_cache"]
+    if storage:
+        caches = [x for cache in (k, v) for x in quantise(cache, storage)]
+        k, v = (dequantise(*pair, np.float32) for pair in (caches[:2], caches[2:]))
+        names = ["k_cache", "k_scale", "v_cache", "v_scale"]
+    *pages, table = decode_cases.paged(*caches, lengths=lengths)
+    named = dict(zip((*names, "lengths", "block_table"), (*pages, lengths, table), strict=True))
+    named = {name: cupy.asarray(x) for name, x in named.items()}
+    results = nbflash.decode(cupy.asarray(q), **named, return_lse=True)
+    decode_cases.check([x.get() for x in results], q, k, v, lengths)
 
 
 @by_mode
