@@ -194,7 +194,7 @@ class AttentionPlan:
         """What computes the gradients of the score's arrays, made when they are asked for."""
         if self.score is None:
             raise ValueError("score must have an array with a gradient, got None")
-        self.score.check_parts()
+        self.score.check_parts(self.problem)
         what = self.problem, self.mask, self.score, self.dropout
         return prepare_score_backward(self.impl, *what)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from nbflash import philox
 from nbflash.score_chain import chain
+from nbflash.scores import where
 
 
 def attention(q, k, v, mask=None, scale=None, score=None, dropout=0.0, seed=(0, 0)):
@@ -123,9 +124,15 @@ def score_gradient(
 def score_sums(s, ds, keep, score):
     """Sums of dS', that of the last function's scores, for every array; S is before the first."""
     given, sums = ds[keep], []
-    for shape, index, factor in score_terms(s, keep, score):
+    parts = (part for parts in score.parts for part in parts)
+    for part, (shape, index, factor) in zip(parts, score_terms(s, keep, score), strict=True):
         total = np.zeros(shape, ds.dtype)
-        np.add.at(total, index, given * factor.astype(ds.dtype))
+        try:
+            np.add.at(total, index, given * factor.astype(ds.dtype))
+        except IndexError as error:
+            raise IndexError(
+                f"score: an index outside its array, returned by {where(part.function)}: {error}"
+            ) from error
         sums.append(total)
     return tuple(sums)
 

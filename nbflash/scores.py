@@ -76,8 +76,11 @@ class Score:
             if stage.grad is None:
                 raise ValueError(f"{stage} has no gradient: pass grad= to scores.custom")
 
-    def check_parts(self):
-        """Raise ValueError if an array has no gradient and nobody said so, or if there is none."""
+    def check_parts(self, problem):
+        """Raise ValueError if an array has no gradient and nobody said so, or if there is none.
+
+        Also if one has no element that a score of the problem can be made with.
+        """
         for stage in self._stages:
             if stage.parts is None:
                 raise ValueError(
@@ -86,6 +89,11 @@ class Score:
                 )
         if not any(self.parts):
             raise ValueError(f"{self} has no array with a gradient")
+        for part in (part for parts in self.parts for part in parts):
+            if 0 in part.shape and not problem.empty:
+                raise ValueError(
+                    f"{self} has an array of shape {part.shape} with a gradient, and no element"
+                )
 
     def __eq__(self, other):
         return isinstance(other, Score) and self._key == other._key
@@ -225,7 +233,9 @@ def custom(fn, grad=None, params=(), param_grads=None):
     param_grads : tuple of callable or None, optional
         One for each of ``params``: of the same arguments, it returns ``(index, ∂s'/∂param[index])``
         for the only element of the array that this score is made with, ``index`` an integer or,
-        of several axes, a tuple of integers. None for constants. Only `score_backward` needs it.
+        of several axes, a tuple of integers; negative ones count from the end. None for constants.
+        Only `score_backward` needs it: it raises IndexError for an index outside the array, but on
+        CUDA arrays it ignores the element and makes the first one of the gradient NaN.
 
     Raises
     ------
@@ -235,7 +245,9 @@ def custom(fn, grad=None, params=(), param_grads=None):
 
     Notes
     -----
-    Make it once and keep it: another function, a new lambda too, is compiled anew.
+    Make it once and keep it: another function, a new lambda too, is compiled anew. Globals and
+    variables of an enclosing function have the values of the time when it is compiled: pass in
+    ``params`` what changes. What ``fn`` reads of an array is not checked: keep indices inside.
     """
     if not isinstance(params, (tuple, list)):
         raise TypeError(f"params must be a tuple, got {type(params).__qualname__}")
