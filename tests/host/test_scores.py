@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pickle
 
 import ml_dtypes
 import numpy as np
@@ -131,6 +132,20 @@ def test_plans_know_their_score():
         np.testing.assert_array_equal(a, b)
 
 
+def test_equal_scores_have_equal_contents():
+    """Whatever the order in memory. A key has 16 bytes of an array, not the array."""
+    table = np.random.default_rng(0).standard_normal((HEADS, 9))
+    score = scores.relative(table)
+    assert score == scores.relative(np.asfortranarray(table))
+    assert hash(score) == hash(scores.relative(np.asfortranarray(table)))
+    assert score != scores.relative(np.nextafter(table, 1))
+    assert score != scores.relative(table.astype(np.float32))
+    assert scores.alibi(0.1) != scores.alibi(0.2)
+    large = scores.bias(np.zeros((1, 1, 64, 64)))
+    assert large.nbytes == 64 * 64 * 8
+    assert len(pickle.dumps(large._key)) < large.nbytes
+
+
 def test_a_function_without_a_gradient_has_no_backward_pass():
     q, k, v, dout = make_qkv(1, 6, 6, 1, 1, 8)
     score = scores.custom(_log)
@@ -162,6 +177,7 @@ def test_what_cannot_be_compiled_is_named():
         (lambda: scores.custom(_log, _two), TypeError, "grad must take"),
         (lambda: scores.custom(_log, params=(1.0,)), TypeError, r"params\[0\]"),
         (lambda: scores.custom("x"), TypeError, "fn must be a Python function"),
+        (lambda: scores.custom(None), TypeError, "fn must be a Python function, got NoneType"),
         (lambda: scores.custom(_log, None, "x"), TypeError, "params must be a tuple, got str"),
         (
             lambda: scores.custom(_log, params=["x"]),
