@@ -154,7 +154,10 @@ def score_terms(s, keep, score):
     """
     stages = zip(score.stages(*s.shape[2:]), score.parts, strict=True)
     stages = [(fn, grad, params, parts) for (fn, grad, params), parts in stages]
-    functions = [(fn, grad, [part.function for part in parts]) for fn, grad, _, parts in stages]
+    functions = [
+        (_checked(fn), _checked(grad), [_checked(part.function, tuple, _PAIR) for part in parts])
+        for fn, grad, _, parts in stages
+    ]
     run, params = chain(functions, lambda fn: fn, float), [given for _, _, given, _ in stages]
     at = np.nonzero(keep)
     places = zip(s[at].tolist(), *(i.tolist() for i in at), strict=True)
@@ -278,10 +281,28 @@ def scored(s, keep, score, with_slope=True, rounded=None):
             return np.array([function(*place, *params) for place in places], np.float64)
 
         if with_slope:
-            slope[at] *= each(grad)
-        s[at] = each(fn)
+            slope[at] *= each(_checked(grad))
+        s[at] = each(_checked(fn))
         s = rounded(s) if rounded else s
     return s, slope
+
+
+_NUMBERS, _PAIR = (int, float, np.integer, np.floating, np.bool_), "an index and a number"
+
+
+def _checked(function, kinds=_NUMBERS, what="a number"):
+    """A function of a score, whose mistakes are told with its file and line."""
+
+    def call(*given):
+        try:
+            result = function(*given)
+        except (AttributeError, NameError, TypeError) as error:
+            raise TypeError(f"score: {where(function)} cannot be computed: {error}") from error
+        if not isinstance(result, kinds):
+            raise TypeError(f"score: {where(function)} must return {what}, got {result!r}")
+        return result
+
+    return call
 
 
 def drop_factors(shape, dropout, seed):

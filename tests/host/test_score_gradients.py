@@ -176,6 +176,14 @@ def test_scores_without_gradients(score, error, match):
         gradients(inputs, None, score)
 
 
+def test_the_reference_names_what_is_no_pair():
+    q, k, v, dout = make_qkv(1, 6, 6, HEADS, 2, 8)
+    how = {"score": scores.custom(_plus, _slope, (TABLE,), (_no_pair,)), "impl": "reference"}
+    out, lse = nbflash.attention(q, k, v, return_lse=True, **how)
+    with pytest.raises(TypeError, match=r"_no_pair, .*py:\d+ must return an index and a number"):
+        nbflash.score_backward(dout, q, k, v, out, lse, **how)
+
+
 def _behind(s, b, h, q_idx, kv_idx, table):
     return (q_idx, kv_idx + 1), 1
 

@@ -170,6 +170,48 @@ def test_what_cannot_be_compiled_is_named():
         nbflash.attention(q, k, v, score=scores.custom(_unknown))
 
 
+def _nothing(s, b, h, q_idx, kv_idx):
+    pass
+
+
+def _complex(s, b, h, q_idx, kv_idx):
+    return 1j * s
+
+
+def _undefined(s, b, h, q_idx, kv_idx):
+    return s + slope  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("fn", "match"),
+    [
+        (_nothing, "must return a number, got None"),
+        (_complex, r"must return a number, got \(?.*j"),
+        (_undefined, "cannot be computed: name 'slope' is not defined"),
+        (_unknown, "cannot be computed: 'int' object has no attribute 'page'"),
+    ],
+)
+def test_the_reference_names_what_fails(fn, match):
+    """A function, or its gradient."""
+    q, k, v, dout = make_qkv(1, 6, 6, 1, 1, 8)
+    match = rf"score: {fn.__name__}, .*test_scores.py:\d+ {match}"
+    with pytest.raises(TypeError, match=match):
+        nbflash.attention(q, k, v, score=scores.custom(fn), impl="reference")
+    score = scores.custom(_log, fn)
+    out, lse = nbflash.attention(q, k, v, score=score, return_lse=True, impl="reference")
+    with pytest.raises(TypeError, match=match):
+        nbflash.attention_backward(dout, q, k, v, out, lse, score=score, impl="reference")
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("fn", [_nothing, _complex])
+def test_what_is_no_number_is_named(fn, impl):
+    q, k, v, _ = make_qkv(1, 6, 6, 1, 1, 8)
+    match = rf"score: {fn.__name__}, .*test_scores.py:\d+ must return a number, got"
+    with pytest.raises(TypeError, match=match):
+        nbflash.attention(q, k, v, score=scores.custom(fn), impl=impl)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
