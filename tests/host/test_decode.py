@@ -84,20 +84,11 @@ def test_a_tree_of_drafts_behind_equal_prefixes():
     check(got, q, k, v, lengths, keep=lambda b: mask.dense())
 
 
-def ragged_trees(lengths):
-    """A tree at the end of every sequence, over the columns of the capacity."""
-    trees = []
-    for length in lengths:
-        keep = np.zeros((len(PARENTS), CAPACITY), bool)
-        keep[:, :length] = masks.tree(PARENTS, prefix=length - len(PARENTS)).dense()
-        trees.append(masks.from_dense(keep))
-    return masks.per_batch(trees)
-
-
 def test_trees_of_drafts_behind_prefixes_of_their_own():
     lengths = np.array([len(PARENTS), PAGE, PAGE + 1, 70], np.int32)
     q, k, v = contiguous(len(PARENTS), lengths=lengths)
-    mask = ragged_trees(lengths)
+    prefixes = lengths - len(PARENTS)
+    mask = masks.per_batch([masks.tree(PARENTS, prefix, nk=CAPACITY) for prefix in prefixes])
     got = decode_both(q, k, v, lengths, mask=mask)
     check(got, q, k, v, lengths, keep=lambda b: mask.dense()[b, 0, :, : lengths[b]])
 

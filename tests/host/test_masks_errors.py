@@ -90,6 +90,7 @@ VALUE = {
     "parent later": (lambda: masks.tree([-1, 2, 0]), r"parents\[1\]=2: must come before"),
     "parent below -1": (lambda: masks.tree([-2]), r"parents\[0\]=-2: must lie in"),
     "tree prefix": (lambda: masks.tree([-1], -1), "prefix=-1: must be at least 0"),
+    "tree width": (lambda: masks.tree([-1, 0], 3, nk=4), "nk=4: must be at least 5"),
     "shape 4-D": (lambda: masks.neighborhood((2, 2, 2, 2), 1), "must have 1 to 3 dimensions"),
     "shape zero": (lambda: masks.neighborhood((2, 0), 1), r"shape\[1\]=0: must be at least 1"),
     "kernel large": (
