@@ -65,6 +65,15 @@ def test_out_alone():
     assert same_bits([nbflash.decode(q, k, v, LENGTHS)], decode(q, k, v, LENGTHS)[:1])
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int64, np.uint64, ">i4", list])
+def test_lengths_and_pages_of_any_integers(kind):
+    q, k, v = contiguous(2)
+    k_pages, v_pages, table = paged(k, v)
+    want = decode(q, k_pages, v_pages, LENGTHS, block_table=table)
+    lengths, table = (x.tolist() if kind is list else x.astype(kind) for x in (LENGTHS, table))
+    assert same_bits(want, decode(q, k_pages, v_pages, lengths, block_table=table))
+
+
 def test_no_sequence():
     q, k, v = contiguous(2, lengths=LENGTHS[:0])
     out, lse = decode(q, k, v, LENGTHS[:0])
