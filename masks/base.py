@@ -33,6 +33,7 @@ class Mask:
 
     batch = None
     heads = None
+    __array_ufunc__ = None  # NumPy would combine the mask with every element of an array
 
     def __init__(self, nq, nk):
         self._shape = (int(nq), int(nk))
@@ -208,12 +209,14 @@ class Mask:
     def __or__(self, other):
         from masks.algebra import union
 
-        return union(self, other) if isinstance(other, Mask) else NotImplemented
+        return union(self, other) if _combines(other) else NotImplemented
 
     def __and__(self, other):
         from masks.algebra import intersection
 
-        return intersection(self, other) if isinstance(other, Mask) else NotImplemented
+        return intersection(self, other) if _combines(other) else NotImplemented
+
+    __ror__, __rand__ = __or__, __and__
 
     def __invert__(self):
         return self._complement()
@@ -236,6 +239,15 @@ class Mask:
 
     def __repr__(self):
         return f"<{type(self).__name__} mask {self.shape[0]} x {self.shape[1]}>"
+
+
+def _combines(other):
+    """Whether `other` is a mask; TypeError for an array, which could be one."""
+    if isinstance(other, np.ndarray):
+        raise TypeError(
+            "a mask does not combine with an array: wrap the array in masks.from_dense(array)"
+        )
+    return isinstance(other, Mask)
 
 
 def _digest(part):

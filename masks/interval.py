@@ -234,6 +234,12 @@ def padding(lengths, nq, nk=None):
     -------
     Mask
         With ``batch == len(lengths)`` (for more than one entry).
+
+    Notes
+    -----
+    In ``padding(lengths, nq, nk) & causal(nq, nk)`` the last query is aligned with key ``nk - 1``,
+    not with the last key of each entry. That is right for ``nq == nk`` and padding at the end;
+    otherwise make a causal mask for each entry, and join them by `per_batch`.
     """
     from masks.planes import per_batch
 

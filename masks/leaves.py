@@ -1,5 +1,7 @@
 """Token-exact leaves: diagonals, columns, a Python predicate, packed bits."""
 
+import inspect
+
 import numpy as np
 
 from masks import _check
@@ -184,11 +186,24 @@ def from_function(fn, nq, nk=None):
     """
     if not callable(fn):
         raise TypeError(f"fn is {type(fn).__name__}: must be callable")
+    _check_arguments(fn)
     nq = _check.integer("nq", nq)
     mask = Predicate(fn, nq, nq if nk is None else _check.integer("nk", nk))
     if all(mask.shape):
         mask._at(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64))
     return mask
+
+
+def _check_arguments(fn):
+    try:
+        inspect.signature(fn).bind(None, None)
+    except ValueError:  # some functions in C have no signature
+        pass
+    except TypeError as error:
+        raise TypeError(
+            f"fn must take (q_idx, kv_idx), {error}; masks that differ between heads or batch "
+            f"entries are joined by masks.per_head and masks.per_batch"
+        ) from error
 
 
 def from_dense(array):

@@ -60,7 +60,7 @@ def axial(height, width, *, causal=False):
     return mask & window_mask(n, right=0) if _check.flag("causal", causal) else mask
 
 
-def tree(parents, prefix=0):
+def tree(parents, prefix=0, nk=None):
     """Speculative-decoding tree: a node sees its ancestors, itself, and a cached prefix.
 
     Parameters
@@ -69,12 +69,15 @@ def tree(parents, prefix=0):
         Parent of each node, which comes before the node; -1 for a root.
     prefix : int
         Cached tokens before the tree. Keys are the prefix followed by the nodes.
+    nk : int, optional
+        Width of the key axis; keys behind the nodes are not attended. Trees behind prefixes of
+        several lengths have one width, that `per_batch` may join them.
 
     Returns
     -------
     Mask
-        Shape ``(len(parents), prefix + len(parents))`` with
-        ``sum(depth + 1) + len(parents) * prefix`` cells (Medusa, Cai et al., 2024).
+        Shape ``(len(parents), nk)``, ``nk`` at least ``prefix + len(parents)`` and by default that,
+        with ``sum(depth + 1) + len(parents) * prefix`` cells (Medusa, Cai et al., 2024).
     """
     parents = _check.integers("parents", parents, -1)
     prefix = _check.integer("prefix", prefix)
@@ -88,7 +91,8 @@ def tree(parents, prefix=0):
         rows.append(node)
         cols.append(ancestor)
         ancestor = parents[ancestor]
-    nq, nk = parents.size, prefix + parents.size
+    nq, least = parents.size, prefix + parents.size
+    nk = least if nk is None else _check.integer("nk", nk, least)
     ancestors = BlockSparse(nq, nk, (1, 1), np.concatenate(rows), prefix + np.concatenate(cols))
     return ancestors | Interval(nk, np.zeros(nq, np.int32), np.full(nq, prefix))
 

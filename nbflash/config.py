@@ -208,7 +208,7 @@ def _why_not_tensor_maps(problem) -> list[str]:
         reasons.append(f"needs float16 or bfloat16, got {problem.dtype}")
     if problem.head_dim % 8 or problem.head_dim > 256:
         reasons.append(f"needs a head_dim of 8, 16, ... 256, got {problem.head_dim}")
-    if problem.alignment < 16:
+    if problem.alignment < 16 and problem.device == CUDA:
         reasons.append(
             f"needs addresses and strides of q, k and v that are multiples of 16 bytes, got "
             f"{problem.alignment}"

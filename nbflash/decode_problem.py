@@ -25,6 +25,7 @@ from nbflash.problem import (
 from nbflash.quantised import LIMITS
 
 MAX_QUERIES = 64
+_INTEGERS = "lengths", "block_table"
 
 
 class Cache(NamedTuple):
@@ -90,14 +91,49 @@ class DecodeProblem:
 
 
 def decode_inputs(q, cache: Cache):
-    """q and the arrays of a cache as native arrays."""
+    """q and the arrays of a cache as native arrays.
+
+    Raises
+    ------
+    TypeError
+        If one is not an array, or in another memory than q.
+    ValueError
+        If lengths or pages in host memory do not fit int32.
+    """
     k_cache, v_cache, lengths, *others = cache
-    if are_native(q, k_cache, v_cache, lengths, *[x for x in others if x is not None]):
-        return q, cache
-    named = {name: x for name, x in cache._asdict().items() if x is not None}
-    named |= {name: getattr(cache, name) for name in ("k_cache", "v_cache", "lengths")}
-    q, *arrays = native(q=q, **named)
-    return q, cache._replace(**dict(zip(named, arrays, strict=True)))
+    if not are_native(q, k_cache, v_cache, lengths, *[x for x in others if x is not None]):
+        named = {name: x for name, x in cache._asdict().items() if x is not None}
+        named |= {name: getattr(cache, name) for name in ("k_cache", "v_cache", "lengths")}
+        named |= {name: _listed(name, named[name]) for name in _INTEGERS if name in named}
+        q, *arrays = native(q=q, **named)
+        cache = cache._replace(**dict(zip(named, arrays, strict=True)))
+    if isinstance(q, np.ndarray):
+        cache = cache._replace(
+            **{name: _as_int32(name, getattr(cache, name)) for name in _INTEGERS}
+        )
+    return q, cache
+
+
+def _listed(name, x):
+    """A list as an array; int32 if it is empty."""
+    if not isinstance(x, list | tuple):
+        return x
+    try:
+        x = np.array(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be an array or a list of integers: {error}") from error
+    return x if x.size else x.astype(np.int32)
+
+
+def _as_int32(name, x):
+    """Host integers of any type as int32; anything else as it is."""
+    if x is None or x.dtype.kind not in "iu" or x.dtype == np.int32:
+        return x
+    limits = np.iinfo(np.int32)
+    wrong = (x < limits.min) | (x > limits.max)
+    if wrong.any():
+        raise ValueError(f"{name} must fit int32, got {x[wrong][0]}")
+    return x.astype(np.int32)
 
 
 def check_decode(q, cache: Cache, scale=None) -> DecodeProblem:

@@ -47,7 +47,8 @@ def decode(
         or float8_e4m3fn. ``heads % heads_kv == 0``. What is not read (behind ``lengths``, pages of
         no sequence) may hold anything, NaN included.
     lengths : int32 array (batch,)
-        Keys of each sequence, those of ``q`` included; 0 to the capacity.
+        Keys of each sequence, those of ``q`` included; 0 to the capacity. In host memory this and
+        ``block_table`` may be integers of any type, and lists.
     block_table : int32 array (batch, pages per sequence), optional
         Pages of each sequence in order; key ``j`` is at ``[block_table[b, j // page_size],
         j % page_size]``. Entries behind the last key are not read. `KVCache.block_table` is one.

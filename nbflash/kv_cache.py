@@ -120,7 +120,7 @@ class KVCache:
 
     def fork(self, sequence) -> int:
         """A new sequence with the tokens of another; pages are shared until one of them grows."""
-        (sequence,) = self._known([sequence])
+        (sequence,) = self._known([sequence], "sequence")
         (new,) = self.allocate()
         self._sequences[new] = self._sequences[sequence]
         for page in self._sequences[new].pages:
@@ -158,6 +158,21 @@ class KVCache:
             self._holders[page] = 1
         self._release(replaced)
         self._sequences |= longer
+
+    def truncate(self, sequence, length) -> None:
+        """Drop the tokens of a sequence behind the first ``length``: drafts that were rejected.
+
+        A page that holds none of its tokens any more, nor any of another sequence, is free again.
+        """
+        (sequence,) = self._known([sequence], "sequence")
+        length, (pages, longest) = _at_least(0, length=length), self._sequences[sequence]
+        if length > longest:
+            raise ValueError(
+                f"length must be at most {longest}, the tokens of sequence {sequence}, got {length}"
+            )
+        count = -(-length // self.page_size)
+        self._sequences[sequence] = _Sequence(pages[:count], length)
+        self._release(pages[count:])
 
     def free(self, sequences) -> None:
         """End sequences; a page that no other sequence holds is free again."""
@@ -257,14 +272,14 @@ class KVCache:
         with self._device:
             return resident([table])[0]
 
-    def _known(self, sequences) -> list[int]:
+    def _known(self, sequences, name="sequences") -> list[int]:
         if isinstance(sequences, str) or not hasattr(sequences, "__iter__"):
             raise TypeError(f"sequences must be a list of numbers, got {sequences!r}")
-        sequences = [_at_least(0, sequences=s) for s in sequences]
+        sequences = [_at_least(0, **{name: s}) for s in sequences]
         unknown = [s for s in sequences if s not in self._sequences]
         if unknown:
             raise ValueError(
-                f"sequences must be allocated and not freed, got {unknown[0]}; "
+                f"{name} must be allocated and not freed, got {unknown[0]}; "
                 f"{len(self._sequences)} are"
             )
         if len(set(sequences)) < len(sequences):

@@ -136,8 +136,16 @@ class AttentionPlan:
         return _plan(problem, self.mask, self.impl, self.score, self.dropout)
 
     def _state(self, seed):
-        """What an executor takes besides its arrays: the seed where there is dropout."""
-        return (check_seed(seed, self.problem),) if self.dropout else ()
+        """What an executor takes besides its arrays: the seed where there is dropout.
+
+        Where there is none, one of each type is checked.
+        """
+        if self.dropout:
+            return (check_seed(seed, self.problem),)
+        if seed is not None and self._checked.get(type(seed)) is None:
+            check_seed(seed, self.problem)
+            self._checked.put(type(seed), True)
+        return ()
 
     def run_forward(self, q, k, v, out, seed=None, *, with_lse=True):
         """Allocate and launch for native arrays of this plan's signature.
@@ -194,7 +202,7 @@ class AttentionPlan:
         """What computes the gradients of the score's arrays, made when they are asked for."""
         if self.score is None:
             raise ValueError("score must have an array with a gradient, got None")
-        self.score.check_parts()
+        self.score.check_parts(self.problem)
         what = self.problem, self.mask, self.score, self.dropout
         return prepare_score_backward(self.impl, *what)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from nbflash import philox
 from nbflash.score_chain import chain
+from nbflash.scores import where
 
 
 def attention(q, k, v, mask=None, scale=None, score=None, dropout=0.0, seed=(0, 0)):
@@ -123,9 +124,15 @@ def score_gradient(
 def score_sums(s, ds, keep, score):
     """Sums of dS', that of the last function's scores, for every array; S is before the first."""
     given, sums = ds[keep], []
-    for shape, index, factor in score_terms(s, keep, score):
+    parts = (part for parts in score.parts for part in parts)
+    for part, (shape, index, factor) in zip(parts, score_terms(s, keep, score), strict=True):
         total = np.zeros(shape, ds.dtype)
-        np.add.at(total, index, given * factor.astype(ds.dtype))
+        try:
+            np.add.at(total, index, given * factor.astype(ds.dtype))
+        except IndexError as error:
+            raise IndexError(
+                f"score: an index outside its array, returned by {where(part.function)}: {error}"
+            ) from error
         sums.append(total)
     return tuple(sums)
 
@@ -147,7 +154,10 @@ def score_terms(s, keep, score):
     """
     stages = zip(score.stages(*s.shape[2:]), score.parts, strict=True)
     stages = [(fn, grad, params, parts) for (fn, grad, params), parts in stages]
-    functions = [(fn, grad, [part.function for part in parts]) for fn, grad, _, parts in stages]
+    functions = [
+        (_checked(fn), _checked(grad), [_checked(part.function, tuple, _PAIR) for part in parts])
+        for fn, grad, _, parts in stages
+    ]
     run, params = chain(functions, lambda fn: fn, float), [given for _, _, given, _ in stages]
     at = np.nonzero(keep)
     places = zip(s[at].tolist(), *(i.tolist() for i in at), strict=True)
@@ -271,10 +281,28 @@ def scored(s, keep, score, with_slope=True, rounded=None):
             return np.array([function(*place, *params) for place in places], np.float64)
 
         if with_slope:
-            slope[at] *= each(grad)
-        s[at] = each(fn)
+            slope[at] *= each(_checked(grad))
+        s[at] = each(_checked(fn))
         s = rounded(s) if rounded else s
     return s, slope
+
+
+_NUMBERS, _PAIR = (int, float, np.integer, np.floating, np.bool_), "an index and a number"
+
+
+def _checked(function, kinds=_NUMBERS, what="a number"):
+    """A function of a score, whose mistakes are told with its file and line."""
+
+    def call(*given):
+        try:
+            result = function(*given)
+        except (AttributeError, NameError, TypeError) as error:
+            raise TypeError(f"score: {where(function)} cannot be computed: {error}") from error
+        if not isinstance(result, kinds):
+            raise TypeError(f"score: {where(function)} must return {what}, got {result!r}")
+        return result
+
+    return call
 
 
 def drop_factors(shape, dropout, seed):

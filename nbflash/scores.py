@@ -15,6 +15,7 @@ says the element that the score is made with, and how much it changes the score:
     part(s, b, h, q_idx, kv_idx, *params) -> (index, ∂s'/∂array[index])
 """
 
+import hashlib
 import inspect
 import math
 from typing import NamedTuple
@@ -76,8 +77,11 @@ class Score:
             if stage.grad is None:
                 raise ValueError(f"{stage} has no gradient: pass grad= to scores.custom")
 
-    def check_parts(self):
-        """Raise ValueError if an array has no gradient and nobody said so, or if there is none."""
+    def check_parts(self, problem):
+        """Raise ValueError if an array has no gradient and nobody said so, or if there is none.
+
+        Also if one has no element that a score of the problem can be made with.
+        """
         for stage in self._stages:
             if stage.parts is None:
                 raise ValueError(
@@ -86,6 +90,11 @@ class Score:
                 )
         if not any(self.parts):
             raise ValueError(f"{self} has no array with a gradient")
+        for part in (part for parts in self.parts for part in parts):
+            if 0 in part.shape and not problem.empty:
+                raise ValueError(
+                    f"{self} has an array of shape {part.shape} with a gradient, and no element"
+                )
 
     def __eq__(self, other):
         return isinstance(other, Score) and self._key == other._key
@@ -106,8 +115,7 @@ class _Stage:
     def __init__(self, name, fn, grad, params, sizes=(), aligned=False, parts=()):
         self._name, self._fn, self.grad, self.params = name, fn, grad, params
         self._sizes, self._aligned, self.parts = sizes, aligned, parts
-        contents = tuple((x.shape, x.dtype.str, x.tobytes()) for x in params)
-        self.key = fn, grad, parts, contents
+        self.key = fn, grad, parts, tuple(map(_digest, params))
 
     def at(self, nq, nk):
         # The last query is aligned with the last key.
@@ -125,6 +133,12 @@ class _Stage:
 
     def __str__(self):
         return self._name
+
+
+def _digest(x):
+    """What stands for a number or an array in a key: arrays may be as large as all scores."""
+    content = hashlib.blake2b(np.ascontiguousarray(x), digest_size=16).digest()
+    return x.shape, x.dtype.str, content
 
 
 def check_score(score, problem):
@@ -225,7 +239,9 @@ def custom(fn, grad=None, params=(), param_grads=None):
     param_grads : tuple of callable or None, optional
         One for each of ``params``: of the same arguments, it returns ``(index, ∂s'/∂param[index])``
         for the only element of the array that this score is made with, ``index`` an integer or,
-        of several axes, a tuple of integers. None for constants. Only `score_backward` needs it.
+        of several axes, a tuple of integers; negative ones count from the end. None for constants.
+        Only `score_backward` needs it: it raises IndexError for an index outside the array, but on
+        CUDA arrays it ignores the element and makes the first one of the gradient NaN.
 
     Raises
     ------
@@ -235,7 +251,9 @@ def custom(fn, grad=None, params=(), param_grads=None):
 
     Notes
     -----
-    Make it once and keep it: another function, a new lambda too, is compiled anew.
+    Make it once and keep it: another function, a new lambda too, is compiled anew. Globals and
+    variables of an enclosing function have the values of the time when it is compiled: pass in
+    ``params`` what changes. What ``fn`` reads of an array is not checked: keep indices inside.
     """
     if not isinstance(params, (tuple, list)):
         raise TypeError(f"params must be a tuple, got {type(params).__qualname__}")
@@ -247,7 +265,7 @@ def custom(fn, grad=None, params=(), param_grads=None):
         pairs = zip(param_grads, params, strict=True)
         parts = tuple(Part(part, x.shape) for part, x in pairs if part is not None)
     for given, function in functions.items():
-        if function is not None:
+        if function is not None or given == "fn":
             _check_signature(given, function, len(params))
     name = f"custom({where(fn)})"
     return Score([_Stage(name, fn, grad, tuple(map(_scalar, params)), parts=parts)])

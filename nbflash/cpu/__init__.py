@@ -12,6 +12,7 @@ from nbflash.cpu.score import NO_SCORE, prepare, prepare_chain
 from nbflash.cpu.score_gradient import backward_scores, compiled_chain, grouped
 from nbflash.cpu.sizes import tile_sizes
 from nbflash.cpu.walk import DK, DOUT, DQ, DV, OUT, K, Operands, Q, V, Walk
+from nbflash.scores import where
 
 __all__ = [
     "CHUNK",
@@ -125,6 +126,11 @@ def score_backward(
     parts : sequence of nbflash.scores.Part
         One for each of ``sums``.
     problem : nbflash.problem.Problem
+
+    Raises
+    ------
+    IndexError
+        If a part's function returns an index outside its array.
     """
     real, (functions, params) = _working_dtype(q), chained
     q, k, v, dout, out = _operands(real, q, k, v, dout, out)
@@ -136,7 +142,11 @@ def score_backward(
     kinds = (real if part.alone(problem) else np.float64 for part in parts)
     totals = tuple(np.zeros(x.shape, kind) for x, kind in zip(sums, kinds, strict=True))
     how = *compiled_chain(functions, real), params, totals, dropout.prepare(*drop, real)
-    _in_threads(backward_scores, schedule, operands, (work, starts), schedule.tile_n, how)
+    try:
+        _in_threads(backward_scores, schedule, operands, (work, starts), schedule.tile_n, how)
+    except IndexError as error:
+        names = "; ".join(where(part.function) for part in parts)
+        raise IndexError(f"score: an index outside its array, returned by {names}") from error
     for target, total in zip(sums, totals, strict=True):
         target[...] = total
 

@@ -26,7 +26,7 @@ def compiled_chain(functions, real):
 
 @functools.cache
 def _adding(count):
-    """``add(sums, pairs, ds)`` for ``count`` arrays."""
+    """``add(sums, pairs, ds)`` for ``count`` arrays; IndexError for an index outside of one."""
     if not count:
 
         @njit
@@ -36,7 +36,7 @@ def _adding(count):
         return nothing
     rest = _adding(count - 1)
 
-    @njit
+    @njit(boundscheck=True)
     def add(sums, pairs, ds):
         index, factor = pairs[0]
         own = sums[0]

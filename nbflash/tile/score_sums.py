@@ -6,7 +6,12 @@ A thread keeps the sum for one element of each array as long as the scores that 
 with that element, and adds it atomically when another one comes: a score in a column of a tile has
 ALiBi's slope, a distance out of reach or a key's bias in common with the one above it. Where every
 score has an element of its own, that is written, and nothing is kept.
+
+A function that a user wrote may name an element that is not there: then the first one becomes NaN,
+and nothing is written outside the array.
 """
+
+import math
 
 from nbflash.ptx._asm import inlined, types
 from nbflash.tile.atomic import atomic_add
@@ -26,19 +31,25 @@ def from_start(i, n):
 
 
 def make_flat(axes):
-    """``flat(index, shape)``: the place of an element of a C-contiguous array with so many axes."""
+    """``flat(index, shape)``: the place of an element of a C-contiguous array with so many axes.
+
+    And whether there is such an element.
+    """
     if axes == 1:
 
         @inlined
         def last(index, shape):
-            return from_start(index[0], shape[0])
+            at = from_start(index[0], shape[0])
+            return at, 0 <= at < shape[0]
 
         return last
     before = make_flat(axes - 1)
 
     @inlined
     def flat(index, shape):
-        return before(index[:-1], shape[:-1]) * shape[-1] + from_start(index[-1], shape[-1])
+        row, exists = before(index[:-1], shape[:-1])
+        at = from_start(index[-1], shape[-1])
+        return row * shape[-1] + at, exists and 0 <= at < shape[-1]
 
     return flat
 
@@ -48,7 +59,8 @@ def make_sums(axes, alone, real):
 
     Returns ``start, add, finish``. ``start`` is what is kept at first, ``add(kept, pairs, sums,
     ds)`` is what is kept then, and ``finish(kept, sums)`` adds it. ``pairs`` are those of
-    :func:`nbflash.score_chain.chain`; ``sums`` are pairs of a pointer and a shape.
+    :func:`nbflash.score_chain.chain`; ``sums`` are pairs of a pointer and a shape, of one element
+    or more.
     """
     if not axes:
 
@@ -62,12 +74,15 @@ def make_sums(axes, alone, real):
 
         return (), keep_nothing, nothing
     start, add_others, finish_others = make_sums(axes[1:], alone[1:], real)
-    ALONE, VECTOR, ZERO, flat = alone[0], axes[0] == 1, real(0), make_flat(axes[0])
+    ALONE, VECTOR, flat = alone[0], axes[0] == 1, make_flat(axes[0])
+    ZERO, NAN = real(0), real(math.nan)
 
     @inlined
     def add(kept, pairs, sums, ds):
         (at, total), (index, factor), (memory, shape) = kept[0], pairs[0], sums[0]
-        new = flat((index,) if VECTOR else index, shape)
+        new, exists = flat((index,) if VECTOR else index, shape)
+        if not exists:
+            new, factor = 0, NAN
         if ALONE:
             memory[new] = ds * factor
         else:

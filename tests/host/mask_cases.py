@@ -117,6 +117,10 @@ def plain_cases():
             ((image_row == image_row.T) | (image_col == image_col.T))[:48, :48],
         ),
         "tree": (masks.tree(PARENTS, prefix=9), ancestors(PARENTS, 9)),
+        "tree-wide": (
+            masks.tree(PARENTS, 9, nk=20 + len(PARENTS)),
+            np.pad(ancestors(PARENTS, 9), ((0, 0), (0, 11))),
+        ),
         "neighbourhood": (masks.neighborhood(N, 6, 2), neighbourhood_1d(N, 6, 2, 1)),
         "neighbourhood-dilated": (
             masks.neighborhood(N, 5, 1, 4),

@@ -305,6 +305,7 @@ def test_auto_on_host_arrays_is_cpu():
     reasons = " ".join(nbflash.why_not("sm90", q, k, v))
     assert "needs float16 or bfloat16, got float32" in reasons
     assert "got NumPy arrays" in reasons
+    assert "16 bytes" not in reasons
     assert any("got NumPy arrays" in reason for reason in nbflash.why_not("simt", q, k, v))
 
 

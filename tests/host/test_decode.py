@@ -65,6 +65,15 @@ def test_out_alone():
     assert same_bits([nbflash.decode(q, k, v, LENGTHS)], decode(q, k, v, LENGTHS)[:1])
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int64, np.uint64, ">i4", list])
+def test_lengths_and_pages_of_any_integers(kind):
+    q, k, v = contiguous(2)
+    k_pages, v_pages, table = paged(k, v)
+    want = decode(q, k_pages, v_pages, LENGTHS, block_table=table)
+    lengths, table = (x.tolist() if kind is list else x.astype(kind) for x in (LENGTHS, table))
+    assert same_bits(want, decode(q, k_pages, v_pages, lengths, block_table=table))
+
+
 def test_no_sequence():
     q, k, v = contiguous(2, lengths=LENGTHS[:0])
     out, lse = decode(q, k, v, LENGTHS[:0])
@@ -84,20 +93,11 @@ def test_a_tree_of_drafts_behind_equal_prefixes():
     check(got, q, k, v, lengths, keep=lambda b: mask.dense())
 
 
-def ragged_trees(lengths):
-    """A tree at the end of every sequence, over the columns of the capacity."""
-    trees = []
-    for length in lengths:
-        keep = np.zeros((len(PARENTS), CAPACITY), bool)
-        keep[:, :length] = masks.tree(PARENTS, prefix=length - len(PARENTS)).dense()
-        trees.append(masks.from_dense(keep))
-    return masks.per_batch(trees)
-
-
 def test_trees_of_drafts_behind_prefixes_of_their_own():
     lengths = np.array([len(PARENTS), PAGE, PAGE + 1, 70], np.int32)
     q, k, v = contiguous(len(PARENTS), lengths=lengths)
-    mask = ragged_trees(lengths)
+    prefixes = lengths - len(PARENTS)
+    mask = masks.per_batch([masks.tree(PARENTS, prefix, nk=CAPACITY) for prefix in prefixes])
     got = decode_both(q, k, v, lengths, mask=mask)
     check(got, q, k, v, lengths, keep=lambda b: mask.dense()[b, 0, :, : lengths[b]])
 

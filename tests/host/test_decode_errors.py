@@ -103,12 +103,20 @@ CASES = {
         ValueError,
         "k_cache must have batch=2 like q, .*; pages need a block_table",
     ),
-    "lengths-list": ({"lengths": [5, 9]}, TypeError, "lengths must be a NumPy .* got list"),
+    "lengths-number": ({"lengths": 5}, TypeError, "lengths must be a NumPy .* got int"),
     "lengths-dtype": (
-        {"lengths": ints(5, 9, dtype=np.int64)},
+        {"lengths": ints(5, 9, dtype=np.float64)},
         TypeError,
-        "lengths must have dtype int32, got int64",
+        "lengths must have dtype int32, got float64",
     ),
+    "lengths-flags": ({"lengths": [True, False]}, TypeError, "must have dtype int32, got bool"),
+    "lengths-words": ({"lengths": ["5", "9"]}, TypeError, "lengths must have dtype int32, got <U1"),
+    "lengths-too-large": (
+        {"lengths": ints(5, 2**32 + 5, dtype=np.int64)},
+        ValueError,
+        "lengths must fit int32, got 4294967301",
+    ),
+    "lengths-too-small": ({"lengths": [-(2**31) - 1, 5]}, ValueError, "int32, got -2147483649"),
     "lengths-shape": (
         {"lengths": ints(5)},
         ValueError,
@@ -127,9 +135,19 @@ CASES = {
         "lengths must be 0 to the capacity 12, got 13 at 1",
     ),
     "table-dtype": (
-        {"block_table": PAGED["block_table"].astype(np.int64)},
+        {"block_table": PAGED["block_table"].astype(np.float32)},
         TypeError,
-        "block_table must have dtype int32, got int64",
+        "block_table must have dtype int32, got float32",
+    ),
+    "table-too-large": (
+        {"block_table": np.full((2, 3), 2**63, np.uint64)},
+        ValueError,
+        "block_table must fit int32, got 9223372036854775808",
+    ),
+    "table-ragged": (
+        {"block_table": [[0, 1], [2, 3, 4]]},
+        TypeError,
+        "block_table must be an array or a list of integers: setting an array element",
     ),
     "table-axes": ({"block_table": ints(0, 1)}, ValueError, "block_table must have 2 axes"),
     "table-batch": (

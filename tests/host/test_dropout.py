@@ -13,6 +13,8 @@ from central_differences import assert_central_differences
 import masks
 import nbflash
 from nbflash import cpu, philox, reference, scores
+from nbflash.planning import AttentionPlan
+from nbflash.problem import check_forward
 from nbflash.schedule import TileSchedule
 from nbflash.testing import (
     assert_blocks_within_reference,
@@ -297,6 +299,27 @@ def test_bad_dropout_and_bad_seeds(how, error, match):
         nbflash.attention(q, k, v, **how)
     with pytest.raises(error, match=match):
         nbflash.attention_backward(dout, q, k, v, out, lse, **how)
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "match"),
+    [
+        ("x", TypeError, "seed must be an integer, a pair .* got 'x'"),
+        ((1, 2, 3), TypeError, r"got \(1, 2, 3\)"),
+        (-1, ValueError, r"from 0 to 2\*\*64 - 1, got -1"),
+        (np.zeros(2), TypeError, "got an array of float64"),
+    ],
+)
+def test_a_bad_seed_without_dropout(seed, error, match):
+    """Every time; what was right once is not looked at again."""
+    q, k, v, _ = make_qkv(1, 6, 6, 2, 1, 8)
+    plan = AttentionPlan(check_forward(q, k, v), masks.dense(6, 6), "cpu")
+    for _ in range(2):
+        with pytest.raises(error, match=match):
+            plan(q, k, v, seed=seed)
+    for _ in range(2):
+        for right in (7, (1, 2), np.zeros(2, np.int64)):
+            np.testing.assert_array_equal(plan(q, k, v, seed=right)[0], plan(q, k, v)[0])
 
 
 def test_kernels_without_dropout_say_so():

@@ -69,6 +69,27 @@ def test_forks_that_grow_together_copy_one_page_less_than_they_are():
     assert cache.free_pages == 6
 
 
+def test_rejected_drafts_leave_pages_to_others():
+    """Of a fork: what it shares stays with the other, what it writes then is its own."""
+    cache, (a, b) = filled()
+    c = cache.fork(a)
+    cache.append([c], *tokens(1, 6, first=50))
+    assert cache.free_pages == 2
+    cache.truncate(c, 8)
+    assert cache.free_pages == 3
+    cache.truncate(c, 3)
+    assert cache.free_pages == 4
+    assert cache.block_table([c]).tolist() == cache.block_table([a])[:, :1].tolist()
+    cache.append([c], *tokens(1, 1, first=70))
+    assert np.array_equal(contents(cache, a)[0], tokens(2, 6)[0][0])
+    mine = [tokens(2, 6)[0][0][:3], tokens(1, 1, first=70)[0][0]]
+    assert np.array_equal(contents(cache, c)[0], np.concatenate(mine))
+    cache.truncate(b, 0)
+    cache.truncate(b, 0)
+    assert cache.lengths([a, b, c]).tolist() == [6, 0, 4]
+    assert cache.free_pages == 5
+
+
 def test_tables_for_decode():
     cache, (a, b) = filled()
     (empty,) = cache.allocate()
@@ -255,7 +276,13 @@ def test_a_failure_while_writing_loses_nothing(monkeypatch):
 
 
 USES = {
-    "fork": (lambda c: c.fork(7), ValueError, "sequences must be allocated .* got 7; 2 are"),
+    "fork": (lambda c: c.fork(7), ValueError, "sequence must be allocated .* got 7; 2 are"),
+    "fork-list": (lambda c: c.fork([0, 1]), TypeError, r"sequence must be an integer, got \[0, 1"),
+    "truncate": (lambda c: c.truncate(7, 0), ValueError, "sequence must be allocated .* got 7"),
+    "truncate-list": (lambda c: c.truncate([0], 0), TypeError, "sequence must be an integer"),
+    "longer": (lambda c: c.truncate(1, 7), ValueError, "length must be at most 6, .* 1, got 7"),
+    "length": (lambda c: c.truncate(1, -1), ValueError, "length must be at least 0, got -1"),
+    "length-float": (lambda c: c.truncate(1, 2.0), TypeError, "length must be an integer"),
     "free": (lambda c: c.free([0, 7]), ValueError, "sequences must be allocated .* got 7"),
     "free-twice": (lambda c: c.free([0, 0]), ValueError, "sequences must be distinct"),
     "lengths": (lambda c: c.lengths([7]), ValueError, "sequences must be allocated"),

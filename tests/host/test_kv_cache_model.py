@@ -11,7 +11,7 @@ from nbflash.kv_cache import KVCache
 
 
 class Model(RuleBasedStateMachine):
-    """A sequence is a list of pages, a page a list of tokens; pages are shared by identity."""
+    """A sequence is a list of pages, a page an object that may be shared, and the tokens seen."""
 
     @initialize(pages=st.integers(1, 9), page_size=st.integers(1, 4))
     def make(self, pages, page_size):
@@ -60,17 +60,27 @@ class Model(RuleBasedStateMachine):
     def extended(self, sequence, rows):
         pages = list(self.tables[sequence])
         for row in rows:
-            if pages and len(pages[-1]) < self.cache.page_size:
-                pages[-1] = [*pages[-1], row]
+            if pages and len(pages[-1][1]) < self.cache.page_size:
+                pages[-1] = object(), [*pages[-1][1], row]
             else:
-                pages.append([row])
+                pages.append((object(), [row]))
         return pages
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def truncate(self, data):
+        (sequence,) = self.some(data, most=1)
+        pages, size = self.tables[sequence], self.cache.page_size
+        length = data.draw(st.integers(0, sum(len(rows) for _, rows in pages)))
+        self.cache.truncate(sequence, length)
+        shorter = [(page, rows[: length - i * size]) for i, (page, rows) in enumerate(pages)]
+        self.tables[sequence] = shorter[: -(-length // size)]
 
     @invariant()
     def agrees(self):
         assert self.cache.free_pages == self.cache.pages - held(self.tables)
         for s, pages in self.tables.items():
-            rows = [row for page in pages for row in page]
+            rows = [row for _, seen in pages for row in seen]
             want = np.array(rows, np.float32).reshape(-1, HEADS, D)
             k, v = contents(self.cache, s)
             assert np.array_equal(k, want)
@@ -84,7 +94,7 @@ class Model(RuleBasedStateMachine):
 
 
 def held(tables):
-    return len({id(page) for pages in tables.values() for page in pages})
+    return len({id(page) for pages in tables.values() for page, _ in pages})
 
 
 TestModel = Model.TestCase

@@ -28,7 +28,7 @@ ARROWS = {
     ),
     "nbflash.sim": ("nbflash.sim numpy greenlet numba numba.cuda", ""),
     "nbflash.philox": ("numpy", ""),
-    "nbflash.reference": ("numpy nbflash.philox nbflash.score_chain", ""),
+    "nbflash.reference": ("numpy nbflash.philox nbflash.score_chain nbflash.scores", ""),
     "nbflash.algorithms": ("numpy", ""),
     "nbflash.yardstick": ("numpy nbflash.reference", ""),
     "nbflash.testing": ("masks numpy nbflash.reference nbflash.yardstick", "ml_dtypes"),

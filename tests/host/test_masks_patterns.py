@@ -88,6 +88,7 @@ LITERAL = {
     ),
     "axial": (masks.axial(2, 3), ["xxxx..", "xxx.x.", "xxx..x", "x..xxx", ".x.xxx", "..xxxx"]),
     "tree": (masks.tree([-1, 0, 0, 2], prefix=1), ["xx...", "xxx..", "xx.x.", "xx.xx"]),
+    "tree-wide": (masks.tree([-1, 0, 0], 1, nk=6), ["xx....", "xxx...", "xx.x.."]),
     "forest": (masks.tree([-1, -1, 1]), ["x..", ".x.", ".xx"]),
     "neighbourhood": (
         masks.neighborhood(5, 3),

@@ -176,6 +176,48 @@ def test_scores_without_gradients(score, error, match):
         gradients(inputs, None, score)
 
 
+def test_the_reference_names_what_is_no_pair():
+    q, k, v, dout = make_qkv(1, 6, 6, HEADS, 2, 8)
+    how = {"score": scores.custom(_plus, _slope, (TABLE,), (_no_pair,)), "impl": "reference"}
+    out, lse = nbflash.attention(q, k, v, return_lse=True, **how)
+    with pytest.raises(TypeError, match=r"_no_pair, .*py:\d+ must return an index and a number"):
+        nbflash.score_backward(dout, q, k, v, out, lse, **how)
+
+
+def _behind(s, b, h, q_idx, kv_idx, table):
+    return (q_idx, kv_idx + 1), 1
+
+
+def _before(s, b, h, q_idx, kv_idx, table):
+    return (-1 - table.shape[0] + q_idx // 9, kv_idx), 1
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("part", [_behind, _before])
+def test_an_index_outside_its_array(part, impl):
+    q, k, v, dout = make_qkv(1, 6, 6, HEADS, 2, 8)
+    score = scores.custom(_plus, _slope, (TABLE,), (part,))
+    out, lse = nbflash.attention(q, k, v, score=score, return_lse=True, impl=impl)
+    match = rf"an index outside its array, returned by {part.__name__}, .*gradients.py:\d+"
+    with pytest.raises(IndexError, match=match):
+        nbflash.score_backward(dout, q, k, v, out, lse, score=score, impl=impl)
+
+
+def test_an_array_without_elements():
+    inputs = make_qkv(1, 6, 6, HEADS, 2, 8)
+    score = scores.custom(_first, _slope, (np.zeros(0),), (_first_part,))
+    with pytest.raises(ValueError, match=r"array of shape \(0,\) with a gradient, and no element"):
+        gradients(inputs, None, score)
+
+
+def _first(s, b, h, q_idx, kv_idx, table):
+    return s
+
+
+def _first_part(s, b, h, q_idx, kv_idx, table):
+    return 0, 1
+
+
 def _two(s, b):
     return b, s
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pickle
 
 import ml_dtypes
 import numpy as np
@@ -131,6 +132,20 @@ def test_plans_know_their_score():
         np.testing.assert_array_equal(a, b)
 
 
+def test_equal_scores_have_equal_contents():
+    """Whatever the order in memory. A key has 16 bytes of an array, not the array."""
+    table = np.random.default_rng(0).standard_normal((HEADS, 9))
+    score = scores.relative(table)
+    assert score == scores.relative(np.asfortranarray(table))
+    assert hash(score) == hash(scores.relative(np.asfortranarray(table)))
+    assert score != scores.relative(np.nextafter(table, 1))
+    assert score != scores.relative(table.astype(np.float32))
+    assert scores.alibi(0.1) != scores.alibi(0.2)
+    large = scores.bias(np.zeros((1, 1, 64, 64)))
+    assert large.nbytes == 64 * 64 * 8
+    assert len(pickle.dumps(large._key)) < large.nbytes
+
+
 def test_a_function_without_a_gradient_has_no_backward_pass():
     q, k, v, dout = make_qkv(1, 6, 6, 1, 1, 8)
     score = scores.custom(_log)
@@ -155,6 +170,48 @@ def test_what_cannot_be_compiled_is_named():
         nbflash.attention(q, k, v, score=scores.custom(_unknown))
 
 
+def _nothing(s, b, h, q_idx, kv_idx):
+    pass
+
+
+def _complex(s, b, h, q_idx, kv_idx):
+    return 1j * s
+
+
+def _undefined(s, b, h, q_idx, kv_idx):
+    return s + slope  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("fn", "match"),
+    [
+        (_nothing, "must return a number, got None"),
+        (_complex, r"must return a number, got \(?.*j"),
+        (_undefined, "cannot be computed: name 'slope' is not defined"),
+        (_unknown, "cannot be computed: 'int' object has no attribute 'page'"),
+    ],
+)
+def test_the_reference_names_what_fails(fn, match):
+    """A function, or its gradient."""
+    q, k, v, dout = make_qkv(1, 6, 6, 1, 1, 8)
+    match = rf"score: {fn.__name__}, .*test_scores.py:\d+ {match}"
+    with pytest.raises(TypeError, match=match):
+        nbflash.attention(q, k, v, score=scores.custom(fn), impl="reference")
+    score = scores.custom(_log, fn)
+    out, lse = nbflash.attention(q, k, v, score=score, return_lse=True, impl="reference")
+    with pytest.raises(TypeError, match=match):
+        nbflash.attention_backward(dout, q, k, v, out, lse, score=score, impl="reference")
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("fn", [_nothing, _complex])
+def test_what_is_no_number_is_named(fn, impl):
+    q, k, v, _ = make_qkv(1, 6, 6, 1, 1, 8)
+    match = rf"score: {fn.__name__}, .*test_scores.py:\d+ must return a number, got"
+    with pytest.raises(TypeError, match=match):
+        nbflash.attention(q, k, v, score=scores.custom(fn), impl=impl)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
@@ -162,6 +219,7 @@ def test_what_cannot_be_compiled_is_named():
         (lambda: scores.custom(_log, _two), TypeError, "grad must take"),
         (lambda: scores.custom(_log, params=(1.0,)), TypeError, r"params\[0\]"),
         (lambda: scores.custom("x"), TypeError, "fn must be a Python function"),
+        (lambda: scores.custom(None), TypeError, "fn must be a Python function, got NoneType"),
         (lambda: scores.custom(_log, None, "x"), TypeError, "params must be a tuple, got str"),
         (
             lambda: scores.custom(_log, params=["x"]),

@@ -237,3 +237,5 @@ def test_hopper_is_asked_of_the_device_of_the_arrays(monkeypatch):
     on_device = [replace(problem, device="cuda", device_id=i, alignment=16) for i in range(2)]
     expected = ["needs compute capability 9.0 (Hopper), this device has 80"]
     assert [config.why_not("sm90", p) for p in on_device] == [expected, []]
+    (why,) = config.why_not("sm90", replace(on_device[1], alignment=8))
+    assert why.endswith("q, k and v that are multiples of 16 bytes, got 8")

@@ -27,8 +27,12 @@ ADDING = (
     Mutant(
         "sums at the next element", "add_to(memory, at, total)", "add_to(memory, new, total)", 0, 2
     ),
-    Mutant("row of the first axis", "* shape[-1] + from", "* shape[0] + from"),
+    Mutant("row of the first axis", "row * shape[-1]", "row * shape[0]"),
     Mutant("places before the first", "i + n if i < 0 else i", "i"),
+    Mutant("rows that are not there", "exists and 0", "0"),
+    Mutant("columns that are not there", "exists and 0 <= at < shape[-1]", "exists"),
+    Mutant("places far before the first", "0 <= at < shape[0]", "at < shape[0]"),
+    Mutant("what is outside goes unseen", "new, factor = 0, NAN", "new, factor = 0, ZERO"),
     Mutant("every array alone", "if ALONE:", "if True:"),
     Mutant("arrays of another pair", "pairs[1:], sums[1:], ds", "pairs, sums[1:], ds"),
     Mutant("the first array twice", "sums[1:], ds))", "sums, ds))"),

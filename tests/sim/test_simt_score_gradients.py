@@ -139,9 +139,57 @@ def check(module, case):
         hold(run(Geometry(rn=8), mask, inputs, score, module=module, **how), *wanted)
 
 
+def _plus(s, b, h, q_idx, kv_idx, table):
+    return s + table[q_idx, kv_idx]
+
+
+def _one(s, b, h, q_idx, kv_idx, table):
+    return 1.0
+
+
+def _inside(s, b, h, q_idx, kv_idx, table):
+    return (q_idx, kv_idx), 1
+
+
+def _next_row(s, b, h, q_idx, kv_idx, table):
+    return (q_idx, kv_idx if 0 < kv_idx < 3 else kv_idx + table.shape[1]), 1
+
+
+def _row_behind(s, b, h, q_idx, kv_idx, table):
+    return (q_idx if 0 < kv_idx < 3 else q_idx + table.shape[0], kv_idx), 1
+
+
+def _row_before(s, b, h, q_idx, kv_idx, table):
+    return (q_idx if 0 < kv_idx < 3 else q_idx - 2 * table.shape[0], kv_idx), 1
+
+
+OUTSIDE = _next_row, _row_behind, _row_before
+
+
+def check_outside(module, part, nq, nk):
+    """Raise unless scores with an index outside leave NaN at the first element, and no trace."""
+    inputs = make_qkv(1, nq, nk, 1, 1, 8)
+    exact, got = (
+        run(TILE, masks.dense(nq, nk), inputs, score, module=module)[0]
+        for score in (
+            scores.custom(_plus, _one, (np.zeros((nq, nk)),), (p,)) for p in (_inside, part)
+        )
+    )
+    exact[:, 0], exact[:, 3:], exact[0, 0] = 0, 0, np.nan
+    np.testing.assert_array_equal(got, exact)
+
+
+@pytest.mark.parametrize("part", OUTSIDE)
+@pytest.mark.parametrize(("nq", "nk"), [(9, 12), (1, 1)])
+def test_an_index_outside_its_array(part, nq, nk):
+    check_outside(simt_score, part, nq, nk)
+
+
 def check_all(module):
     for case in CASES:
         check(module, case)
+    for part in OUTSIDE:
+        check_outside(module, part, 9, 12)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
