@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nbflash.arrays import CPU, CUDA, allocator, device_of, native, resident
+from nbflash.arrays import CPU, CUDA, allocator, device_of, library, native, resident
 from nbflash.problem import DTYPES, MAX_HEAD_DIM
 from nbflash.quantised import LIMITS, quantise
 
@@ -149,9 +149,7 @@ class KVCache:
         self._check_tokens(len(sequences), k, v)
         longer, taken, replaced = self._longer(sequences, k.shape[1])
         with self._device:
-            values = self._stored(k, v)
-            for i, sequence in enumerate(sequences):
-                self._write(self._sequences[sequence], longer[sequence], [x[i] for x in values])
+            self._write([(self._sequences[s], longer[s]) for s in sequences], self._stored(k, v))
         # Only now: what was written until a failure lies in free pages or behind the last token.
         del self._free[: len(taken)]
         for page in taken:
@@ -179,19 +177,29 @@ class KVCache:
         for sequence in self._known(sequences):
             self._release(self._sequences.pop(sequence).pages)
 
-    def lengths(self, sequences):
-        """Tokens of each sequence: int32 (sequences,), on the cache's device."""
-        lengths = [self._sequences[s].length for s in self._known(sequences)]
-        return self._ready(np.array(lengths, np.int32))
+    def lengths(self, sequences, out=None):
+        """Tokens of each sequence: int32 (sequences,), on the cache's device.
 
-    def block_table(self, sequences, width=None):
+        Parameters
+        ----------
+        sequences : sequence of int
+        out : int32 array (sequences,), optional
+            Written and returned; a CUDA graph reads it anew at every replay.
+        """
+        lengths = [self._sequences[s].length for s in self._known(sequences)]
+        return self._ready(np.array(lengths, np.int32), out)
+
+    def block_table(self, sequences, width=None, out=None):
         """Pages of each sequence in order, -1 behind the last one.
 
         Parameters
         ----------
         sequences : sequence of int
         width : int, optional
-            Columns of the table; default as many as the longest of the sequences has pages.
+            Columns of the table; default those of ``out``, or as many as the longest of the
+            sequences has pages.
+        out : int32 array (sequences, width), optional
+            Written and returned; a CUDA graph reads it anew at every replay.
 
         Returns
         -------
@@ -199,13 +207,15 @@ class KVCache:
         """
         tables = [self._sequences[s].pages for s in self._known(sequences)]
         longest = max(map(len, tables), default=0)
-        width = longest if width is None else _at_least(0, width=width)
+        if width is None:
+            width = longest if out is None else max(longest, *np.shape(out)[1:2])
+        width = _at_least(0, width=width)
         if width < longest:
             raise ValueError(f"width must be at least {longest}, the pages of one, got {width}")
         table = np.full((len(tables), width), -1, np.int32)
         for row, pages in zip(table, tables, strict=True):
             row[: len(pages)] = pages
-        return self._ready(table)
+        return self._ready(table, out)
 
     def __repr__(self) -> str:
         return (
@@ -237,20 +247,24 @@ class KVCache:
             )
         return longer, self._free[:taken], replaced.elements()
 
-    def _write(self, old, new, values):
-        """The tokens behind the ``old`` ones into the pages of ``new``, the last page copied."""
-        at, end = old.length, new.length
-        used = at % self.page_size
-        if used and at < end and (page := new.pages[len(old.pages) - 1]) != old.pages[-1]:
-            for array in self._arrays:
-                array[page, :used] = array[old.pages[-1], :used]
-        while at < end:
-            index, slot = divmod(at, self.page_size)
-            count = min(self.page_size - slot, end - at)
-            first = at - old.length
-            for array, x in zip(self._arrays, values, strict=True):
-                array[new.pages[index], slot : slot + count] = x[first : first + count]
-            at += count
+    def _write(self, pairs, values):
+        """Tokens behind those of the old sequences into pages of the new ones, all at once.
+
+        A last page that another sequence holds has been replaced: what it holds is copied.
+        """
+        places = np.empty((2, *values[0].shape[:2]), np.int64)
+        for (pages, slots), (old, new) in zip(places.swapaxes(0, 1), pairs, strict=True):
+            index, slots[:] = np.divmod(np.arange(old.length, new.length), self.page_size)
+            first, used = divmod(old.length, self.page_size)
+            pages[:] = np.array(new.pages[first:], np.int64)[index - first]
+            if used and index.size and (page := new.pages[len(old.pages) - 1]) != old.pages[-1]:
+                for array in self._arrays:
+                    array[page, :used] = array[old.pages[-1], :used]
+        xp, _ = library(values[0])
+        pages, slots = xp.asarray(places)
+        for array, x in zip(self._arrays, values, strict=True):
+            bits = np.dtype(f"u{array.itemsize}")  # CuPy does not know all dtypes here
+            array.view(bits)[pages, slots] = x.view(bits)
 
     def _stored(self, k, v):
         """What `_arrays` hold of the tokens."""
@@ -266,11 +280,20 @@ class KVCache:
             if self._holders[page] == 0:
                 self._free.append(page)
 
-    def _ready(self, table):
-        if self._where[0] == CPU:
+    def _ready(self, table, out):
+        if out is None and self._where[0] == CPU:
             return table
         with self._device:
-            return resident([table])[0]
+            if out is None:
+                return resident([table])[0]
+            (given,) = native(out=out)
+            found = given.dtype, given.shape, device_of(given)
+            if found != (want := (table.dtype, table.shape, self._where)):
+                want, found = ("{} {} on {}".format(*x) for x in (want, found))
+                raise ValueError(f"out must be {want}, got {found}")
+            xp, _ = library(given)
+            given[...] = xp.asarray(table)
+        return out
 
     def _known(self, sequences, name="sequences") -> list[int]:
         if isinstance(sequences, str) or not hasattr(sequences, "__iter__"):

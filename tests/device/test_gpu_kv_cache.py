@@ -1,6 +1,7 @@
 """KVCache in CUDA memory holds what it holds in host memory."""
 
 import cupy
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -26,11 +27,12 @@ def filled(device, dtype, source):
     ("dtype", "source"),
     [
         (np.float16, np.float16),
+        ("bfloat16", ml_dtypes.bfloat16),
         (np.float32, np.float32),
         (np.int8, np.float32),
         ("float8_e4m3fn", np.float32),
     ],
-    ids=["f16", "f32", "int8", "e4m3"],
+    ids=["f16", "bf16", "f32", "int8", "e4m3"],
 )
 def test_the_same_as_in_host_memory(dtype, source):
     (cache, ids), (host, _) = (filled(device, dtype, source) for device in ("cuda", "cpu"))
@@ -39,6 +41,10 @@ def test_the_same_as_in_host_memory(dtype, source):
     assert (table.dtype, lengths.dtype) == (np.int32, np.int32)
     assert lengths.get().tolist() == host.lengths(ids).tolist() == [9, 9]
     assert table.get().tolist() == host.block_table(ids).tolist()
+    again = cupy.empty_like(lengths), cupy.empty_like(table)
+    assert cache.lengths(ids, out=again[0]) is again[0]
+    assert cache.block_table(ids, out=again[1]) is again[1]
+    assert [x.get().tolist() for x in again] == [x.get().tolist() for x in (lengths, table)]
     for got, want in zip(cache._arrays, host._arrays, strict=True):
         rows = [x[table.get()].reshape(2, 12, -1)[:, :9] for x in (got.get(), want)]
         assert rows[0].tobytes() == rows[1].tobytes()

@@ -255,24 +255,32 @@ def test_tokens_on_another_device_are_refused():
         cache.append(ids, K, V)
 
 
+class Lost:
+    """Tokens that cannot be read."""
+
+    def view(self, dtype):
+        raise RuntimeError("device lost")
+
+
 def test_a_failure_while_writing_loses_nothing(monkeypatch):
-    """The first sequence has its tokens, in pages of its own; then the memory fails."""
+    """The keys are there, in pages of the sequences' own; then the memory fails."""
     cache, (a, b) = filled()
     c = cache.fork(a)
     before, texts = snapshot(cache)[:3], [contents(cache, s) for s in (a, b, c)]
-    write, calls = KVCache._write, []
-
-    def failing(self, *arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise RuntimeError("device lost")
-        write(self, *arguments)
-
-    monkeypatch.setattr(KVCache, "_write", failing)
+    monkeypatch.setattr(KVCache, "_stored", lambda self, k, v: (k, Lost()))
     with pytest.raises(RuntimeError, match="device lost"):
         cache.append([a, b, c], *tokens(3, 3, first=90))
     assert snapshot(cache)[:3] == before
     assert all(map(np.array_equal, texts, (contents(cache, s) for s in (a, b, c))))
+
+
+def test_out_is_written_and_returned():
+    cache, ids = filled()
+    lengths, table = np.full((2, 4), 7, np.int32)[:, ::2][:, 0], np.full((2, 5), 7, np.int32)
+    assert cache.lengths(ids, out=lengths) is lengths
+    assert cache.block_table(ids, out=table) is table
+    assert lengths.tolist() == cache.lengths(ids).tolist()
+    assert table.tolist() == cache.block_table(ids, 5).tolist()
 
 
 USES = {
@@ -289,6 +297,22 @@ USES = {
     "table": (lambda c: c.block_table([7]), ValueError, "sequences must be allocated"),
     "width": (lambda c: c.block_table([0], 1), ValueError, "width must be at least 2, .* got 1"),
     "width-float": (lambda c: c.block_table([0], 2.0), TypeError, "width must be an integer"),
+    "out-shape": (
+        lambda c: c.lengths([0], out=np.empty(2, np.int32)),
+        ValueError,
+        r"out must be int32 \(1,\) on \('cpu', 0\), got int32 \(2,\)",
+    ),
+    "out-dtype": (
+        lambda c: c.block_table([0], out=np.empty((1, 3))),
+        ValueError,
+        r"out must be int32 \(1, 3\) .* got float64 \(1, 3\)",
+    ),
+    "out-narrow": (
+        lambda c: c.block_table([0], out=np.empty((1, 1), np.int32)),
+        ValueError,
+        r"out must be int32 \(1, 2\) .* got int32 \(1, 1\)",
+    ),
+    "out-list": (lambda c: c.lengths([0], out=[0]), TypeError, "out must be a NumPy or CuPy array"),
     "count": (lambda c: c.allocate(0), ValueError, "count must be at least 1, got 0"),
 }
 
