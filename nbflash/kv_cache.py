@@ -208,7 +208,7 @@ class KVCache:
         tables = [self._sequences[s].pages for s in self._known(sequences)]
         longest = max(map(len, tables), default=0)
         if width is None:
-            width = longest if out is None else max(longest, *np.shape(out)[1:2])
+            width = longest if out is None else max((longest, *np.shape(out)[1:2]))
         width = _at_least(0, width=width)
         if width < longest:
             raise ValueError(f"width must be at least {longest}, the pages of one, got {width}")
@@ -226,10 +226,11 @@ class KVCache:
     def _longer(self, sequences, n):
         """The sequences with room for n more tokens, the free pages taken, the pages replaced.
 
-        A page is replaced where tokens go to one that another sequence holds too.
+        A page is replaced where tokens go to one that another sequence holds too. If all that hold
+        it grow, it stays with the longest, whose tokens go behind those of the others.
         """
         longer, taken, replaced = {}, 0, Counter()
-        for sequence in sequences:
+        for sequence in sorted(sequences, key=lambda s: self._sequences[s].length):
             pages, length = self._sequences[sequence]
             if n and length % self.page_size:
                 last = pages[-1]
@@ -319,7 +320,7 @@ class KVCache:
                 want = f"({count}, tokens, {self._heads[0]}, {self._heads[1]})"
                 raise ValueError(f"{name} must have shape {_TOKENS} = {want}, got {x.shape}")
             wanted = DTYPES if self.dtype.name in LIMITS else (self.dtype.name,)
-            if x.dtype.name not in wanted:
+            if x.dtype.name not in wanted or not x.dtype.isnative:
                 raise TypeError(f"{name} must have dtype {', '.join(wanted)}, got {x.dtype}")
         if v.shape != k.shape:
             raise ValueError(f"v must have the shape of k, {k.shape}, got {v.shape}")

@@ -131,7 +131,7 @@ def score_sums(s, ds, keep, score):
             np.add.at(total, index, given * factor.astype(ds.dtype))
         except IndexError as error:
             raise IndexError(
-                f"score: an index outside its array, returned by {where(part.function)}: {error}"
+                f"score: a wrong index, returned by {where(part.function)}: {error}"
             ) from error
         sums.append(total)
     return tuple(sums)
@@ -155,7 +155,7 @@ def score_terms(s, keep, score):
     stages = zip(score.stages(*s.shape[2:]), score.parts, strict=True)
     stages = [(fn, grad, params, parts) for (fn, grad, params), parts in stages]
     functions = [
-        (_checked(fn), _checked(grad), [_checked(part.function, tuple, _PAIR) for part in parts])
+        (_checked(fn), _checked(grad), list(map(_checked_part, parts)))
         for fn, grad, _, parts in stages
     ]
     run, params = chain(functions, lambda fn: fn, float), [given for _, _, given, _ in stages]
@@ -287,10 +287,10 @@ def scored(s, keep, score, with_slope=True, rounded=None):
     return s, slope
 
 
-_NUMBERS, _PAIR = (int, float, np.integer, np.floating, np.bool_), "an index and a number"
+_NUMBERS = int, float, np.integer, np.floating, np.bool_
 
 
-def _checked(function, kinds=_NUMBERS, what="a number"):
+def _checked(function, is_right=lambda x: isinstance(x, _NUMBERS), what="a number"):
     """A function of a score, whose mistakes are told with its file and line."""
 
     def call(*given):
@@ -298,11 +298,25 @@ def _checked(function, kinds=_NUMBERS, what="a number"):
             result = function(*given)
         except (AttributeError, NameError, TypeError) as error:
             raise TypeError(f"score: {where(function)} cannot be computed: {error}") from error
-        if not isinstance(result, kinds):
+        except Exception as error:
+            error.add_note(f"score: {where(function)}")
+            raise
+        if not is_right(result):
             raise TypeError(f"score: {where(function)} must return {what}, got {result!r}")
         return result
 
     return call
+
+
+def _checked_part(part):
+    """The function of a part, which returns an index with a number for each axis, and a factor."""
+    axes = len(part.shape)
+    what = f"an index of {axes} and a number" if axes > 1 else "an index and a number"
+    return _checked(
+        part.function,
+        lambda x: isinstance(x, tuple) and len(x) == 2 and np.size(x[0]) == axes,
+        what,
+    )
 
 
 def drop_factors(shape, dropout, seed):

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
+from numba.core.errors import NumbaError
 
 from nbflash.constants import LOG2_E
 from nbflash.cpu import blas, dropout, kernels
@@ -131,6 +132,8 @@ def score_backward(
     ------
     IndexError
         If a part's function returns an index outside its array.
+    TypeError
+        If an index has too few or too many axes.
     """
     real, (functions, params) = _working_dtype(q), chained
     q, k, v, dout, out = _operands(real, q, k, v, dout, out)
@@ -144,9 +147,10 @@ def score_backward(
     how = *compiled_chain(functions, real), params, totals, dropout.prepare(*drop, real)
     try:
         _in_threads(backward_scores, schedule, operands, (work, starts), schedule.tile_n, how)
-    except IndexError as error:
-        names = "; ".join(where(part.function) for part in parts)
-        raise IndexError(f"score: an index outside its array, returned by {names}") from error
+    except (IndexError, NumbaError) as error:
+        names = " or ".join(where(part.function) for part in parts)
+        kind = IndexError if isinstance(error, IndexError) else TypeError
+        raise kind(f"score: a wrong index, returned by {names}") from error
     for target, total in zip(sums, totals, strict=True):
         target[...] = total
 

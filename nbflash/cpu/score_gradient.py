@@ -40,7 +40,7 @@ def _adding(count):
     def add(sums, pairs, ds):
         index, factor = pairs[0]
         own = sums[0]
-        own[index] += ds * factor
+        own[index] = float(own[index]) + ds * factor  # of a row, an axis missing, no float
         rest(sums[1:], pairs[1:], ds)
 
     return add

@@ -210,6 +210,11 @@ def snapshot(cache):
 K, V = tokens(2, 3)
 SHAPE = r"must have shape \(sequences, tokens, heads_kv, head_dim\) = \(2, tokens, 2, 3\), got"
 APPEND = {
+    "swapped": (
+        {"k": tokens(2, 1)[0].astype(">f4")},
+        TypeError,
+        "k must have dtype float32, got >f4",
+    ),
     "full": ({"k": tokens(2, 20)[0], "v": tokens(2, 20)[1]}, MemoryError, "needs 11 pages of 4"),
     "unknown": ({"sequences": [0, 9]}, ValueError, "sequences must be allocated .* got 9; 3 are"),
     "twice": ({"sequences": [1, 1]}, ValueError, r"sequences must be distinct, got \[1, 1\]"),
@@ -266,6 +271,7 @@ def test_a_failure_while_writing_loses_nothing(monkeypatch):
     """The keys are there, in pages of the sequences' own; then the memory fails."""
     cache, (a, b) = filled()
     c = cache.fork(a)
+    cache.truncate(c, 5)  # the last to be named, and not the longest that holds the page
     before, texts = snapshot(cache)[:3], [contents(cache, s) for s in (a, b, c)]
     monkeypatch.setattr(KVCache, "_stored", lambda self, k, v: (k, Lost()))
     with pytest.raises(RuntimeError, match="device lost"):
@@ -312,6 +318,7 @@ USES = {
         ValueError,
         r"out must be int32 \(1, 2\) .* got int32 \(1, 1\)",
     ),
+    "out-number": (lambda c: c.block_table([0], out=5), TypeError, "out must be a NumPy or CuPy"),
     "out-list": (lambda c: c.lengths([0], out=[0]), TypeError, "out must be a NumPy or CuPy array"),
     "count": (lambda c: c.allocate(0), ValueError, "count must be at least 1, got 0"),
 }

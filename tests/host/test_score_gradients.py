@@ -180,7 +180,7 @@ def test_the_reference_names_what_is_no_pair():
     q, k, v, dout = make_qkv(1, 6, 6, HEADS, 2, 8)
     how = {"score": scores.custom(_plus, _slope, (TABLE,), (_no_pair,)), "impl": "reference"}
     out, lse = nbflash.attention(q, k, v, return_lse=True, **how)
-    with pytest.raises(TypeError, match=r"_no_pair, .*py:\d+ must return an index and a number"):
+    with pytest.raises(TypeError, match=r"_no_pair, .*py:\d+ must return an index of 2 and"):
         nbflash.score_backward(dout, q, k, v, out, lse, **how)
 
 
@@ -198,8 +198,21 @@ def test_an_index_outside_its_array(part, impl):
     q, k, v, dout = make_qkv(1, 6, 6, HEADS, 2, 8)
     score = scores.custom(_plus, _slope, (TABLE,), (part,))
     out, lse = nbflash.attention(q, k, v, score=score, return_lse=True, impl=impl)
-    match = rf"an index outside its array, returned by {part.__name__}, .*gradients.py:\d+"
+    match = rf"a wrong index, returned by {part.__name__}, .*gradients.py:\d+"
     with pytest.raises(IndexError, match=match):
+        nbflash.score_backward(dout, q, k, v, out, lse, score=score, impl=impl)
+
+
+def _row(s, b, h, q_idx, kv_idx, table):
+    return q_idx, 1
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_an_index_without_an_axis(impl):
+    q, k, v, dout = make_qkv(1, 6, 6, HEADS, 2, 8)
+    score = scores.custom(_plus, _slope, (TABLE,), (_row,))
+    out, lse = nbflash.attention(q, k, v, score=score, return_lse=True, impl=impl)
+    with pytest.raises(TypeError, match=r"_row, .*gradients.py:\d+"):
         nbflash.score_backward(dout, q, k, v, out, lse, score=score, impl=impl)
 
 

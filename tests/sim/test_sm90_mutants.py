@@ -119,6 +119,7 @@ CASES = (
     Case("many", ALONE, "many", 33 * 64, 33 * 64 + 5),
     Case("two", ALONE, "dense", 330, 100),
     Case("three", replace(ALONE, q_stages=3), "dense", 330, 100),
+    Case("four", replace(HALVES, q_stages=4), "window", 430, 430, race=True),
 )
 
 
