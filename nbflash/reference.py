@@ -270,7 +270,8 @@ def _softmax(q, k, mask, scale, score=None, with_slope=False):
 def scored(s, keep, score, with_slope=True, rounded=None):
     """The scores that are kept after every function of ``score``, and the product of its slopes.
 
-    ``rounded``, if given, is what becomes of the scores after each function.
+    ``rounded(s, slope)``, if given, is what becomes of the scores after each function; ``slope`` is
+    the product so far.
     """
     at, slope = np.nonzero(keep), np.ones(s.shape)
     s = s.copy()
@@ -283,7 +284,7 @@ def scored(s, keep, score, with_slope=True, rounded=None):
         if with_slope:
             slope[at] *= each(_checked(grad))
         s[at] = each(_checked(fn))
-        s = rounded(s) if rounded else s
+        s = rounded(s, slope) if rounded else s
     return s, slope
 
 

@@ -14,7 +14,8 @@ def low_precision(q, k, v, mask=None, scale=None, score=None, dropout=0.0, seed=
     every online softmax does, on any BLAS, and float64 too is rounded independently of the
     reference. Every score is moved by 0.2 √head_dim units in its last place, up and down in turn:
     what a random walk of roundings makes of its own sum, in whatever order; behind each function of
-    ``score`` by two. NaN and Inf count as 0: they may stand only where nothing attends.
+    ``score`` by two, further in the direction in which its argument was moved. NaN and Inf count as
+    0: they may stand only where nothing attends.
 
     Returns
     -------
@@ -132,10 +133,11 @@ def _low_softmax(q, k, keep, scale, rounded, score=None):
     if score is not None:  # of the keys in their own order
         work, signs = s.dtype, _signs(s)[..., ::-1].astype(s.dtype)
 
-        def moved(s):
+        def moved(s, slope):
             """Each of the functions is two operations or more, and each of those rounds."""
             s = rounded(s.astype(work))
-            return (s + 2 * signs * np.spacing(abs(s))).astype(np.float64)
+            away = 2 * np.copysign(signs, signs * slope).astype(work)
+            return (s + away * np.spacing(abs(s))).astype(np.float64)
 
         s, keep_ = s[..., ::-1].astype(np.float64), keep[..., ::-1]
         s, slope = reference.scored(s, keep_, score, rounded=moved)

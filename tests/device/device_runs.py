@@ -117,11 +117,10 @@ def expected(inputs, mask, scale=None):
     orders = [plain_computation(dout, q, k, v, keep, scale, order) for order in range(3)]
     lse_type = np.dtype("float64" if q.dtype == np.float64 else "float32")
     types = q.dtype, lse_type, *(q.dtype,) * 3
-    return ref, list(map(furthest, ref, zip(*orders, strict=True), types))
+    return ref, list(map(_furthest, ref, zip(*orders, strict=True), types))
 
 
-def furthest(ref, candidates, dtype):
-    """Of each element the candidate furthest from ``ref``, at least by the smallest number."""
+def _furthest(ref, candidates, dtype):
     worst = np.spacing(np.zeros((), dtype)) + host(candidates[0]).astype(dtype)
     for other in candidates[1:]:
         other = host(other).astype(dtype)
