@@ -143,10 +143,13 @@ class Featured(Nbflash):
         if which == FORWARD and plan.schedule is not None:
             config = f"{plan.schedule.tile_m}×{plan.schedule.tile_n}"
         if which != FORWARD and plan.impl == "sm90":
+            from nbflash.score_params import prepare
+            from nbflash.sm90 import HOPPER
             from nbflash.sm90_backward import in_two_passes
 
-            what = plan.problem, plan.mask, plan.score, plan.dropout
-            config = "two passes" if in_two_passes(*what) else "one pass"
+            score, _ = prepare(plan.score, plan.problem, HOPPER)
+            two = in_two_passes(plan.problem, plan.mask, score, plan.dropout)
+            config = "two passes" if two else "one pass"
         return {"impl": plan.impl, "config": config}
 
     def forward(self, case):

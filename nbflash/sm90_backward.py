@@ -23,7 +23,6 @@ from nbflash.philox import factor
 from nbflash.schedule import TileSchedule
 from nbflash.sm90_dq import DqPass
 from nbflash.tile.dropout_wgmma import dropping_of
-from nbflash.tile.wgmma_gemm import PANEL
 from nbflash.tile.wgmma_gradient import PART
 
 
@@ -74,16 +73,25 @@ def rows_config(cfg):
     return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
 
 
+def only_two_passes(problem, mask, score=None, dropout=0.0):
+    """Whether no pass over columns has dQ too."""
+    if problem.head_dim > MOST_HEAD_DIM:
+        return True
+    config = backward_config(problem.dtype, problem.head_dim)
+    full = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).full_tiles
+    config = replace(config, score=score, dropout=bool(dropout), full_tiles=full)
+    return bool(config.why_not())
+
+
 def in_two_passes(problem, mask, score=None, dropout=0.0):
     """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
 
     Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
-    rounded once a row, however few its tiles.
+    rounded once a row, however few its tiles. ``score`` is a ScoreCode.
     """
-    dtype, head_dim = problem.dtype, problem.head_dim
-    # Narrow heads have tiles of 128 queries in one pass, and no registers for score functions.
-    if dropout or head_dim > MOST_HEAD_DIM or (score and head_dim <= PANEL):
+    if only_two_passes(problem, mask, score, dropout):
         return True
+    dtype, head_dim = problem.dtype, problem.head_dim
     columns = columns_config(dtype, head_dim)
     configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
     schedules = [TileSchedule.from_mask(mask, c.tile_m, c.tile_n) for c in configs]

@@ -85,7 +85,12 @@ class Sm90BackwardConfig(Panels):
 
         In place there would be too few for slopes beside P.
         """
-        return self.with_dq and not (self.score and self.score.has_slope)
+        return self.with_dq and not self.sloped
+
+    @property
+    def sloped(self):
+        """Whether slopes of scores are kept beside P."""
+        return self.score is not None and self.score.has_slope
 
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
@@ -106,6 +111,9 @@ class Sm90BackwardConfig(Panels):
                 reasons.append(f"{parts} parts of dQ for {self.consumers} warpgroups")
             if self.k_stages < 2:
                 reasons.append(f"the search in K needs two stages, got {self.k_stages}")
+            lighter = self.full_tiles and self.sloped and self.score.slope_of_score
+            if self.tile_m > 64 and self.sloped and not lighter:
+                reasons.append(f"beside slopes of scores a tile has 64 queries, got {self.tile_m}")
         elif self.tile_m != 64:
             reasons.append(f"without dQ a tile has 64 queries, got {self.tile_m}")
         elif self.split and self.consumers != 2:

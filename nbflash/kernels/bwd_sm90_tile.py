@@ -60,11 +60,9 @@ def make_probabilities_of(cfg):
     """
     TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
     *_, MASKS, RECORDS, _, _, _ = cfg.offsets
-    FULL_TILES = cfg.full_tiles
-    (exponents, weights), in_place, at_once = make_probabilities(
-        cfg.tile_m, TILE_N, cfg.dtype, cfg.score
-    )
-    (interval, bits), (p_interval, p_bits), (scored, _) = in_place, at_once, make_scored(cfg)
+    of_scores = make_probabilities(cfg.tile_m, TILE_N, cfg.dtype, cfg.score)
+    (exponents, weights), (interval, bits), full, (p_interval, p_bits) = of_scores
+    scored, _ = make_scored(cfg)
 
     @inlined
     def mask_of(kind, smem, place, stage, row, pair):
@@ -77,10 +75,14 @@ def make_probabilities_of(cfg):
         return mask + pair * WORDS, types.int32(row)
 
     @inlined
+    def all_full(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
+        return full(scored(s, scoring), scales, shifts)
+
+    @inlined
     def in_one_copy(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
         s = scored(s, scoring)
         x = exponents(s, scales, shifts)
-        if not FULL_TILES and kind != FULL:
+        if kind != FULL:
             if kind == INTERVAL:
                 mask, key = mask_of(INTERVAL, smem, place, stage, row, pair)
                 x = interval(x, smem, mask, key)
@@ -92,15 +94,16 @@ def make_probabilities_of(cfg):
     @inlined
     def by_kind(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
         if kind == FULL:
-            s = scored(s, scoring)
-            return weights(exponents(s, scales, shifts), s)
+            return full(scored(s, scoring), scales, shifts)
         if kind == INTERVAL:
             mask, key = mask_of(INTERVAL, smem, place, stage, row, pair)
             return p_interval(scored(s, scoring), scales, shifts, smem, mask, key)
         mask, key = mask_of(BITS, smem, place, stage, row, pair)
         return p_bits(scored(s, scoring), scales, shifts, smem, mask, key)
 
-    return in_one_copy if FULL_TILES or cfg.masks_in_place else by_kind
+    if cfg.full_tiles:
+        return all_full
+    return in_one_copy if cfg.masks_in_place else by_kind
 
 
 def make_gradients_of(cfg):

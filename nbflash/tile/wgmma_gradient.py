@@ -34,10 +34,11 @@ PART = 64 * 64  # elements of dQ that one warpgroup computes
 
 
 def make_probabilities(tile_m, tile_n, dtype, score=None):
-    """``(exponents, weights), in_place, at_once``: P of scores, by two steps or by one.
+    """``(exponents, weights), in_place, full, at_once``: P of scores, by two steps or by one.
 
     ``exponents(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
-    queries'; ``weights(x, s)`` is P of them. If score functions have slopes, P is packed, and
+    queries'; ``weights(x, s)`` is P of them; ``full(s, scales, shifts)``: both, of a tile in which
+    nothing is hidden. If score functions have slopes, P is packed, and
     P ∘ ∂S'/∂S beside it: both fragments would be too many registers. What is hidden is masked to −∞
     between the two: ``interval, bits`` of ``(x, smem, mask, key)`` in place; of ``(s, scales,
     shifts, smem, mask, key)`` both steps at once. ``mask`` is where the bounds of the first pair of
@@ -65,13 +66,13 @@ def make_probabilities(tile_m, tile_n, dtype, score=None):
                 hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
                 yield select(hidden, NEG_INF, next(x))
 
-    def weighted(x, s):
+    def weighted(x, s, hidden=True):
         if not sloped:
             return tuple(map(exp2, x))
         p, packed, w = [], [], []
         for i, exponent in enumerate(x):
             p.append(exp2(exponent))
-            w.append(weighed(p[i], slope_at(score, s, i), True))
+            w.append(weighed(p[i], slope_at(score, s, i), hidden))
             if i % 2:
                 packed.append(pack_half(dtype, p[i - 1], p[i]))
         return tuple(packed), tuple(w)
@@ -83,6 +84,11 @@ def make_probabilities(tile_m, tile_n, dtype, score=None):
     @unrolled
     def weights(x, s):
         return weighted(x, s)
+
+    @unrolled
+    def full(s, scales, shifts):
+        """A slope that follows from S' is finite where S' is; others are what a user makes them."""
+        return weighted(scaled(s, scales, shifts), s, hidden=sloped and not score.slope_of_score)
 
     def forms(hide):
         @unrolled
@@ -96,7 +102,7 @@ def make_probabilities(tile_m, tile_n, dtype, score=None):
         return in_place, at_once
 
     in_place, at_once = zip(*map(forms, (in_interval, in_bits)), strict=True)
-    return (exponents, weights), in_place, at_once
+    return (exponents, weights), in_place, full, at_once
 
 
 def make_statistics(tile_m, late):

@@ -92,6 +92,21 @@ def test_hopper_kernels(name, kernel, full):
     assert ("tanh.approx.f32" in ptx) == (name == "softcap")
 
 
+@pytest.mark.parametrize(
+    ("name", "full", "spills"),
+    [("softcap", True, 0), ("alibi", True, 0), ("alibi", False, 68), ("bias", False, 84)],
+)
+def test_one_pass_of_128_queries(name, full, spills):
+    """What narrow heads take; it spills 940 bytes with softcap where tiles are masked."""
+    code = code_of(scores_for(100, 120)[name], "float16")
+    config = replace(backward_config("bfloat16", 64), score=code, full_tiles=full)
+    assert config.tile_m == 128
+    assert config.why_not() == []
+    report = assembler.report(launch.compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
+    assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= spills
+    assert re.findall(r"C75\d\d", report) == []
+
+
 def test_softcap_and_dropout_by_columns():
     code = code_of(scores.softcap(30), "float16")
     config = replace(columns_config("bfloat16", 128), score=code, dropout=True)

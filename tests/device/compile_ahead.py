@@ -125,7 +125,6 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
     from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
     from nbflash.sm90_backward import rows_config
-    from nbflash.tile.wgmma_gemm import PANEL
 
     if _not_hopper():
         return []
@@ -136,10 +135,12 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     specs += map(bwd_sm90_spec, _by_masking(cfg, mask))
     rows = completed(dq_config(*sizes, cfg.tile_m), **more)
     specs += map(bwd_sm90_dq_spec, _by_masking(rows, mask))
-    if not dropout and (PANEL if score else 0) < problem.head_dim <= columns.MOST_HEAD_DIM:
-        cfg = replace(columns.backward_config(*sizes), **more)
-        specs += map(bwd_sm90_spec, _by_masking(cfg, mask))
-        specs += [of(rows_config(cfg)) for of in (statistics_sm90_spec, round_sm90_spec)]
+    if problem.head_dim <= columns.MOST_HEAD_DIM:
+        configs = _by_masking(replace(columns.backward_config(*sizes), **more), mask)
+        if configs := [cfg for cfg in configs if not cfg.why_not()]:
+            specs += map(bwd_sm90_spec, configs)
+            around = statistics_sm90_spec, round_sm90_spec
+            specs += [of(rows_config(configs[0])) for of in around]
     return specs
 
 

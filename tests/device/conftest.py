@@ -98,11 +98,7 @@ def _poisoned_memory():
 def one_pass(monkeypatch):
     """The Hopper backward takes one pass wherever there is one, however short the rows."""
     from nbflash import planning, sm90_backward
-    from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM
-
-    def only_way(problem, mask, score=None, dropout=0.0):
-        return bool(dropout) or problem.head_dim > MOST_HEAD_DIM
 
     # A plan has decided for good.
     monkeypatch.setattr(planning, "_plans", planning._Cache(planning._LIMIT))
-    monkeypatch.setattr(sm90_backward, "in_two_passes", only_way)
+    monkeypatch.setattr(sm90_backward, "in_two_passes", sm90_backward.only_two_passes)

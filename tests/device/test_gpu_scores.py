@@ -10,6 +10,7 @@ from score_cases import HEADS, NAMES, scores_for
 import nbflash
 from nbflash import reference, scores, testing
 
+pytestmark = pytest.mark.usefixtures("one_pass")
 BLOCK = 64
 MASKS = ("dense", "causal", "window", "checkerboard", "dead-scattered", "per-batch-per-head")
 LENGTHS = ((5, 9), (63, 129), (200, 130), (257, 300))

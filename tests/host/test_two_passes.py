@@ -2,10 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import masks
+from nbflash import score_params, scores
 from nbflash.kernels.bwd_sm90_config import SUM_KEYS, two_passes_are_faster
+from nbflash.problem import check_forward
+from nbflash.sm90 import HOPPER
 from nbflash.sm90_backward import in_two_passes
 
 N = 8192
@@ -18,10 +22,15 @@ MASKS = {
 }
 
 
-def takes_two(name, head_dim):
+def takes_two(name, head_dim, code=None, dropout=0.0):
     mask = MASKS[name]
     problem = SimpleNamespace(dtype="bfloat16", head_dim=head_dim, nk=mask.shape[1])
-    return in_two_passes(problem, mask)
+    return in_two_passes(problem, mask, code, dropout)
+
+
+def code_of(score):
+    q = np.zeros((1, 8, 2, 8), np.float16)
+    return score_params.prepare(score, check_forward(q, q, q, None), HOPPER)[0]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -51,3 +60,24 @@ def test_rows_without_keys_cost_the_sum():
     assert two_passes_are_faster(128, 0, 0, 0)
     assert two_passes_are_faster(128, 0, SUM_KEYS / 2, SUM_KEYS / 2)
     assert not two_passes_are_faster(128, 0, SUM_KEYS, SUM_KEYS)
+
+
+SLOPELESS, CAPPED = code_of(scores.alibi(0.5)), code_of(scores.softcap(5))
+SLOPED = code_of(scores.compose(scores.softcap(5), scores.alibi(0.5)))
+
+
+@pytest.mark.parametrize("code", [SLOPELESS, CAPPED, SLOPED])
+def test_scores_at_128_columns_take_one_pass(code):
+    assert not takes_two("dense", 128, code)
+    assert not takes_two("causal", 128, code)
+
+
+def test_slopes_leave_no_registers_for_128_queries():
+    """But those that follow from S', as long as no tile is masked."""
+    assert [takes_two("dense", 64, x) for x in (SLOPELESS, CAPPED, SLOPED)] == [False, False, True]
+    assert [takes_two("causal", 64, x) for x in (SLOPELESS, CAPPED, SLOPED)] == [False, True, True]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_dropout_takes_two(head_dim):
+    assert takes_two("dense", head_dim, dropout=0.1)

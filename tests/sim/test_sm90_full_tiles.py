@@ -8,6 +8,7 @@ import sm90_bwd_runs
 import sm90_dq_runs
 import sm90_runs
 from scipy.sparse import csr_array
+from score_cases import scores_for
 
 import masks
 from nbflash import sim
@@ -71,6 +72,18 @@ def test_backward(config, name):
     with sim.options(race=True, seed=len(name)):
         got = runs.check(cfg, mask, values, blocks=2)
     for x, same in zip(got, runs.run(usual, mask, values), strict=True):
+        np.testing.assert_array_equal(x, same)
+
+
+@pytest.mark.parametrize("name", ["softcap", "alibi", "composed"])
+@pytest.mark.parametrize("config", ["alone", "tall", "column", "shared", "dq"])
+def test_backward_of_scores(config, name):
+    runs, usual = BACKWARD[config]
+    cfg, mask, values = problem(usual, "ragged")
+    score = scores_for(*mask.shape, HEADS[0])[name]
+    with sim.options(race=True, seed=len(name)):
+        got = runs.check(cfg, mask, values, score=score, blocks=2)
+    for x, same in zip(got, runs.run(usual, mask, values, score=score), strict=True):
         np.testing.assert_array_equal(x, same)
 
 
