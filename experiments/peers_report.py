@@ -83,6 +83,9 @@ def draw(rows, path):
         for ax, (which, head_dim) in zip(line, columns, strict=True):
             at = {"seqlen": n, "pass": which, "head_dim": head_dim}
             group = [row for row in rows if all(row[key] == value for key, value in at.items())]
+            if not group:
+                ax.set_axis_off()
+                continue
             _draw_bars(ax, group, names)
             ax.set_title(f"{which}, d={head_dim}, N={n}", fontsize=9)
     first, commits = rows[0], ", ".join(dict.fromkeys(row["commit"] for row in rows))

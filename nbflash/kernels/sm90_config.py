@@ -160,8 +160,8 @@ class Sm90Config(Panels):
 
 # A row for head_dims up to its first number: consumers, tile_n, k_stages, v_stages, q_stages,
 # registers, min_blocks, halves; and TFLOP/s over the scores of its tiles (bf16, N = 8192,
-# 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21), by which a schedule chooses, 1
-# where it has no choice; of tiles as they stand here, without scores and dropout.
+# 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21, wide heads 2026-11-23), by which
+# a schedule chooses; of tiles as they stand here, without scores and dropout.
 # To measure them anew, beside candidates: ``python -m experiments tune``.
 _TABLE = (
     # 192 × 112: three warpgroups hide more, if the mask does not mind.
@@ -170,8 +170,8 @@ _TABLE = (
     # causal, 10 and 3 % slower; long rows and 192 × 112 the same.
     (64, 2, 128, 3, 3, 4, (56, 224), 1, True, 460),
     (128, 2, 128, 3, 2, 2, (56, 224), 1, False, 690),
-    (192, 2, 64, 3, 2, 2, (56, 224), 1, False, 1),
-    (256, 2, 64, 3, 2, 1, (56, 224), 1, False, 1),
+    (192, 2, 64, 3, 2, 2, (56, 224), 1, False, 780),
+    (256, 2, 64, 3, 2, 1, (56, 224), 1, False, 805),
     # One warpgroup on 64 × 64, two blocks on a multiprocessor: for masks of small blocks.
     (64, 1, 64, 3, 3, 2, (56, 200), 2, True, 345),
     (128, 1, 64, 2, 2, 2, (56, 200), 2, False, 490),
