@@ -74,12 +74,14 @@ def rows_config(cfg):
 
 
 def only_two_passes(problem, mask, score=None, dropout=0.0):
-    """Whether no pass over columns has dQ too."""
+    """Whether there is no kernel for one pass. ``score`` is a ScoreCode."""
     if problem.head_dim > MOST_HEAD_DIM:
         return True
     config = backward_config(problem.dtype, problem.head_dim)
-    full = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).full_tiles
-    config = replace(config, score=score, dropout=bool(dropout), full_tiles=full)
+    config = replace(config, score=score, dropout=bool(dropout))
+    if config.sloped:
+        full = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).full_tiles
+        config = replace(config, full_tiles=full)
     return bool(config.why_not())
 
 
@@ -87,7 +89,7 @@ def in_two_passes(problem, mask, score=None, dropout=0.0):
     """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
 
     Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
-    rounded once a row, however few its tiles. ``score`` is a ScoreCode.
+    rounded once a row, however few its tiles.
     """
     if only_two_passes(problem, mask, score, dropout):
         return True

@@ -14,8 +14,8 @@ def low_precision(q, k, v, mask=None, scale=None, score=None, dropout=0.0, seed=
     every online softmax does, on any BLAS, and float64 too is rounded independently of the
     reference. Every score is moved by 0.2 √head_dim units in its last place, up and down in turn:
     what a random walk of roundings makes of its own sum, in whatever order; behind each function of
-    ``score`` by two, further in the direction in which its argument was moved. NaN and Inf count as
-    0: they may stand only where nothing attends.
+    ``score`` by two more, the way that the function took the moves before. NaN and Inf count as 0:
+    they may stand only where nothing attends.
 
     Returns
     -------

@@ -111,9 +111,12 @@ class Sm90BackwardConfig(Panels):
                 reasons.append(f"{parts} parts of dQ for {self.consumers} warpgroups")
             if self.k_stages < 2:
                 reasons.append(f"the search in K needs two stages, got {self.k_stages}")
-            lighter = self.full_tiles and self.sloped and self.score.slope_of_score
-            if self.tile_m > 64 and self.sloped and not lighter:
-                reasons.append(f"beside slopes of scores a tile has 64 queries, got {self.tile_m}")
+            capped = self.full_tiles and self.score is not None and self.score.capped
+            if self.tile_m > 64 and self.sloped and not capped:
+                reasons.append(
+                    "beside slopes of scores, but softcap's where no tile is masked, a tile has 64 "
+                    f"queries, got {self.tile_m}"
+                )
         elif self.tile_m != 64:
             reasons.append(f"without dQ a tile has 64 queries, got {self.tile_m}")
         elif self.split and self.consumers != 2:

@@ -80,8 +80,7 @@ def make_probabilities_of(cfg):
 
     @inlined
     def in_one_copy(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
-        s = scored(s, scoring)
-        x = exponents(s, scales, shifts)
+        x = exponents(scored(s, scoring), scales, shifts)
         if kind != FULL:
             if kind == INTERVAL:
                 mask, key = mask_of(INTERVAL, smem, place, stage, row, pair)
@@ -89,7 +88,7 @@ def make_probabilities_of(cfg):
             else:
                 mask, key = mask_of(BITS, smem, place, stage, row, pair)
                 x = bits(x, smem, mask, key)
-        return weights(x, s)
+        return weights(x)
 
     @inlined
     def by_kind(s, kind, scales, shifts, smem, place, stage, row, pair, scoring):
@@ -109,12 +108,15 @@ def make_probabilities_of(cfg):
 def make_gradients_of(cfg):
     """``gradients_of(p, dp, kind)``: dS of a tile, of P and dP − δ; and ``pack``."""
     gradients, masked, pack = make_score_gradients(cfg.tile_m, cfg.dtype)
-    FULL_TILES = cfg.full_tiles
+
+    @inlined
+    def all_full(p, dp, kind):
+        return gradients(p, dp)
 
     @inlined
     def in_one_copy(p, dp, kind):
         ds = gradients(p, dp)
-        if not FULL_TILES and kind != FULL:
+        if kind != FULL:
             ds = masked(p, ds)
         return ds
 
@@ -124,4 +126,6 @@ def make_gradients_of(cfg):
             return gradients(p, dp)
         return masked(p, gradients(p, dp))
 
-    return (in_one_copy if FULL_TILES or cfg.masks_in_place else by_kind), pack
+    if cfg.full_tiles:
+        return all_full, pack
+    return (in_one_copy if cfg.masks_in_place else by_kind), pack

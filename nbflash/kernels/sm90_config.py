@@ -161,7 +161,7 @@ class Sm90Config(Panels):
 # A row for head_dims up to its first number: consumers, tile_n, k_stages, v_stages, q_stages,
 # registers, min_blocks, halves; and TFLOP/s over the scores of its tiles (bf16, N = 8192,
 # 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21; wide heads 2026-11-23), by
-# which a schedule chooses; of tiles as they stand here, without scores and dropout.
+# which a schedule chooses between rows of one width; of tiles without scores and dropout.
 # To measure them anew, beside candidates: ``python -m experiments tune``.
 _TABLE = (
     # 192 × 112: three warpgroups hide more, if the mask does not mind.

@@ -68,6 +68,11 @@ class ScoreCode:
         return last == "softcap" and all(grad is scores._one for (_, grad), _ in before)
 
     @property
+    def capped(self):
+        """Whether softcap is all there is."""
+        return self.forms == ("softcap",)
+
+    @property
     def by_place(self):
         """Whether what a score becomes may depend on where it is."""
         return any(form != "softcap" for form in self.forms)

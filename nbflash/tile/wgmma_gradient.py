@@ -33,38 +33,48 @@ from nbflash.tile.wgmma_softmax import row_of
 PART = 64 * 64  # elements of dQ that one warpgroup computes
 
 
-def make_probabilities(tile_m, tile_n, dtype, score=None):
-    """``(exponents, weights), in_place, full, at_once``: P of scores, by two steps or by one.
+def make_hiding(tile_m, tile_n):
+    """``in_interval, in_bits`` of ``(fragment, smem, mask, key)``: −∞ where a score is hidden.
 
-    ``exponents(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
-    queries'; ``weights(x, s)`` is P of them; ``full(s, scales, shifts)``: both, of a tile in which
-    nothing is hidden. If score functions have slopes, P is packed, and
-    P ∘ ∂S'/∂S beside it: both fragments would be too many registers. What is hidden is masked to −∞
-    between the two: ``interval, bits`` of ``(x, smem, mask, key)`` in place; of ``(s, scales,
-    shifts, smem, mask, key)`` both steps at once. ``mask`` is where the bounds of the first pair of
-    queries, or their words, lie; ``key`` is the first key's number, in the sequence or in the tile.
+    ``mask`` is where the bounds of the first pair of queries, or their words, lie; ``key`` is the
+    first key's number, in the sequence or in the tile.
     """
-    elements, pairs, words = range(tile_m // 2), range(tile_m // 8), -(-tile_n // 32)
-    sloped = score is not None and score.has_slope
+    pairs, words = range(tile_m // 8), -(-tile_n // 32)
 
-    def scaled(s, scales, shifts):
-        return (fma(s[i], scales[i % 4 // 2], shifts[i // 4 * 2 + i % 2]) for i in elements)
-
-    def in_interval(exponents, smem, mask, key):
-        keys, x = (key, key + 8), iter(exponents)
+    def in_interval(fragment, smem, mask, key):
+        keys, x = (key, key + 8), iter(fragment)
         for j in pairs:
             low, high = load2(smem, mask + 8 * j), load2(smem, mask + (tile_m + 8 * j))
             for n in range(4):
                 inside = both(keys[n // 2] >= low[n % 2], keys[n // 2] < high[n % 2])
                 yield select(inside, next(x), NEG_INF)
 
-    def in_bits(exponents, smem, mask, key):
-        first, bit, x = mask + key // 32, key % 32, iter(exponents)
+    def in_bits(fragment, smem, mask, key):
+        first, bit, x = mask + key // 32, key % 32, iter(fragment)
         for j in pairs:
             seen = [load(smem, first + words * (8 * j + e)) >> bit for e in range(2)]
             for n in range(4):
                 hidden = equal(seen[n % 2] & (1 << 8 * (n // 2)), 0)
                 yield select(hidden, NEG_INF, next(x))
+
+    return in_interval, in_bits
+
+
+def make_probabilities(tile_m, tile_n, dtype, score=None):
+    """``(exponents, weights), in_place, full, at_once``: P of scores, by two steps or by one.
+
+    ``exponents(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
+    queries'; ``weights(x)`` is P of them. What is hidden is masked to −∞ between the two:
+    ``interval, bits`` of ``(x, smem, mask, key)`` in place (see `make_hiding`). Both steps at once:
+    ``full(s, scales, shifts)`` where nothing is hidden; of ``(s, scales, shifts, smem, mask, key)``
+    elsewhere. If score functions have slopes, there is one step alone, and it gives P, packed, and
+    P ∘ ∂S'/∂S beside it: both fragments would be too many registers.
+    """
+    elements = range(tile_m // 2)
+    sloped = score is not None and score.has_slope
+
+    def scaled(s, scales, shifts):
+        return (fma(s[i], scales[i % 4 // 2], shifts[i // 4 * 2 + i % 2]) for i in elements)
 
     def weighted(x, s, hidden=True):
         if not sloped:
@@ -82,12 +92,12 @@ def make_probabilities(tile_m, tile_n, dtype, score=None):
         return tuple(scaled(s, scales, shifts))
 
     @unrolled
-    def weights(x, s):
-        return weighted(x, s)
+    def weights(x):
+        return tuple(map(exp2, x))
 
     @unrolled
     def full(s, scales, shifts):
-        """A slope that follows from S' is finite where S' is; others are what a user makes them."""
+        """A slope that follows from S' is finite; of others a function may make what it hides."""
         return weighted(scaled(s, scales, shifts), s, hidden=sloped and not score.slope_of_score)
 
     def forms(hide):
@@ -101,7 +111,7 @@ def make_probabilities(tile_m, tile_n, dtype, score=None):
 
         return in_place, at_once
 
-    in_place, at_once = zip(*map(forms, (in_interval, in_bits)), strict=True)
+    in_place, at_once = zip(*map(forms, make_hiding(tile_m, tile_n)), strict=True)
     return (exponents, weights), in_place, full, at_once
 
 

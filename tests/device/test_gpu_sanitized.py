@@ -145,6 +145,23 @@ def test_scores_and_dropout(impl, name, deterministic):
     assert_within_budget((out, lse, *gradients), inputs, mask, **options)
 
 
+NARROW = {"softcap": (scores.softcap(2), (130, 128)), "alibi": (scores.alibi(0.1), (130, 140))}
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("impl", [pytest.param("sm90", marks=ON_HOPPER)])
+def test_scores_of_narrow_heads(impl, name):
+    """In one pass: without slopes, or softcap where no tile is masked."""
+    score, shape = NARROW[name]
+    mask = masks.dense(*shape) if name == "softcap" else gallery(*shape)["causal"]
+    inputs = testing.make_qkv(1, *shape, 2, 1, 64, np.float16)
+    q, k, v, dout = map(cupy.asarray, inputs)
+    how = {"impl": impl, "score": score}
+    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **how)
+    gradients = nbflash.attention_backward(dout, q, k, v, out, lse, mask, **how)
+    assert_within_budget((out, lse, *gradients), inputs, mask, score=score)
+
+
 @pytest.mark.parametrize("storage", [None, np.int8])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_decode(dtype, storage):

@@ -7,8 +7,11 @@ from compile_ahead import problem_of, simt_specs, sm90_specs
 from device_runs import FACTORS, ON_HOPPER, RESULTS, by_impl, gallery, host, make_qkv
 from score_cases import HEADS, NAMES, scores_for
 
+import masks
 import nbflash
-from nbflash import reference, scores, testing
+from nbflash import reference, score_params, scores, testing
+from nbflash.sm90 import HOPPER
+from nbflash.sm90_backward import only_two_passes
 
 pytestmark = pytest.mark.usefixtures("one_pass")
 BLOCK = 64
@@ -27,13 +30,16 @@ def dealt(impl, name, head_dim):
         yield i, lengths, mask, DTYPES[impl][i % len(DTYPES[impl])], scale
 
 
-def kernels(impl="simt", name=None, head_dim=64):
+def kernels(impl="simt", name=None, head_dim=64, **more):
     """For `compile_ahead`."""
     if name and head_dim in (64, 128):
         of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
         for _, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
             problem = problem_of(dtype, head_dim, scale=scale, sizes=(2, *lengths, HEADS))
             yield of, problem, scores_for(*lengths)[name], 0.0, mask
+    elif "dtype" in more:
+        problem = problem_of(more["dtype"], head_dim, sizes=(2, 257, 256, HEADS))
+        yield sm90_specs, problem, scores.softcap(1.5), 0.0, masks.dense(257, 256)
     elif name:
         score, mask = scores_for(130, 200)[name], gallery(130, 200)["causal"]
         yield sm90_specs, problem_of("bfloat16", head_dim), score, 0.0, mask
@@ -76,6 +82,18 @@ def test_forward_and_backward(impl, name, head_dim):
 def test_other_heads_on_hopper(name, head_dim):
     inputs = make_qkv(1, 130, 200, HEADS, HEADS, head_dim, "bfloat16")
     check(inputs, gallery(130, 200)["causal"], scores_for(130, 200)[name], "sm90")
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [40, 64])
+def test_softcap_of_narrow_heads_in_one_pass(head_dim, dtype):
+    """No tile of 128 × 128 is masked."""
+    inputs, score = make_qkv(2, 257, 256, HEADS, 2, head_dim, dtype), scores.softcap(1.5)
+    plan = nbflash.plan(*inputs[:3], score=score, impl="sm90")
+    code, _ = score_params.prepare(score, plan.problem, HOPPER)
+    assert not only_two_passes(plan.problem, plan.mask, code)
+    check(inputs, plan.mask, score, "sm90")
 
 
 @by_impl

@@ -262,7 +262,8 @@ def test_ratios_compare_the_same_case(capsys):
 
 
 def test_figure(tmp_path):
-    draw(rows_of(), tmp_path / "peers.png")
+    shorter = rows_of()[-1] | {"seqlen": 512}  # at one head_dim: the other has no panel
+    draw([*rows_of(), shorter], tmp_path / "peers.png")
     assert (tmp_path / "peers.png").stat().st_size > 10_000
 
 

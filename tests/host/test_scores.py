@@ -112,6 +112,25 @@ def test_masked_scores_stay_masked():
     assert_blocks_within_reference(out, exact, low, BLOCK, name="out", axis=1)
 
 
+@pytest.mark.parametrize("signs", [(1,), (-1,), (-1, -1), (1, -1), (-1, 1)])
+def test_moves_of_the_yardstick_add_up(signs):
+    """Of a single key the LSE is its score; a function that falls must not take moves back."""
+    q, k, v, _ = make_qkv(1, 100, 1, 2, 2, 128)
+    score = scores.compose(*(scores.custom(_times, _by_times, (sign,)) for sign in signs))
+    _, ref = reference.attention(q, k, v, score=score)
+    _, lse = low_precision(q, k, v, score=score)
+    units = (lse - ref) / np.spacing(abs(ref).astype(np.float32))
+    assert abs(np.median(abs(units)) - 2 * (1 + len(signs))) < 1  # two of the product's
+
+
+def _times(s, b, h, q_idx, kv_idx, factor):
+    return factor * s
+
+
+def _by_times(s, b, h, q_idx, kv_idx, factor):
+    return factor
+
+
 def _log(s, b, h, q_idx, kv_idx):
     return math.log(3 + s)
 

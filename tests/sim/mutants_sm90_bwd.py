@@ -30,8 +30,8 @@ OF_A_TILE = (
     Mutant("late δ of other queries", DELTA_PLACE, DELTA_PLACE.replace(" + pair", ""), 1, 2),
     Mutant(
         "intervals taken for full tiles",
-        "and kind != FULL:\n            if kind",
-        "and kind > INTERVAL:\n            if kind",
+        "        if kind != FULL:\n            if kind",
+        "        if kind > INTERVAL:\n            if kind",
     ),
     Mutant("bits taken for intervals", IN_PLACE, IN_PLACE.replace("==", ">=")),
     Mutant("masks of stage 0", MASK_PLACE, "words + MASKS // 4"),

@@ -73,8 +73,8 @@ COPIES = (
     Mutant("bits taken for intervals", BITS_AT_ONCE, BITS_AT_ONCE.replace("==", ">=")),
     Mutant(
         "full tiles taken for bits",
-        "        if kind == FULL:\n            s",
-        "        if kind != kind:\n            s",
+        "        if kind == FULL:\n            return full(",
+        "        if kind != kind:\n            return full(",
     ),
     Mutant("dS of what is hidden", "return masked(p, gradients(p, dp))", "return gradients(p, dp)"),
 )

@@ -1,5 +1,6 @@
 """Kernels for schedules without masked tiles give the bits of those that can mask."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from scipy.sparse import csr_array
 from score_cases import scores_for
 
 import masks
-from nbflash import sim
+from nbflash import reference, scores, sim, testing
 from nbflash.schedule import TileSchedule
 
 FORWARD = {
@@ -85,6 +86,30 @@ def test_backward_of_scores(config, name):
         got = runs.check(cfg, mask, values, score=score, blocks=2)
     for x, same in zip(got, runs.run(usual, mask, values, score=score), strict=True):
         np.testing.assert_array_equal(x, same)
+
+
+def _later_is_hidden(s, b, h, q_idx, kv_idx):
+    return s if kv_idx <= q_idx else -math.inf
+
+
+def _slope_of_what_is_seen(s, b, h, q_idx, kv_idx):
+    return 1.0 if kv_idx <= q_idx else math.nan
+
+
+@pytest.mark.parametrize("config", ["alone", "tall", "column", "shared"])
+def test_a_function_may_hide_pairs(config):
+    """With any slope, in tiles that the mask does not touch."""
+    runs, usual = BACKWARD[config]
+    cfg, mask, values = problem(usual, "ragged")
+    q, k, v, dout = values
+    score = scores.custom(_later_is_hidden, _slope_of_what_is_seen)
+    seen = masks.from_function(lambda q, kv: kv <= q, *mask.shape)
+    results = reference.attention(q, k, v, seen)
+    got = runs.run(cfg, mask, values, score=score, results=results)
+    ref = reference.attention_backward(dout, q, k, v, seen)
+    low = testing.low_precision_backward(dout, q, k, v, seen)
+    for x, y, z in zip(got[::-1], ref[::-1], low[::-1], strict=False):
+        testing.assert_within_reference(x, y, z, factor=3.0)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])

@@ -87,7 +87,7 @@ def test_backward(name, form):
             check_gradients(cfg, mask, values, **more)
 
 
-@pytest.mark.parametrize("form", ["one-pass", "column", "dq"])
+@pytest.mark.parametrize("form", ["one-pass", "tall", "column", "dq"])
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_beside_garbage(name, form):
     """A hidden NaN leaves no trace in any gradient, whatever a function makes of it."""
