@@ -111,8 +111,7 @@ class Sm90BackwardConfig(Panels):
                 reasons.append(f"{parts} parts of dQ for {self.consumers} warpgroups")
             if self.k_stages < 2:
                 reasons.append(f"the search in K needs two stages, got {self.k_stages}")
-            capped = self.full_tiles and self.score is not None and self.score.capped
-            if self.tile_m > 64 and self.sloped and not capped:
+            if self.tile_m > 64 and self.sloped and not (self.full_tiles and self.score.capped):
                 reasons.append(
                     "beside slopes of scores, but softcap's where no tile is masked, a tile has 64 "
                     f"queries, got {self.tile_m}"

@@ -85,7 +85,7 @@ def make_scored(cfg):
 
 def make_weights_of(cfg, pack):
     """``packed_of(p), w_of(p)``: P, packed, and P ∘ ∂S'/∂S of what `make_probabilities` gives."""
-    if cfg.score is not None and cfg.score.has_slope:
+    if cfg.sloped:
 
         @inlined
         def first(p):

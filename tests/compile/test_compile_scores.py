@@ -3,12 +3,11 @@
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from assembly import assemble
-from score_cases import HEADS, NAMES, scores_for
+from score_cases import NAMES, code_of, scores_for
 
-from nbflash import assembler, launch, score_params, scores
+from nbflash import assembler, launch, scores
 from nbflash.kernels.bwd_simt import bwd_simt_spec
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import backward_config, columns_config
@@ -18,18 +17,12 @@ from nbflash.kernels.fwd_simt import fwd_simt_spec
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.simt_config import backward_configs, forward_config
 from nbflash.kernels.sm90_config import forward_configs
-from nbflash.problem import check_forward
 
 HOPPER = (9, 0)
 LIMITS = {"vectors": True, "smem_limit": 227 * 1024}
 # One's own function computes in float64, being Python, and may ask for registers.
 OWN = tuple(name for name in NAMES if name != "custom")
 SPILLS = {"bias": 32, "relative": 64, "custom": 352}
-
-
-def code_of(score, dtype="float32"):
-    q, k = np.zeros((1, 100, HEADS, 8), dtype), np.zeros((1, 120, HEADS, 8), dtype)
-    return score_params.prepare(score, check_forward(q, k, k, None), HOPPER)[0]
 
 
 def simt_specs(dtype, head_dim, score):

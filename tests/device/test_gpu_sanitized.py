@@ -132,17 +132,21 @@ OPTIONS = {
 }
 
 
+def check_options(inputs, mask, impl, deterministic, **options):
+    """Of ``score``, or ``dropout`` and ``seed``."""
+    q, k, v, dout = map(cupy.asarray, inputs)
+    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, impl=impl, **options)
+    how = {"impl": impl, "deterministic": deterministic, **options}
+    gradients = nbflash.attention_backward(dout, q, k, v, out, lse, mask, **how)
+    assert_within_budget((out, lse, *gradients), inputs, mask, **options)
+
+
 @by_mode
 @by_impl
 @pytest.mark.parametrize("name", OPTIONS)
 def test_scores_and_dropout(impl, name, deterministic):
     mask, inputs = gallery(130, 140)["causal"], testing.make_qkv(1, 130, 140, 2, 1, 128, np.float16)
-    (q, k, v, dout), options = map(cupy.asarray, inputs), OPTIONS[name]
-    how = {"impl": impl, **options}
-    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **how)
-    how["deterministic"] = deterministic
-    gradients = nbflash.attention_backward(dout, q, k, v, out, lse, mask, **how)
-    assert_within_budget((out, lse, *gradients), inputs, mask, **options)
+    check_options(inputs, mask, impl, deterministic, **OPTIONS[name])
 
 
 NARROW = {"softcap": (scores.softcap(2), (130, 128)), "alibi": (scores.alibi(0.1), (130, 140))}
@@ -155,11 +159,7 @@ def test_scores_of_narrow_heads(impl, name):
     score, shape = NARROW[name]
     mask = masks.dense(*shape) if name == "softcap" else gallery(*shape)["causal"]
     inputs = testing.make_qkv(1, *shape, 2, 1, 64, np.float16)
-    q, k, v, dout = map(cupy.asarray, inputs)
-    how = {"impl": impl, "score": score}
-    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **how)
-    gradients = nbflash.attention_backward(dout, q, k, v, out, lse, mask, **how)
-    assert_within_budget((out, lse, *gradients), inputs, mask, score=score)
+    check_options(inputs, mask, impl, deterministic=False, score=score)
 
 
 @pytest.mark.parametrize("storage", [None, np.int8])

@@ -2,14 +2,12 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
+from score_cases import code_of
 
 import masks
-from nbflash import score_params, scores
+from nbflash import scores
 from nbflash.kernels.bwd_sm90_config import SUM_KEYS, two_passes_are_faster
-from nbflash.problem import check_forward
-from nbflash.sm90 import HOPPER
 from nbflash.sm90_backward import in_two_passes
 
 N = 8192
@@ -26,11 +24,6 @@ def takes_two(name, head_dim, code=None, dropout=0.0):
     mask = MASKS[name]
     problem = SimpleNamespace(dtype="bfloat16", head_dim=head_dim, nk=mask.shape[1])
     return in_two_passes(problem, mask, code, dropout)
-
-
-def code_of(score):
-    q = np.zeros((1, 8, 2, 8), np.float16)
-    return score_params.prepare(score, check_forward(q, q, q, None), HOPPER)[0]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -62,8 +55,8 @@ def test_rows_without_keys_cost_the_sum():
     assert not two_passes_are_faster(128, 0, SUM_KEYS, SUM_KEYS)
 
 
-SLOPELESS, CAPPED = code_of(scores.alibi(0.5)), code_of(scores.softcap(5))
-SLOPED = code_of(scores.compose(scores.softcap(5), scores.alibi(0.5)))
+SLOPELESS, CAPPED = code_of(scores.alibi(0.5), "float16"), code_of(scores.softcap(5), "float16")
+SLOPED = code_of(scores.compose(scores.softcap(5), scores.alibi(0.5)), "float16")
 
 
 @pytest.mark.parametrize("code", [SLOPELESS, CAPPED, SLOPED])
