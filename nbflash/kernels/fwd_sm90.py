@@ -59,6 +59,7 @@ from nbflash.kernels.sm90_load import (
     make_load_stream,
     make_write_empty_rows,
 )
+from nbflash.kernels.sm90_ramp import make_fill_ramp
 from nbflash.kernels.spec import INDEX, STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
 from nbflash.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
@@ -93,6 +94,7 @@ def make_fwd_sm90(cfg):
     FULL_TILES = cfg.full_tiles
     write_empty_rows, compute_stream = make_write_empty_rows(cfg), make_compute_stream(cfg)
     drawn_of, *_ = make_drawing(cfg)
+    fill_ramp = make_fill_ramp(cfg)
 
     def fwd_sm90(
         q_map,
@@ -143,6 +145,7 @@ def make_fwd_sm90(cfg):
                 mbarrier_init(base + EMPTY_V + 8 * i, CONSUMERS)
                 mbarrier_init(base + RAW_V + 8 * i, 1)
             fence_mbarrier_init()
+        fill_ramp(smem, place, tid)
         cuda.syncthreads()
         schedule = work, plane_of, row_ptr, col_idx, kind
         sizes = heads, group, n_row, live

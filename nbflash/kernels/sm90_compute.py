@@ -4,6 +4,7 @@ from masks import FULL
 from nbflash.kernels.sm90_config import END, FIRST
 from nbflash.kernels.sm90_dropout import make_drawing
 from nbflash.kernels.sm90_halves import make_halves
+from nbflash.kernels.sm90_ramp import make_straight
 from nbflash.kernels.sm90_row import ALL, PAST, make_finish_row, make_masking, make_stages
 from nbflash.kernels.sm90_score import make_scoring
 from nbflash.kernels.sm90_whole import make_whole
@@ -43,6 +44,7 @@ def make_compute_stream(cfg):
     finish_row = make_finish_row(cfg)
     where_of, scoring_of = make_scoring(cfg)
     _, spot_of, drawing_of = make_drawing(cfg)
+    straight = make_straight(cfg)
     advance, advance_v = make_advance(cfg.k_stages), make_advance(cfg.v_stages)
 
     @inlined
@@ -63,7 +65,7 @@ def make_compute_stream(cfg):
             where = where_of(next_row, next_bh, heads, scale, params, thread)
             spot = spot_of(drawn, next_row, next_bh, heads, thread)
             while kind != END:
-                if kind == FULL:
+                if kind == FULL and straight(row, n0, params, turn):
                     keep, ending = (types.uint32(ALL), types.uint32(ALL)), zero
                     tile = kind, (n0, row, bh)
                     drawing = drawing_of(drawn, spot, dropping, n0, thread)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from nbflash.tile.score import ScoreCode
-from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL
+from nbflash.tile.wgmma_gemm import ALIGNMENT, PANEL, ROW_BYTES
 
 RECORD_WORDS = 4  # kind, first key, row, head
 BAD_WORDS = 4  # a bit for each of 128 keys
@@ -133,11 +133,22 @@ class Sm90Config(Panels):
         return reasons
 
     @property
+    def ramp(self):
+        """Whether ALiBi is a product, for whose operand there is room: see :mod:`.sm90_ramp`."""
+        adds = self.score is not None and self.score.adds
+        return adds and self.panels == 1 and not (self.halves or self.full_tiles)
+
+    @property
+    def ramp_offset(self):
+        """Where its operand is, behind V."""
+        return self.q_stages * self.q_bytes + (self.k_stages + self.v_stages) * self.kv_bytes
+
+    @property
     def offsets(self):
         """Shared memory in bytes: K, V, records, bad keys, barriers (Q is at 0)."""
         k = self.q_stages * self.q_bytes
         v = k + self.k_stages * self.kv_bytes
-        records = v + self.v_stages * self.kv_bytes
+        records = self.ramp_offset + self.ramp * self.tile_n * ROW_BYTES
         bad = records + 4 * RECORD_WORDS * self.k_stages
         return k, v, records, bad, bad + 4 * BAD_WORDS * self.v_stages
 
@@ -185,7 +196,7 @@ def forward_configs(dtype, head_dim, negate=False, score=None, dropout=False):
     configs = [Sm90Config(dtype, head_dim, *row[1:], negate, score, dropout) for row in rows]
     if score and "softcap" in score.forms:  # tanh and the exponentials outlast the products
         return [replace(c, halves=True) for c in configs if c.consumers < 3]
-    if score or dropout:  # which take registers that three warpgroups have not
+    if dropout or (score and not configs[0].ramp):  # registers that three warpgroups have not
         return [replace(c, tile_n=96) if c.consumers == 3 else c for c in configs]
     return configs
 

@@ -41,13 +41,13 @@ def make_scoring(cfg):
     @inlined
     def where_of(row, bh, heads, scale, params, thread):
         b, h = divided(bh, heads)
-        return b, h, hold(h, params, scale)
+        return b, h, hold(h, params, scale), types.int32(row * TILE_M + row_of_thread(thread))
 
     @inlined
     def scoring_of(where, row, n0, scale, params, thread):
-        (b, h, held), thread = where, hide(thread)  # or what follows from it stays in registers
-        q, kv = row * TILE_M + row_of_thread(thread), n0 + 2 * (thread % 4)
-        return held, (b, h, types.int32(q), types.int32(kv)), params, scale
+        b, h, held, q = where
+        kv = n0 + 2 * (hide(thread) & 3)
+        return held, (b, h, q, types.int32(kv)), params, scale
 
     return where_of, scoring_of
 

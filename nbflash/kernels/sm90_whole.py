@@ -7,6 +7,7 @@ warpgroups take turns: one issues its products while the others compute.
 from masks import FULL
 from nbflash.kernels.sm90_config import FIRST, TURNS
 from nbflash.kernels.sm90_dropout import make_dropped
+from nbflash.kernels.sm90_ramp import make_ramp
 from nbflash.kernels.sm90_row import (
     PAST,
     make_finish_row,
@@ -83,8 +84,9 @@ def make_whole(cfg):
     SCORED = cfg.score is not None
     # A row's first tile is masked even where it is full: registers do not suffice for a branch.
     MASK_FIRST = cfg.dropout
-    ADDS = SCORED and cfg.score.adds
+    RAMP, ADDS = cfg.ramp, SCORED and cfg.score.adds
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
+    slant_of, issue_ramp, raised, lowered, bent, bent_again = make_ramp(cfg)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
     _, _, _, outgrown, *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
     begin, attempt, careful, shrunk, lost = make_online_softmax(TILE_N, cfg.dtype)
@@ -115,12 +117,14 @@ def make_whole(cfg):
         return weights, m, l, sums, outgrew, ONE, outgrew
 
     @inlined
-    def catch_up(weights, m, l, sums, alpha, scale, where, keep, scoring, thread):
+    def catch_up(weights, m, l, sums, alpha, scale, where, keep, scoring, slant, thread):
         """P, m, l, Σ P and α where an attempt has failed; S has left its registers to P."""
         if lost(sums):
             keep = hide(keep[0]), hide(keep[1])  # or 64 predicates are kept for here
             s = scores_again(where, keep, scoring[1], thread)
-            if SCORED:
+            if RAMP:
+                s = apply_keep(bent_again(s, slant, thread), keep)
+            elif SCORED:
                 s = apply_keep(scored(s, scoring[0]), keep)
             weights, m, l, sums, _, alpha = careful(s, m, l, scale)
         elif outgrown(sums):
@@ -142,12 +146,17 @@ def make_whole(cfg):
             v_ago, is_there = ago
             thread, lead, turn = who
             after = advance(stage, phase)
-            s = S_START
-            if ADDS:  # under the other warpgroup's products
+            s, slant, row_m = S_START, now, m
+            if RAMP:
+                slant = slant_of(where[0], scoring[0])
+                m = raised(m, slant, scale)
+            elif ADDS:  # under the other warpgroup's products
                 s = scored(s, scoring[0])
             begin_turn(turn)
             # S = Q Kᵀ of this tile, beside what its score adds;  O += P V of the last
             wgmma_fence()
+            if RAMP:
+                s = issue_ramp(s, base, slant, thread)
             s = issue_qk(s, q_now, k_of(base, stage))
             wgmma_commit()
             acc = issue_pv(acc, p, v_ago)
@@ -161,12 +170,15 @@ def make_whole(cfg):
                 if owed:
                     release_q(base, before(q_stage))
             owed = False
-            if not ADDS:
+            if RAMP:
+                if masked:
+                    s = bent(s, slant, thread)
+            elif not ADDS:
                 s = scored(s, scoring[0])
             if masked and (MASK_FIRST or not first or kind != FULL):
                 s = apply_keep(s, keep)
             if first:
-                m_ago, l_ago = m, l
+                m_ago, l_ago = row_m, l
                 weights, m, sums, fresh = begin(s, scale)
                 l, due = PAIR, False
             else:
@@ -188,9 +200,11 @@ def make_whole(cfg):
                 acc = O_START
             elif due:
                 weights, m, l, sums, alpha = catch_up(
-                    weights, m, l, sums, alpha, scale, where, keep, scoring, thread
+                    weights, m, l, sums, alpha, scale, where, keep, scoring, slant, thread
                 )
                 acc = scale_fragment(acc, alpha)
+            if RAMP:
+                m = lowered(m, slant, scale) if first or due else row_m
             l = l[0] + sums[0], l[1] + sums[1]
             if masked and kind != FULL:
                 l = poisoned(l, bad_of(smem, words, v_stage, keep, thread))

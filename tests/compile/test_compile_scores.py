@@ -51,7 +51,6 @@ def test_simt_kernels(name, head_dim):
 HOPPER_SPILLS = {
     ("softcap", "one"): 72,
     ("softcap", "columns"): 4,
-    ("alibi", "forward"): 16,
     ("alibi", "one"): 64,
     ("alibi", "dq"): 8,
 }
@@ -124,6 +123,21 @@ def test_softcap_by_halves(head_dim, row):
     assert all(config.halves and not config.why_not() for config in configs)
     report = assembler.report(launch.compile_ptx(fwd_sm90_spec(configs[row]), HOPPER), "sm_90a")
     assert re.findall(r"C75\d\d|[1-9]\d* bytes (?:stack|spill)", report) == []
+
+
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("head_dim", [40, 64])
+def test_alibi_of_narrow_heads(head_dim, row):
+    """By a product where tiles are whole: the keys and registers of plain attention."""
+    config = forward_configs("float16", head_dim, score=code_of(scores.alibi(0.1), "float16"))[row]
+    assert config.ramp == (not config.halves)
+    assert config == replace(forward_configs("float16", head_dim)[row], score=config.score)
+    assert config.why_not() == []
+    ptx = launch.compile_ptx(fwd_sm90_spec(config), HOPPER)
+    assert (
+        re.findall(r"C75\d\d|[1-9]\d* bytes (?:stack|spill)", assembler.report(ptx, "sm_90a")) == []
+    )
+    assert ".f64" not in ptx
 
 
 def _unknown(s, b, h, q_idx, kv_idx):

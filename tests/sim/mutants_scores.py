@@ -66,7 +66,7 @@ WHOLE, HALVES = "nbflash.kernels.sm90_whole", "nbflash.kernels.sm90_halves"
 HOPPER = (
     *((SCORE, mutant) for mutant in SCALES),
     (PLACE, Mutant("row of the tile", "TILE_M + row_of_thread(thread)", "TILE_M")),
-    (PLACE, Mutant("key of the tile", "n0 + 2 * (thread % 4)", "n0")),
+    (PLACE, Mutant("key of the tile", "n0 + 2 * (hide(thread) & 3)", "n0")),
     (PLACE, Mutant("head and batch", "b, h = divided(bh, heads)", "h, b = divided(bh, heads)")),
     (PLACE, Mutant("first part of the keys", "n * part + column_of(i)", "column_of(i)")),
     (PLACE, Mutant("one row", "8 * row_of(i)", "0 * row_of(i)")),
@@ -82,7 +82,7 @@ HOPPER = (
     ),
     (WHOLE, Mutant("no ALiBi", "s = scored(s, scoring[0])", "pass", 0, 2)),
     (WHOLE, Mutant("scores as they are", "s = scored(s, scoring[0])", "pass", 1, 2)),
-    (WHOLE, Mutant("ALiBi twice", "if not ADDS:", "if True:")),
+    (WHOLE, Mutant("ALiBi twice", "elif not ADDS:", "else:")),
     (WHOLE, Mutant("products instead of a sum", "accumulate=ADDS", "accumulate=False")),
     (HALVES, Mutant("first half as it is", "scored_a(s_a, scoring[0])", "s_a")),
     (HALVES, Mutant("second half as it is", "scored_b(s_b, scoring[0])", "s_b")),

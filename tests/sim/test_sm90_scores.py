@@ -19,20 +19,28 @@ from nbflash.testing import mask_gallery
 
 T = 64
 CONFIGS = {"alone": ALONE, "pair": PAIR, "halves": HALVES, "halves-pair": HALVES_PAIR}
+WIDE = 72  # more than a panel: S begins as ALiBi
 # N below a tile, whole tiles, ragged; more queries than keys and fewer.
 LENGTHS = ((5, 9), (T - 1, T), (T + 9, 2 * T), (2 * T, 2 * T - 3))
 MASKS = ("dense", "causal", "checkerboard", "window", "dead-scattered", "per-batch-per-head")
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("name", NAMES)
-def test_forward(name, config):
+@pytest.mark.parametrize(
+    ("name", "config", "head_dim"),
+    [
+        *((name, config, 16) for name in NAMES for config in CONFIGS),
+        ("alibi", "alone", WIDE),
+        ("alibi", "pair", WIDE),
+    ],
+)
+def test_forward(name, config, head_dim):
     """Lengths, masks with FULL, INTERVAL and BITS tiles, dtypes and scales are dealt out."""
     start = NAMES.index(name) + list(CONFIGS).index(config)
     for i in (start, start + 2):
         lengths = LENGTHS[i % len(LENGTHS)]
         batch = 1 + i // 2 % 2
-        q, k, v, _ = inputs(*lengths, batch=batch, heads=(2, 1), dtype=tuple(DTYPES)[i % 2])
+        sizes = {"batch": batch, "heads": (2, 1), "head_dim": head_dim}
+        q, k, v, _ = inputs(*lengths, **sizes, dtype=tuple(DTYPES)[i % 2])
         mask = mask_gallery(*lengths, batch=batch, heads=2)[MASKS[i % len(MASKS)]]
         score, scale = scores_for(*lengths, 2)[name], -0.4 if i % 3 == 0 else None
         with sim.options(seed=i, race=i % 5 == 0):
@@ -123,10 +131,13 @@ CHAIN = (SCORE, PLACE, WHOLE, HALVES_MODULE, COMPUTE, FWD)
 def check_all(spec_of):
     """Every score, in whole tiles and in halves, until one is wrong."""
     nq, nk = T + 9, 2 * T - 3
-    q, k, v, _ = inputs(nq, nk, batch=2, heads=(2, 1))
+    causal, dense = masks.causal(nq, nk), masks.dense(nq, nk)
     for name in NAMES:
-        for config, mask in ((ALONE, masks.causal(nq, nk)), (HALVES, masks.dense(nq, nk))):
-            score = scores_for(nq, nk, 2)[name]
+        score = scores_for(nq, nk, 2)[name]
+        cases = [(ALONE, causal, 16), (HALVES, dense, 16)]
+        cases += [(ALONE, causal, WIDE)] * (name == "alibi")
+        for config, mask, head_dim in cases:
+            q, k, v, _ = inputs(nq, nk, batch=2, heads=(2, 1), head_dim=head_dim)
             check(config, mask, q, k, v, scale=0.4, score=score, spec_of=spec_of)
 
 

@@ -1,0 +1,215 @@
+"""ALiBi by a product in the Hopper forward, in the simulator, with faults planted in it."""
+
+from dataclasses import dataclass, field, replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from mutants import Mutant, mutated_modules
+from score_cases import code_of
+from sm90_runs import ALONE, HALVES, PAIR, check, inputs, precise, raise_scores
+
+import masks
+from nbflash import scores, sim
+from nbflash.kernels import sm90_ramp
+from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+from nbflash.kernels.sm90_config import Sm90Config, forward_configs
+
+T = 64
+RAMP, WHOLE = "nbflash.kernels.sm90_ramp", "nbflash.kernels.sm90_whole"
+COMPUTE, FWD = "nbflash.kernels.sm90_compute", "nbflash.kernels.fwd_sm90"
+CHAIN = (RAMP, WHOLE, COMPUTE, FWD)
+
+
+def blocks_behind(nq, nk):
+    """Of keys before a query's own tile: what is nearest is in a tile beside the diagonal's."""
+    return masks.from_function(lambda q, kv: (kv < q // T * T) | (kv > nk - 3), nq, nk)
+
+
+def dense_but(nq, nk):
+    """Some tiles are masked, on both sides."""
+    return masks.from_function(lambda q, kv: (q + kv) % 37 != 0, nq, nk)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem; ``levels`` raise the scores (`raise_scores`)."""
+
+    name: str
+    config: Sm90Config
+    mask: callable
+    nq: int
+    nk: int
+    slopes: tuple = (0.3, 0.02)
+    dtype: str = "float16"
+    levels: tuple = ()
+    scale: float = 0.4
+    race: bool = False
+    more: dict = field(default_factory=dict)
+
+    def __str__(self):
+        return self.name
+
+    def check(self, spec_of=fwd_sm90_spec):
+        q, k, v, _ = inputs(self.nq, self.nk, heads=(2, 1), dtype=self.dtype)
+        how = {"scale": self.scale, "score": scores.alibi(np.array(self.slopes)), **self.more}
+        if self.levels:
+            raise_scores(q, k, self.levels, self.scale)
+            how["yardstick"] = precise
+        with sim.options(race=self.race):
+            check(self.config, self.mask(self.nq, self.nk), q, k, v, spec_of=spec_of, **how)
+
+
+CASES = (
+    Case("behind and ahead", ALONE, masks.dense, T + 9, 4 * T),
+    Case("more queries", PAIR, masks.dense, 3 * T, 2 * T, dtype="bfloat16", scale=-0.4, race=True),
+    Case("causal", PAIR, masks.causal, 4 * T, 4 * T, more={"blocks": 2}),
+    Case("masked", PAIR, dense_but, 2 * T + 9, 3 * T),
+    Case("steep", ALONE, blocks_behind, 3 * T, 3 * T, slopes=(40.0, 3.3)),
+    Case("wide tiles", replace(ALONE, tile_n=112), masks.dense, 70, 300),
+    Case("few", ALONE, masks.dense, 5, 9, race=True),
+    Case("lost", PAIR, masks.dense, 2 * T, 3 * T, levels=((T, 600), (2 * T, 1200))),
+    Case("lost beside it", ALONE, dense_but, 2 * T, 4 * T, levels=((2 * T, 600),)),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case):
+    case.check()
+
+
+def test_what_has_a_ramp():
+    """Whole tiles of heads of one panel, where the score is ALiBi alone."""
+    alibi = code_of(scores.alibi(0.1))
+    both = code_of(scores.compose(scores.softcap(2), scores.alibi(0.1)))
+    for config, ramp in (
+        (replace(ALONE, score=alibi), True),
+        (replace(HALVES, score=alibi), False),
+        (replace(ALONE, score=alibi, full_tiles=True), False),
+        (replace(ALONE, score=alibi, head_dim=72), False),
+        (replace(ALONE, score=both), False),
+        (ALONE, False),
+    ):
+        assert config.ramp is ramp
+    for head_dim, tile_n in ((8, 112), (64, 112), (128, 128)):
+        config = forward_configs("bfloat16", head_dim, score=alibi)[0]
+        assert (config.tile_n, config.ramp, config.why_not()) == (tile_n, head_dim <= 64, [])
+
+
+PARTS = (
+    Mutant("one part", "_LOWER | second", "_LOWER | second & 0"),
+    Mutant("two parts", "equal(column, 1)", "equal(column, 2)"),
+    Mutant("parts rounded", "_UPPER, _LOWER = -(1 << 16)", "_UPPER, _LOWER = -(1 << 17)"),
+)
+
+
+def check_parts(module):
+    """Three bfloat16 are all of a float32, of either sign; the other columns are 0."""
+    for x in np.random.default_rng(0).normal(size=99).astype(np.float32) * np.float32(37):
+        words = np.array([module._words(x, np.int32(c)) for c in range(4)], np.uint32)
+        parts = words.view(ml_dtypes.bfloat16).astype(np.float64)
+        assert parts[:3].sum() == x
+        assert not parts[3:].any()
+
+
+def test_parts_of_x():
+    check_parts(sm90_ramp)
+
+
+@pytest.mark.parametrize("mutant", PARTS, ids=str)
+def test_faulty_parts_of_x_are_caught(mutant):
+    faulty = mutated_modules(RAMP, mutant, CHAIN[1:])[RAMP]
+    with pytest.raises(AssertionError):
+        check_parts(faulty)
+
+
+FAULTS = (
+    (RAMP, Mutant("numbers from 1", "types.float32(thread))", "types.float32(thread + 1))")),
+    (RAMP, Mutant("R as it is counted", "(thread & 7) * 4", "(thread & 0) * 4")),
+    (
+        RAMP,
+        Mutant(
+            "no zeros",
+            "(mirror ^ 4), (zero, zero, zero, zero)",
+            "mirror, (half << 16 | half, half, zero, zero)",
+        ),
+    ),
+    (RAMP, Mutant("R before it is there", "fence_proxy_async()\n\n", "pass\n\n")),
+    (RAMP, Mutant("tiles that reach the diagonal", "start >= TILE_N - 1", "start >= 0")),
+    (RAMP, Mutant("tiles that begin behind it", "start + 63 <= 0", "start <= 0")),
+    (RAMP, Mutant("the first warpgroup's rows", "+ 64 * turn", "+ 0 * turn")),
+    (RAMP, Mutant("ends swapped", "64 * turn + nk - nq", "64 * turn + nq - nk")),
+    (RAMP, Mutant("ends of the slant swapped", "(q + nk - nq - n0)", "(q + nq - nk - n0)")),
+    (
+        RAMP,
+        Mutant(
+            "ahead as behind",
+            "if start > 0 else held[0] * types.float32(-1)",
+            "if start > 0 else held[0]",
+        ),
+    ),
+    (RAMP, Mutant("one row", "start + 8.0", "start + 0.0")),
+    (RAMP, Mutant("lowered as raised", "(unit * types.float32(-1))", "unit")),
+    (RAMP, Mutant("flat beyond the diagonal", "-2.0, y", "-1.0, y")),
+    (RAMP, Mutant("bent everywhere", "maximum(beyond, zero)", "beyond")),
+    (RAMP, Mutant("bent by one row", "column_of(i) - 8 * row_of(i)", "column_of(i)")),
+    (RAMP, Mutant("bent from the tile's begin", "x * (first - start)", "x * first")),
+    (RAMP, Mutant("first column of all", "2 * (hide(thread) & 3)", "0 * (hide(thread) & 3)")),
+    (
+        RAMP,
+        Mutant(
+            "no ramp again", "bent(_climb(s, slant[0], first_of(thread)), slant", "bent(s, slant"
+        ),
+    ),
+    (
+        RAMP,
+        Mutant(
+            "straight again",
+            "return bent(_climb(s, slant[0], first_of(thread)), slant, thread)",
+            "return _climb(s, slant[0], first_of(thread))",
+        ),
+    ),
+    (WHOLE, Mutant("m of the row", "m = raised(m, slant, scale)", "pass")),
+    (WHOLE, Mutant("m of the tile for the row before", "m_ago, l_ago = row_m", "m_ago, l_ago = m")),
+    (
+        WHOLE,
+        Mutant("m of the tile after it", "if first or due else row_m", "if first or due else m"),
+    ),
+    (
+        WHOLE,
+        Mutant(
+            "m that rose",
+            "lowered(m, slant, scale) if first or due else row_m",
+            "lowered(m, slant, scale) if first else row_m",
+        ),
+    ),
+    (WHOLE, Mutant("m of a row's first tile", "if first or due else", "if due else")),
+    (
+        WHOLE,
+        Mutant(
+            "never bent",
+            "if masked:\n                    s = bent(s, slant, thread)",
+            "if False:\n                    pass",
+        ),
+    ),
+    (
+        COMPUTE,
+        Mutant("all straight", "kind == FULL and straight(row, n0, params, turn)", "kind == FULL"),
+    ),
+    (FWD, Mutant("no R", "        fill_ramp(smem, place, tid)\n", "")),
+)
+
+
+def check_all(spec_of):
+    """One case after the other, until one is wrong."""
+    for case in CASES:
+        case.check(spec_of)
+
+
+@pytest.mark.parametrize(
+    ("target", "mutant"), FAULTS, ids=[f"{t.rpartition('.')[2]}-{m}" for t, m in FAULTS]
+)
+def test_mutant_is_caught(target, mutant):
+    faulty = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])
+    with pytest.raises((sim.SimError, AssertionError)):
+        check_all(faulty[FWD].fwd_sm90_spec)
