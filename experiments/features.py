@@ -142,14 +142,8 @@ class Featured(Nbflash):
         config = ""
         if which == FORWARD and plan.schedule is not None:
             config = f"{plan.schedule.tile_m}×{plan.schedule.tile_n}"
-        if which != FORWARD and plan.impl == "sm90":
-            from nbflash.score_params import prepare
-            from nbflash.sm90 import HOPPER
-            from nbflash.sm90_backward import in_two_passes
-
-            score, _ = prepare(plan.score, plan.problem, HOPPER)
-            two = in_two_passes(plan.problem, plan.mask, score, plan.dropout)
-            config = "two passes" if two else "one pass"
+        if which != FORWARD and plan.two_passes is not None:
+            config = "two passes" if plan.two_passes else "one pass"
         return {"impl": plan.impl, "config": config}
 
     def forward(self, case):

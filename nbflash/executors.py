@@ -1,6 +1,7 @@
 """One protocol over the implementations: what a plan prepares and then runs.
 
-An executor has ``schedule`` (a `TileSchedule`, or None) and two methods on checked arrays,
+An executor has ``schedule`` (a `TileSchedule`, or None), ``two_passes`` as `AttentionPlan` has it,
+and two methods on checked arrays,
 
     forward(q, k, v, out, lse)
     backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic)
@@ -59,7 +60,7 @@ def prepare_score_backward(impl: str, problem, mask, score, dropout=0.0):
 class EmptyExecutor:
     """No query-key pair exists: ``out = 0``, ``lse = -inf`` and zero gradients, on any device."""
 
-    schedule = None
+    schedule = two_passes = None
 
     def forward(self, q, k, v, out, lse, seed=(0, 0)):
         out.fill(0)
@@ -76,6 +77,8 @@ class EmptyExecutor:
 
 class CpuExecutor:
     """`nbflash.cpu` over one schedule; always deterministic."""
+
+    two_passes = None
 
     def __init__(self, problem, mask, score=None, dropout=0.0):
         from nbflash import cpu
@@ -110,7 +113,7 @@ class CpuExecutor:
 class ReferenceExecutor:
     """`nbflash.reference` in float64, rounded once; the dense score matrix is materialised."""
 
-    schedule = None
+    schedule = two_passes = None
 
     def __init__(self, problem, mask, score=None, dropout=0.0):
         from nbflash import reference

@@ -67,6 +67,13 @@ class AttentionPlan:
         """The `TileSchedule` of the forward pass; None where no tiles are walked."""
         return self._executor.schedule
 
+    @property
+    def two_passes(self):
+        """Whether `backward` computes dQ in a pass of its own though nobody asks for
+        ``deterministic``; None where the implementation does not choose: but for `sm90`.
+        """
+        return self._executor.two_passes
+
     def __call__(self, q, k, v, out=None, *, seed=None):
         """``(out, lse)`` of `attention`."""
         q, k, v, target = forward_inputs(q, k, v, out)

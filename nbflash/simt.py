@@ -43,6 +43,8 @@ class SimtExecutor:
     dropout : float
     """
 
+    two_passes = None
+
     def __init__(self, problem, mask, *, config=None, backward=None, score=None, dropout=0.0):
         self._problem, self._mask = problem, mask
         self._device = device_of(problem.device_id)

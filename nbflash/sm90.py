@@ -106,15 +106,15 @@ class Sm90Executor:
         bound(words, maps)
 
     @cached_property
-    def _by_default(self):
-        """Whether the backward takes two passes if nobody asks for them."""
+    def two_passes(self):
+        """Of `AttentionPlan`."""
         if self._backward_config and not self._dropout:
             return not self._backward_config.with_dq
         return sm90_backward.in_two_passes(self._problem, self._mask, self._score, self._dropout)
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
         """Write ``dq``, ``dk`` and ``dv``."""
-        two_passes = deterministic or self._by_default
+        two_passes = deterministic or self.two_passes
         made = self._backwards.get(two_passes)
         if made is None:
             config = self._backward_config

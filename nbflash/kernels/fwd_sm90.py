@@ -32,11 +32,11 @@ one run under the softmax of the other (:mod:`.sm90_halves`):
 
 A row's last product runs under the next row's first softmax: a short row costs no pipeline of its
 own. Score functions take S before the mask does (:mod:`.sm90_score`), but for ALiBi, which S begins
-as; dropout takes P when it is packed and its sums are known (:mod:`.sm90_dropout`). m is a
-reference that stands a little above the largest score, and α is seldom anything but 1
-(:mod:`.sm90_softmax`). The compiler moves the wait for products up over arithmetic, but not over
-the vote on whether m still serves, behind the exponentials. O leaves through the shared memory of
-its row's Q.
+as, by a product where there is room for its operand (:mod:`.sm90_ramp`); dropout takes P when it is
+packed and its sums are known (:mod:`.sm90_dropout`). m is a reference that stands a little above
+the largest score, and α is seldom anything but 1 (:mod:`.sm90_softmax`). The compiler moves the
+wait for products up over arithmetic, but not over the vote on whether m still serves, behind the
+exponentials. O leaves through the shared memory of its row's Q.
 
     barrier        arrives                               waits
     full_q[i]      loader, bytes of Q                    consumers, before S of a row's first tile

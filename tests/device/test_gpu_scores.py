@@ -18,6 +18,7 @@ BLOCK = 64
 MASKS = ("dense", "causal", "window", "checkerboard", "dead-scattered", "per-batch-per-head")
 LENGTHS = ((5, 9), (63, 129), (200, 130), (257, 300))
 DTYPES = {"simt": ("float32", "float64", "bfloat16"), "sm90": ("float16", "bfloat16")}
+NARROW, SLOPES = (420, 560), scores.alibi(np.arange(HEADS) / HEADS)
 by_name = pytest.mark.parametrize("name", NAMES)
 
 
@@ -37,6 +38,9 @@ def kernels(impl="simt", name=None, head_dim=64, **more):
         for _, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
             problem = problem_of(dtype, head_dim, scale=scale, sizes=(2, *lengths, HEADS))
             yield of, problem, scores_for(*lengths)[name], 0.0, mask
+    elif "mask" in more:
+        problem = problem_of(more["dtype"], head_dim, sizes=(2, *NARROW, HEADS))
+        yield sm90_specs, problem, SLOPES, 0.0, gallery(*NARROW, heads=HEADS)[more["mask"]]
     elif "dtype" in more:
         problem = problem_of(more["dtype"], head_dim, sizes=(2, 257, 256, HEADS))
         yield sm90_specs, problem, scores.softcap(1.5), 0.0, masks.dense(257, 256)
@@ -94,6 +98,19 @@ def test_softcap_of_narrow_heads_in_one_pass(head_dim, dtype):
     code, _ = score_params.prepare(score, plan.problem, HOPPER)
     assert not only_two_passes(plan.problem, plan.mask, code)
     check(inputs, plan.mask, score, "sm90")
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [40, 64])
+@pytest.mark.parametrize("mask", ["dense", "causal", "checkerboard", "per-batch-per-head"])
+def test_alibi_of_narrow_heads_by_a_product(mask, head_dim, dtype):
+    """In tiles before the diagonal, behind it and across."""
+    inputs = make_qkv(2, *NARROW, HEADS, 2, head_dim, dtype)
+    mask = gallery(*NARROW, heads=HEADS)[mask]
+    schedule = nbflash.plan(*inputs[:3], mask, score=SLOPES, impl="sm90").schedule
+    assert (schedule.tile_m, schedule.tile_n) == (192, 112)
+    check(inputs, mask, SLOPES, "sm90")
 
 
 @by_impl

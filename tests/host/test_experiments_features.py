@@ -131,14 +131,13 @@ def test_the_tiles_are_named_and_aims_are_hoppers(tmp_path):
     assert (alone["time_over_plain"], alone["aim"]) == (None, 1.5)
 
 
-def test_a_backward_pass_on_hopper_tells_its_passes(monkeypatch):
-    """Dropout takes two; otherwise short rows do."""
-    q = np.zeros((1, 8192, 1, 128), BF16)
-    case = Case("dense", "dense", masks.dense(8192), 1.0, 128, q.shape)
-    for name, config in {PLAIN: "one pass", "dropout": "two passes"}.items():
-        ours = Featured(q, q, q, xp=np, name=name, impl="reference")
-        monkeypatch.setattr(ours._plan(case), "impl", "sm90")
-        assert ours.details(case, "backward") == {"impl": "sm90", "config": config}
+def test_a_backward_pass_tells_how_many_it_takes(monkeypatch):
+    q = np.zeros((1, 128, 1, 8), BF16)
+    case = Case("dense", "dense", masks.dense(128), 1.0, 128, q.shape)
+    ours = Featured(q, q, q, xp=np, name=PLAIN, impl="reference")
+    for two, config in {None: "", False: "one pass", True: "two passes"}.items():
+        monkeypatch.setattr(ours._plan(case)._executor, "two_passes", two)
+        assert ours.details(case, "backward") == {"impl": "reference", "config": config}
 
 
 def test_a_wrong_result_is_refused(tmp_path, capsys, monkeypatch):
