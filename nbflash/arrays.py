@@ -155,8 +155,23 @@ def overlaps(a, b) -> bool:
 
 def span(x) -> tuple[int, int]:
     """Addresses of the first byte of an array and of one past its last; equal when it is empty."""
-    low = pointer(x)
-    high = low + x.dtype.itemsize
+    at, (low, high) = pointer(x), reach(x)
+    return at + low, at + high
+
+
+def meet(reaches, arrays) -> bool:
+    """Whether addresses of the first array are among another's; of each array its `reach`."""
+    spans = []
+    for x, (low, high) in zip(arrays, reaches, strict=True):
+        at = pointer(x)
+        spans.append((at + low, at + high))
+    (low, high), *others = spans
+    return any(low < end and begin < high for begin, end in others)
+
+
+def reach(x) -> tuple[int, int]:
+    """As `span`, from the first element on, which follows from the layout alone."""
+    low, high = 0, x.dtype.itemsize
     for n, stride in zip(x.shape, x.strides, strict=True):
         if n == 0:
             return low, low

@@ -165,9 +165,14 @@ class TileSchedule:
         }
 
     @cached_property
+    def masked(self) -> int:
+        """How many tiles are masked."""
+        return int(np.count_nonzero(self.kind != FULL))
+
+    @property
     def full_tiles(self) -> bool:
         """Whether no tile is masked."""
-        return bool((self.kind == FULL).all())
+        return self.masked == 0
 
     @property
     def density(self) -> float:

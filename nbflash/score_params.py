@@ -10,6 +10,10 @@ from nbflash import scores
 from nbflash.ptx._asm import COMPILE_ERRORS, SIM, compiling_for, cuda, types
 from nbflash.tile.score import ScoreCode
 
+# The LSE of ALiBi's own form is within 2^-16 of the slope (`nbflash.kernels.sm90_ramp`), and so is
+# P of the backward, from it: for steeper ones worse than float16.
+STEEPEST = 32.0
+
 
 def prepare(score, problem, compute_capability):
     """The ScoreCode of a score, and its parameters: (nq, nk) and a tuple for every function.
@@ -60,7 +64,8 @@ def _form_of(fn, last, scale):
         return "softcap"
     if fn in (scores._alibi, scores._alibi_of_all) and scale > 0:
         (slopes,) = last
-        return "alibi" if slopes.dtype.kind == "f" and np.all(slopes >= 0) else None
+        fits = slopes.dtype.kind == "f" and np.all((slopes >= 0) & (slopes <= STEEPEST))
+        return "alibi" if fits else None
     return None
 
 

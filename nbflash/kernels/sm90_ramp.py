@@ -1,7 +1,7 @@
 """ALiBi in the Hopper forward, for heads of one panel: a product of the tensor cores.
 
 With q' = q + nk − nq, the key that query q stands at, and x = slope / scale, or −slope / scale
-where q' is not behind the tile's first key n0, ALiBi adds on one side of the diagonal
+where q' is at most the tile's first key n0, ALiBi adds on one side of the diagonal
 
     −|x| |q' − kv| = x j − x (q' − n0)                                   kv = n0 + j
     S = Q Kᵀ + A Rᵀ         A[i] = (x₁, x₂, x₃, 0, …)     R[j] = (j, j, j, 0, …)
@@ -12,7 +12,9 @@ score has an instruction of its own; but in the few tiles that the diagonal cros
 
     S − 2 max(x (kv − q'), 0)
 
-falls on both sides. R is in shared memory, in rows of a panel's width; A is a register operand:
+falls on both sides. A row keeps its own m: moved there and back in every tile it would drift. The
+LSE is within 2⁻¹⁶ · slope, for which slopes are bounded (`nbflash.score_params.STEEPEST`). R is in
+shared memory, in rows of a panel's width; A is a register operand:
 
     lane 4 r + c of a warp     c = 0: x₁, x₂     c = 1: x₃, 0     else zeros     of rows r and r + 8
 """
@@ -49,13 +51,20 @@ def _words(x, column):
 
 @unrolled
 def _issue(s, word, ramp):
+    """S = A Rᵀ."""
     zero = word & 0
     return wgmma("bfloat16", s, (word, word, zero, zero), (ramp, UPPER), accumulate=False)
 
 
 @unrolled
-def _moved(m, step, start):
+def _in_tile(m, step, start):
+    """m beside what the tile's scores leave out; both rows of a thread."""
     return fma(step, start, m[0]), fma(step, start + 8.0, m[1])
+
+
+@unrolled
+def _risen(m, before, now):
+    return tuple(x + (b - a) for x, a, b in zip(m, before, now, strict=True))
 
 
 @unrolled
@@ -108,35 +117,45 @@ def make_straight(cfg):
 
 
 def make_ramp(cfg):
-    """The steps of a tile, of whose ``slant`` of a thread's upper row, x and q' − n0, they take
+    """The steps of a tile: S = A Rᵀ to begin with, the m of its scores, what the diagonal bends.
 
-    slant_of(n0, scoring)
-    issue_ramp(s, base, slant, thread)            S = A Rᵀ
-    raised(m, slant, unit), lowered(m, …)         m of the tile, and of the row again
-    bent(s, slant, thread)                        S where the diagonal may cross
-    bent_again(s, slant, thread)                  the same, of S = Q Kᵀ
+    slant_of(n0, scoring, thread)        x and q' − n0 of a thread's upper row, its word of A
+    issue_ramp(s, base, slant)           S = A Rᵀ
+    in_tile(m, slant, unit)              a row's m for the tile's scores
+    of_row(m, in_tile, slant, unit)      a row's m after a tile in which that one rose; …
+    of_first(in_tile, slant, unit)       … and after the row's first tile
+    bent(s, slant, thread)               S where the diagonal may cross
+    bent_again(s, slant, thread)         the same, of S = Q Kᵀ
     """
-    RAMP, ZERO = cfg.ramp_offset, types.float32(0)
+    RAMP, ZERO, MINUS = cfg.ramp_offset, types.float32(0), types.float32(-1)
 
     @inlined
-    def slant_of(n0, scoring):
+    def slant_of(n0, scoring, thread):
         held, (_, _, q, _), params, _ = scoring
         nq, nk = params[0]
         start = types.float32(types.int32(q + nk - nq - n0))
-        return held[0] if start > 0 else held[0] * types.float32(-1), start
+        x = held[0] if start > 0 else held[0] * MINUS
+        return x, start, _words(x, types.int32(hide(thread) & 3))
 
     @inlined
-    def issue_ramp(s, base, slant, thread):
-        words = _words(slant[0], types.int32(thread & 3))
-        return _issue(s, words, types.uint32(lower(base + RAMP, 16)))
+    def no_slant(n0, scoring, thread):
+        return types.int32(0)
 
     @inlined
-    def raised(m, slant, unit):
-        return _moved(m, slant[0] * unit, slant[1])
+    def issue_ramp(s, base, slant):
+        return _issue(s, slant[2], types.uint32(lower(base + RAMP, 16)))
 
     @inlined
-    def lowered(m, slant, unit):
-        return _moved(m, slant[0] * (unit * types.float32(-1)), slant[1])
+    def in_tile(m, slant, unit):
+        return _in_tile(m, slant[0] * unit, slant[1])
+
+    @inlined
+    def of_row(m, now, slant, unit):
+        return _risen(m, in_tile(m, slant, unit), now)
+
+    @inlined
+    def of_first(now, slant, unit):
+        return _in_tile(now, slant[0] * unit * MINUS, slant[1])
 
     @inlined
     def first_of(thread):
@@ -150,4 +169,5 @@ def make_ramp(cfg):
     def bent_again(s, slant, thread):
         return bent(_climb(s, slant[0], first_of(thread)), slant, thread)
 
-    return slant_of, issue_ramp, raised, lowered, bent, bent_again
+    slant_of = slant_of if cfg.ramp else no_slant
+    return slant_of, issue_ramp, in_tile, of_row, of_first, bent, bent_again

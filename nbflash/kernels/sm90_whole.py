@@ -86,7 +86,7 @@ def make_whole(cfg):
     MASK_FIRST = cfg.dropout
     RAMP, ADDS = cfg.ramp, SCORED and cfg.score.adds
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
-    slant_of, issue_ramp, raised, lowered, bent, bent_again = make_ramp(cfg)
+    slant_of, issue_ramp, in_tile, of_row, of_first, bent, bent_again = make_ramp(cfg)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
     _, _, _, outgrown, *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
     begin, attempt, careful, shrunk, lost = make_online_softmax(TILE_N, cfg.dtype)
@@ -146,17 +146,16 @@ def make_whole(cfg):
             v_ago, is_there = ago
             thread, lead, turn = who
             after = advance(stage, phase)
-            s, slant, row_m = S_START, now, m
+            s, row_m, slant = S_START, m, slant_of(where[0], scoring[0], thread)
             if RAMP:
-                slant = slant_of(where[0], scoring[0])
-                m = raised(m, slant, scale)
+                m = in_tile(m, slant, scale)
             elif ADDS:  # under the other warpgroup's products
                 s = scored(s, scoring[0])
             begin_turn(turn)
             # S = Q Kᵀ of this tile, beside what its score adds;  O += P V of the last
             wgmma_fence()
             if RAMP:
-                s = issue_ramp(s, base, slant, thread)
+                s = issue_ramp(s, base, slant)
             s = issue_qk(s, q_now, k_of(base, stage))
             wgmma_commit()
             acc = issue_pv(acc, p, v_ago)
@@ -204,7 +203,10 @@ def make_whole(cfg):
                 )
                 acc = scale_fragment(acc, alpha)
             if RAMP:
-                m = lowered(m, slant, scale) if first or due else row_m
+                if first:
+                    m = of_first(m, slant, scale)
+                else:
+                    m = of_row(row_m, m, slant, scale) if due else row_m
             l = l[0] + sums[0], l[1] + sums[1]
             if masked and kind != FULL:
                 l = poisoned(l, bad_of(smem, words, v_stage, keep, thread))

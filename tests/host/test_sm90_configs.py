@@ -51,6 +51,26 @@ def test_halves_without_masked_tiles_have_a_kernel_of_their_own(head_dim, mask, 
 
 
 @pytest.mark.parametrize(
+    ("mask", "tile"),
+    [
+        (masks.dense(8192), (192, 112)),
+        (masks.causal(8192), (192, 112)),
+        (masks.butterfly(8192, block=128), (128, 128)),
+        (masks.window(8192, left=1024, right=0), (128, 128)),
+        (masks.window(8192, left=512, right=512), (128, 128)),
+        (masks.window(8192, left=256, right=256), (128, 128)),
+        (masks.window(8192, left=128, right=128), (64, 64)),
+        (masks.random(8192, 64, 0.125), (64, 64)),
+    ],
+)
+def test_the_tiles_that_were_fastest_are_chosen(mask, tile):
+    """Of narrow heads, as measured: see the notes."""
+    configs = forward_configs("bfloat16", 64)
+    config, _ = choose(configs, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))
+    assert (config.tile_m, config.tile_n) == tile
+
+
+@pytest.mark.parametrize(
     ("config", "changed", "reason"),
     [
         (WIDE, {"k_stages": 1}, "k_stages is at least 2, got 1"),

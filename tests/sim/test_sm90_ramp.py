@@ -10,10 +10,11 @@ from score_cases import code_of
 from sm90_runs import ALONE, HALVES, PAIR, check, inputs, precise, raise_scores
 
 import masks
-from nbflash import scores, sim
+from nbflash import reference, scores, sim
 from nbflash.kernels import sm90_ramp
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import Sm90Config, forward_configs
+from nbflash.score_params import STEEPEST
 
 T = 64
 RAMP, WHOLE = "nbflash.kernels.sm90_ramp", "nbflash.kernels.sm90_whole"
@@ -29,6 +30,11 @@ def blocks_behind(nq, nk):
 def dense_but(nq, nk):
     """Some tiles are masked, on both sides."""
     return masks.from_function(lambda q, kv: (q + kv) % 37 != 0, nq, nk)
+
+
+def some_dead(nq, nk):
+    """One row in 16 sees nothing: m of all others is looked at in every tile."""
+    return masks.from_function(lambda q, kv: (q % 16 != 3) & (kv >= 0), nq, nk)
 
 
 @dataclass(frozen=True)
@@ -51,22 +57,33 @@ class Case:
         return self.name
 
     def check(self, spec_of=fwd_sm90_spec):
-        q, k, v, _ = inputs(self.nq, self.nk, heads=(2, 1), dtype=self.dtype)
-        how = {"scale": self.scale, "score": scores.alibi(np.array(self.slopes)), **self.more}
+        nq, nk, slopes = self.nq, self.nk, np.array(self.slopes)
+        mask = self.mask(nq, nk)
+        q, k, v, _ = inputs(nq, nk, heads=(2, 1), dtype=self.dtype)
+        how = {"scale": self.scale, "score": scores.alibi(slopes), **self.more}
         if self.levels:
             raise_scores(q, k, self.levels, self.scale)
             how["yardstick"] = precise
         with sim.options(race=self.race):
-            check(self.config, self.mask(self.nq, self.nk), q, k, v, spec_of=spec_of, **how)
+            _, lse = check(self.config, mask, q, k, v, spec_of=spec_of, **how)
+        if not self.levels:
+            _, exact = reference.attention(q, k, v, mask, self.scale, how["score"])
+            live = np.isfinite(exact)
+            off, most = np.zeros((2, *exact.shape))
+            np.subtract(lse, exact, out=off, where=live)
+            np.add(2.0**-16 * (1 + slopes[:, None]), 2.0**-22 * abs(exact), out=most, where=live)
+            assert (abs(off) <= most).all()
 
 
 CASES = (
     Case("behind and ahead", ALONE, masks.dense, T + 9, 4 * T),
-    Case("more queries", PAIR, masks.dense, 3 * T, 2 * T, dtype="bfloat16", scale=-0.4, race=True),
+    Case("more queries", PAIR, masks.dense, 3 * T, 2 * T, dtype="bfloat16", race=True),
     Case("causal", PAIR, masks.causal, 4 * T, 4 * T, more={"blocks": 2}),
     Case("masked", PAIR, dense_but, 2 * T + 9, 3 * T),
-    Case("steep", ALONE, blocks_behind, 3 * T, 3 * T, slopes=(40.0, 3.3)),
+    Case("steep", ALONE, blocks_behind, 3 * T, 3 * T, slopes=(30.0, 3.3)),
     Case("wide tiles", replace(ALONE, tile_n=112), masks.dense, 70, 300),
+    Case("steep beside it", ALONE, masks.dense, T, 2 * T, slopes=(30.0, 3.3)),
+    Case("dead rows", ALONE, some_dead, T, 8 * T, slopes=(30.0, 0.5)),
     Case("few", ALONE, masks.dense, 5, 9, race=True),
     Case("lost", PAIR, masks.dense, 2 * T, 3 * T, levels=((T, 600), (2 * T, 1200))),
     Case("lost beside it", ALONE, dense_but, 2 * T, 4 * T, levels=((2 * T, 600),)),
@@ -82,8 +99,10 @@ def test_what_has_a_ramp():
     """Whole tiles of heads of one panel, where the score is ALiBi alone."""
     alibi = code_of(scores.alibi(0.1))
     both = code_of(scores.compose(scores.softcap(2), scores.alibi(0.1)))
+    steep = code_of(scores.alibi(STEEPEST * 1.01))
     for config, ramp in (
         (replace(ALONE, score=alibi), True),
+        (replace(ALONE, score=steep), False),
         (replace(HALVES, score=alibi), False),
         (replace(ALONE, score=alibi, full_tiles=True), False),
         (replace(ALONE, score=alibi, head_dim=72), False),
@@ -144,12 +163,13 @@ FAULTS = (
         RAMP,
         Mutant(
             "ahead as behind",
-            "if start > 0 else held[0] * types.float32(-1)",
+            "if start > 0 else held[0] * MINUS",
             "if start > 0 else held[0]",
         ),
     ),
     (RAMP, Mutant("one row", "start + 8.0", "start + 0.0")),
-    (RAMP, Mutant("lowered as raised", "(unit * types.float32(-1))", "unit")),
+    (RAMP, Mutant("there for back", "slant[0] * unit * MINUS", "slant[0] * unit")),
+    (RAMP, Mutant("back by what it rose", "x + (b - a)", "x - (b - a)")),
     (RAMP, Mutant("flat beyond the diagonal", "-2.0, y", "-1.0, y")),
     (RAMP, Mutant("bent everywhere", "maximum(beyond, zero)", "beyond")),
     (RAMP, Mutant("bent by one row", "column_of(i) - 8 * row_of(i)", "column_of(i)")),
@@ -169,21 +189,18 @@ FAULTS = (
             "return _climb(s, slant[0], first_of(thread))",
         ),
     ),
-    (WHOLE, Mutant("m of the row", "m = raised(m, slant, scale)", "pass")),
+    (WHOLE, Mutant("m of the row", "m = in_tile(m, slant, scale)", "pass")),
     (WHOLE, Mutant("m of the tile for the row before", "m_ago, l_ago = row_m", "m_ago, l_ago = m")),
+    (WHOLE, Mutant("m of the tile after it", "if due else row_m", "if due else m")),
     (
         WHOLE,
-        Mutant("m of the tile after it", "if first or due else row_m", "if first or due else m"),
+        Mutant("m that rose", "of_row(row_m, m, slant, scale) if due else row_m", "row_m"),
     ),
     (
         WHOLE,
-        Mutant(
-            "m that rose",
-            "lowered(m, slant, scale) if first or due else row_m",
-            "lowered(m, slant, scale) if first else row_m",
-        ),
+        Mutant("m that drifts", "of_row(row_m, m, slant, scale)", "of_first(m, slant, scale)"),
     ),
-    (WHOLE, Mutant("m of a row's first tile", "if first or due else", "if due else")),
+    (WHOLE, Mutant("m of a row's first tile", "m = of_first(m, slant, scale)", "pass")),
     (
         WHOLE,
         Mutant(
