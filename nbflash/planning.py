@@ -70,7 +70,7 @@ class AttentionPlan:
     @property
     def two_passes(self):
         """Whether `backward` computes dQ in a pass of its own though nobody asks for
-        ``deterministic``; None where the implementation does not choose: but for `sm90`.
+        ``deterministic``; None but for `sm90`, which chooses.
         """
         return self._executor.two_passes
 

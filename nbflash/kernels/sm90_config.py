@@ -134,18 +134,20 @@ class Sm90Config(Panels):
 
     @property
     def ramp(self):
-        """Whether ALiBi is a product, for whose operand there is room: see :mod:`.sm90_ramp`."""
+        """Whether ALiBi is a product: see :mod:`.sm90_ramp`. Of whole tiles, with room for R; and
+        a kernel without masked tiles has no step for those that the diagonal crosses.
+        """
         adds = self.score is not None and self.score.adds
         return adds and self.panels == 1 and not (self.halves or self.full_tiles)
 
     @property
     def ramp_offset(self):
-        """Where its operand is, behind V."""
+        """Where R is, behind V."""
         return self.q_stages * self.q_bytes + (self.k_stages + self.v_stages) * self.kv_bytes
 
     @property
     def offsets(self):
-        """Shared memory in bytes: K, V, records, bad keys, barriers (Q is at 0)."""
+        """Shared memory in bytes: K, V, records, bad keys, barriers; Q is at 0, R behind V."""
         k = self.q_stages * self.q_bytes
         v = k + self.k_stages * self.kv_bytes
         records = self.ramp_offset + self.ramp * self.tile_n * ROW_BYTES

@@ -103,7 +103,7 @@ def test_softcap_of_narrow_heads_in_one_pass(head_dim, dtype):
 @ON_HOPPER
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("head_dim", [40, 64])
-@pytest.mark.parametrize("mask", ["dense", "causal", "checkerboard", "per-batch-per-head"])
+@pytest.mark.parametrize("mask", ["dense", "dead-scattered", "checkerboard", "per-batch-per-head"])
 def test_alibi_of_narrow_heads_by_a_product(mask, head_dim, dtype):
     """In tiles before the diagonal, behind it and across."""
     inputs = make_qkv(2, *NARROW, HEADS, 2, head_dim, dtype)
