@@ -151,13 +151,13 @@ STREAM = (
     Mutant("END not noticed", "while kind != END:", "while True:"),
     Mutant(
         "full tiles that begin no row",
-        "                if kind == FULL:\n                    keep",
-        "                if kind & ~FIRST == FULL:\n                    keep",
+        "if kind == FULL and straight(",
+        "if kind & ~FIRST == FULL and straight(",
     ),
     Mutant(
         "masked tiles taken for full ones",
-        "                if kind == FULL:\n                    keep",
-        "                if not kind & FIRST:\n                    keep",
+        "if kind == FULL and straight(",
+        "if not kind & FIRST and straight(",
     ),
     Mutant("no row begins", "or kind & FIRST:", "or kind == FIRST | FULL:"),
     Mutant("FIRST left in the kind", "kind & ~FIRST, (row,", "kind, (row,"),
