@@ -218,8 +218,11 @@ def bias(array):
     Parameters
     ----------
     array : array (batch or 1, heads or 1, nq or 1, nk or 1)
+        Of numbers: True and False are no mask here, and refused.
     """
     array = _array("array", array, "(batch or 1, heads or 1, nq or 1, nk or 1)", 4)
+    if array.dtype == bool:
+        raise TypeError("array is added to the scores, got bool; masks.from_dense makes a mask")
     axes = ("batch", "heads", "nq", "nk")
     parts = (Part(_bias_part, array.shape, axes),)
     return Score([_Stage("bias", _bias, _one, (array,), (axes,), parts=parts)])

@@ -251,6 +251,7 @@ def test_what_is_no_number_is_named(fn, impl):
         (lambda: scores.relative(np.zeros((2, 4))), ValueError, "odd number of columns"),
         (lambda: scores.bias(np.zeros(3)), ValueError, "array must have shape .batch or 1, heads"),
         (lambda: scores.bias(np.zeros((1,) * 4, np.float16)), TypeError, "got float16"),
+        (lambda: scores.bias(np.ones((1,) * 4, bool)), TypeError, "got bool; masks.from_dense"),
         (lambda: scores.compose(1), TypeError, "compose takes scores, got int"),
     ],
 )
