@@ -142,15 +142,15 @@ class Sm90Config(Panels):
 
     @property
     def ramp_offset(self):
-        """Where R is, behind V."""
-        return self.q_stages * self.q_bytes + (self.k_stages + self.v_stages) * self.kv_bytes
+        """Where R is, between V and the records."""
+        return self.offsets[1] + self.v_stages * self.kv_bytes
 
     @property
     def offsets(self):
         """Shared memory in bytes: K, V, records, bad keys, barriers; Q is at 0, R behind V."""
         k = self.q_stages * self.q_bytes
         v = k + self.k_stages * self.kv_bytes
-        records = self.ramp_offset + self.ramp * self.tile_n * ROW_BYTES
+        records = v + self.v_stages * self.kv_bytes + self.ramp * self.tile_n * ROW_BYTES
         bad = records + 4 * RECORD_WORDS * self.k_stages
         return k, v, records, bad, bad + 4 * BAD_WORDS * self.v_stages
 

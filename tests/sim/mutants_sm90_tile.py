@@ -33,7 +33,7 @@ GEOMETRY = (
     Mutant("barriers in the records", "self.offsets[-1] + 8 *", "self.offsets[-3] + 8 *"),
     Mutant("V in K", "v = k + self.k_stages * self.kv_bytes", "v = k + self.kv_bytes"),
     Mutant("K in Q", "k = self.q_stages * self.q_bytes", "k = self.q_bytes"),
-    Mutant("records in V", "records = self.ramp_offset", "records = v"),
+    Mutant("records in V", "records = v + self.v_stages * self.kv_bytes", "records = v"),
     Mutant("bad keys in the records", "RECORD_WORDS * self.k_stages", "RECORD_WORDS"),
     Mutant("barriers in the bad keys", "BAD_WORDS * self.v_stages", "BAD_WORDS"),
     Mutant("room for one panel", "-(-self.head_dim // PANEL)", "1"),
