@@ -94,11 +94,10 @@ def _forward_rows(walk, operands, row, head, scratch, acc, m, l, careful, score,
         for i in range(n_rows):
             scores = s[i, :width]
             new = row_max(scores, m[i])
-            if new == -np.inf:
-                scores[:] = 0
-                continue
-            correction = exp2(m[i] - new)
-            l[i] = l[i] * correction + weights(scores, new)
+            # NaN minus this is NaN, also in a row that holds nothing else and is not empty.
+            base = new if new > -np.inf else s.dtype.type(0)
+            correction = exp2(m[i] - base)
+            l[i] = l[i] * correction + weights(scores, base)
             m[i] = new
             drop(dropout, scores, z[i, :width])
             if correction != 1:

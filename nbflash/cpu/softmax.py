@@ -66,9 +66,9 @@ def weights(s, m):
 
 @njit(fastmath={"contract"})
 def weights_and_gradients(s, dp, lse, delta):
-    """s <- P = 2**(s - lse);  dp <- dS = P ∘ (dP − δ), exactly 0 where P is."""
+    """s <- P = 2**(s - lse), 0 where s is −∞;  dp <- dS = P ∘ (dP − δ), exactly 0 where P is."""
     zero = s.dtype.type(0)
     for j in range(s.size):
-        p = exp2(s[j] - lse)
+        p = exp2(s[j] - lse) if s[j] != -np.inf else zero
         s[j] = p
         dp[j] = p * (dp[j] - delta) if p != 0 else zero

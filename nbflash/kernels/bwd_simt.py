@@ -19,8 +19,9 @@ A score function (:mod:`nbflash.tile.score`) takes scale · Q Kᵀ in half 0, wh
 derivative where half 1 puts dS. With dropout (:mod:`nbflash.tile.dropout`) dP = dO Vᵀ ∘ Z in
 half 1, which puts P ∘ Z in the place of P once it has read it.
 
-Scores are masked to −∞ before the exponential. A row that attends nothing has lse = −∞,
-which is read as +∞, as for rows past the end: P = 2^(S − ∞) = 0.
+Exponents S − lse are masked to −∞: an lse that is NaN stays with what its row attends. A row
+that attends nothing has lse = −∞, which is read as +∞, as for rows past the end:
+P = 2^(S − ∞) = 0.
 
     shared memory
     K   tile_n × ld       Kᵀ, Vᵀ  width × ld_n       P, dS  tile_m × ld_n
@@ -108,9 +109,13 @@ def make_bwd_simt(cfg):
         return tuple(s[: RM * RN])
 
     @unrolled
-    def store_p(smem, at, s, lse):
+    def exponents(smem, s, lse):
         row_lse = row_stats(smem, lse)
-        store_x(smem, at, [exp2(x - row_lse[n // RN]) for n, x in enumerate(s)])
+        return tuple(x - row_lse[n // RN] for n, x in enumerate(s))
+
+    @unrolled
+    def store_p(smem, at, x):
+        store_x(smem, at, [exp2(y) for y in x])
 
     @unrolled
     def store_ds(smem, at, p_at, dp, delta):
@@ -257,6 +262,8 @@ def make_bwd_simt(cfg):
                 if DROPOUT and half == 1:
                     z = kept(key, threshold, b, h, m0 + 4 * ty, n0 + 4 * tx)
                     x = drop(x, z, factor)
+                if half == 0:
+                    x = exponents(smem, x, STATS + 4 * ty)
                 careful = False
                 if kind[t] != FULL:
                     if half == 0:
@@ -271,7 +278,7 @@ def make_bwd_simt(cfg):
                     )
                 if half == 0:
                     # P = 2^(S − lse)
-                    store_p(smem, P + own, x, STATS + 4 * ty)
+                    store_p(smem, P + own, x)
                 cuda.syncthreads()  # P is in place
                 if half == 1:
                     # dS = P ∘ (dP − δ)

@@ -2,6 +2,7 @@
 
 import cupy
 import numpy as np
+import poisoned_rows
 import pytest
 from device_runs import DTYPES, assert_close, by_mode, check, expected, gallery, host, make_qkv, run
 
@@ -55,6 +56,21 @@ def test_garbage_where_nothing_attends(name, poison, deterministic):
     for x, where in zip(dirty, (rows, keys, keys, rows), strict=True):
         x[where] = poison
     assert_close(run(dirty, mask, deterministic=deterministic), *expected(clean, mask))
+
+
+@by_mode
+@pytest.mark.parametrize("name", poisoned_rows.MASKS)
+@pytest.mark.parametrize("which", poisoned_rows.INPUTS)
+def test_one_row_of_nan(which, name, deterministic):
+    """NaN in every score of a row, or in one of it."""
+    n = 300
+    mask, inputs = gallery(n, n)[name], make_qkv(1, n, n, 2, 2, 64, "float32")
+
+    def results(*inputs):
+        inputs = [cupy.asarray(x) for x in inputs]
+        return [*map(host, run(inputs, mask, deterministic=deterministic))]
+
+    poisoned_rows.check(results, mask, [*map(host, inputs)], which, 170)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])

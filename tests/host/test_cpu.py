@@ -9,6 +9,7 @@ import functools
 import ml_dtypes
 import numba
 import numpy as np
+import poisoned_rows
 import pytest
 
 import masks
@@ -219,15 +220,14 @@ def test_poisoned_padding_of_keys_and_queries(poison, tile):
         assert_within_reference(got, ref[i], low[i], name=f"result {i}")
 
 
-def test_attended_nan_is_not_hidden():
-    mask, (q, k, v, dout) = masks.window(53, 53, left=5, right=0), make_qkv(1, 53, 53, 1, 1, 8)
-    v[:, 30] = np.nan
-    out, lse, *_ = run(mask, q, k, v, dout)
-    rows = np.isnan(out).any(axis=(0, 2, 3))
-    assert np.flatnonzero(rows).tolist() == list(range(30, 36))
-    k[:, 20] = np.nan
-    out, lse, *_ = run(mask, q, k, v, dout)
-    assert np.flatnonzero(np.isnan(lse[0, 0])).tolist() == list(range(20, 26))
+@pytest.mark.parametrize("tile", [(T, T), (8, 32)], ids=lambda t: f"{t[0]}x{t[1]}")
+@pytest.mark.parametrize("name", poisoned_rows.MASKS)
+@pytest.mark.parametrize("which", poisoned_rows.INPUTS)
+def test_one_row_of_nan(which, name, tile):
+    """A row whose scores are all NaN shows it, and what does not meet it does not."""
+    mask, inputs = gallery(53)[name], make_qkv(1, 53, 53, 2, 2, 8)
+    one = functools.partial(run, mask, tile=tile)
+    poisoned_rows.check(one, mask, inputs, which, 30)
 
 
 @pytest.mark.parametrize("shift", [120.0, -120.0, 1000.0, -1000.0])

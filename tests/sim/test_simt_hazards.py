@@ -1,6 +1,9 @@
 """What attention must survive: rows and keys without partners, garbage, extreme scores."""
 
+from functools import partial
+
 import numpy as np
+import poisoned_rows
 import pytest
 from simt_runs import DTYPES, RESULTS, Geometry, assert_close, check, expected, run
 
@@ -99,6 +102,16 @@ def test_one_poisoned_key(name, poison):
     if np.isnan(poison):
         assert np.isnan(out[:, hit]).all()
         assert np.isnan(lse[..., hit]).all()
+
+
+@forms
+@pytest.mark.parametrize("name", poisoned_rows.MASKS)
+@pytest.mark.parametrize("which", poisoned_rows.INPUTS)
+def test_one_row_of_nan(which, name, form):
+    """NaN in every score of a row, or in one of it."""
+    n = 2 * T + 1
+    mask, inputs = mask_gallery(n)[name], make_qkv(1, n, n, 2, 2, 8)
+    poisoned_rows.check(partial(run, FORMS[form], mask), mask, inputs, which, T + 3)
 
 
 @pytest.mark.parametrize("shift", [120.0, -120.0, 1000.0, -1000.0])

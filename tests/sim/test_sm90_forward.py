@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+import poisoned_rows
 import pytest
 import sm90_runs
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, run
@@ -306,6 +307,19 @@ def test_one_poisoned_key(name, config, poison):
     """Rows that do not attend it keep their results bit for bit; the others show it."""
     n = CONFIGS[config].tile_m + 2 * T + 1
     check_poisoned(CONFIGS[config], mask_gallery(n)[name], n, [T + 2], poison)
+
+
+@both
+@pytest.mark.parametrize("name", poisoned_rows.MASKS)
+@pytest.mark.parametrize("which", ["q", "k"])
+def test_one_row_of_nan(which, name, config):
+    """In every score of a row, or in one of it; V that is NaN takes the LSE of its rows along."""
+    cfg = CONFIGS[config]
+    n = cfg.tile_m + 2 * T + 1
+    mask = mask_gallery(n)[name]
+    poisoned_rows.check(
+        lambda q, k, v, dout: run(cfg, mask, q, k, v), mask, sm90_runs.inputs(n), which, T + 2
+    )
 
 
 @pytest.mark.parametrize("config", ["words", "narrow"])

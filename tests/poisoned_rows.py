@@ -1,0 +1,47 @@
+"""A row of NaN in one of the inputs: which results show it, and which may not.
+
+Every tier holds its implementations to it.
+"""
+
+import numpy as np
+
+from nbflash import reference, testing
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+FACTORS = (2, 2, 3, 3, 3)
+INPUTS = ("q", "k", "v", "dout")
+MASKS = ("window", "butterfly", "dead-scattered", "checkerboard")
+
+
+def check(run, mask, inputs, which, at):
+    """Raise unless NaN stands exactly where the reference has it, and the rest within its budget.
+
+    Parameters
+    ----------
+    run : callable
+        ``run(q, k, v, dout)`` returns the results of NAMES, or the first few of them, on the host.
+    mask : masks.Mask
+        Some rows do not meet ``at``.
+    inputs : tuple
+        q, k, v and dout.
+    which : str
+        The input whose row, or key, ``at`` becomes NaN.
+    at : int
+    """
+    dirty = [x.copy() for x in inputs]
+    dirty[INPUTS.index(which)][:, at] = np.nan
+    forward = reference.attention, reference.attention_backward
+    exact, honest = (_results(*forward, mask, *x) for x in (inputs, dirty))
+    low = _results(testing.low_precision, testing.low_precision_backward, mask, *inputs)
+    assert any(np.isnan(x).any() for x in honest)
+    for name, factor, got, *values, shown in zip(
+        NAMES, FACTORS, run(*dirty), exact, low, honest, strict=False
+    ):
+        hit = np.isnan(shown)
+        assert not hit.all()
+        np.testing.assert_array_equal(np.isnan(got), hit, err_msg=name)
+        testing.assert_within_reference(got[~hit], *(x[~hit] for x in values), name, factor)
+
+
+def _results(forward, backward, mask, q, k, v, dout):
+    return *forward(q, k, v, mask), *backward(dout, q, k, v, mask)
