@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import connected_components, shortest_path
 
 from masks import _check
 from masks.tiles import FULL
@@ -181,6 +180,8 @@ def _reach(mask, tiles):
         unit = math.lcm(tiles.tile_m, tiles.tile_n)
         node = -(-n // (MAX_NODES * unit)) * unit
         graph, exact = _coarse(tiles, node)
+    from scipy.sparse.csgraph import connected_components, shortest_path  # slow to import
+
     components, _ = connected_components(graph, directed=False)
     # Row i of the graph lists the keys that query i reads; a token also keeps its own value.
     steps = shortest_path(graph, method="D", unweighted=True)
