@@ -5,6 +5,7 @@ their keys, before they are timed and after. What cannot be loaded, raises or is
 one line and left out.
 """
 
+import textwrap
 import warnings
 
 import numpy as np
@@ -235,5 +236,5 @@ def describe(case):
 def left_out(name, where, error):
     """Say in one line that a library is not measured there, and why."""
     text = " ".join(str(error).split()) or type(error).__name__
-    line = f"{name} is left out ({where}): {text[:160]}"
+    line = f"{name} is left out ({where}): {textwrap.shorten(text, 300, placeholder=' …')}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -43,7 +43,11 @@ def read_cases(sweep, section, names=(), head_dims=(), seqlens=()):
                 if _chosen(spec, section, names, head_dim) and _has_room(spec, n):
                     found.setdefault(shape, []).append(_case(spec, shape))
     if not found:
-        raise BadInput("no mask of the sweep is left to run at these sizes")
+        tiles = sorted({spec["tile"] for spec in sweep["mask"]})
+        raise BadInput(
+            "no mask of the sweep is left to run at these sizes: a length must be a multiple of a "
+            f"mask's tile ({', '.join(map(str, tiles))}), and have more of them than it is wide"
+        )
     return found
 
 

@@ -265,6 +265,11 @@ def _check_scales(cache, device):
             raise ValueError(f"{name} must be given for a cache of {k.dtype}, got None")
         else:
             shape = k.shape[2:3] if x.ndim == 1 else k.shape[:3]
+            if x.ndim not in (1, 3):
+                raise ValueError(
+                    f"{name} must have shape (heads_kv,) = {k.shape[2:3]} or {k.shape[:3]}, "
+                    f"got {x.shape}"
+                )
             _check_like(name, x, shape, np.dtype(np.float32), device)
 
 

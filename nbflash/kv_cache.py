@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nbflash.arrays import CPU, CUDA, allocator, device_of, library, native, resident
-from nbflash.problem import DTYPES, MAX_HEAD_DIM
+from nbflash.problem import DTYPES, MAX_HEAD_DIM, check_writeable
 from nbflash.quantised import LIMITS, quantise
 
 _TOKENS = "(sequences, tokens, heads_kv, head_dim)"
@@ -81,7 +81,8 @@ class KVCache:
         if device not in (CPU, CUDA):
             raise ValueError(f"device must be {CPU!r} or {CUDA!r}, got {device!r}")
         self.dtype = _dtype(dtype)
-        self._where = device, _at_least(0, device_id=device_id) if device == CUDA else 0
+        device_id = _at_least(0, device_id=device_id)
+        self._where = device, device_id if device == CUDA else 0
         empty, self._device = allocator(*self._where)
         slots = self.pages, self.page_size
         with self._device:
@@ -292,6 +293,7 @@ class KVCache:
             if found != (want := (table.dtype, table.shape, self._where)):
                 want, found = ("{} {} on {}".format(*x) for x in (want, found))
                 raise ValueError(f"out must be {want}, got {found}")
+            check_writeable(given)
             xp, _ = library(given)
             given[...] = xp.asarray(table)
         return out
@@ -333,6 +335,8 @@ def _held(dtype) -> np.dtype:
 
 def _dtype(dtype) -> np.dtype:
     wanted = (*DTYPES, *LIMITS)
+    if dtype is None:  # NumPy's name for float64
+        raise TypeError(f"dtype must be one of {', '.join(wanted)}, got None")
     if dtype in ("bfloat16", "float8_e4m3fn"):
         importlib.import_module("ml_dtypes")  # from then on NumPy knows the names
     try:

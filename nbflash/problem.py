@@ -201,11 +201,16 @@ def check_window(window) -> tuple[int | None, int | None]:
     return sides[0], sides[1]
 
 
+def check_writeable(out) -> None:
+    """``out`` is not a read-only array of NumPy's; CuPy has none."""
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out must be writeable, got a read-only array; pass a copy or out=None")
+
+
 def check_out(out, problem: Problem, q, k, v) -> None:
     """``out`` can receive the result: shape, dtype and layout fit, the memory is its own."""
     _check_like("out", out, problem.q_shape, q.dtype, device_of(q))
-    if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out must be writeable, got a read-only array; pass a copy or out=None")
+    check_writeable(out)
     if _overlaps_itself(out):
         raise ValueError(
             f"out must not overlap itself, got strides {out.strides} for shape {out.shape}"

@@ -130,9 +130,8 @@ def score_sums(s, ds, keep, score):
         try:
             np.add.at(total, index, given * factor.astype(ds.dtype))
         except IndexError as error:
-            raise IndexError(
-                f"score: a wrong index, returned by {where(part.function)}: {error}"
-            ) from error
+            wrong = f"a wrong index, returned by {where(part.function)} for shape {shape}"
+            raise IndexError(f"score: {wrong}: {error}") from error
         sums.append(total)
     return tuple(sums)
 

@@ -183,11 +183,13 @@ def alibi(slopes):
     Parameters
     ----------
     slopes : float or array (heads,)
-        The last query is aligned with the last key, as with ``causal=True``. An array has a
-        gradient, a number is a constant.
+        Finite. The last query is aligned with the last key, as with ``causal=True``. An array has
+        a gradient, a number is a constant.
     """
     learned = np.ndim(slopes) > 0
     slopes, axes = _array("slopes", slopes, "(heads,)", 1), ("heads",)
+    if not np.isfinite(slopes).all():
+        raise ValueError(f"slopes must be finite, got {slopes}")
     if slopes.size == 1:
         fn, part, given, sizes = _alibi_of_all, _alibi_of_all_part, (slopes[0],), ()
     else:
@@ -238,7 +240,8 @@ def custom(fn, grad=None, params=(), param_grads=None):
     grad : callable, optional
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.
     params : tuple of float or array
-        Copied; of float64 unless they are arrays of another type.
+        Copied. Numbers and lists of Python become float64; NumPy's scalars and arrays keep their
+        type: ``numpy.int64(3)`` is an integer in ``fn``, to count with or to index an array by.
     param_grads : tuple of callable or None, optional
         One for each of ``params``: of the same arguments, it returns ``(index, ∂s'/∂param[index])``
         for the only element of the array that this score is made with, ``index`` an integer or,
@@ -316,8 +319,9 @@ def _number(name, x):
 
 def _array(name, x, axes="", ndim=None):
     """A read-only copy; numbers and lists become float64."""
+    keeps_type = x is None or isinstance(x, (np.ndarray, np.generic))
     try:
-        x = np.array(x, dtype=None if isinstance(x, np.ndarray) else np.float64)
+        x = np.array(x, dtype=None if keeps_type else np.float64)
     except (TypeError, ValueError) as error:  # CuPy's arrays are among those that refuse
         raise TypeError(f"{name} must be a NumPy array, a list or a number: {error}") from error
     x = x.reshape(1) if x.ndim == 0 and ndim == 1 else x

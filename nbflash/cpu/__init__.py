@@ -148,7 +148,7 @@ def score_backward(
     try:
         _in_threads(backward_scores, schedule, operands, (work, starts), schedule.tile_n, how)
     except (IndexError, NumbaError) as error:
-        names = " or ".join(where(part.function) for part in parts)
+        names = " or ".join(f"{where(part.function)} for shape {part.shape}" for part in parts)
         kind = IndexError if isinstance(error, IndexError) else TypeError
         raise kind(f"score: a wrong index, returned by {names}") from error
     for target, total in zip(sums, totals, strict=True):

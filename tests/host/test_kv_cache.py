@@ -319,6 +319,11 @@ USES = {
         r"out must be int32 \(1, 2\) .* got int32 \(1, 1\)",
     ),
     "out-number": (lambda c: c.block_table([0], out=5), TypeError, "out must be a NumPy or CuPy"),
+    "out-read-only": (
+        lambda c: c.lengths([0], out=np.broadcast_to(np.int32(0), 1)),
+        ValueError,
+        "out must be writeable, got a read-only array",
+    ),
     "out-list": (lambda c: c.lengths([0], out=[0]), TypeError, "out must be a NumPy or CuPy array"),
     "count": (lambda c: c.allocate(0), ValueError, "count must be at least 1, got 0"),
 }
@@ -353,6 +358,8 @@ NEW = {
         TypeError,
         "dtype must be one of float16",
     ),
+    "dtype-none": ({"dtype": None}, TypeError, "dtype must be one of float16, .* got None"),
+    "device-id": ({"device_id": "a"}, TypeError, "device_id must be an integer, got 'a'"),
     "device": ({"device": "gpu"}, ValueError, "device must be 'cpu' or 'cuda', got 'gpu'"),
 }
 

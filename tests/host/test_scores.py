@@ -131,6 +131,26 @@ def _by_times(s, b, h, q_idx, kv_idx, factor):
     return factor
 
 
+def _indexed(s, b, h, q_idx, kv_idx, table, at):
+    return s + table[at]
+
+
+def _plus_three(s, b, h, q_idx, kv_idx):
+    return s + 3.0
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_numbers_of_numpy_keep_their_type(impl):
+    """An index by value."""
+    q, k, v, _ = make_qkv(1, 6, 6, HEADS, 2, 8)
+    both = (
+        scores.custom(_indexed, params=(np.array([0.0, 3.0]), np.int64(1))),
+        scores.custom(_plus_three),
+    )
+    got, expected = (nbflash.attention(q, k, v, score=score, impl=impl) for score in both)
+    np.testing.assert_array_equal(got, expected)
+
+
 def _log(s, b, h, q_idx, kv_idx):
     return math.log(3 + s)
 
@@ -247,6 +267,12 @@ def test_what_is_no_number_is_named(fn, impl):
         ),
         (lambda: scores.softcap(0), ValueError, "cap must be positive and finite, got 0"),
         (lambda: scores.softcap("x"), TypeError, "cap must be a number"),
+        (
+            lambda: scores.alibi(None),
+            TypeError,
+            "slopes must be an array of float32, .* got object",
+        ),
+        (lambda: scores.alibi([1, np.inf]), ValueError, r"slopes must be finite, got \[ 1. inf\]"),
         (lambda: scores.alibi([[1.0]]), ValueError, "slopes must have shape .heads,."),
         (lambda: scores.relative(np.zeros((2, 4))), ValueError, "odd number of columns"),
         (lambda: scores.bias(np.zeros(3)), ValueError, "array must have shape .batch or 1, heads"),

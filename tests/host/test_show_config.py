@@ -69,6 +69,17 @@ def test_module_prints_the_configuration_without_numba():
     assert "BLAS of the cpu implementation" not in lines
 
 
+def test_module_takes_no_arguments():
+    for argument, code, said in (
+        ("--help", 0, "usage: python -m nbflash"),
+        ("x", 2, "arguments: x"),
+    ):
+        command = [sys.executable, "-m", "nbflash", argument]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert result.returncode == code
+        assert said in result.stdout + result.stderr
+
+
 def test_show_config_writes_to_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("NBFLASH_CACHE_DIR", str(tmp_path / "none"))
     with open(tmp_path / "config.txt", "w") as file:
