@@ -44,13 +44,15 @@ def attention(
         Keys to the left and right of the diagonal, inclusive; None is unbounded.
     scale : float, optional
         Default ``head_dim**-0.5``. The scores must stay finite in the working precision (float64
-        for float64 inputs, else float32): a scale that makes them overflow gives NaN.
+        for float64 inputs, else float32): one that overflows makes NaN of its row, downwards it
+        has no weight.
     score : nbflash.scores.Score, optional
         ``S = score(scale · Q Kᵀ)``: softcap, ALiBi, biases or a function of one's own.
     dropout : float
-        Probability, from 0 to below 1, that an element of the softmax becomes 0; the others are
-        divided by ``1 - dropout``. ``lse`` is that of all scores. Elements a few rows and columns
-        apart are correlated by at most 1 / 257, all others not at all.
+        Probability, from 0 to below 1, that an element of the softmax becomes 0, rounded to a
+        multiple of 2⁻¹⁵ below 1; the others are divided by 1 minus that multiple. ``lse`` is that
+        of all scores. Elements a few rows and columns apart are correlated by at most 1 / 257, all
+        others not at all.
     seed : int, (int, int) or array of two int64 or uint64
         Needed with dropout: seed and offset of its random numbers, 64 bits each; an integer alone
         has the offset 0. The same seed drops the same elements, bit for bit, on every

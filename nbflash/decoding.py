@@ -56,6 +56,8 @@ def decode(
         Shape (q_len, n), n from the longest of ``lengths`` to the capacity: which keys, counted
         from the first of the sequence, each query attends; plain, per head or per batch. It takes
         the place of the causal rule. Default: token ``i`` attends the keys up to its own position.
+        `masks.sinks` and `masks.window` end at key n - 1: sequences of several lengths have one
+        each, see the notes.
     k_scale, v_scale : float32 array (heads_kv,), or like the cache without head_dim
         Of an int8 or float8 cache, and only of one: a key is ``k_cache * k_scale``, in float32
         (float64 for float64 queries).
@@ -84,6 +86,17 @@ def decode(
     A paged cache gives the bits of a contiguous one of its capacity; not on a Hopper GPU if its
     pages are no multiple of 8 tokens, since another kernel takes those. FlashDecoding (Dao, Haziza,
     Massa and Sizov, 2023) and PagedAttention (Kwon et al., 2023, arXiv 2309.06180).
+
+    The first 4 keys and the last 508 of sequences of several ``lengths``, n keys wide::
+
+        def sinks(length):
+            def attends(i, j):
+                own = length - q_len + i
+                return (j <= own) & ((j < 4) | (own - j < 508))
+
+            return masks.from_function(attends, q_len, n)
+
+        mask = masks.per_batch([sinks(length) for length in lengths])
 
     In a CUDA graph a call reads lengths, pages and caches anew at every replay. The memory of its
     partial results then belongs to the graph, and is not freed; the call must have run before on

@@ -220,7 +220,8 @@ def bias(array):
     Parameters
     ----------
     array : array (batch or 1, heads or 1, nq or 1, nk or 1)
-        Of numbers: True and False are no mask here, and refused.
+        Of numbers: True and False are no mask here, and refused. -inf takes a pair out, at the cost
+        of one that stays; a mask saves the tiles that it takes out.
     """
     array = _array("array", array, "(batch or 1, heads or 1, nq or 1, nk or 1)", 4)
     if array.dtype == bool:
@@ -236,7 +237,8 @@ def custom(fn, grad=None, params=(), param_grads=None):
     Parameters
     ----------
     fn : callable
-        ``fn(s, b, h, q_idx, kv_idx, *params) -> s'``, of scalars; Python that Numba compiles.
+        ``fn(s, b, h, q_idx, kv_idx, *params) -> s'``, of scalars; Python that Numba compiles:
+        ``a if q_idx > 3 else b`` and `math`, not ``numpy.where``. -inf takes the pair out.
     grad : callable, optional
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.
     params : tuple of float or array

@@ -1,7 +1,8 @@
 """The elementwise part of the kernels: exp2, row maxima, softmax weights and their gradients.
 
 Fast-math flags are per function and deliberate: reassociation only where a sum is vectorised, never
-the assumption that there are no NaN or infinities.
+the assumption that there are no NaN or infinities. `larger` alone may pass over a NaN, in a row's
+maximum: the weights show it.
 """
 
 import math

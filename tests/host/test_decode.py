@@ -1,6 +1,7 @@
 """decode against the float64 reference: lengths around a page, masks, storage and hazards."""
 
 import functools
+import textwrap
 
 import ml_dtypes
 import numpy as np
@@ -122,6 +123,17 @@ def test_masks(name):
     dense = np.broadcast_to(MASKS[name].dense(), (len(LENGTHS), 4, NQ, CAPACITY))
     got = decode_both(q, k, v, mask=MASKS[name])
     check(got, q, k, v, LENGTHS, keep=lambda b: dense[b, ..., : LENGTHS[b]])
+
+
+def test_sinks_and_window_of_several_lengths():
+    """The recipe of the docstring."""
+    recipe = decode.func.__doc__.split("n keys wide::")[1].split("In a CUDA graph")[0]
+    lengths = (NQ, 600, 1100)
+    names = {"masks": masks, "q_len": NQ, "n": 1100, "lengths": lengths}
+    exec(textwrap.dedent(recipe), names)
+    for kept, length in zip(names["mask"].dense()[:, 0], lengths, strict=True):
+        np.testing.assert_array_equal(kept[:, :length], masks.sinks(NQ, 4, 508, nk=length).dense())
+        assert not kept[:, length:].any()
 
 
 def test_masked_keys_may_hold_nan():
