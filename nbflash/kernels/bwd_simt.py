@@ -262,15 +262,8 @@ def make_bwd_simt(cfg):
                 if DROPOUT and half == 1:
                     z = kept(key, threshold, b, h, m0 + 4 * ty, n0 + 4 * tx)
                     x = drop(x, z, factor)
-                if half == 0:
-                    x = exponents(smem, x, STATS + 4 * ty)
                 careful = False
                 if kind[t] != FULL:
-                    if half == 0:
-                        first, last = plane * nq, plane * nq + nq - 1
-                        x = apply_mask(
-                            x, kind[t], lo, hi, first, last, m0, n0, bits, 4 * ty, 4 * tx
-                        )
                     careful = not (
                         finite_m(smem, Q, tid)
                         and finite_m(smem, DO, tid)
@@ -278,6 +271,12 @@ def make_bwd_simt(cfg):
                     )
                 if half == 0:
                     # P = 2^(S − lse)
+                    x = exponents(smem, x, STATS + 4 * ty)
+                    if kind[t] != FULL:
+                        first, last = plane * nq, plane * nq + nq - 1
+                        x = apply_mask(
+                            x, kind[t], lo, hi, first, last, m0, n0, bits, 4 * ty, 4 * tx
+                        )
                     store_p(smem, P + own, x)
                 cuda.syncthreads()  # P is in place
                 if half == 1:
