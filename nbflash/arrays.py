@@ -57,6 +57,16 @@ def are_native(first, *others) -> bool:
     return True
 
 
+def on_cuda(x) -> bool:
+    """Whether anything at all is an array of CUDA memory, without importing an array library."""
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        return True
+    if _offers_dlpack(x):
+        return int(x.__dlpack_device__()[0]) in _CUDA_DLPACK
+    return hasattr(x, "__cuda_array_interface__")
+
+
 def signature(x) -> tuple:
     """What a cached plan fixes of an array: equal signatures need no second validation."""
     if type(x) is np.ndarray:
@@ -124,9 +134,9 @@ def resident(tables):
 
 
 def resident_params(params):
-    """Tuples of numbers and NumPy arrays, with the arrays as `resident` has them."""
+    """Tuples of numbers and arrays, those of NumPy as `resident` has them."""
     return tuple(
-        tuple(resident([x])[0] if getattr(x, "ndim", 0) else x for x in part) for part in params
+        tuple(resident([x])[0] if isinstance(x, np.ndarray) else x for x in part) for part in params
     )
 
 
@@ -201,24 +211,23 @@ def _kind(name, x) -> str:
         raise TypeError(f"{name} must not be a masked array; pass the mask as mask=, got {type(x)}")
     if isinstance(x, np.ndarray):
         return CPU
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(x, cupy.ndarray):
+    if on_cuda(x):
         return CUDA
-    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+    if _offers_dlpack(x):
         device_type = int(x.__dlpack_device__()[0])
         if device_type in _HOST_DLPACK:
             return CPU
-        if device_type in _CUDA_DLPACK:
-            return CUDA
         raise TypeError(
             f"{name} must live in host or CUDA memory, got DLPack device type {device_type}"
         )
-    if hasattr(x, "__cuda_array_interface__"):
-        return CUDA
     raise TypeError(
         f"{name} must be a NumPy or CuPy array, or offer DLPack or __cuda_array_interface__, "
         f"got {_type_name(x)}"
     )
+
+
+def _offers_dlpack(x) -> bool:
+    return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
 
 
 def _to_numpy(name, x) -> np.ndarray:

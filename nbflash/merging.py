@@ -124,7 +124,8 @@ def merge_sink(out, lse, sink):
     lse : array (batch, heads, seqlen_q)
         As `attention` returns them; see `merge`.
     sink : array (heads,)
-        A learnable logit per query head, dtype of ``lse``, natural and unscaled. -inf is no sink.
+        A learnable logit per query head, dtype of ``lse``, natural and unscaled. -inf is no sink,
+        inf makes NaN of its head.
 
     Returns
     -------

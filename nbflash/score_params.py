@@ -70,6 +70,8 @@ def _form_of(fn, last, scale):
 
 
 def _fitted(x, real):
+    if not isinstance(x, np.ndarray | np.generic):
+        return x  # in CUDA memory, where a check of the score has found it to fit
     dtype = x.dtype
     if dtype.kind == "f":
         dtype = real

@@ -13,14 +13,20 @@ An array among the parameters has a gradient (`nbflash.score_backward`) by a thi
 says the element that the score is made with, and how much it changes the score:
 
     part(s, b, h, q_idx, kv_idx, *params) -> (index, ∂s'/∂array[index])
+
+Arrays of host memory are copied. One of CUDA memory is not (`nbflash.score_arrays`): C-contiguous,
+of float32 (float64 for float64 inputs) or integers, it is read whenever a kernel runs, in a CUDA
+graph at every replay. Training changes it in place, with one plan and one score for all steps.
 """
 
-import hashlib
 import inspect
 import math
 from typing import NamedTuple
 
 import numpy as np
+
+from nbflash.arrays import on_cuda
+from nbflash.score_arrays import check_place, key_of, parameter
 
 INDICES = ("s", "b", "h", "q_idx", "kv_idx")
 
@@ -115,7 +121,7 @@ class _Stage:
     def __init__(self, name, fn, grad, params, sizes=(), aligned=False, parts=()):
         self._name, self._fn, self.grad, self.params = name, fn, grad, params
         self._sizes, self._aligned, self.parts = sizes, aligned, parts
-        self.key = fn, grad, parts, tuple(map(_digest, params))
+        self.key = fn, grad, parts, tuple(map(key_of, params))
 
     def at(self, nq, nk):
         # The last query is aligned with the last key.
@@ -124,6 +130,8 @@ class _Stage:
 
     def check(self, problem):
         real = {"batch": problem.batch, "heads": problem.heads, "nq": problem.nq, "nk": problem.nk}
+        for x in self.params:
+            check_place(self._name, x, problem)
         for x, axes in zip(self.params, self._sizes, strict=False):
             for n, axis in zip(x.shape, axes, strict=False):
                 if n != real[axis] and not (n == 1 and len(axes) > 1):
@@ -133,12 +141,6 @@ class _Stage:
 
     def __str__(self):
         return self._name
-
-
-def _digest(x):
-    """What stands for a number or an array in a key: arrays may be as large as all scores."""
-    content = hashlib.blake2b(np.ascontiguousarray(x), digest_size=16).digest()
-    return x.shape, x.dtype.str, content
 
 
 def check_score(score, problem):
@@ -184,10 +186,12 @@ def alibi(slopes):
     ----------
     slopes : float or array (heads,)
         Finite. The last query is aligned with the last key, as with ``causal=True``. An array has
-        a gradient, a number is a constant.
+        a gradient, a number is a constant. In host memory: the kernel follows from them.
     """
+    if on_cuda(slopes):
+        raise TypeError("slopes must be in host memory, got an array of CUDA memory; copy it there")
     learned = np.ndim(slopes) > 0
-    slopes, axes = _array("slopes", slopes, "(heads,)", 1), ("heads",)
+    slopes, axes = parameter("slopes", slopes, "(heads,)", 1), ("heads",)
     if not np.isfinite(slopes).all():
         raise ValueError(f"slopes must be finite, got {slopes}")
     if slopes.size == 1:
@@ -206,7 +210,7 @@ def relative(table):
     table : array (heads, 2 reach + 1)
         The middle column is that of the query's own position.
     """
-    table = _array("table", table, "(heads, 2 reach + 1)", 2)
+    table = parameter("table", table, "(heads, 2 reach + 1)", 2)
     if table.shape[1] % 2 == 0:
         raise ValueError(f"table must have an odd number of columns, got shape {table.shape}")
     axes = ("heads",)
@@ -223,7 +227,7 @@ def bias(array):
         Of numbers: True and False are no mask here, and refused. -inf takes a pair out, at the cost
         of one that stays; a mask saves the tiles that it takes out.
     """
-    array = _array("array", array, "(batch or 1, heads or 1, nq or 1, nk or 1)", 4)
+    array = parameter("array", array, "(batch or 1, heads or 1, nq or 1, nk or 1)", 4)
     if array.dtype == bool:
         raise TypeError("array is added to the scores, got bool; masks.from_dense makes a mask")
     axes = ("batch", "heads", "nq", "nk")
@@ -242,8 +246,9 @@ def custom(fn, grad=None, params=(), param_grads=None):
     grad : callable, optional
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.
     params : tuple of float or array
-        Copied. Numbers and lists of Python become float64; NumPy's scalars and arrays keep their
-        type: ``numpy.int64(3)`` is an integer in ``fn``, to count with or to index an array by.
+        Copied, but for arrays of CUDA memory. Numbers and lists of Python become float64; NumPy's
+        scalars and arrays keep their type: ``numpy.int64(3)`` is an integer in ``fn``, to count
+        with or to index an array by.
     param_grads : tuple of callable or None, optional
         One for each of ``params``: of the same arguments, it returns ``(index, ∂s'/∂param[index])``
         for the only element of the array that this score is made with, ``index`` an integer or,
@@ -265,7 +270,7 @@ def custom(fn, grad=None, params=(), param_grads=None):
     """
     if not isinstance(params, (tuple, list)):
         raise TypeError(f"params must be a tuple, got {type(params).__qualname__}")
-    params = tuple(_array(f"params[{i}]", x) for i, x in enumerate(params))
+    params = tuple(parameter(f"params[{i}]", x) for i, x in enumerate(params))
     functions = {"fn": fn, "grad": grad}
     parts = None if any(x.ndim for x in params) else ()
     if param_grads is not None:
@@ -317,22 +322,6 @@ def _number(name, x):
         return float(x)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a number, got {x!r}") from error
-
-
-def _array(name, x, axes="", ndim=None):
-    """A read-only copy; numbers and lists become float64."""
-    keeps_type = x is None or isinstance(x, (np.ndarray, np.generic))
-    try:
-        x = np.array(x, dtype=None if keeps_type else np.float64)
-    except (TypeError, ValueError) as error:  # CuPy's arrays are among those that refuse
-        raise TypeError(f"{name} must be a NumPy array, a list or a number: {error}") from error
-    x = x.reshape(1) if x.ndim == 0 and ndim == 1 else x
-    if ndim is not None and x.ndim != ndim:
-        raise ValueError(f"{name} must have shape {axes}, got {x.shape}")
-    if x.dtype.kind not in "fiub" or x.dtype.itemsize == 2:
-        raise TypeError(f"{name} must be an array of float32, float64 or integers, got {x.dtype}")
-    x.flags.writeable = False
-    return x
 
 
 def _scalar(x):

@@ -9,6 +9,7 @@ from score_cases import HEADS
 from score_gradients import NAMES, expected, hold, learned_scores
 
 import nbflash
+from nbflash import scores
 
 MASKS = ("dense", "causal", "window", "checkerboard", "dead-scattered", "per-batch-per-head")
 LENGTHS = ((5, 9), (63, 129), (200, 130), (257, 300))
@@ -83,6 +84,14 @@ def test_a_whole_bias_has_the_same_bits_every_time(impl):
     score = learned_scores(257, 300, 2)["bias"]
     first, second = (gradients(inputs, None, score, impl=impl)[0] for _ in range(2))
     assert bool((first == second).all())
+
+
+def test_an_array_of_cuda_memory():
+    inputs = make_qkv(1, 100, 130, HEADS, 2, 64, "float32")
+    table = np.random.default_rng(0).standard_normal((HEADS, 9), np.float32)
+    got = gradients(inputs, None, scores.relative(cupy.asarray(table)), impl="simt")
+    score = scores.relative(table)
+    hold(tuple(map(host, got)), *expected([host(x) for x in inputs], None, score=score))
 
 
 def test_in_a_graph():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from compile_ahead import problem_of, simt_specs, sm90_specs
 from device_runs import FACTORS, ON_HOPPER, RESULTS, by_impl, gallery, host, make_qkv
-from score_cases import HEADS, NAMES, scores_for
+from score_cases import HEADS, NAMES, quadratic, quadratic_slope, scores_for
 
 import masks
 import nbflash
@@ -121,6 +121,51 @@ def test_caps_share_a_kernel_and_stay_apart(impl):
         score = scores.softcap(cap)
         _, lse = nbflash.attention(100 * q, k, v, impl=impl, score=score, return_lse=True)
         assert float(cupy.abs(lse).max()) <= cap + np.log(64) + 2**-6
+
+
+def score_of(kind, *arrays):
+    if kind == "custom":
+        return scores.custom(quadratic, quadratic_slope, (0.1, *arrays))
+    return getattr(scores, kind)(*arrays)
+
+
+ARRAYS = {"bias": ((1, HEADS, 70, 130),), "relative": ((HEADS, 9),)}
+ARRAYS["custom"] = (HEADS,), (70, 130)
+
+
+def results(plan, q, k, v, dout):
+    out, lse = plan(q, k, v)
+    return out, lse, *plan.backward(dout, q, k, v, out, lse, deterministic=True)
+
+
+@by_impl
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_arrays_of_cuda_memory_are_read_where_they_are(kind, impl):
+    """To the bit as copies of them; changed in place they have the same plan, and graph."""
+    q, k, v, _ = inputs = make_qkv(2, 70, 130, HEADS, 2, 64, "bfloat16")
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape, np.float32) for shape in ARRAYS[kind]]
+    held, how = [cupy.asarray(x) for x in arrays], {"impl": impl}
+    plan = nbflash.plan(q, k, v, score=score_of(kind, *held), **how)
+    results(plan, *inputs)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        replayed = results(plan, *inputs)
+        graph = stream.end_capture()
+    for factor in (1, 2, 4):
+        copies = nbflash.plan(q, k, v, score=score_of(kind, *(factor * x for x in arrays)), **how)
+        want = results(copies, *inputs)
+        cupy.cuda.Device().synchronize()
+        with stream:
+            graph.launch(stream)
+            stream.synchronize()
+        again = nbflash.plan(q, k, v, score=score_of(kind, *held), **how)
+        assert again is plan
+        for name, x, y, z in zip(RESULTS, want, results(again, *inputs), replayed, strict=True):
+            assert bool((x == y).all() and (x == z).all()), name
+        for x in held:
+            x *= 2
 
 
 def _unknown(s, b, h, q_idx, kv_idx):

@@ -1,113 +1,16 @@
-"""CUDA arrays on a machine without a GPU: a stand-in for CuPy that has addresses and no memory."""
+"""CUDA arrays on a machine without a GPU: what is launched, and what is refused."""
 
-import contextlib
-import itertools
 import sys
-import types
 
 import numpy as np
 import pytest
+from cuda_arrays import LSE_SHAPE, SHAPE, DeviceArray, Foreign, ForeignByDLPack, device_arrays
 
 import masks
 import nbflash
-from nbflash import arrays, config, planning
+from nbflash import config, planning
 from nbflash.arrays import alignment, native, overlaps, signature, span
 from nbflash.problem import check_forward
-
-SHAPE = (2, 6, 4, 8)
-LSE_SHAPE = (2, 4, 6)
-
-
-class DeviceArray:
-    """What nbflash reads of a `cupy.ndarray`."""
-
-    next_address = itertools.count(2**40, 2**20)
-
-    def __init__(self, shape, dtype=np.float32, device_id=0, strides=None, address=None):
-        like = np.broadcast_to(np.zeros((), dtype), shape)
-        self.shape, self.dtype, self.ndim, self.size = shape, like.dtype, like.ndim, like.size
-        packed = np.cumprod([like.dtype.itemsize, *shape[:0:-1]])[::-1]
-        self.strides = tuple(int(s) for s in packed) if strides is None else strides
-        address = next(self.next_address) if address is None else address
-        self.data = types.SimpleNamespace(ptr=address, device_id=device_id)
-        self.flags = types.SimpleNamespace(c_contiguous=strides is None)
-        self.filled = None
-
-    def fill(self, value):
-        self.filled = value
-
-
-class Ampere(contextlib.nullcontext):
-    """A device of compute capability 8.0."""
-
-    compute_capability = "80"
-
-
-class Foreign:
-    """Another library's CUDA array: the array interface and nothing else."""
-
-    def __init__(self, array):
-        self.array = array
-
-    @property
-    def __cuda_array_interface__(self):
-        return {"shape": self.array.shape, "data": (self.array.data.ptr, False)}
-
-
-class ForeignByDLPack(Foreign):
-    def __dlpack__(self):
-        return self.array
-
-    def __dlpack_device__(self):
-        return 2, 0
-
-
-class Recorder:
-    """An executor that keeps what it is given."""
-
-    schedule = None
-
-    def __init__(self):
-        self.calls = []
-
-    def forward(self, *operands):
-        self.calls.append(operands)
-
-    backward = forward
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    module = types.ModuleType("cupy")
-    module.ndarray = module.empty = DeviceArray
-    module.asarray = lambda x: (
-        DeviceArray(x.shape, x.dtype) if isinstance(x, np.ndarray) else x.array
-    )
-    module.from_dlpack = lambda x: x.__dlpack__()
-    module.broadcast_to = lambda x, shape: DeviceArray(shape, x.dtype, strides=(0,) * len(shape))
-    stream = types.SimpleNamespace(synchronize=lambda: None)
-    module.cuda = types.SimpleNamespace(
-        Device=Ampere,
-        using_allocator=contextlib.nullcontext,
-        get_current_stream=lambda: stream,
-    )
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(arrays, "_native_types", {np.ndarray})
-    monkeypatch.setattr(planning, "_plans", planning._Cache(16))
-    return module
-
-
-@pytest.fixture
-def executor(cupy, monkeypatch):
-    """A machine with a GPU whose kernels record their operands."""
-    recorder = Recorder()
-    monkeypatch.setattr(config, "_why_not_cuda", lambda: [])
-    monkeypatch.setattr(planning, "prepare", lambda *what: recorder)
-    return recorder
-
-
-def device_arrays(n, **options):
-    return [DeviceArray(SHAPE, **options) for _ in range(n)]
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, Foreign, ForeignByDLPack], ids=["cupy", "cai", "dl"])

@@ -263,7 +263,7 @@ def test_what_is_no_number_is_named(fn, impl):
         (
             lambda: scores.custom(_log, params=["x"]),
             TypeError,
-            r"params\[0\] must be a NumPy array",
+            r"params\[0\] must be a NumPy or CuPy",
         ),
         (lambda: scores.softcap(0), ValueError, "cap must be positive and finite, got 0"),
         (lambda: scores.softcap("x"), TypeError, "cap must be a number"),
