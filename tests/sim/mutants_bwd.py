@@ -5,6 +5,13 @@ from mutants import Mutant, without_barrier
 BWD, GRADIENT = "nbflash.kernels.bwd_simt", "nbflash.tile.gradient"
 DELTA, ROUND = "nbflash.kernels.delta_simt", "nbflash.kernels.round_simt"
 EXECUTOR = "nbflash.simt"
+MASKED = """\
+if kind[t] != FULL:
+                        first, last = plane * nq, plane * nq + nq - 1
+                        x = apply_mask(
+                            x, kind[t], lo, hi, first, last, m0, n0, bits, 4 * ty, 4 * tx
+                        )
+"""
 BACKWARD = (
     without_barrier("every thread has read the last tiles"),
     without_barrier("all operands are in place"),
@@ -23,10 +30,19 @@ BACKWARD = (
     ),
     Mutant(
         "scores not masked",
-        "                    if half == 0:\n                        first",
-        "                    if half == 2:\n                        first",
+        "if kind[t] != FULL:\n                        first",
+        "if False:\n                        first",
     ),
-    Mutant("bit tiles unmasked", "if kind[t] != FULL:", "if kind[t] == 1:"),
+    Mutant(
+        "bit tiles unmasked",
+        "if kind[t] != FULL:\n                        first",
+        "if kind[t] == 1:\n                        first",
+    ),
+    Mutant(
+        "lse of hidden scores counts",
+        f"x = exponents(smem, x, STATS + 4 * ty)\n{20 * ' '}{MASKED}",
+        f"{MASKED}{20 * ' '}x = exponents(smem, x, STATS + 4 * ty)\n",
+    ),
     Mutant(
         "bounds of plane 0",
         "first, last = plane * nq, plane * nq + nq - 1",

@@ -9,6 +9,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+import poisoned_rows
 import pytest
 from mutants import mutated_modules
 from mutants_bwd import (
@@ -226,17 +227,57 @@ def check_backward(executors, case):
     _, (out, lse), exact, low = expected(case)
     dlse = gradient_of_lse(case)
     for form in (ROWS_AND_COLUMNS, ONE_PASS):
-        configs = [case.config(SimtBackwardConfig, **fields) for fields in form]
-        executor = executors.SimtExecutor(
-            problem_of(q, k, v, case.scale),
-            mask,
-            config=configs[0],
-            backward=lambda deterministic, vectors, configs=configs: configs,
-        )
-        got = [testing.poisoned(x.shape, x.dtype) for x in (q, k, v)]
-        got[0], got[2] = relaid(got[0], (0, 2, 1, 3)), relaid(got[2], (2, 0, 1, 3))
-        with sim.options(race=case.race):
-            executor.backward(dout, q, k, v, out, lse, dlse, *got, form is ROWS_AND_COLUMNS)
+        inputs = dout, q, k, v, out, lse, dlse
+        got = run_backward(executors, case, form, mask, inputs, case.scale)
+        for name, *values in zip(("dq", "dk", "dv"), got, exact, low, strict=True):
+            testing.assert_within_reference(*values, name=name, factor=GRADIENT_FACTOR)
+
+
+def run_backward(executors, case, form, mask, inputs, scale):
+    """``(dq, dk, dv)``, each with its own order of axes, from the kernels of ``executors``."""
+    _, q, k, v, *_ = inputs
+    configs = [case.config(SimtBackwardConfig, **fields) for fields in form]
+    executor = executors.SimtExecutor(
+        problem_of(q, k, v, scale),
+        mask,
+        config=configs[0],
+        backward=lambda deterministic, vectors: configs,
+    )
+    dq, dk, dv = (testing.poisoned(x.shape, x.dtype) for x in (q, k, v))
+    got = relaid(dq, (0, 2, 1, 3)), dk, relaid(dv, (2, 0, 1, 3))
+    with sim.options(race=case.race):
+        executor.backward(*inputs, *got, form is ROWS_AND_COLUMNS)
+    return got
+
+
+def check_a_row_of_nan(executors):
+    """Raise unless a row of NaN leaves the gradients of keys that its mask hides alone."""
+    case = Case("window", 17, 17)
+    mask, inputs = gallery("window", 17, 17, 1, 1), testing.make_qkv(1, 17, 17, 1, 1, 8)
+    for form in (ROWS_AND_COLUMNS, ONE_PASS):
+
+        def run(q, k, v, dout, form=form):
+            out, lse = reference.attention(q, k, v, mask)
+            given = dout, q, k, v, out.astype(q.dtype), lse.astype(np.float32), np.zeros_like(lse)
+            return out, lse, *run_backward(executors, case, form, mask, given, None)
+
+        poisoned_rows.check(run, mask, inputs, "q", 11)
+
+
+def check_a_row_without_weight(executors):
+    """Raise unless a row all of whose scores are −∞ counts as one that attends nothing."""
+    case, mask = Case("causal", 17, 17, dtype="float64"), gallery("causal", 17, 17, 1, 1)
+    q, k, v, dout = testing.make_qkv(1, 17, 17, 1, 1, 8, np.float64)
+    q[..., 0], k[..., 0] = 0, 1e10
+    rest = masks.from_function(lambda i, j: (j <= i) & (i != 11), 17, 17)
+    exact = reference.attention_backward(dout, q, k, v, rest)
+    low = testing.low_precision_backward(dout, q, k, v, rest)
+    q[0, 11, 0, 0] = -1e300
+    out, lse = reference.attention(q, k, v, mask)
+    assert lse[0, 0, 11] == -np.inf
+    for form in (ROWS_AND_COLUMNS, ONE_PASS):
+        given = dout, q, k, v, out, lse, np.zeros_like(lse)
+        got = run_backward(executors, case, form, mask, given, None)
         for name, *values in zip(("dq", "dk", "dv"), got, exact, low, strict=True):
             testing.assert_within_reference(*values, name=name, factor=GRADIENT_FACTOR)
 
@@ -250,6 +291,8 @@ def check_all(executors, target):
     if target != FWD:
         for case in BACKWARD_CASES:
             check_backward(executors, case)
+        check_a_row_of_nan(executors)
+        check_a_row_without_weight(executors)
 
 
 @pytest.mark.parametrize("case", FORWARD_CASES, ids=str)
@@ -264,6 +307,11 @@ def test_forward_kernel_is_exact_where_the_softmax_saturates():
 @pytest.mark.parametrize("case", BACKWARD_CASES, ids=str)
 def test_backward_kernel_passes(case):
     check_backward(nbflash.simt, case)
+
+
+@pytest.mark.parametrize("check", [check_a_row_of_nan, check_a_row_without_weight])
+def test_backward_kernel_passes_rows(check):
+    check(nbflash.simt)
 
 
 def rebuilt(target, mutant):
