@@ -35,20 +35,33 @@ def read_cases(sweep, section, names=(), head_dims=(), seqlens=()):
     for name in names:
         if name not in known:
             raise BadInput(f"--mask {name}: expected one of {', '.join(known)}")
-    found = {}
-    for head_dim in head_dims or sweep["head_dim"]:
-        for n in seqlens or sweep["seqlen"]:
-            shape = _shape(sweep, n, head_dim)
-            for spec in sweep["mask"]:
-                if _chosen(spec, section, names, head_dim) and _has_room(spec, n):
-                    found.setdefault(shape, []).append(_case(spec, shape))
-    if not found:
-        tiles = sorted({spec["tile"] for spec in sweep["mask"]})
+    head_dims, seqlens = head_dims or sweep["head_dim"], seqlens or sweep["seqlen"]
+    wanted = [
+        (spec, n, head_dim)
+        for head_dim in head_dims
+        for n in seqlens
+        for spec in sweep["mask"]
+        if _chosen(spec, section, names, head_dim)
+    ]
+    if not wanted:
         raise BadInput(
-            "no mask of the sweep is left to run at these sizes: a length must be a multiple of a "
-            f"mask's tile ({', '.join(map(str, tiles))}), and have more of them than it is wide"
+            f"the {section} sweep has no mask at head_dim {head_dims[0]}: name one with --mask"
         )
+    found = {}
+    for spec, n, head_dim in wanted:
+        if _has_room(spec, n):
+            shape = _shape(sweep, n, head_dim)
+            found.setdefault(shape, []).append(_case(spec, shape))
+    if not found:
+        rooms = {_room(spec): None for spec, *_ in wanted}
+        raise BadInput(f"no mask has room in {', '.join(map(str, seqlens))}: {'; '.join(rooms)}")
     return found
+
+
+def _room(spec):
+    """What `_has_room` asks for."""
+    tile, least = spec["tile"], spec.get("width", 0) + 1
+    return f"{spec['name']} takes multiples of {tile} from {least * tile} on"
 
 
 def _shape(sweep, n, head_dim):

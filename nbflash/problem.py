@@ -202,19 +202,19 @@ def check_window(window) -> tuple[int | None, int | None]:
 
 
 def check_writeable(out) -> None:
-    """``out`` is not a read-only array of NumPy's; CuPy has none."""
+    """``out`` is no read-only array, which CuPy does not have, and has a place for each element."""
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array; pass a copy or out=None")
+    if _overlaps_itself(out):
+        raise ValueError(
+            f"out must not overlap itself, got strides {out.strides} for shape {out.shape}"
+        )
 
 
 def check_out(out, problem: Problem, q, k, v) -> None:
     """``out`` can receive the result: shape, dtype and layout fit, the memory is its own."""
     _check_like("out", out, problem.q_shape, q.dtype, device_of(q))
     check_writeable(out)
-    if _overlaps_itself(out):
-        raise ValueError(
-            f"out must not overlap itself, got strides {out.strides} for shape {out.shape}"
-        )
     check_disjoint(out, q, k, v)
 
 

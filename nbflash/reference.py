@@ -32,7 +32,8 @@ def attention(q, k, v, mask=None, scale=None, score=None, dropout=0.0, seed=(0, 
     score : scores.Score, optional
         ``S = score(scale · Q Kᵀ)``.
     dropout : float
-        Probability that an element of P becomes 0; the others are divided by ``1 - dropout``.
+        Probability that an element of P becomes 0, rounded as `philox.factor` has it; the others
+        are divided by 1 minus it. Whether NaN shows where it is dropped is not defined.
     seed : (int, int)
         Seed and offset of the random numbers.
 
@@ -157,7 +158,10 @@ def score_terms(s, keep, score):
         (_checked(fn), _checked(grad), list(map(_checked_part, parts)))
         for fn, grad, _, parts in stages
     ]
-    run, params = chain(functions, lambda fn: fn, float), [given for _, _, given, _ in stages]
+    run, params = (
+        chain(functions, lambda fn: fn, float),
+        [_wide(given) for _, _, given, _ in stages],
+    )
     at = np.nonzero(keep)
     places = zip(s[at].tolist(), *(i.tolist() for i in at), strict=True)
     pairs = [run(x, *place, params)[2] for x, *place in places]
@@ -275,8 +279,9 @@ def scored(s, keep, score, with_slope=True, rounded=None):
     at, slope = np.nonzero(keep), np.ones(s.shape)
     s = s.copy()
     for fn, grad, params in score.stages(*s.shape[2:]):
+        wide = _wide(params)
 
-        def each(function, s=s, params=params):
+        def each(function, s=s, params=wide):
             places = zip(s[at].tolist(), *(x.tolist() for x in at), strict=True)
             return np.array([function(*place, *params) for place in places], np.float64)
 
@@ -285,6 +290,12 @@ def scored(s, keep, score, with_slope=True, rounded=None):
         s[at] = each(_checked(fn))
         s = rounded(s, slope) if rounded else s
     return s, slope
+
+
+def _wide(params):
+    """Numbers as Python's, arrays of float64 or int64: what is computed of them does not wrap."""
+    kinds = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
+    return [x.astype(kinds[x.dtype.kind]) if x.ndim else x.item() for x in params]
 
 
 _NUMBERS = int, float, np.integer, np.floating, np.bool_

@@ -13,12 +13,12 @@ from nbflash.arrays import device_of, native, on_cuda, pointer
 
 
 def parameter(name, x, axes="", ndim=None):
-    """A read-only copy, of float64 if numbers or a list are given; a CuPy array of CUDA memory.
+    """A read-only copy, of float64 if Python's numbers are given; a CuPy array of CUDA memory.
 
     Raises
     ------
     TypeError
-        If it is no array or number, or not of float32, float64 or integers.
+        If it is no array or number, or not of floating point, integers or bool.
     ValueError
         If its shape is not that of ``axes``, or kernels cannot read it where it is.
     """
@@ -26,8 +26,8 @@ def parameter(name, x, axes="", ndim=None):
     x = x.reshape(1) if x.ndim == 0 and ndim == 1 else x
     if ndim is not None and x.ndim != ndim:
         raise ValueError(f"{name} must have shape {axes}, got {x.shape}")
-    if x.dtype.kind not in "fiub" or x.dtype.itemsize == 2:
-        raise TypeError(f"{name} must be an array of float32, float64 or integers, got {x.dtype}")
+    if x.dtype.kind not in "iub" and x.dtype.name not in ("float32", "float64"):
+        raise TypeError(f"{name} must be of float32, float64, integers or bool, got {x.dtype}")
     return x
 
 
@@ -56,14 +56,19 @@ def check_place(name, x, problem):
         )
 
 
-def _copied(name, x):
-    keeps_type = x is None or isinstance(x, (np.ndarray, np.generic))
+def _copied(name, given):
+    keeps_type = isinstance(given, np.ndarray | np.generic)
     try:
-        x = np.array(x, dtype=None if keeps_type else np.float64)
+        x = np.array(given, dtype=None if keeps_type else np.float64)
+        if given is None:
+            raise TypeError("None is no number")  # NumPy would make it NaN
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{name} must be a NumPy or CuPy array, a list or a number: {error}"
         ) from error
+    if x.dtype.name in ("float16", "bfloat16"):
+        x = x.astype(np.float32)
+    x = x.astype(x.dtype.newbyteorder("="), copy=False)
     x.flags.writeable = False
     return x
 

@@ -225,7 +225,8 @@ def bias(array):
     ----------
     array : array (batch or 1, heads or 1, nq or 1, nk or 1)
         Of numbers: True and False are no mask here, and refused. -inf takes a pair out, at the cost
-        of one that stays; a mask saves the tiles that it takes out.
+        of one that stays, if no function follows and nothing of the pair is NaN. A mask hides NaN,
+        and saves the tiles that it takes out.
     """
     array = parameter("array", array, "(batch or 1, heads or 1, nq or 1, nk or 1)", 4)
     if array.dtype == bool:
@@ -242,13 +243,13 @@ def custom(fn, grad=None, params=(), param_grads=None):
     ----------
     fn : callable
         ``fn(s, b, h, q_idx, kv_idx, *params) -> s'``, of scalars; Python that Numba compiles:
-        ``a if q_idx > 3 else b`` and `math`, not ``numpy.where``. -inf takes the pair out.
+        ``a if q_idx > 3 else b`` and `math`, not ``numpy.where``. -inf is as in `bias`.
     grad : callable, optional
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.
     params : tuple of float or array
         Copied, but for arrays of CUDA memory. Numbers and lists of Python become float64; NumPy's
-        scalars and arrays keep their type: ``numpy.int64(3)`` is an integer in ``fn``, to count
-        with or to index an array by.
+        scalars and arrays keep their type, of 16 bits they become float32: ``numpy.int64(3)`` is an
+        integer in ``fn``, to count with or to index an array by.
     param_grads : tuple of callable or None, optional
         One for each of ``params``: of the same arguments, it returns ``(index, ∂s'/∂param[index])``
         for the only element of the array that this score is made with, ``index`` an integer or,

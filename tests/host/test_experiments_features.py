@@ -163,7 +163,7 @@ def test_options_that_do_not_fit(tmp_path, capsys):
         "--feature tanh": "--feature tanh: expected one of plain, softcap, alibi",
         "--dtype float64": "'float64' is not one of",
         "--device cpu --mask diagonal": "expected one of dense, causal, butterfly",
-        "--device cpu --seqlen 100": "no mask of the sweep is left",
+        "--device cpu --seqlen 100": "no mask has room in 100: dense takes mul",
         "--passes sideways": "--passes sideways: expected some of forward, backward, both",
     }.items():
         with pytest.raises(SystemExit, match="2"):

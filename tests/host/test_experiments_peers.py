@@ -79,8 +79,14 @@ def test_options_choose_cases():
     ]
     with pytest.raises(BadInput, match="--mask local: expected one of dense, causal, butterfly"):
         read_cases(sweep, "full", names=("local",))
-    with pytest.raises(BadInput, match="no mask of the sweep is left"):
+    with pytest.raises(
+        BadInput, match="no mask has room in 200: dense takes multiples of 128 from 128 on"
+    ):
         read_cases(sweep, "full", seqlens=(200,))
+    with pytest.raises(BadInput, match=r"room in 512: local-4 takes .* 128 from 640 on$"):
+        read_cases(sweep, "full", names=("local-4",), seqlens=(512,))
+    with pytest.raises(BadInput, match="the quick sweep has no mask at head_dim 96: name one with"):
+        read_cases(sweep, "quick", head_dims=(96,))
 
 
 def test_work_is_counted_by_density():

@@ -136,7 +136,7 @@ def test_options_that_do_not_fit(tmp_path, capsys):
         "--quick --paper": "--quick and --paper exclude each other",
         "--dtype float64": "'float64' is not one of",
         "--device cpu --mask diagonal": "expected one of dense, causal, butterfly",
-        "--device cpu --seqlen 100": "no mask of the sweep is left",
+        "--device cpu --seqlen 100": "no mask has room in 100: ",
     }.items():
         with pytest.raises(SystemExit, match="2"):
             command("seqlen", options, "--out", tmp_path)

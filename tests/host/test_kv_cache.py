@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kv_cases import HEADS, D, contents, tokens
+from numpy.lib.stride_tricks import as_strided
 
 import nbflash
 from nbflash import kv_cache
@@ -323,6 +324,11 @@ USES = {
         lambda c: c.lengths([0], out=np.broadcast_to(np.int32(0), 1)),
         ValueError,
         "out must be writeable, got a read-only array",
+    ),
+    "out-overlapping": (
+        lambda c: c.block_table([0], out=as_strided(np.zeros(1, np.int32), (1, 2), (8, 0))),
+        ValueError,
+        r"out must not overlap itself, got strides \(8, 0\)",
     ),
     "out-list": (lambda c: c.lengths([0], out=[0]), TypeError, "out must be a NumPy or CuPy array"),
     "count": (lambda c: c.allocate(0), ValueError, "count must be at least 1, got 0"),

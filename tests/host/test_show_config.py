@@ -96,7 +96,8 @@ def test_show_config_names_the_simulator():
 def test_import_needs_no_optional_package():
     code = """
 import nbflash
-heavy = {"numba", "cupy", "ml_dtypes", "numba_cuda", "cuda", "matplotlib", "scipy.stats"}
+heavy = {"numba", "cupy", "ml_dtypes", "numba_cuda", "cuda", "matplotlib"}
+heavy |= {"scipy.stats", "scipy.sparse.csgraph"}
 print(sorted(heavy & set(sys.modules)))
 """
     assert python(code, OPTIONAL) == "[]\n"
