@@ -248,8 +248,8 @@ def custom(fn, grad=None, params=(), param_grads=None):
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.
     params : tuple of float or array
         Copied, but for arrays of CUDA memory. Numbers and lists of Python become float64; NumPy's
-        scalars and arrays keep their type, of 16 bits they become float32: ``numpy.int64(3)`` is an
-        integer in ``fn``, to count with or to index an array by.
+        scalars and arrays keep their type, but float16 and bfloat16 become float32:
+        ``numpy.int64(3)`` is an integer in ``fn``, to count with or to index an array by.
     param_grads : tuple of callable or None, optional
         One for each of ``params``: of the same arguments, it returns ``(index, ∂s'/∂param[index])``
         for the only element of the array that this score is made with, ``index`` an integer or,
