@@ -243,7 +243,8 @@ def custom(fn, grad=None, params=(), param_grads=None):
     ----------
     fn : callable
         ``fn(s, b, h, q_idx, kv_idx, *params) -> s'``, of scalars; Python that Numba compiles:
-        ``a if q_idx > 3 else b`` and `math`, not ``numpy.where``. -inf is as in `bias`.
+        ``a if q_idx > 3 else b`` and `math`, not ``numpy.where``. -inf is as in `bias`. Kernels
+        call it for hidden pairs, too, and divide by 0 as NumPy does; the reference does neither.
     grad : callable, optional
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.
     params : tuple of float or array

@@ -53,7 +53,8 @@ def _nothing(s, b, h, q_idx, kv_idx, params):
     return s, 1.0
 
 
-jitted = functools.lru_cache(maxsize=128)(njit)
+# As CUDA divides: 1 / 0 where a pair is hidden is no error.
+jitted = functools.lru_cache(maxsize=128)(njit(error_model="numpy"))
 
 
 @functools.lru_cache(maxsize=64)

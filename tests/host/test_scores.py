@@ -182,6 +182,26 @@ def test_arrays_of_other_types(dtype, impl):
         np.testing.assert_array_equal(got, exact)
 
 
+def _over_distance(s, b, h, q_idx, kv_idx):
+    return s / abs(q_idx - kv_idx)
+
+
+def _over_distance_slope(s, b, h, q_idx, kv_idx):
+    return 1 / abs(q_idx - kv_idx)
+
+
+def _by_parts(s, b, h, q_idx, kv_idx):
+    return s + q_idx // abs(q_idx - kv_idx) - q_idx % abs(q_idx - kv_idx)
+
+
+@pytest.mark.parametrize(
+    ("fn", "grad"), [(_over_distance, _over_distance_slope), (_by_parts, lambda *place: 1.0)]
+)
+def test_a_function_without_a_value_where_pairs_are_hidden(fn, grad):
+    mask = masks.from_function(lambda i, j: i != j, 20, 20)
+    check(scores.custom(fn, grad), mask, make_qkv(1, 20, 20, HEADS, 2, 8))
+
+
 def _log(s, b, h, q_idx, kv_idx):
     return math.log(3 + s)
 
