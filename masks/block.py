@@ -5,6 +5,7 @@ from scipy.sparse import coo_array, csr_array, issparse
 
 from masks import _check
 from masks.base import Mask
+from masks.interval import ranges
 from masks.tiles import ABSENT, FULL, OPEN
 
 
@@ -44,11 +45,6 @@ class BlockSparse(Mask):
         size = "x".join(map(str, self.block))
         return f"{super().__repr__()[:-1]}, {self.rows.size} blocks of {size}>"
 
-    def _pattern(self):
-        """CSR of ones, int64, one entry per block."""
-        ones = np.ones(self.rows.size, np.int64)
-        return csr_array(coo_array((ones, (self.rows, self.cols)), shape=self.grid_shape))
-
     def _has(self, rows, cols):
         """Whether blocks are stored, for broadcasting block coordinates."""
         n_col = self.grid_shape[1]
@@ -76,9 +72,11 @@ class BlockSparse(Mask):
         """Linear index and number of attended cells of every live tile."""
 
         def make():
-            rows = _overlap(self.shape[0], self.block[0], grid.tile_m).T
-            counts = rows @ self._pattern() @ _overlap(self.shape[1], self.block[1], grid.tile_n)
-            counts = counts.tocsr()
+            above, row = _overlap(self.rows, self.block[0], grid.nq, grid.tile_m)
+            beside, col = _overlap(self.cols, self.block[1], grid.nk, grid.tile_n)
+            shape = above.shape[0], beside.shape[0]
+            blocks = coo_array((np.ones(row.size, np.int64), (row, col)), shape=shape)
+            counts = (above.T @ csr_array(blocks) @ beside).tocsr()
             counts.sort_indices()
             row = np.repeat(np.arange(grid.n_row), np.diff(counts.indptr))
             return row * grid.n_col + counts.indices, counts.data
@@ -123,12 +121,19 @@ def _isin_sorted(sorted_keys, values):
     return sorted_keys[at] == values
 
 
-def _overlap(n, block, tile):
-    """CSR (blocks, tiles): tokens that each block shares with each tile."""
-    edges = np.union1d(np.arange(0, n, block), np.arange(0, n, tile))
-    lengths = np.diff(np.append(edges, n))
-    shape = (-(-n // block), -(-n // tile))
-    return csr_array(coo_array((lengths, (edges // block, edges // tile)), shape=shape))
+def _overlap(blocks, block, n, tile):
+    """CSR (blocks, tiles): tokens that each distinct block of an axis shares with each tile.
+
+    And which of the distinct blocks each one is. What no block stands for takes no memory.
+    """
+    blocks, which = np.unique(blocks, return_inverse=True)
+    start = blocks.astype(np.int64) * block
+    stop = np.minimum(start + block, n)
+    first = start // tile
+    length = (stop - 1) // tile + 1 - first
+    row, col = np.repeat(np.arange(blocks.size), length), ranges(first, length)
+    shared = np.minimum(stop[row], (col + 1) * tile) - np.maximum(start[row], col * tile)
+    return csr_array(coo_array((shared, (row, col)), shape=(blocks.size, -(-n // tile)))), which
 
 
 def from_scipy(matrix, block=None, *, shape=None):

@@ -138,8 +138,8 @@ def _sizes(nq, nk):
 
 
 def _positions(nq, nk):
-    """Key position of each query, bottom-right aligned, int32 ``(nq,)``."""
-    return np.arange(nk - nq, nk, dtype=np.int32)
+    """Key position of each query, bottom-right aligned: ``(nq,)``, in 64 bits to be added to."""
+    return np.arange(nk - nq, nk, dtype=np.int64)
 
 
 def dense(nq, nk=None):

@@ -89,3 +89,24 @@ def test_memory_follows_the_live_tiles_not_the_square():
         return result
 
     assert peak(8 << 17) < 10 * peak(1 << 17)
+
+
+def test_a_tree_behind_a_long_prefix_costs_what_it_attends():
+    """Blocks of one token: nothing of what it allocates is as long as the keys."""
+    tracemalloc.start()
+    mask = masks.tree([-1, 0, 0], prefix=N)
+    tiles = mask.tiles(BLOCK, BLOCK)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert tiles.kinds.nnz == M + 1
+    assert mask.count_nonzero() == 3 * N + 5
+    assert peak < MIB
+
+
+def test_keys_up_to_the_largest_number():
+    n = 2**31 - 1
+    assert masks.window(1, n, left=5).count_nonzero() == 6
+    assert masks.window(3, n, left=5, right=1).count_nonzero() == 3 * 7 - 1
+    assert masks.causal(2, n).count_nonzero() == 2 * n - 1
+    assert masks.chunked(3, 2**30, causal=False, nk=n).count_nonzero() == 3 * (2**30 - 1)
+    assert masks.prefix(2, 5, nk=n).count_nonzero() == 2 * n - 1
