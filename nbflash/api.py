@@ -141,6 +141,9 @@ def attention_backward(
     B.2 has ``dS = P ∘ (dP − δ)`` with ``δ = rowsum(dO ∘ O)``. The log-sum-exp has the derivative
     ``∂LSE_i / ∂S_ij = P_ij``, so that with its gradient ``dS = P ∘ (dP − (δ − dLSE))``: what
     `merge_backward` and `merge_sink_backward` give for attention over parts of the keys.
+
+    P is computed anew, ``exp(S − LSE)``: scores of magnitude |s| are rounded by up to ``|s| 2⁻²³``
+    (``2⁻⁵²`` for float64), and P is off by as much of itself.
     """
     deterministic = check_flag("deterministic", deterministic)
     q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)

@@ -136,7 +136,8 @@ class KVCache:
         sequences : sequence of int
             Distinct numbers from `allocate` or `fork`.
         k, v : array (sequences, tokens, heads_kv, head_dim)
-            On the cache's device; the cache's dtype, or any floating dtype if it is quantised.
+            On the cache's device; the cache's dtype, or any floating dtype if it is quantised. No
+            views of the cache: their pages may be written while they are read.
 
         Raises
         ------

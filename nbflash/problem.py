@@ -365,7 +365,10 @@ def _check_scale(scale, dtype, head_dim) -> float:
     work = np.float64 if dtype == np.float64 else np.float32
     largest = float(np.finfo(work).max) / 2  # the kernels multiply by log2(e) < 2
     if not -largest <= scale <= largest:
-        raise ValueError(f"scale must be finite in {work.__name__}, got {scale!r}")
+        raise ValueError(
+            f"scale must be finite in {work.__name__}, at most {largest:.3g} in magnitude, got "
+            f"{scale!r}"
+        )
     return float(scale)
 
 

@@ -7,7 +7,8 @@ Plain NumPy over the whole score matrix, O(N²) memory. Three rules settle the c
 * A row of total weight zero (it attends nothing) has ``out = 0``, ``lse = -inf`` and zero
   gradients.
 * What the mask leaves out contributes nothing, NaN and Inf included.
-* What the mask keeps takes part honestly: a NaN that is attended reaches the result.
+* What the mask keeps takes part honestly: a NaN that is attended reaches the result. Where its
+  weight underflows to 0 it does here, elsewhere it may not.
 """
 
 import numpy as np
