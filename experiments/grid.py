@@ -53,15 +53,12 @@ def read_cases(sweep, section, names=(), head_dims=(), seqlens=()):
             shape = _shape(sweep, n, head_dim)
             found.setdefault(shape, []).append(_case(spec, shape))
     if not found:
-        rooms = {_room(spec): None for spec, *_ in wanted}
+        rooms = dict.fromkeys(
+            f"{spec['name']} takes multiples of {spec['tile']} from {_least(spec)} on"
+            for spec, *_ in wanted
+        )
         raise BadInput(f"no mask has room in {', '.join(map(str, seqlens))}: {'; '.join(rooms)}")
     return found
-
-
-def _room(spec):
-    """What `_has_room` asks for."""
-    tile, least = spec["tile"], spec.get("width", 0) + 1
-    return f"{spec['name']} takes multiples of {tile} from {least * tile} on"
 
 
 def _shape(sweep, n, head_dim):
@@ -80,7 +77,11 @@ def _chosen(spec, section, names, head_dim):
 
 def _has_room(spec, n):
     """Whether the sequence is made of whole blocks, and of more than the mask is wide."""
-    return n % spec["tile"] == 0 and spec.get("width", 0) < n // spec["tile"]
+    return n % spec["tile"] == 0 and n >= _least(spec)
+
+
+def _least(spec):
+    return (spec.get("width", 0) + 1) * spec["tile"]
 
 
 def _case(spec, shape):

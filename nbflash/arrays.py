@@ -80,6 +80,15 @@ def device_of(x) -> tuple[str, int]:
     return (CPU, 0) if isinstance(x, np.ndarray) else (CUDA, x.data.device_id)
 
 
+def check_beside_q(what, x, problem) -> None:
+    """Raise ValueError unless an array of CUDA memory is on the device of a problem."""
+    if device_of(x) != (problem.device, problem.device_id):
+        raise ValueError(
+            f"{what} on CUDA device {device_of(x)[1]} but q is in {problem.device} memory, "
+            f"device {problem.device_id}"
+        )
+
+
 def pointer(x) -> int:
     """Address of the first element of a native array."""
     return x.__array_interface__["data"][0] if isinstance(x, np.ndarray) else x.data.ptr

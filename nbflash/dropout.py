@@ -6,7 +6,7 @@ import numbers
 
 import numpy as np
 
-from nbflash.arrays import are_native, device_of, native
+from nbflash.arrays import are_native, check_beside_q, native
 
 _LIMIT = 2**64
 _SHARED = "__dlpack__", "__cuda_array_interface__"
@@ -63,9 +63,5 @@ def _from_array(seed, problem):
         )
     if isinstance(seed, np.ndarray):
         return tuple(int(x) % _LIMIT for x in seed)
-    if device_of(seed) != (problem.device, problem.device_id):
-        raise ValueError(
-            f"seed is on CUDA device {device_of(seed)[1]} but q is in {problem.device} memory, "
-            f"device {problem.device_id}"
-        )
+    check_beside_q("seed is", seed, problem)
     return seed

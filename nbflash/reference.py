@@ -296,7 +296,7 @@ def scored(s, keep, score, with_slope=True, rounded=None):
 def _wide(params):
     """Numbers as Python's, arrays of float64 or int64: what is computed of them does not wrap."""
     kinds = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
-    return [x.astype(kinds[x.dtype.kind]) if x.ndim else x.item() for x in params]
+    return [x.astype(kinds[x.dtype.kind], copy=False) if x.ndim else x.item() for x in params]
 
 
 _NUMBERS = int, float, np.integer, np.floating, np.bool_

@@ -9,7 +9,7 @@ import hashlib
 
 import numpy as np
 
-from nbflash.arrays import device_of, native, on_cuda, pointer
+from nbflash.arrays import check_beside_q, device_of, native, on_cuda, pointer
 
 
 def parameter(name, x, axes="", ndim=None):
@@ -33,22 +33,18 @@ def parameter(name, x, axes="", ndim=None):
 
 def key_of(x):
     """What stands for a parameter in a key: host arrays may be as large as all scores."""
-    if isinstance(x, np.ndarray | np.generic):
-        content = hashlib.blake2b(np.ascontiguousarray(x), digest_size=16).digest()
-    else:
+    if on_cuda(x):
         content = *device_of(x), pointer(x)
+    else:
+        content = hashlib.blake2b(np.ascontiguousarray(x), digest_size=16).digest()
     return x.shape, x.dtype.str, content
 
 
 def check_place(name, x, problem):
     """Raise unless the kernels of a problem can read an array of CUDA memory as it is."""
-    if isinstance(x, np.ndarray | np.generic):
+    if not on_cuda(x):
         return
-    if device_of(x) != (problem.device, problem.device_id):
-        raise ValueError(
-            f"score: {name} has an array on CUDA device {device_of(x)[1]}, but q is in "
-            f"{problem.device} memory, device {problem.device_id}"
-        )
+    check_beside_q(f"score: {name} has an array", x, problem)
     if x.dtype.kind == "f" and x.dtype != problem.lse_dtype:
         raise TypeError(
             f"score: {name} has an array of {x.dtype} in CUDA memory, where it is not copied; for "

@@ -7,6 +7,7 @@ that type, and integers by value are of 32 bits where they fit.
 import numpy as np
 
 from nbflash import scores
+from nbflash.arrays import on_cuda
 from nbflash.ptx._asm import COMPILE_ERRORS, SIM, compiling_for, cuda, types
 from nbflash.tile.score import ScoreCode
 
@@ -70,8 +71,8 @@ def _form_of(fn, last, scale):
 
 
 def _fitted(x, real):
-    if not isinstance(x, np.ndarray | np.generic):
-        return x  # in CUDA memory, where a check of the score has found it to fit
+    if on_cuda(x):
+        return x  # a check of the score has found it to fit
     dtype = x.dtype
     if dtype.kind == "f":
         dtype = real
