@@ -17,17 +17,23 @@ from nbflash.tile.mma_stored import WARPS
 from nbflash.tile.parts import make_join
 from nbflash.tile.pipeline import divided
 from nbflash.tile.shared import global_address
-from nbflash.tile.unroll import equal, select, store, unrolled
+from nbflash.tile.unroll import equal, hide, select, store, unrolled
 from nbflash.tile.warp_math import approximate_reciprocal
 
-AHEAD = 8  # parts whose O a warp has under way; what is left behind them comes part by part
+UNDER_WAY = 64  # elements of O that a lane loads at a time
+MOST_AHEAD = 16
 MOST_ROUNDS = 8  # of loads, one after the other: more are for all multiprocessors, and a kernel
 
 
 def joined_by_the_last(cfg, rows, splits):
     """Whether a block may join the parts of a tile of so many rows: a second kernel costs more."""
-    rounds_of_a_row = splits // AHEAD + splits % AHEAD
+    rounds_of_a_row = -(-splits // _ahead(cfg.head_dim))
     return -(-min(rows, cfg.tile_m) // WARPS) * rounds_of_a_row <= MOST_ROUNDS
+
+
+def _ahead(head_dim):
+    """Parts whose O a warp has under way."""
+    return min(UNDER_WAY // -(-head_dim // WARP), MOST_AHEAD)
 
 
 def make_join_parts(cfg):
@@ -38,7 +44,7 @@ def make_join_parts(cfg):
     splits, tokens, heads and rows of one split.
     """
     HEAD_DIM, (WHOLE, REST) = cfg.head_dim, divmod(cfg.head_dim, WARP)
-    join, lse_of = make_join(HEAD_DIM, types.float32, 1, AHEAD)
+    join, lse_of = make_join(HEAD_DIM, types.float32, 1, _ahead(HEAD_DIM))
 
     @inlined
     def is_last(smem, at, count, splits, thread):
@@ -71,6 +77,7 @@ def make_join_parts(cfg):
         if is_last(smem, at, count, splits, thread):
             b, first_head, first, tile_rows, pack = tile
             (part_o, part_lse), (out, lse) = parts, results
+            thread = hide(thread)
             warp, lane = types.int32(thread // WARP), types.int32(thread % WARP)
             for r in range(warp, tile_rows, WARPS):
                 token, nth = divided(types.int32(first + r), pack)

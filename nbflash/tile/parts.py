@@ -40,23 +40,28 @@ def make_join(head_dim, accumulator, step, ahead):
     def warp_sum(x):
         return across_lanes((x,), WARP, operator.add)[0]
 
-    def make_add(count):
-        @unrolled
-        def add(acc, part_o, part_lse, m, split, rows, row, at, lane):
-            """``O += w_s O_s`` for ``count`` parts, ``step`` apart; all loads come first."""
-            splits = [split + step * u for u in range(count)]
-            weights = [_weight(load(part_lse, s * rows + at), m) for s in splits]
-            columns = [select(lane + c < head_dim, lane + c, 0) for c in COLUMNS]
-            parts = [
-                [load(part_o, (s * rows + row) * head_dim + c) for c in columns] for s in splits
-            ]
-            for w, o in zip(weights, parts, strict=True):
-                acc = tuple(fma(w, x, total) for x, total in zip(o, acc, strict=True))
-            return acc
+    def row_of(part_o, at, lane):
+        """A lane's columns of the row at ``at``; in place of one behind its end column 0."""
+        columns = [lane + c for c in COLUMNS]
+        if head_dim % WARP:
+            columns[-1] = select(columns[-1] < head_dim, columns[-1], 0)
+        return [load(part_o, at + c) for c in columns]
 
-        return add
+    @unrolled
+    def add(acc, part_o, part_lse, m, split, splits, rows, row, at, lane):
+        """``O += w_s O_s`` for ``ahead`` parts, ``step`` apart, or as many as there are.
 
-    add_one, add_ahead = make_add(1), make_add(ahead)
+        All loads come first; in place of those behind the last one ``split`` itself is read.
+        """
+        there = [split + step * u < splits for u in range(ahead)]
+        steps = [select(t, u * step * rows, 0) for u, t in enumerate(there)]
+        first = split * rows
+        weights = [_weight(load(part_lse, first + at + s), m) for s in steps]
+        parts = [row_of(part_o, (first + row + s) * head_dim, lane) for s in steps]
+        for t, w, o in zip(there, weights, parts, strict=True):
+            o = [select(t, x, ZERO) for x in o]
+            acc = tuple(fma(w, x, total) for x, total in zip(o, acc, strict=True))
+        return acc
 
     @inlined
     def join(part_o, part_lse, rows, row, at, splits, split, lane):
@@ -67,12 +72,9 @@ def make_join(head_dim, accumulator, step, ahead):
         for s in range(lane, splits, WARP):
             l += weight(part_lse[s * rows + at], m)
         l = warp_sum(l)
-        while split + (ahead - 1) * step < splits:
-            acc = add_ahead(acc, part_o, part_lse, m, split, rows, row, at, lane)
-            split += ahead * step
         while split < splits:
-            acc = add_one(acc, part_o, part_lse, m, split, rows, row, at, lane)
-            split += step
+            acc = add(acc, part_o, part_lse, m, split, splits, rows, row, at, lane)
+            split += ahead * step
         return acc, m, l
 
     @inlined

@@ -160,7 +160,7 @@ def test_quantised(dtype, storage, per):
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["f16", "int8"])
-@pytest.mark.parametrize("splits", [1, 3, 11])
+@pytest.mark.parametrize("splits", [1, 3, 11, 19])
 def test_the_last_block_joins(splits, stored):
     """Twice in a row, with the counts that the first call has left, and blocks in other orders."""
     q, k, v = problem(3, head_dim=40 + 8 * stored, lengths=SOME)
