@@ -215,18 +215,26 @@ def make_stored_compute(cfg):
 def make_merge(cfg):
     """``put(smem, words, acc, m, l, thread)``, ``merged(smem, words, row, column)``: O and LSE.
 
-    All warps' O are where the stages have been, their m and l where the scales have been.
+    All warps' O are where the stages have been, their m and l where the scales have been. Lanes
+    store four words of columns that are 2 span apart: in place of words 4 i … of 32 stand those of
+    4 (i ^ x), with another x for each of eight lanes, or all would meet in one bank.
     """
     layout, (K, _, SCALES, *_) = StoredLayout(cfg), cfg.offsets
     WIDTH, OF_WARP, STATISTICS = layout.width, ROWS * layout.width, 2 * ROWS
+    OF_LANE = 2 * layout.span
+
+    @inlined
+    def turn_of(row, c):
+        """What the columns of a row in lane c are turned by."""
+        return types.int32(row % 2 * 16 + c * 4)
 
     @unrolled
-    def put_acc(smem, at, acc, c):
+    def put_acc(smem, at, acc, first_column, turn):
         """A lane's two rows: neighbours are ``span`` n-tiles."""
         for i in range(2):
             for e in range(2):
                 for t in range(0, len(acc) // 4, 4):
-                    column = c * (2 * layout.span) + layout.column(t, e)
+                    column = first_column + layout.column(t, e) ^ turn
                     values = [float_bits(acc[4 * (t + n) + 2 * i + e]) for n in range(4)]
                     store4(smem, at + 8 * i * WIDTH + column, values)
 
@@ -241,7 +249,8 @@ def make_merge(cfg):
         warp, r, c = thread // 32, thread % 32 // 4, types.int32(thread % 4)
         l = row_total(l)
         bar_sync(COMPUTING, 32 * WARPS)  # all are through with the stages
-        put_acc(smem, types.int32(words + K // 4 + warp * OF_WARP + r * WIDTH), acc, c)
+        at = types.int32(words + K // 4 + warp * OF_WARP + r * WIDTH)
+        put_acc(smem, at, acc, types.int32(c * OF_LANE), turn_of(r, c))
         if c == 0:
             put_statistics(smem, types.int32(words + SCALES // 4 + warp * STATISTICS + 2 * r), m, l)
         bar_sync(COMPUTING, 32 * WARPS)
@@ -264,7 +273,7 @@ def make_merge(cfg):
 
     @inlined
     def merged(smem, words, row, column):
-        at = words + K // 4 + row * WIDTH + column
+        at = words + K // 4 + row * WIDTH + (column ^ turn_of(row, column // OF_LANE % 4))
         return join(smem, types.int32(at), types.int32(words + SCALES // 4 + 2 * row))
 
     return put, merged

@@ -1,6 +1,5 @@
 """decode's kernels without tensor cores, in the simulator, against the float64 reference."""
 
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -286,12 +285,12 @@ def test_a_new_call_is_checked():
         lookup(q, Cache(k, v, SHORT), None, [1])
 
 
-NEAR_BEST = 1.03  # of the shortest time there is
+NEAR_BEST = 1.05  # of the shortest time there is
 
 
 def time_of(items, splits, tiles, slots):
-    """Of all waves, in tiles: a block's own, and one for its beginning and end."""
-    return -(-items * splits // slots) * (-(-tiles // splits) + 1)
+    """Of all waves, in tiles: a block's own, and four for its beginning and end."""
+    return -(-items * splits // slots) * (-(-tiles // splits) + 4)
 
 
 @pytest.mark.parametrize("slots", [108, 132, 264, 396])
@@ -308,7 +307,7 @@ def test_the_number_of_splits(items, tiles, slots):
 
 @pytest.mark.parametrize(
     ("items", "tiles", "slots", "splits"),
-    [(8, 1024, 132, 16), (8, 1024, 396, 49), (128, 128, 132, 1), (512, 128, 396, 3)],
+    [(8, 1024, 132, 16), (8, 1024, 396, 47), (128, 128, 132, 1), (512, 128, 396, 3)],
 )
 def test_splits_of_an_h100(items, tiles, slots, splits):
     """8 heads of keys, of batches of 1, 16 and 64: no multiprocessor has more than its share."""
