@@ -18,6 +18,7 @@ which writes every element of the arrays ``sums``, in the order of the score's; 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
@@ -90,13 +91,25 @@ class CpuExecutor:
         real = np.dtype(problem.lse_dtype).type
         self._score = cpu.prepare(score, self.schedule.nq, self.schedule.nk, real)
 
+    @contextmanager
+    def _named(self):
+        """What a function of a score raises has its file and line as a note."""
+        try:
+            yield
+        except Exception as error:
+            if self._given is not None:
+                error.add_note(f"score: {self._given}")
+            raise
+
     def forward(self, q, k, v, out, lse, seed=(0, 0)):
         how = self.schedule, self._scale, self._score, (self._dropout, seed)
-        self._cpu.forward(q, k, v, out, lse, *how)
+        with self._named():
+            self._cpu.forward(q, k, v, out, lse, *how)
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=(0, 0)):
         how = self.schedule, self._scale, self._score, (self._dropout, seed)
-        self._cpu.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, *how)
+        with self._named():
+            self._cpu.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, *how)
 
     @cached_property
     def _chained(self):
@@ -107,7 +120,8 @@ class CpuExecutor:
 
     def score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed=(0, 0)):
         how = self.schedule, self._scale, *self._chained, self._problem, (self._dropout, seed)
-        self._cpu.score_backward(dout, q, k, v, out, lse, dlse, sums, *how)
+        with self._named():
+            self._cpu.score_backward(dout, q, k, v, out, lse, dlse, sums, *how)
 
 
 class ReferenceExecutor:

@@ -3,6 +3,7 @@
 import functools
 import math
 import pickle
+import re
 
 import ml_dtypes
 import numpy as np
@@ -291,6 +292,32 @@ def test_the_reference_names_what_fails(fn, match):
     out, lse = nbflash.attention(q, k, v, score=score, return_lse=True, impl="reference")
     with pytest.raises(TypeError, match=match):
         nbflash.attention_backward(dout, q, k, v, out, lse, score=score, impl="reference")
+
+
+def _raises_late(s, b, h, q_idx, kv_idx):
+    if q_idx > 3:
+        raise ValueError("too far")
+    return s
+
+
+def _nothing_late(s, b, h, q_idx, kv_idx):
+    return None if q_idx > 3 else s
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("fn", [_raises_late, _nothing_late])
+def test_what_fails_for_some_queries_is_named(fn, impl):
+    """In the message or in a note; of a gradient, `cpu` knows the function that it belongs to."""
+    q, k, v, dout = make_qkv(1, 6, 6, 1, 1, 8)
+    with pytest.raises((TypeError, ValueError)) as forward:
+        nbflash.attention(q, k, v, score=scores.custom(fn), impl=impl)
+    out, lse = nbflash.attention(q, k, v, score=scores.custom(_log), return_lse=True, impl=impl)
+    score = scores.custom(_log, fn)
+    with pytest.raises((TypeError, ValueError)) as backward:
+        nbflash.attention_backward(dout, q, k, v, out, lse, score=score, impl=impl)
+    for failed, named in ((forward, fn), (backward, fn if impl == "reference" else _log)):
+        text = "\n".join([str(failed.value), *getattr(failed.value, "__notes__", ())])
+        assert re.search(rf"{named.__name__}, .*test_scores.py:\d+", text)
 
 
 @pytest.mark.parametrize("impl", ["cpu", "reference"])
