@@ -119,6 +119,17 @@ def paged(backend, caches, page_size, seed):
     return pools, table
 
 
+def quantised(backend, problem, name):
+    """Caches of a dtype of one byte, their scales, and what is expected of them."""
+    stored = [quantise(x, parse_dtype(name)) for x in (problem.k, problem.v)]
+    values = [dequantise(*pair, np.dtype(np.float32)) for pair in stored]
+    caches, scales = (
+        [of_all(backend, x, problem.batch).view(x.dtype) for x in arrays]
+        for arrays in zip(*stored, strict=True)
+    )
+    return caches, scales, problem.expected(*values)
+
+
 def nbflash_tasks(backend, problem, sweep, seed):
     """Calls to time by the cache that they read, checked, with what is known of each.
 
@@ -143,13 +154,10 @@ def nbflash_tasks(backend, problem, sweep, seed):
         pools, table = paged(backend, words, page_size, seed)
         add(f"pages of {page_size}", *(x.view(dtype) for x in pools), block_table=table)
     for name in sweep["quantised"]:
-        stored = [quantise(x, parse_dtype(name)) for x in (problem.k, problem.v)]
-        caches = [of_all(backend, x, batch).view(x.dtype) for x, _ in stored]
-        scales = [of_all(backend, x, batch).view(x.dtype) for _, x in stored]
-        values = [dequantise(*pair, np.dtype(np.float32)) for pair in stored]
+        caches, scales, expected = quantised(backend, problem, name)
         read = sum(x.nbytes for x in (*caches, *scales))
         named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
-        add(name, *caches, read=read, expected=problem.expected(*values), **named)
+        add(name, *caches, read=read, expected=expected, **named)
     some = round(sweep["window"] * keys)
     mask = masks.sinks(problem.q.shape[1], some // 8, some - some // 8, nk=keys)
     density = float(mask.dense().mean())

@@ -378,6 +378,22 @@ def tune(out, seed, quick, passes, mask, head_dim):
     run(out, seed, quick, passes, names=mask, head_dims=head_dim)
 
 
+@cli.command("tune-decode")
+@click.option("--quick", is_flag=True, help="One head dimension, two sizes, fewer rounds.")
+@seed_option
+@out_option
+def tune_decode(out, seed, quick):
+    """GPU: geometries and numbers of shares of the Hopper kernel of decode.
+
+    What the table in nbflash/kernels/decode_sm90_config.py and the rule in nbflash/decode_shares.py
+    choose, against other numbers of shares and the candidates of
+    experiments/sweeps/tune-decode.toml. Needs a Hopper GPU.
+    """
+    from experiments.tune_decode import run
+
+    run(out, seed, quick)
+
+
 def main(args=None):
     """Run the command line; a user's mistake ends it with one line and exit status 2."""
     try:

@@ -35,18 +35,28 @@ def why_not(problem, mask, q, cache) -> list[str]:
 class Sm90Partial:
     """As `nbflash.simt_decode.SimtPartial` is, with tensor cores and the copy engine.
 
+    Parameters
+    ----------
+    device, problem, mask, q, cache
+        As of `SimtPartial`.
+    config : DecodeSm90Config, optional
+        Instead of the table's row.
+    splits : int, optional
+        Instead of what the rule gives.
+
     Attributes
     ----------
     counted : int
         Row tiles, if the last block of each joins its parts: it needs a count for each; else 0.
     """
 
-    def __init__(self, device, problem, mask, q, cache):
-        p, cfg, pack = problem, config_for(problem, mask), heads_together(problem, mask)
+    def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
+        p, cfg, pack = problem, config or config_for(problem, mask), heads_together(problem, mask)
         _, tiles, tables = walk(p, mask, ROWS, cfg.tile_n, pack)
         row_tiles = -(-p.nq * pack // cfg.tile_m)
         items = p.batch * (p.heads // pack) * row_tiles
-        self.splits = splits_for(items, tiles, device.multiprocessors * cfg.min_blocks)
+        slots = device.multiprocessors * cfg.min_blocks
+        self.splits = splits or splits_for(items, tiles, slots)
         self.counted = items if joined_by_the_last(cfg, p.nq * pack, self.splits) else 0
         self._held = device.resident(tables)
         group, scale = p.heads // p.heads_kv, max(abs(p.scale) * LOG2_E, LEAST_SCALE)

@@ -1,6 +1,7 @@
 """The Hopper decode kernel compiled: every row of its table, without spills or stack."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,6 +75,25 @@ def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypat
     assert (page_size, capacity) == ((64, 128) if paged else (0, 64))
     assert (batch, nq, heads, pack, group) == (2, 3, 4, 2, 2)
     assert partial.counted == 4  # batch × key heads
+
+
+def test_another_geometry_and_number_of_shares(monkeypatch):
+    q, k = np.zeros((2, 1, 4, 128), np.float16), np.zeros((2, 4096, 2, 128), np.float16)
+    arrays = Cache(*map(Array, (k, k, np.zeros(2, np.int32))))
+    problem = check_decode(q, Cache(k, k, np.zeros(2, np.int32)))
+    bound = []
+    monkeypatch.setattr(launch, "bind", lambda *given: bound.append(given))
+    monkeypatch.setattr(sm90_decode, "_layout", lambda *_: [])
+    resident = lambda tables: [Array(np.asarray(x)) for x in tables]
+    device = SimpleNamespace(multiprocessors=132, resident=resident)
+    config = replace(sm90_decode.config_for(problem, None), stages=5)
+    given = device, problem, None, Array(q), arrays
+    partial = sm90_decode.Sm90Partial(*given, config=config, splits=7)
+    (spec, blocks, *_) = bound.pop()
+    assert (spec.config, blocks, partial.splits) == (config, 2 * 2 * 7, 7)
+    chosen = sm90_decode.Sm90Partial(*given)
+    assert bound.pop()[0].config.stages == 6
+    assert chosen.splits == 32  # of 64 tiles, on 132 multiprocessors for four items
 
 
 def test_counts_of_streams_and_of_graphs():

@@ -1,0 +1,120 @@
+"""Geometries of decode's kernel against each other: candidates, and a whole run on the CPU."""
+
+import csv
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import nbflash
+from experiments import cli, sweeps, tune_decode
+from experiments.backends import open_backend
+from experiments.errors import BadInput, OutOfBudget
+from experiments.provenance import provenance
+from experiments.tune_decode import candidates, shares_of
+from nbflash.decode_shares import splits_for
+from nbflash.sm90_decode import config_for
+
+MULTIPROCESSORS = 132
+
+
+def problem_of(stored="bfloat16", head_dim=128, batch=1, capacity=65536):
+    sizes = {"batch": batch, "heads_kv": 8, "head_dim": head_dim, "capacity": capacity}
+    kinds = {"dtype": "bfloat16", "cache_dtype": stored, "page_size": None, "scale": 1.0}
+    return SimpleNamespace(**sizes, **kinds)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("stored", ["bfloat16", "int8", "float8_e4m3fn"])
+def test_every_candidate_fits_and_the_choice_is_the_first(stored, head_dim, capsys):
+    sweep, problem = sweeps.load("tune-decode"), problem_of(stored, head_dim)
+    found, chosen = candidates(problem, MULTIPROCESSORS, sweep), config_for(problem, None)
+    tiles, slots = problem.capacity // chosen.tile_n, MULTIPROCESSORS * chosen.min_blocks
+    assert found[0] == (chosen, splits_for(8, tiles, slots))
+    assert len(set(found)) == len(found)
+    specs = sweep["wide" if stored == "bfloat16" else "stored"]
+    listed = sum(spec["reach"] == head_dim for spec in specs)
+    assert len({config for config, _ in found}) == 1 + listed >= 3
+    assert capsys.readouterr().out == ""
+
+
+def test_what_does_not_fit_is_left_out(capsys):
+    sweep = sweeps.load("tune-decode") | {"wide": [{"reach": 128, "stages": 60}]}
+    found = candidates(problem_of(), MULTIPROCESSORS, sweep)
+    assert {config.stages for config, _ in found} == {6}
+    assert "64 keys, 60 stages, 1 blocks is left out (d=128): " in capsys.readouterr().out
+
+
+def test_shares_fill_waves_of_two_tiles_or_more():
+    config = config_for(problem_of(), None)
+    assert shares_of(problem_of(), config, MULTIPROCESSORS, [1, 2, 4]) == [16, 33, 66]
+    assert shares_of(problem_of(capacity=256), config, MULTIPROCESSORS, [1, 2]) == [2]
+    assert shares_of(problem_of(batch=64), config, MULTIPROCESSORS, [1, 8])[1:] == [2]
+
+
+# A whole run
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """`impl="cpu"` in the place of the kernel; what it was asked for."""
+    cpu, origin, made = open_backend("cpu"), provenance("cpu"), []
+
+    def decoder_of(config, splits, problem, q, cache):
+        made.append((config, splits))
+        k, v, lengths, _, k_scale, v_scale = cache
+        return lambda: nbflash.decode(q, k, v, lengths, k_scale=k_scale, v_scale=v_scale)
+
+    sweep = sweeps.load("tune-decode") | {"heads": 4, "heads_kv": 2}
+    sweep["quick"] = {"rounds": 3, "seconds": 3.0, "head_dim": [64], "sizes": [[2, 512]]}
+    monkeypatch.setattr(sweeps, "load", lambda name: sweep)
+    monkeypatch.setattr(tune_decode, "open_backend", lambda device: cpu)
+    monkeypatch.setattr(tune_decode, "provenance", lambda device: origin)
+    monkeypatch.setattr(tune_decode, "QueuedEvents", lambda sample_ms: cpu.clock)
+    monkeypatch.setattr(tune_decode, "multiprocessors_of", lambda problem: MULTIPROCESSORS)
+    monkeypatch.setattr(tune_decode, "decoder_of", decoder_of)
+    monkeypatch.setattr("nbflash.config.why_not_here", lambda impl, device_id=0: [])
+    return made
+
+
+def test_a_run_measures_every_candidate_and_judges_the_choice(tmp_path, capsys, stand_in):
+    tune_decode.run(tmp_path, quick=True)
+    with (tmp_path / "tune-decode.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(stand_in)
+    for name in ("bfloat16", "int8", "float8_e4m3fn"):
+        group = [row for row in rows if row["cache"] == name]
+        assert [row["table_chooses"] for row in group] == ["True"] + ["False"] * (len(group) - 1)
+        assert sum(row["fastest"] == "True" for row in group) == 1
+        scale_bytes = 2 * 4 * (name != "bfloat16")
+        values = 2 * 64 * (2 if name == "bfloat16" else 1)
+        for row in group:
+            nbytes = 4 * 2 + 2 * 512 * 2 * (values + scale_bytes)
+            assert float(row["gb_per_s"]) == pytest.approx(nbytes / float(row["median_ms"]) / 1e6)
+    assert {"commit", "date", "device", "driver", "numba_cuda", "cupy", "p90_ms"} <= set(rows[0])
+    printed = capsys.readouterr().out
+    assert "2 × 512, d=64, int8: " in printed
+
+
+def test_a_wrong_result_is_not_timed(tmp_path, monkeypatch, stand_in):
+    def decoder_of(config, splits, problem, q, cache):
+        return lambda: np.full_like(q, np.nan)
+
+    monkeypatch.setattr(tune_decode, "decoder_of", decoder_of)
+    with pytest.raises(OutOfBudget, match=r"64 keys, 6 stages, 2 blocks, .* shares: no timing"):
+        tune_decode.run(tmp_path, quick=True)
+
+
+def test_the_command_needs_a_hopper_gpu(tmp_path, monkeypatch):
+    cpu = open_backend("cpu")
+    monkeypatch.setattr(tune_decode, "open_backend", lambda device: cpu)
+    monkeypatch.setattr("nbflash.config.why_not_here", lambda impl: ["no Hopper", "no ptxas"])
+    with pytest.raises(BadInput, match="no Hopper; no ptxas"):
+        tune_decode.run(tmp_path)
+
+
+def test_the_command(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(tune_decode, "run", lambda *arguments: given.append(arguments))
+    cli.main(["tune-decode", "--out", str(tmp_path), "--seed", "3", "--quick"])
+    assert given == [(tmp_path, 3, True)]
