@@ -45,8 +45,8 @@ from nbflash.tile.unroll import (
     exp2,
     fma,
     hide,
-    load,
     load2,
+    load4,
     maximum,
     select,
     store,
@@ -213,7 +213,8 @@ def make_stored_compute(cfg):
 
 
 def make_merge(cfg):
-    """``put(smem, words, acc, m, l, thread)``, ``merged(smem, words, row, column)``: O and LSE.
+    """``put(smem, words, acc, m, l, thread)``, ``merged(smem, words, row, column)``: O of four
+    columns and LSE.
 
     All warps' O are where the stages have been, their m and l where the scales have been. Lanes
     store four words of columns that are 2 span apart: in place of words 4 i … of 32 stand those of
@@ -263,13 +264,15 @@ def make_merge(cfg):
         for m, l in pairs:
             known = select(equal(l, 0.0), NEG_INF, m)
             best = known if best is None else maximum(best, known)
-        total = o = bits_float(statistics * 0)
+        total = bits_float(statistics * 0)
+        o = [total] * 4
         for w, (m, l) in enumerate(pairs):
             factor = select(equal(l, 0.0), 0.0, exp2(m - guarded(best)))
             total = fma(factor, l, total)
-            o = fma(factor, bits_float(load(smem, at + w * OF_WARP)), o)
-        mean = select(equal(total, 0.0), 0.0, o * approximate_reciprocal(total))
-        return mean, log_of_sum(best, total)
+            of_warp = map(bits_float, load4(smem, at + w * OF_WARP))
+            o = [fma(factor, x, sum_) for x, sum_ in zip(of_warp, o, strict=True)]
+        inverse = select(equal(total, 0.0), 0.0, approximate_reciprocal(total))
+        return *(x * inverse for x in o), log_of_sum(best, total)
 
     @inlined
     def merged(smem, words, row, column):
@@ -284,8 +287,12 @@ def make_stored_part(cfg):
 
     What the computing warps do with a row tile: O and LSE of the part of its keys.
     """
-    HEAD_DIM, (load_q_row, put_q) = cfg.head_dim, make_stored_q(cfg)
+    HEAD_DIM, QUADS, (load_q_row, put_q) = cfg.head_dim, cfg.head_dim // 4, make_stored_q(cfg)
     compute, (put, merged), (row_at, _) = make_stored_compute(cfg), make_merge(cfg), make_rows(cfg)
+
+    @unrolled
+    def store_o(part_o, at, o):
+        store4(part_o, at, o)
 
     @inlined
     def row_of_q(q, q_stride, rows, row, thread):
@@ -310,13 +317,13 @@ def make_stored_part(cfg):
         acc, m, l = compute(smem, place, inverses, (upper, below), bits, scale, thread)
         put(smem, place[1], acc, m, l, thread)
         part_o, part_lse = parts
-        elements = hide(types.int32(min(count - first, ROWS) * HEAD_DIM))
-        for i in range(thread, elements, 32 * WARPS):
-            row, column = i // HEAD_DIM, i % HEAD_DIM
-            o, lse = merged(smem, place[1], row, column)
+        quads = hide(types.int32(min(count - first, ROWS) * QUADS))
+        for i in range(thread, quads, 32 * WARPS):
+            row, column = i // QUADS, i % QUADS * 4
+            found = merged(smem, place[1], row, column)
             _, (o_at, lse_at) = row_at(types.int32(first + row), where, plane, length, lo, hi)
-            part_o[o_at * HEAD_DIM + column] = o
+            store_o(part_o, o_at * HEAD_DIM + column, found[:4])
             if column == 0:
-                part_lse[lse_at] = lse
+                part_lse[lse_at] = found[4]
 
     return run
