@@ -77,7 +77,7 @@ def make_join_parts(cfg):
         if is_last(smem, at, count, splits, thread):
             b, first_head, first, tile_rows, pack = tile
             (part_o, part_lse), (out, lse) = parts, results
-            thread = hide(thread)
+            thread = hide(thread)  # held from the start, what follows from it spills
             warp, lane = types.int32(thread // WARP), types.int32(thread % WARP)
             for r in range(warp, tile_rows, WARPS):
                 token, nth = divided(types.int32(first + r), pack)

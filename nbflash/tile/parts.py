@@ -55,7 +55,7 @@ def make_join(head_dim, accumulator, step, ahead):
         """
         there = [split + step * u < splits for u in range(ahead)]
         steps = [select(t, u * step * rows, 0) for u, t in enumerate(there)]
-        first = split * rows
+        first = rows * split  # 64 bits, as the left one has
         weights = [_weight(load(part_lse, first + at + s), m) for s in steps]
         parts = [row_of(part_o, (first + row + s) * head_dim, lane) for s in steps]
         for t, w, o in zip(there, weights, parts, strict=True):
