@@ -9,80 +9,21 @@ from pathlib import Path
 import click
 
 from experiments.errors import BadInput
+from experiments.options import (
+    SIZE,
+    STORED,
+    device_option,
+    head_dims_option,
+    impl_option,
+    masks_option,
+    out_option,
+    passes_option,
+    quick_option,
+    seed_option,
+    seqlens_option,
+)
 from experiments.passes import BACKWARD, BOTH, FORWARD, PASSES
-from nbflash.config import IMPLEMENTATIONS
 from nbflash.problem import DTYPES
-
-SIZE = click.IntRange(min=1)
-
-#: The dtypes that a float64 reference is the exact result of.
-STORED = tuple(name for name in DTYPES if name != "float64")
-
-
-def _writable(context, parameter, path):
-    """Make the directory now rather than fail after the measurement."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"--out {path}: {error.strerror}") from None
-    return path
-
-
-def _passes(context, parameter, text):
-    """The passes of a list with commas, each once."""
-    passes = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    for name in passes:
-        if name not in PASSES:
-            raise BadInput(f"--passes {text}: expected some of {', '.join(PASSES)}")
-    return passes
-
-
-out_option = click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    callback=_writable,
-    help="Directory for the CSV and the figure.",
-)
-seed_option = click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Seed of the random inputs.",
-)
-device_option = click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="NumPy on the CPU, or CuPy on a CUDA device; auto takes the device where there is one.",
-)
-
-
-def passes_option(*default, text="Which passes; both is one after the other, timed as one call."):
-    """The option ``--passes``."""
-    given = {"show_default": True, "metavar": "PASS[,PASS]", "callback": _passes, "help": text}
-    return click.option("--passes", default=",".join(default), **given)
-
-
-impl_option = click.option(
-    "--impl",
-    type=click.Choice(["auto", *IMPLEMENTATIONS]),
-    default="auto",
-    show_default=True,
-    help="Implementation of nbflash; see python -m nbflash.",
-)
-head_dims_option = click.option(
-    "--head-dim", multiple=True, type=click.IntRange(1, 256), help="Only this; may be repeated."
-)
-seqlens_option = click.option(
-    "--seqlen", multiple=True, type=SIZE, help="Only this; may be repeated."
-)
-masks_option = click.option(
-    "--mask", multiple=True, metavar="NAME", help="Only this mask of the sweep; may be repeated."
-)
 
 
 @click.group(
@@ -245,9 +186,6 @@ def masks(seqlen, block, only, out):
     from experiments.gallery import run
 
     run(seqlen, block, only, out)
-
-
-quick_option = click.option("--quick", is_flag=True, help="Fewer rounds and one shape.")
 
 
 @cli.command()

@@ -15,7 +15,7 @@ from experiments import sweeps
 from experiments.backends import open_backend, parse_dtype
 from experiments.bench import left_out
 from experiments.bench_decode import Problem, of_all, quantised
-from experiments.errors import BadInput
+from experiments.errors import BadInput, OutOfBudget
 from experiments.provenance import provenance
 from experiments.report import progress, say, show, write_csv, wrote
 from experiments.timing import QueuedEvents, interleave
@@ -31,10 +31,10 @@ KEYS += ("over_fastest",)
 
 def shares_of(problem, config, multiprocessors, waves):
     """Numbers of shares for a geometry, the rule's first."""
-    from nbflash.decode_shares import splits_for
+    from nbflash.decode_shares import most_splits, splits_for
 
     items, tiles = problem.batch * problem.heads_kv, -(-problem.capacity // config.tile_n)
-    slots, most = multiprocessors * config.min_blocks, max(1, tiles // 2)
+    slots, most = multiprocessors * config.min_blocks, most_splits(tiles)
     filling = (min(max(count * slots // items, 1), most) for count in waves)
     return list(dict.fromkeys([splits_for(items, tiles, slots), *filling]))
 
@@ -92,21 +92,26 @@ def caches_of(backend, problem, name):
 def compare(backend, clock, problem, name, sweep, seed):
     """Rows of one size and cache, the choice of table and rule first."""
     q, (cache, expected) = backend.array(problem.q), caches_of(backend, problem, name)
-    checked, runs = check_decode(q, cache), {}
+    checked, runs, dtype = check_decode(q, cache), {}, cache.k_cache.dtype.name
     choices = candidates(checked, multiprocessors_of(checked), sweep)
     for choice in choices:
         call = decoder_of(*choice, checked, q, cache)
-        problem.check(name_of(*choice), backend.numpy(call()), expected)
-        runs[choice] = clock.prepare(call)
+        try:
+            problem.check(name_of(*choice), backend.numpy(call()), expected)
+            runs[choice] = clock.prepare(call)
+        except OutOfBudget as error:
+            if choice == choices[0]:
+                raise
+            left_out(name_of(*choice), f"{problem.batch} x {problem.keys}, {dtype}", error)
     how = {"rounds": sweep["rounds"], "seconds": sweep["seconds"], "seed": seed}
-    title, total = f"{problem.batch} x {problem.keys}", len(runs) * (sweep["rounds"] + 1)
-    with progress(f"Timing, {title}, {name}", total) as advance:
+    title = f"Timing, {problem.batch} x {problem.keys}, {dtype}"
+    with progress(title, len(runs) * (sweep["rounds"] + 1)) as advance:
         timings = interleave(runs, clock, **how, progress=advance)
-    nbytes = sum(x.nbytes for x in cache if x is not None)
-    rows = []
+    read = cache.k_cache, cache.v_cache, cache.k_scale, cache.v_scale
+    nbytes, rows = sum(x.nbytes for x in read if x is not None), []
     for (config, splits), timing in timings.items():
         geometry = {key: getattr(config, key) for key in ("tile_n", "stages", "min_blocks")}
-        row = problem.sizes | {"cache": name or problem.q.dtype.name}
+        row = problem.sizes | {"cache": dtype}
         row |= {"config": name_of(config, splits)} | geometry | {"splits": splits} | timing.columns
         rows.append(row | {"gb_per_s": nbytes / timing.median / 1e6})
     return judged(rows, name_of(*choices[0]))
@@ -130,7 +135,13 @@ def show_rows(rows):
 
 
 def run(out, seed=0, quick=False):
-    """Measure, print the tables, write ``tune-decode.csv`` to the directory ``out``."""
+    """Measure, print the tables, write ``tune-decode.csv`` to the directory ``out``.
+
+    Raises
+    ------
+    OutOfBudget
+        If what table and rule choose is wrong; a candidate that is wrong is left out.
+    """
     from nbflash.config import why_not_here
 
     section, sweep = "quick" if quick else "full", sweeps.load("tune-decode")

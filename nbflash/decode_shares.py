@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from nbflash.arrays import strides
@@ -11,12 +9,19 @@ from nbflash.schedule import TileSchedule
 
 _FEW_TILES = 2  # of a split, at least
 _MOST_SPLITS = 256
-_BEGIN_AND_END = 4  # of a block, in tiles: 3.5 by 5 sequences of 16384 keys on an H100
+# Of a block, in tiles: 3.5 by 5 sequences of 16384 keys on an H100, bfloat16 and int8 of 128
+# columns; for the kernel without tensor cores it is a guess.
+_BEGIN_AND_END = 4
 _NEAR_BEST = 1.05
 
 
+def most_splits(tiles: int) -> int:
+    """How many shares so many tiles may be cut into."""
+    return min(max(tiles // _FEW_TILES, 1), _MOST_SPLITS)
+
+
 def splits_for(items: int, tiles: int, slots: int) -> int:
-    """How many shares the keys are cut into: the rule of FlashDecoding, by wave efficiency.
+    """How many shares the keys are cut into: as in FlashDecoding, by the time of whole waves.
 
     ``items · splits`` blocks run in waves of ``slots``, of which the last is as long as a full one.
     A wave takes the time of a block's tiles, of its beginning and of its end. The fewest splits
@@ -31,9 +36,9 @@ def splits_for(items: int, tiles: int, slots: int) -> int:
     slots : int
         Blocks that the device runs at once.
     """
-    most = min(tiles // _FEW_TILES, _MOST_SPLITS)
-    counts = [n for n in range(2, most + 1) if -(-tiles // n) < -(-tiles // (n - 1))]
-    waves = {n: math.ceil(items * n / slots) for n in (1, *counts)}
+    more = range(2, most_splits(tiles) + 1)
+    counts = [1, *(n for n in more if -(-tiles // n) < -(-tiles // (n - 1)))]
+    waves = {n: -(-items * n // slots) for n in counts}
     times = {n: w * (-(-tiles // n) + _BEGIN_AND_END) for n, w in waves.items()}
     enough = _NEAR_BEST * min(times.values())
     return next(n for n, time in times.items() if time <= enough)

@@ -289,10 +289,7 @@ def make_stored_part(cfg):
     """
     HEAD_DIM, QUADS, (load_q_row, put_q) = cfg.head_dim, cfg.head_dim // 4, make_stored_q(cfg)
     compute, (put, merged), (row_at, _) = make_stored_compute(cfg), make_merge(cfg), make_rows(cfg)
-
-    @unrolled
-    def store_o(part_o, at, o):
-        store4(part_o, at, o)
+    store_o = unrolled(store4)
 
     @inlined
     def row_of_q(q, q_stride, rows, row, thread):

@@ -10,7 +10,7 @@ import math
 import operator
 
 from nbflash.constants import LN2, LOG2_E, WARP
-from nbflash.ptx._asm import inlined
+from nbflash.ptx._asm import inlined, types
 from nbflash.tile.lanes import across_lanes
 from nbflash.tile.softmax import guarded
 from nbflash.tile.unroll import exp2, fma, load, maximum, select, unrolled
@@ -48,11 +48,12 @@ def make_join(head_dim, accumulator, step, ahead):
         return [load(part_o, at + c) for c in columns]
 
     @unrolled
-    def add(acc, part_o, part_lse, m, split, splits, rows, row, at, lane):
+    def add(acc, part_o, part_lse, m, split, splits, place, lane):
         """``O += w_s O_s`` for ``ahead`` parts, ``step`` apart, or as many as there are.
 
         All loads come first; in place of those behind the last one ``split`` itself is read.
         """
+        rows, row, at = place
         there = [split + step * u < splits for u in range(ahead)]
         steps = [select(t, u * step * rows, 0) for u, t in enumerate(there)]
         first = rows * split  # 64 bits, as the left one has
@@ -66,6 +67,7 @@ def make_join(head_dim, accumulator, step, ahead):
     @inlined
     def join(part_o, part_lse, rows, row, at, splits, split, lane):
         m, l, acc = NEG_INF, ZERO, O_START
+        place = types.int64(rows), types.int64(row), types.int64(at)
         for s in range(lane, splits, WARP):
             m = larger(m, part_lse[s * rows + at])
         m = warp_max(m)
@@ -73,7 +75,7 @@ def make_join(head_dim, accumulator, step, ahead):
             l += weight(part_lse[s * rows + at], m)
         l = warp_sum(l)
         while split < splits:
-            acc = add(acc, part_o, part_lse, m, split, splits, rows, row, at, lane)
+            acc = add(acc, part_o, part_lse, m, split, splits, place, lane)
             split += ahead * step
         return acc, m, l
 

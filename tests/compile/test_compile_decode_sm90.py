@@ -12,6 +12,7 @@ from nbflash import assembler, decode_cuda, launch, sm90_decode
 from nbflash.decode_problem import Cache, check_decode
 from nbflash.kernels.decode_sm90 import decode_sm90_spec
 from nbflash.kernels.decode_sm90_config import decode_config
+from nbflash.kernels.decode_sm90_join import joined_by_the_last
 from nbflash.launch import compile_ptx
 
 
@@ -94,6 +95,20 @@ def test_another_geometry_and_number_of_shares(monkeypatch):
     chosen = sm90_decode.Sm90Partial(*given)
     assert bound.pop()[0].config.stages == 6
     assert chosen.splits == 32  # of 64 tiles, on 132 multiprocessors for four items
+
+
+@pytest.mark.parametrize(
+    ("stored", "head_dim", "rows", "most"),
+    [
+        *(("", 128, 64, 0), ("", 128, 32, 16), ("int8", 128, 64, 32), ("", 128, 4, 128)),
+        *(("", 144, 4, 96), ("", 192, 4, 80), ("", 256, 4, 64), ("", 64, 5, 64)),
+    ],
+)
+def test_how_many_parts_the_last_block_joins(stored, head_dim, rows, most):
+    """Eight rounds of loads a warp: of 16 parts of a row, of fewer where its columns are many."""
+    config = decode_config("bfloat16", head_dim, None, stored)
+    assert joined_by_the_last(config, rows, most + 1) is False
+    assert joined_by_the_last(config, rows, most) is True or not most
 
 
 def test_counts_of_streams_and_of_graphs():

@@ -50,6 +50,7 @@ def test_shares_fill_waves_of_two_tiles_or_more():
     assert shares_of(problem_of(), config, MULTIPROCESSORS, [1, 2, 4]) == [16, 33, 66]
     assert shares_of(problem_of(capacity=256), config, MULTIPROCESSORS, [1, 2]) == [2]
     assert shares_of(problem_of(batch=64), config, MULTIPROCESSORS, [1, 8])[1:] == [2]
+    assert max(shares_of(problem_of("int8"), config, MULTIPROCESSORS, [32])) == 256
 
 
 # A whole run
@@ -89,20 +90,30 @@ def test_a_run_measures_every_candidate_and_judges_the_choice(tmp_path, capsys, 
         scale_bytes = 2 * 4 * (name != "bfloat16")
         values = 2 * 64 * (2 if name == "bfloat16" else 1)
         for row in group:
-            nbytes = 4 * 2 + 2 * 512 * 2 * (values + scale_bytes)
+            nbytes = 2 * 512 * 2 * (values + scale_bytes)
             assert float(row["gb_per_s"]) == pytest.approx(nbytes / float(row["median_ms"]) / 1e6)
     assert {"commit", "date", "device", "driver", "numba_cuda", "cupy", "p90_ms"} <= set(rows[0])
     printed = capsys.readouterr().out
     assert "2 × 512, d=64, int8: " in printed
 
 
-def test_a_wrong_result_is_not_timed(tmp_path, monkeypatch, stand_in):
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_wrong_result_is_not_timed(chosen, tmp_path, monkeypatch, capsys, stand_in):
+    """Without the choice of table and rule there is nothing to judge."""
+    right, wrong = tune_decode.decoder_of, 6 if chosen else 12
+
     def decoder_of(config, splits, problem, q, cache):
-        return lambda: np.full_like(q, np.nan)
+        call = right(config, splits, problem, q, cache)
+        return (lambda: call() * np.nan) if config.stages == wrong else call
 
     monkeypatch.setattr(tune_decode, "decoder_of", decoder_of)
-    with pytest.raises(OutOfBudget, match=r"64 keys, 6 stages, 2 blocks, .* shares: no timing"):
-        tune_decode.run(tmp_path, quick=True)
+    if chosen:
+        with pytest.raises(OutOfBudget, match=r"64 keys, 6 stages, 2 blocks, .* shares: no timing"):
+            tune_decode.run(tmp_path, quick=True)
+    else:
+        stages = {row["stages"] for row in tune_decode.run(tmp_path, quick=True)}
+        assert stages == {2, 3, 4, 6}
+        assert "12 stages, 1 blocks, " in capsys.readouterr().out
 
 
 def test_the_command_needs_a_hopper_gpu(tmp_path, monkeypatch):

@@ -307,10 +307,13 @@ def test_the_number_of_splits(items, tiles, slots):
 
 @pytest.mark.parametrize(
     ("items", "tiles", "slots", "splits"),
-    [(8, 1024, 132, 16), (8, 1024, 396, 47), (128, 128, 132, 1), (512, 128, 396, 3)],
+    [
+        *((8, 1024, 132, 16), (40, 256, 132, 3), (128, 128, 132, 1)),
+        *((8, 1024, 396, 47), (40, 256, 396, 9), (512, 128, 396, 3)),
+    ],
 )
 def test_splits_of_an_h100(items, tiles, slots, splits):
-    """8 heads of keys, of batches of 1, 16 and 64: no multiprocessor has more than its share."""
+    """8 heads of keys, of 1, 5, 16 and 64 sequences; one block a multiprocessor, and three."""
     assert splits_for(items, tiles, slots) == splits
 
 

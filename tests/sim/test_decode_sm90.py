@@ -160,10 +160,10 @@ def test_quantised(dtype, storage, per):
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["f16", "int8"])
-@pytest.mark.parametrize("splits", [1, 3, 11, 19])
-def test_the_last_block_joins(splits, stored):
+@pytest.mark.parametrize(("splits", "head_dim"), [(1, 40), (3, 40), (11, 40), (19, 40), (19, 200)])
+def test_the_last_block_joins(splits, head_dim, stored):
     """Twice in a row, with the counts that the first call has left, and blocks in other orders."""
-    q, k, v = problem(3, head_dim=40 + 8 * stored, lengths=SOME)
+    q, k, v = problem(3, head_dim=head_dim + 8 * stored, lengths=SOME)
     named, (k_, v_) = {"splits": splits}, (k, v)
     if stored:
         (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
