@@ -20,20 +20,13 @@ from nbflash.tile.shared import global_address
 from nbflash.tile.unroll import equal, hide, select, store, unrolled
 from nbflash.tile.warp_math import approximate_reciprocal
 
-UNDER_WAY = 64  # elements of O that a lane loads at a time
-MOST_AHEAD = 16
+AHEAD = 8  # parts whose O a warp has under way
 MOST_ROUNDS = 8  # of loads, one after the other: more are for all multiprocessors, and a kernel
 
 
 def joined_by_the_last(cfg, rows, splits):
     """Whether a block may join the parts of a tile of so many rows: a second kernel costs more."""
-    rounds_of_a_row = -(-splits // _ahead(cfg.head_dim))
-    return -(-min(rows, cfg.tile_m) // WARPS) * rounds_of_a_row <= MOST_ROUNDS
-
-
-def _ahead(head_dim):
-    """Parts whose O a warp has under way."""
-    return min(UNDER_WAY // -(-head_dim // WARP), MOST_AHEAD)
+    return -(-min(rows, cfg.tile_m) // WARPS) * -(-splits // AHEAD) <= MOST_ROUNDS
 
 
 def make_join_parts(cfg):
@@ -44,7 +37,7 @@ def make_join_parts(cfg):
     splits, tokens, heads and rows of one split.
     """
     HEAD_DIM, (WHOLE, REST) = cfg.head_dim, divmod(cfg.head_dim, WARP)
-    join, lse_of = make_join(HEAD_DIM, types.float32, 1, _ahead(HEAD_DIM))
+    join, lse_of = make_join(HEAD_DIM, types.float32, 1, AHEAD)
 
     @inlined
     def is_last(smem, at, count, splits, thread):
