@@ -11,7 +11,7 @@ by 128 bytes. A matrix descriptor is two words:
 """
 
 from nbflash.ptx._asm import inlined
-from nbflash.ptx.wgmma import settle, wgmma
+from nbflash.ptx.wgmma import fence_between, settle, wgmma
 from nbflash.tile.unroll import unrolled
 
 PANEL = 64  # columns: 128 bytes, the span of the swizzle
@@ -51,6 +51,26 @@ def make_gemm_pv(dtype, tile_n):
             step = tuple(p[4 * i : 4 * i + 4])
             b = v + (i * STEP * ROW_BYTES >> 4), UPPER
             acc = wgmma(dtype, acc, step, b, transpose_b=True)
+        return acc
+
+    return issue
+
+
+def make_gemm_made(dtype, tile_n, make):
+    """``issue(acc, p, v, given)``: O += P V of the registers that ``make(p, *given)`` yields one
+    after the other, those of two steps while the products before them run.
+    """
+
+    @unrolled
+    def issue(acc, p, v, given):
+        registers = make(p, *given)
+        for i in range(0, tile_n // STEP, 2):
+            eight = [next(registers) for _ in range(8)]
+            fence_between(p[0])
+            for j in range(2):
+                rows = v + ((i + j) * STEP * ROW_BYTES >> 4), UPPER
+                step = tuple(eight[4 * j : 4 * j + 4])
+                acc = wgmma(dtype, acc, step, rows, transpose_b=True)
         return acc
 
     return issue
