@@ -41,12 +41,17 @@ def others_of(which, dtype, head_dim, specs):
     from nbflash.kernels.sm90_config import Sm90Config
 
     cls = Sm90Config if which == FORWARD else Sm90BackwardConfig
+    return [cls(dtype, head_dim, **_arguments(spec)) for spec in within_reach(head_dim, specs)]
+
+
+def within_reach(head_dim, specs):
+    """The candidates of the least ``reach`` that a head dimension is within, without it."""
     least = min((spec["reach"] for spec in specs if head_dim <= spec["reach"]), default=None)
-    return [cls(dtype, head_dim, **_arguments(spec)) for spec in specs if spec["reach"] == least]
+    chosen = (spec for spec in specs if spec["reach"] == least)
+    return [{key: value for key, value in spec.items() if key != "reach"} for spec in chosen]
 
 
-def _arguments(spec):
-    found = {key: value for key, value in spec.items() if key != "reach"}
+def _arguments(found):
     return found | {"registers": tuple(found["registers"])} if "registers" in found else found
 
 

@@ -19,8 +19,9 @@ from experiments.errors import BadInput, OutOfBudget
 from experiments.provenance import provenance
 from experiments.report import progress, say, show, write_csv, wrote
 from experiments.timing import QueuedEvents, interleave
-from experiments.tune import judged
+from experiments.tune import judged, within_reach
 from nbflash.decode_problem import Cache, check_decode
+from nbflash.decode_shares import most_splits, splits_for
 from nbflash.testing import make_qkv
 
 COLUMNS = {"keys a tile": "d", "stages": "d", "blocks": "d", "shares": "d", "ms": ".4f"}
@@ -31,8 +32,6 @@ KEYS += ("over_fastest",)
 
 def shares_of(problem, config, multiprocessors, waves):
     """Numbers of shares for a geometry, the rule's first."""
-    from nbflash.decode_shares import most_splits, splits_for
-
     items, tiles = problem.batch * problem.heads_kv, -(-problem.capacity // config.tile_n)
     slots, most = multiprocessors * config.min_blocks, most_splits(tiles)
     filling = (min(max(count * slots // items, 1), most) for count in waves)
@@ -47,12 +46,9 @@ def name_of(config, *splits):
 
 def others_of(config, specs):
     """The candidates of a sweep: those of the least reach that the head dimension is within."""
-    least = min((spec["reach"] for spec in specs if config.head_dim <= spec["reach"]), default=None)
-    for spec in specs:
-        if spec["reach"] == least:
-            changed = {key: value for key, value in spec.items() if key != "reach"}
-            box = changed.get("tile_n", config.tile_n)  # all keys of a tile: caches are contiguous
-            yield replace(config, box=box, **changed)
+    for changed in within_reach(config.head_dim, specs):
+        box = changed.get("tile_n", config.tile_n)  # all keys of a tile: caches are contiguous
+        yield replace(config, box=box, **changed)
 
 
 def candidates(problem, multiprocessors, sweep):

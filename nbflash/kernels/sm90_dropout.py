@@ -52,7 +52,7 @@ def make_drawing(cfg):
     return drawn_of, place_of, drawing_of
 
 
-def make_dropped(cfg, n, part=0):
+def make_dropped(cfg, n, part):
     """``dropped(p, drawing)``: P packed, of part ``part`` of ``n`` columns."""
     if not cfg.dropout:
 

@@ -42,15 +42,19 @@ def make_gemm_qk(dtype, head_dim, tile_m, tile_n, *, negate=False, accumulate=Fa
     return issue
 
 
+def _add_pv(dtype, acc, registers, v, i):
+    """O += P V, of step ``i``: four registers of P."""
+    rows = v + (i * STEP * ROW_BYTES >> 4), UPPER
+    return wgmma(dtype, acc, tuple(registers), rows, transpose_b=True)
+
+
 def make_gemm_pv(dtype, tile_n):
     """``issue(acc, p, v)``: O += P V, of P in registers and the lower word of V."""
 
     @unrolled
     def issue(acc, p, v):
         for i in range(tile_n // STEP):
-            step = tuple(p[4 * i : 4 * i + 4])
-            b = v + (i * STEP * ROW_BYTES >> 4), UPPER
-            acc = wgmma(dtype, acc, step, b, transpose_b=True)
+            acc = _add_pv(dtype, acc, p[4 * i : 4 * i + 4], v, i)
         return acc
 
     return issue
@@ -68,9 +72,7 @@ def make_gemm_made(dtype, tile_n, make):
             eight = [next(registers) for _ in range(8)]
             fence_between(p[0])
             for j in range(2):
-                rows = v + ((i + j) * STEP * ROW_BYTES >> 4), UPPER
-                step = tuple(eight[4 * j : 4 * j + 4])
-                acc = wgmma(dtype, acc, step, rows, transpose_b=True)
+                acc = _add_pv(dtype, acc, eight[4 * j : 4 * j + 4], v, i + j)
         return acc
 
     return issue

@@ -56,7 +56,7 @@ PRODUCTS = (
     Mutant("O misses the last keys", "range(tile_n // STEP)", "range(tile_n // STEP - 1)"),
     Mutant("P of another step", "p[4 * i : 4 * i + 4]", "p[4 * (i ^ 1) : 4 * (i ^ 1) + 4]"),
     Mutant("V in steps of 8 keys", "(i * STEP * ROW_BYTES >> 4)", "(i * STEP * ROW_BYTES >> 5)"),
-    Mutant("V not transposed", "transpose_b=True", "transpose_b=False", 0, 2),
+    Mutant("V not transposed", "transpose_b=True", "transpose_b=False"),
     Mutant("not settled", "return settle(acc)", "return acc"),
 )
 OUTGROWN = "any_lane(either(*(x > LIMIT for x in sums)))"

@@ -149,8 +149,8 @@ OF_FORWARD = (
         ),
     ),
     (PRODUCTS, Mutant("the first step twice", "eight[4 * j : 4 * j + 4]", "eight[:4]")),
-    (PRODUCTS, Mutant("V not transposed", "transpose_b=True", "transpose_b=False", 1, 2)),
-    (PRODUCTS, Mutant("V of the first step", "((i + j) * STEP", "(i * STEP")),
+    (PRODUCTS, Mutant("V not transposed", "transpose_b=True", "transpose_b=False")),
+    (PRODUCTS, Mutant("V of the first step", "v, i + j)", "v, i)")),
     (HALF, Mutant("the first half twice", "dropped_b(pack", "dropped_a(pack")),
     (
         COMPUTE,
