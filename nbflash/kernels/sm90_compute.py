@@ -25,13 +25,13 @@ def make_compute_stream(cfg):
         q_of(smem, place, stage, turn, thread)   Q as its products take it
         start(base, q, turn)                     the state before the first tile
         make_step(masked, first)                 one tile; one form per kind of tile
-        last(state, ago, turn)                   the last product: O, m, l
+        last(state, v_ago, turn)                 the last product: O, m, l
 
     ``step(state, q, now, ago, tile, keep, ending, smem, place, scoring, who)``: ``q``, ``now`` and
-    ``ago`` say where Q, this tile and the one before are, and what that one draws; ``tile`` its
-    kind, first key, row and head, ``ending`` which row ends where another begins; ``scoring`` is
-    that of :mod:`.sm90_score`, the operands, and what :mod:`.sm90_dropout` draws. Returns the
-    state, the record of the next tile and where its Q is.
+    ``ago`` say where Q, this tile and the one before are, ``tile`` its kind, first key, row and
+    head, ``ending`` which row ends where another begins; ``scoring`` is that of :mod:`.sm90_score`,
+    the operands, and what :mod:`.sm90_dropout` draws. Returns the state, the record of the next
+    tile and where its Q is.
     """
     warpgroup_of, STAGED = make_warpgroup_of(cfg.consumers), cfg.q_stages > 1
     FULL_Q, *_ = cfg.barriers
@@ -60,11 +60,10 @@ def make_compute_stream(cfg):
             row, bh, now = types.int32(PAST), zero, (zero, zero, zero, zero)
             mbarrier_wait(base + FULL_Q, 0)
             q = q_of(smem, place, zero, turn, thread), zero, zero
+            # O of no row, which nobody stores: of no weights, and K instead of V.
+            state, ago = start(base, q[0], turn), (k_of(base, zero), types.int32(-1))
             where = where_of(next_row, next_bh, heads, scale, params, thread)
             spot = spot_of(drawn, next_row, next_bh, heads, thread)
-            drawing = drawing_of(drawn, spot, dropping, n0, thread)
-            # O of no row, which nobody stores: of no weights, and K instead of V.
-            state, ago = start(base, q[0], turn), (k_of(base, zero), types.int32(-1), drawing)
             while kind != END:
                 if kind == FULL and straight(row, n0, params, turn):
                     keep, ending = (types.uint32(ALL), types.uint32(ALL)), zero
@@ -96,9 +95,9 @@ def make_compute_stream(cfg):
                         state, q, now, ago, tile, keep, ending, smem, place, scoring, who
                     )
                 kind, n0, next_row, next_bh = following
-                ago = v_of(base, now[2]), now[2], drawing
+                ago = v_of(base, now[2]), now[2]
                 now = advance(now[0], now[1]) + advance_v(now[2], now[3])
-            acc, m, l = last(state, ago, turn)
+            acc, m, l = last(state, ago[0], turn)
             finish_row(acc, m, l, row, bh, result, q[1], base, turn, thread)
             if STAGED and lead == 0:
                 bulk_wait_read()

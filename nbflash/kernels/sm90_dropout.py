@@ -9,7 +9,6 @@ from nbflash.tile.dropout_wgmma import make_drop, place_words, round_keys
 from nbflash.tile.pipeline import divided
 from nbflash.tile.unroll import hide
 from nbflash.tile.warp_math import row_of_thread
-from nbflash.tile.wgmma_gemm import make_gemm_made, make_gemm_pv
 from nbflash.tile.wgmma_gradient import make_row_gradients, make_score_gradients
 
 
@@ -52,7 +51,7 @@ def make_drawing(cfg):
     return drawn_of, place_of, drawing_of
 
 
-def make_dropped(cfg, n, part):
+def make_dropped(cfg, n, part=0):
     """``dropped(p, drawing)``: P packed, of part ``part`` of ``n`` columns."""
     if not cfg.dropout:
 
@@ -61,7 +60,7 @@ def make_dropped(cfg, n, part):
             return p
 
         return same
-    drop, *_ = make_drop(n, part)
+    drop, _ = make_drop(n, part)
 
     @inlined
     def dropped(p, drawing):
@@ -69,31 +68,6 @@ def make_dropped(cfg, n, part):
         return drop(p, place, keys, threshold, call)
 
     return dropped
-
-
-def make_gemm_dropped(cfg):
-    """``issue_pv(acc, p, v, drawing)``: O += (P ∘ Z) V of whole tiles, without 1 / (1 − p).
-
-    What is kept of P is drawn between the products, under those that are issued already: a
-    warpgroup would else stand still while it issues them.
-    """
-    if not cfg.dropout:
-        issue_all = make_gemm_pv(cfg.dtype, cfg.tile_n)
-
-        @inlined
-        def issue_pv(acc, p, v, drawing):
-            return issue_all(acc, p, v)
-
-        return issue_pv
-    *_, kept_of = make_drop(cfg.tile_n)
-    issue_made = make_gemm_made(cfg.dtype, cfg.tile_n, kept_of)
-
-    @inlined
-    def issue_kept(acc, p, v, drawing):
-        keys, place, threshold, call = drawing
-        return issue_made(acc, p, v, (place, keys, threshold, call))
-
-    return issue_kept
 
 
 def make_gradients(cfg, n):
@@ -107,7 +81,7 @@ def make_gradients(cfg, n):
             return dp
 
         return same, *make_row_gradients(n)
-    _, drop_dp, _ = make_drop(n)
+    _, drop_dp = make_drop(n)
     gradients, counted, _ = make_score_gradients(n, cfg.dtype)
 
     @inlined

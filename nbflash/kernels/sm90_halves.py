@@ -93,7 +93,7 @@ def make_halves(cfg):
             (kind, _), scale = tile, unit_of(scoring[0])
             base, words = place
             (q_now, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
-            v_ago, is_there, _ = ago
+            v_ago, is_there = ago
             thread, lead, turn = who
             after = advance(stage, phase)
             following = record_of(smem, place, after[0], after[1])
@@ -163,8 +163,8 @@ def make_halves(cfg):
         return step
 
     @inlined
-    def last(state, ago, turn):
-        (acc, p, _, m, l, _), (v_ago, _, _) = state, ago
+    def last(state, v_ago, turn):
+        acc, p, _, m, l, _ = state
         wgmma_fence()
         acc = issue_pv(acc, p, v_ago + NEXT_HALF)
         wgmma_commit()

@@ -6,7 +6,7 @@ warpgroups take turns: one issues its products while the others compute.
 
 from masks import FULL
 from nbflash.kernels.sm90_config import FIRST, TURNS
-from nbflash.kernels.sm90_dropout import make_gemm_dropped
+from nbflash.kernels.sm90_dropout import make_dropped
 from nbflash.kernels.sm90_ramp import make_ramp
 from nbflash.kernels.sm90_row import (
     PAST,
@@ -22,7 +22,7 @@ from nbflash.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier
 from nbflash.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.tile.pipeline import make_advance, make_before
 from nbflash.tile.unroll import hide
-from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_qk, settled
+from nbflash.tile.wgmma_gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
 from nbflash.tile.wgmma_softmax import (
     make_apply_keep,
     make_wgmma_softmax,
@@ -87,11 +87,12 @@ def make_whole(cfg):
     RAMP, ADDS = cfg.ramp, SCORED and cfg.score.adds
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
     slant_of, issue_ramp, in_tile, of_row, of_first, bent, bent_again = make_ramp(cfg)
-    issue_pv = make_gemm_dropped(cfg)
+    issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
     _, _, _, outgrown, *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
     begin, attempt, careful, shrunk, lost = make_online_softmax(TILE_N, cfg.dtype)
     scores_again = make_scores_again(cfg)
     apply_keep, (scored, unit_of) = make_apply_keep(TILE_N, 0), make_scored(cfg, TILE_N, 0)
+    dropped = make_dropped(cfg, TILE_N)
     _, bad_of = make_masking(cfg)
     finish_row = make_finish_row(cfg)
     record_of, k_of, _, release_q = make_stages(cfg)
@@ -142,7 +143,7 @@ def make_whole(cfg):
             (kind, where), scale = tile, unit_of(scoring[0])
             base, words = place
             (q_now, q_stage, q_phase), (stage, phase, v_stage, v_phase) = q, now
-            v_ago, is_there, drawing_ago = ago
+            v_ago, is_there = ago
             thread, lead, turn = who
             after = advance(stage, phase)
             s, row_m, slant = S_START, m, slant_of(where[0], scoring[0], thread)
@@ -157,7 +158,7 @@ def make_whole(cfg):
                 s = issue_ramp(s, base, slant)
             s = issue_qk(s, q_now, k_of(base, stage))
             wgmma_commit()
-            acc = issue_pv(acc, p, v_ago, drawing_ago)
+            acc = issue_pv(acc, p, v_ago)
             wgmma_commit()
             end_turn(turn)
             following = record_of(smem, place, after[0], after[1])
@@ -218,16 +219,17 @@ def make_whole(cfg):
                 q_stage, q_phase = advance_q(q_stage, q_phase)
                 mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)
                 q_now = q_of(smem, place, q_stage, turn, thread)
-            return (acc, pack(weights), m, l, fresh, owed), following, (q_now, q_stage, q_phase)
+            p = dropped(pack(weights), scoring[2])
+            return (acc, p, m, l, fresh, owed), following, (q_now, q_stage, q_phase)
 
         return step
 
     @inlined
-    def last(state, ago, turn):
-        (acc, p, m, l, _, _), (v_ago, _, drawing_ago) = state, ago
+    def last(state, v_ago, turn):
+        acc, p, m, l, _, _ = state
         begin_turn(turn)
         wgmma_fence()
-        acc = issue_pv(acc, p, v_ago, drawing_ago)
+        acc = issue_pv(acc, p, v_ago)
         wgmma_commit()
         end_turn(turn)
         close_turns(turn)

@@ -18,8 +18,7 @@ Level Matrix Instructions".
 
 from nbflash.ptx._asm import SIM, hopper, inline_ptx, instruction, ir, types
 
-_FENCE = "wgmma.fence.sync.aligned;"
-wgmma_fence = instruction("wgmma_fence", _FENCE, ())
+wgmma_fence = instruction("wgmma_fence", "wgmma.fence.sync.aligned;", ())
 wgmma_commit = instruction("wgmma_commit", "wgmma.commit_group.sync.aligned;", ())
 
 
@@ -29,16 +28,6 @@ def wgmma_wait(pending):
     if SIM:
         return lambda: hopper().wgmma_wait(pending)
     return instruction("wgmma_wait", text, ())
-
-
-def fence_between(x):
-    """:data:`wgmma_fence` inside an ``@unrolled`` function, which has a scalar or an integer ``x``:
-    before products that read registers written since the last one.
-    """
-    if SIM:
-        hopper().wgmma_fence()
-    else:
-        inline_ptx(x.builder, _FENCE, "", ir.VoidType(), [], side_effect=True)
 
 
 def _struct_call(acc, text, constraints, operands):

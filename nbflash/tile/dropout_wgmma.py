@@ -174,12 +174,11 @@ def place_words(keys, q, h, b):
 
 
 def make_drop(n, part=0):
-    """``drop, drop_dp, kept_of`` for part ``part`` of ``n`` columns, a multiple of 32.
+    """``drop, drop_dp`` for part ``part`` of ``n`` columns, a multiple of 32.
 
-    ``drop(p, place, keys, threshold, call)``: of packed P what is kept. ``kept_of`` gives it
-    register by register, to unrolled code. ``drop_dp(dp, minus_delta, …)``: (1 − p) Z ∘ dP − δ, of
-    dP and of −δ of a thread's two rows. ``call``: what the first key of the lane's first call is
-    for the counter, of which 4 is there if the lane's row is odd.
+    ``drop(p, place, keys, threshold, call)``: of packed P what is kept. ``drop_dp(dp, minus_delta,
+    …)``: (1 − p) Z ∘ dP − δ, of dP and of −δ of a thread's two rows. ``call``: what the first key
+    of the lane's first call is for the counter, of which 4 is there if the lane's row is odd.
     """
     PAIRS = n // 32
 
@@ -192,13 +191,10 @@ def make_drop(n, part=0):
             for step in _placed(words[:2], words[2:], odd):
                 yield from step
 
-    def kept_of(p, place, keys, threshold, call):
-        masks = (kept_halves(word, threshold) for word in halves_of(place, keys, call))
-        return map(operator.and_, p, masks)
-
     @unrolled
     def drop(p, place, keys, threshold, call):
-        return tuple(kept_of(p, place, keys, threshold, call))
+        masks = (kept_halves(word, threshold) for word in halves_of(place, keys, call))
+        return tuple(map(operator.and_, p, masks))
 
     @unrolled
     def drop_dp(dp, minus_delta, place, keys, threshold, call):
@@ -209,7 +205,7 @@ def make_drop(n, part=0):
             out += selected(word, threshold, pair, (minus, minus))
         return tuple(out)
 
-    return drop, drop_dp, kept_of
+    return drop, drop_dp
 
 
 def make_drop_across(tile_m):

@@ -11,7 +11,7 @@ by 128 bytes. A matrix descriptor is two words:
 """
 
 from nbflash.ptx._asm import inlined
-from nbflash.ptx.wgmma import fence_between, settle, wgmma
+from nbflash.ptx.wgmma import settle, wgmma
 from nbflash.tile.unroll import unrolled
 
 PANEL = 64  # columns: 128 bytes, the span of the swizzle
@@ -42,37 +42,15 @@ def make_gemm_qk(dtype, head_dim, tile_m, tile_n, *, negate=False, accumulate=Fa
     return issue
 
 
-def _add_pv(dtype, acc, registers, v, i):
-    """O += P V, of step ``i``: four registers of P."""
-    rows = v + (i * STEP * ROW_BYTES >> 4), UPPER
-    return wgmma(dtype, acc, tuple(registers), rows, transpose_b=True)
-
-
 def make_gemm_pv(dtype, tile_n):
     """``issue(acc, p, v)``: O += P V, of P in registers and the lower word of V."""
 
     @unrolled
     def issue(acc, p, v):
         for i in range(tile_n // STEP):
-            acc = _add_pv(dtype, acc, p[4 * i : 4 * i + 4], v, i)
-        return acc
-
-    return issue
-
-
-def make_gemm_made(dtype, tile_n, make):
-    """``issue(acc, p, v, given)``: O += P V of the registers that ``make(p, *given)`` yields one
-    after the other, those of two steps while the products before them run.
-    """
-
-    @unrolled
-    def issue(acc, p, v, given):
-        registers = make(p, *given)
-        for i in range(0, tile_n // STEP, 2):
-            eight = [next(registers) for _ in range(8)]
-            fence_between(p[0])
-            for j in range(2):
-                acc = _add_pv(dtype, acc, eight[4 * j : 4 * j + 4], v, i + j)
+            step = tuple(p[4 * i : 4 * i + 4])
+            b = v + (i * STEP * ROW_BYTES >> 4), UPPER
+            acc = wgmma(dtype, acc, step, b, transpose_b=True)
         return acc
 
     return issue

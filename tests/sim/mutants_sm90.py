@@ -169,13 +169,13 @@ STREAM = (
     Mutant("head not kept", KEPT_ON, "row = next_row"),
     Mutant(
         "tile before in K's stage",
-        "ago = v_of(base, now[2]), now[2],",
-        "ago = v_of(base, now[0]), now[2],",
+        "ago = v_of(base, now[2]), now[2]",
+        "ago = v_of(base, now[0]), now[2]",
     ),
     Mutant(
         "tile before released in K's stage",
-        "ago = v_of(base, now[2]), now[2],",
-        "ago = v_of(base, now[2]), now[0],",
+        "ago = v_of(base, now[2]), now[2]",
+        "ago = v_of(base, now[2]), now[0]",
     ),
     Mutant(
         "K's stage does not advance", "now = advance(now[0], now[1]) +", "now = (now[0], now[1]) +"
@@ -184,8 +184,8 @@ STREAM = (
     Mutant("V's ring as long as K's", "+ advance_v(now[2], now[3])", "+ advance(now[2], now[3])"),
     Mutant(
         "last product in stage 0",
-        "= last(state, ago, turn)",
-        "= last(state, (v_of(base, zero), *ago[1:]), turn)",
+        "last(state, ago[0], turn)",
+        "last(state, v_of(base, zero), turn)",
     ),
     Mutant(
         "last row not finished",

@@ -138,7 +138,7 @@ SHRINK = "weights, m, l, sums, alpha = shrunk(weights, m, l)"
 AGAIN = "weights, m, l, sums, _, alpha = careful(s, m, l, scale)"
 WHOLE = (
     *BOTH,
-    Mutant("K for V", "issue_pv(acc, p, v_ago,", "issue_pv(acc, p, k_of(base, stage),", 0, 2),
+    Mutant("K for V", "issue_pv(acc, p, v_ago)", "issue_pv(acc, p, k_of(base, stage))", 0, 2),
     Mutant("K of the next tile", S_OF, S_OF.replace("stage", "after[0]")),
     Mutant("Q of stage 0", "lower(base + stage * Q_BYTES + turn", "lower(base + turn"),
     Mutant("one warpgroup's rows", " + turn * 64 * ROW_BYTES, 16)", ", 16)"),
@@ -172,7 +172,7 @@ WHOLE = (
     Mutant("release of this Q", RELEASE_Q, "release_q(base, q_stage)", 0, 2),
     Mutant("release of this Q after one tile", RELEASE_Q, "release_q(base, q_stage)", 1, 2),
     Mutant("no end of what is owed", "owed = False\n", "pass\n"),
-    Mutant("P of the tile before", "return (acc, pack(weights), m", "return (acc, p, m"),
+    Mutant("P of the tile before", "p = dropped(pack(weights), scoring[2])", "pass"),
     Mutant("every row has met a key", "l, fresh, owed), following", "l, False, owed), following"),
     Mutant("O not rescaled", SCALE, "pass"),
     without("sum", SUMMED),

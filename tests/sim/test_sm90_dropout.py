@@ -80,14 +80,13 @@ def test_backward(form):
 
 KERNELS = "nbflash.kernels."
 TILE, PLACE = "nbflash.tile.dropout_wgmma", KERNELS + "sm90_dropout"
-PRODUCTS = "nbflash.tile.wgmma_gemm"
 ROW, WHOLE, HALF = (KERNELS + name for name in ("sm90_row", "sm90_whole", "sm90_halves"))
 COMPUTE, FWD = KERNELS + "sm90_compute", KERNELS + "fwd_sm90"
 ACROSS, COLUMNS = KERNELS + "bwd_sm90_dropout", KERNELS + "bwd_sm90_columns"
 WIDE, BWD = KERNELS + "bwd_sm90_wide", KERNELS + "bwd_sm90"
 STATISTICS, DQ_COMPUTE = KERNELS + "bwd_sm90_dq_statistics", KERNELS + "bwd_sm90_dq_compute"
 DQ = KERNELS + "bwd_sm90_dq"
-FORWARD = TILE, PRODUCTS, PLACE, ROW, WHOLE, HALF, COMPUTE, FWD
+FORWARD = TILE, PLACE, ROW, WHOLE, HALF, COMPUTE, FWD
 BY_COLUMNS = TILE, PLACE, ACROSS, COLUMNS, WIDE, BWD
 BY_ROWS = TILE, PLACE, STATISTICS, DQ_COMPUTE, DQ
 
@@ -135,22 +134,7 @@ OF_FORWARD = (
     (PLACE, Mutant("batch for head", "drawn, q, h, b)", "drawn, q, b, h)")),
     (PLACE, Mutant("seed alone", "key_of(state)", "key_of((state[0], state[1] * 0, state[2]))")),
     (ROW, Mutant("one row's share", "l[1] * share", "l[1]")),
-    (
-        WHOLE,
-        Mutant("what this tile draws", "p, v_ago, drawing_ago)", "p, v_ago, scoring[2])", 0, 2),
-    ),
-    (COMPUTE, Mutant("what the first tile draws", "now[2], drawing\n", "now[2], ago[2]\n")),
-    (
-        PLACE,
-        Mutant(
-            "all of P",
-            "kept_of = make_drop(cfg.tile_n)",
-            "kept_of = make_drop(cfg.tile_n); kept_of = lambda p, *_: iter(p)",
-        ),
-    ),
-    (PRODUCTS, Mutant("the first step twice", "eight[4 * j : 4 * j + 4]", "eight[:4]")),
-    (PRODUCTS, Mutant("V not transposed", "transpose_b=True", "transpose_b=False")),
-    (PRODUCTS, Mutant("V of the first step", "v, i + j)", "v, i)")),
+    (WHOLE, Mutant("all of P", "dropped(pack(weights), scoring[2])", "pack(weights)")),
     (HALF, Mutant("the first half twice", "dropped_b(pack", "dropped_a(pack")),
     (
         COMPUTE,
