@@ -10,7 +10,7 @@ from nbflash.constants import WARP
 from nbflash.kernels.spec import STRIDES, KernelSpec
 from nbflash.ptx._asm import cuda, types
 from nbflash.tile.copy import ACCUMULATOR, STORAGE, make_convert
-from nbflash.tile.parts import make_join
+from nbflash.tile.parts import make_join, make_statistics
 from nbflash.tile.unroll import store, unrolled
 
 MOST_WARPS = 8
@@ -62,7 +62,7 @@ def make_combine_simt(cfg):
     WIDTH, ZERO = cfg.width, ACC(0)
     COLUMNS = range(0, WIDTH, WARP)
     _, to_storage = make_convert(cfg.dtype)
-    join, lse_of = make_join(HEAD_DIM, ACC, WARPS, AHEAD)
+    join, (_, lse_of) = make_join(HEAD_DIM, ACC, WARPS, AHEAD), make_statistics(ACC)
 
     @unrolled
     def put(smem, at, acc):

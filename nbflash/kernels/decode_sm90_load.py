@@ -13,7 +13,7 @@ from nbflash.ptx.mbarrier import (
     mbarrier_arrive_expect_tx,
     mbarrier_wait,
 )
-from nbflash.ptx.tma import tma_load_4d
+from nbflash.ptx.tma import evict_first, tma_load_4d_once
 from nbflash.tile.lanes import first_behind
 from nbflash.tile.pipeline import divided, make_advance
 from nbflash.tile.unroll import hide, load4, store4, unrolled
@@ -71,18 +71,18 @@ def make_load(cfg):
         return n0, kind, boxes, page, inside
 
     @inlined
-    def send(to, tensor_map, page, inside, head, lane, bar):
+    def send(to, tensor_map, page, inside, head, lane, bar, once):
         """This lane's box of a tile."""
         for panel in range(PANELS):
             at = to + panel * KV_PANEL + lane * BOX * ROW_BYTES
-            tma_load_4d(at, tensor_map, panel * PANEL, inside, head, page, bar)
+            tma_load_4d_once(at, tensor_map, panel * PANEL, inside, head, page, bar, once)
 
     @inlined
     def load_part(smem, place, maps, part, pages, scales, schedule, lane):
         (base, words), (k_map, v_map) = place, maps
         length, seen_by_all, split, splits, plane, head = part
         stage, phase = types.int32(0), types.int32(1)
-        shares = length, split, splits, plane
+        shares, once = (length, split, splits, plane), evict_first()
         first, end = tiles_of_part(*shares, schedule[0], schedule[1], lane)
         n0, kind, boxes, page, inside = look_up(first, end, length, pages, schedule, lane)
         held = fetch_scales(n0, length, head, pages, scales, lane)
@@ -96,8 +96,8 @@ def make_load(cfg):
                 mbarrier_arrive_expect_tx(full_k, boxes * BOX_BYTES)
                 mbarrier_arrive_expect_tx(full_v, boxes * BOX_BYTES)
             if lane < boxes:
-                send(base + K + stage * KV_BYTES, k_map, page, inside, head, lane, full_k)
-                send(base + V + stage * KV_BYTES, v_map, page, inside, head, lane, full_v)
+                send(base + K + stage * KV_BYTES, k_map, page, inside, head, lane, full_k, once)
+                send(base + V + stage * KV_BYTES, v_map, page, inside, head, lane, full_v, once)
             at, unit = words + SCALES // 4 + SCALE_WORDS * stage, types.int32(0)
             if QUANTISED:
                 put_scales(smem, at + lane, held)

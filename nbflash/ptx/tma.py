@@ -15,6 +15,17 @@ tma_load_4d = instruction(
     "[$0], [$1, {$2, $3, $4, $5}], [$6];",
     (U32, U64, I32, I32, I32, I32, U32),
 )
+# The same for what is read once: its lines leave the L2 cache before others.
+tma_load_4d_once = instruction(
+    "tma_load_4d_once",
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    "[$0], [$1, {$2, $3, $4, $5}], [$6], $7;",
+    (U32, U64, I32, I32, I32, I32, U32, U64),
+)
+# The policy of the lines that `tma_load_4d_once` reads.
+evict_first = instruction(
+    "evict_first", "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;", (), U64
+)
 # (map, column, row, head, batch, source): what is beyond the tensor is not written.
 tma_store_4d = instruction(
     "tma_store_4d",

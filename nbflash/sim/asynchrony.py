@@ -159,12 +159,12 @@ def cp_async(destination, to, source, at, count):
     Parameters
     ----------
     destination, source : device arrays
-        1-D and of one dtype; ``to`` and ``at`` are the first elements, aligned to the copy.
+        1-D, of elements of one size; ``to`` and ``at`` are the first elements, aligned to the copy.
     """
     thread = current()
-    if destination.dtype != source.dtype:
+    if destination.dtype.itemsize != source.dtype.itemsize:
         raise SimError(f"cp.async of {source.dtype} into {destination.dtype}")
-    values = np.array(source.load(at, count))
+    values = np.array(source.load(at, count)).view(destination.dtype)
     destination.store(to, np.full(values.nbytes, POISON, np.uint8).view(values.dtype))
     data, landed = destination.data[to : to + count], []
 

@@ -281,6 +281,16 @@ def _swizzle(rows):
     return row, chunk ^ row % 8
 
 
+def tma_load_4d_once(to, tensor_map, column, row, head, batch, bar, policy):
+    """`tma_load_4d` with a policy of the L2 cache, of which there is none."""
+    tma_load_4d(to, tensor_map, column, row, head, batch, bar)
+
+
+def evict_first():
+    """``createpolicy``: a policy of the L2 cache."""
+    return 0
+
+
 def tma_store_4d(tensor_map, column, row, head, batch, source):
     """``cp.async.bulk.tensor`` to global memory, part of this thread's group of bulk copies."""
     at = tuple(int(x) for x in (column, row, head, batch))

@@ -7,7 +7,7 @@ SHARED = 3  # LLVM's number of the address space
 
 
 def cp_async4(memory, to, source, at):
-    """Four float32 elements: ``cp.async.cg.shared.global`` of 16 bytes."""
+    """Four elements of four bytes: ``cp.async.cg.shared.global`` of 16 bytes."""
     if not isinstance(memory, Memory):
         asynchrony().cp_async(memory, to, source, at, 4)
         return

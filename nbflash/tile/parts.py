@@ -16,21 +16,15 @@ from nbflash.tile.softmax import guarded
 from nbflash.tile.unroll import exp2, fma, load, maximum, select, unrolled
 
 
-def _weight(lse, m):
+def weight_of(lse, m):
+    """w of a part."""
     return exp2((lse - guarded(m)) * LOG2_E)
 
 
-def make_join(head_dim, accumulator, step, ahead):
-    """``join(part_o, part_lse, rows, row, at, splits, split, lane)``, ``lse_of(m, l)``.
-
-    The first gives Σ w_s O_s of the parts ``split``, ``split + step``, …, a column of every 32 a
-    lane, and m and l of all. part_o is (splits, rows, head_dim), part_lse (splits, rows); this row
-    is ``row`` of the one and ``at`` of the other. The O of ``ahead`` parts are under way at a time.
-    """
+def make_statistics(accumulator):
+    """``statistics(part_lse, rows, at, splits, lane)``, ``lse_of(m, l)``: m and l of a row, LSE."""
     ZERO, NEG_INF = accumulator(0), accumulator(-math.inf)
-    COLUMNS = range(0, head_dim, WARP)
-    O_START = (ZERO,) * len(COLUMNS)
-    larger, weight = unrolled(maximum), unrolled(_weight)
+    larger, weight = unrolled(maximum), unrolled(weight_of)
 
     @unrolled
     def warp_max(x):
@@ -39,6 +33,37 @@ def make_join(head_dim, accumulator, step, ahead):
     @unrolled
     def warp_sum(x):
         return across_lanes((x,), WARP, operator.add)[0]
+
+    @inlined
+    def statistics(part_lse, rows, at, splits, lane):
+        m, l = NEG_INF, ZERO
+        for s in range(lane, splits, WARP):
+            m = larger(m, part_lse[s * rows + at])
+        m = warp_max(m)
+        for s in range(lane, splits, WARP):
+            l += weight(part_lse[s * rows + at], m)
+        return m, warp_sum(l)
+
+    @inlined
+    def lse_of(m, l):
+        value = NEG_INF
+        if l != ZERO:
+            value = m + accumulator(math.log2(l)) * accumulator(LN2)
+        return value
+
+    return statistics, lse_of
+
+
+def make_join(head_dim, accumulator, step, ahead):
+    """``join(part_o, part_lse, rows, row, at, splits, split, lane)``.
+
+    It gives Σ w_s O_s of the parts ``split``, ``split + step``, …, a column of every 32 a
+    lane, and m and l of all. part_o is (splits, rows, head_dim), part_lse (splits, rows); this row
+    is ``row`` of the one and ``at`` of the other. The O of ``ahead`` parts are under way at a time.
+    """
+    ZERO, (statistics, _) = accumulator(0), make_statistics(accumulator)
+    COLUMNS = range(0, head_dim, WARP)
+    O_START = (ZERO,) * len(COLUMNS)
 
     def row_of(part_o, at, lane):
         """A lane's columns of the row at ``at``; in place of one behind its end column 0."""
@@ -57,7 +82,7 @@ def make_join(head_dim, accumulator, step, ahead):
         there = [split + step * u < splits for u in range(ahead)]
         steps = [select(t, u * step * rows, 0) for u, t in enumerate(there)]
         first = rows * split  # 64 bits, as the left one has
-        weights = [_weight(load(part_lse, first + at + s), m) for s in steps]
+        weights = [weight_of(load(part_lse, first + at + s), m) for s in steps]
         parts = [row_of(part_o, (first + row + s) * head_dim, lane) for s in steps]
         for t, w, o in zip(there, weights, parts, strict=True):
             o = [select(t, x, ZERO) for x in o]
@@ -66,24 +91,11 @@ def make_join(head_dim, accumulator, step, ahead):
 
     @inlined
     def join(part_o, part_lse, rows, row, at, splits, split, lane):
-        m, l, acc = NEG_INF, ZERO, O_START
-        place = types.int64(rows), types.int64(row), types.int64(at)
-        for s in range(lane, splits, WARP):
-            m = larger(m, part_lse[s * rows + at])
-        m = warp_max(m)
-        for s in range(lane, splits, WARP):
-            l += weight(part_lse[s * rows + at], m)
-        l = warp_sum(l)
+        acc, place = O_START, (types.int64(rows), types.int64(row), types.int64(at))
+        m, l = statistics(part_lse, rows, at, splits, lane)
         while split < splits:
             acc = add(acc, part_o, part_lse, m, split, splits, place, lane)
             split += ahead * step
         return acc, m, l
 
-    @inlined
-    def lse_of(m, l):
-        value = NEG_INF
-        if l != ZERO:
-            value = m + accumulator(math.log2(l)) * accumulator(LN2)
-        return value
-
-    return join, lse_of
+    return join

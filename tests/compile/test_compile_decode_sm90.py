@@ -99,10 +99,10 @@ def test_another_geometry_and_number_of_shares(monkeypatch):
 
 @pytest.mark.parametrize(
     ("stored", "head_dim", "rows", "most"),
-    [("", 128, 64, 0), ("", 256, 32, 8), ("int8", 128, 64, 16), ("", 128, 4, 64), ("", 64, 5, 32)],
+    [("", 128, 64, 0), ("", 256, 4, 32), ("int8", 128, 4, 48), ("", 128, 4, 64), ("", 64, 5, 32)],
 )
 def test_how_many_parts_the_last_block_joins(stored, head_dim, rows, most):
-    """Eight rounds of loads a warp, each of eight parts of a row; a tile has 64 rows or 16."""
+    """Two rounds of copies a warp, of 32 parts or 24 of 128 columns of a row each."""
     config = decode_config("bfloat16", head_dim, None, stored)
     assert joined_by_the_last(config, rows, most + 1) is False
     assert joined_by_the_last(config, rows, most) is True or not most

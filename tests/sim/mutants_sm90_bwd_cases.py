@@ -153,7 +153,10 @@ CAUGHT_BY = {
     "tall-race": (
         "dS announced before its fence",
         "dS free before dQ",
+        "late shifts of stage 0",
+        "late δ of stage 0",
     ),
+    "full": ("K raw where nobody looks", "bad keys of full tiles"),
     "deep": (
         "K released before dQ",
         "empty K counts one",

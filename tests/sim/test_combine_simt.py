@@ -93,7 +93,7 @@ def test_strided_out():
 
 JOINING = (
     Mutant("maximum of lane 0's splits", "        m = warp_max(m)\n", ""),
-    Mutant("sum of lane 0's splits", "        l = warp_sum(l)\n", ""),
+    Mutant("sum of lane 0's splits", "return m, warp_sum(l)", "return m, l"),
     Mutant("weights in base 2", "* LOG2_E)", "* 1.0)"),
     Mutant("an empty maximum unguarded", "lse - guarded(m)", "lse - m"),
     Mutant("every warp sums all", "split += ahead * step", "split += ahead"),

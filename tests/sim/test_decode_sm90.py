@@ -160,19 +160,29 @@ def test_quantised(dtype, storage, per):
 
 
 @pytest.mark.parametrize("stored", [False, True], ids=["f16", "int8"])
-@pytest.mark.parametrize(("splits", "head_dim"), [(1, 40), (3, 40), (11, 40), (19, 40), (19, 200)])
-def test_the_last_block_joins(splits, head_dim, stored):
+@pytest.mark.parametrize(
+    ("lengths", "splits", "head_dim", "race"),
+    [
+        ([0, CAPACITY], 1, 40, True),
+        ([2, T + 1], 3, 40, True),
+        (LENGTHS, 3, 8, False),
+        ([CAPACITY], 2, 200, False),
+        ([CAPACITY], 19, 40, False),  # two rounds of sixteen
+    ],
+)
+def test_the_last_block_joins(lengths, splits, head_dim, race, stored):
     """Twice in a row, with the counts that the first call has left, and blocks in other orders."""
-    q, k, v = problem(3, head_dim=head_dim + 8 * stored, lengths=SOME)
-    named, (k_, v_) = {"splits": splits}, (k, v)
+    lengths = np.array(lengths, np.int32)
+    q, k, v = problem(3, head_dim=head_dim + 8 * stored, lengths=lengths)
+    named, (k_, v_) = {"splits": splits, "stages": 2}, (k, v)
     if stored:
         (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
         real = np.dtype(np.float32)
         k_, v_ = dequantise(k, k_scale, real), dequantise(v, v_scale, real)
         named["scales"] = k_scale, v_scale
-    counts = np.zeros(len(SOME) * 2, np.uint32)
+    counts = np.zeros(len(lengths) * 2, np.uint32)
     for seed in range(2):
-        with sim.options(race=True, seed=seed):
-            got = joined(q, k, v, SOME, counts=counts, **named)
-        check(got, q, k_, v_, SOME)
+        with sim.options(race=race, seed=seed):
+            got = joined(q, k, v, lengths, counts=counts, **named)
+        check(got, q, k_, v_, lengths)
         assert not counts.any()

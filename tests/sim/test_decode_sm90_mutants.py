@@ -6,7 +6,7 @@ import pytest
 from decode_cases import DTYPES, check, check_tokens, contiguous, paged
 from decode_sm90_runs import joined, run
 from mutants import mutated_modules
-from mutants_decode_sm90 import CHAIN, JOINING, KERNEL, MUTANTS
+from mutants_decode_sm90 import CHAIN, JOINING, KERNEL, MUTANTS, PRODUCTS, SCALES, STORED
 
 import masks
 from nbflash import sim
@@ -78,27 +78,27 @@ def poisoned_bytes(spec_of):
     poisoned(spec_of, (np.ones(2, np.float32),) * 2)
 
 
-def with_scales(spec_of, stored, head_dim, dtype, **options):
+def with_scales(spec_of, stored, heads, head_dim, dtype, lengths, **options):
     """Rows of many sizes, more than 8, scales that grow, and pages."""
-    q, k, v = contiguous(NQ, (8, 2), head_dim, DTYPES[dtype], LENGTHS, CAPACITY)
-    q *= np.linspace(0.5, 9, NQ * 8).astype(q.dtype).reshape(NQ, 8, 1)
+    q, k, v = contiguous(NQ, heads, head_dim, DTYPES[dtype], lengths, CAPACITY)
+    q *= np.linspace(0.5, 9, NQ * heads[0]).astype(q.dtype).reshape(NQ, -1, 1)
     v *= np.linspace(1, 9, CAPACITY).astype(v.dtype)[:, None, None]
     (k, k_scale), (v, v_scale) = (quantise(x, stored) for x in (k, v))
-    *pages, table = paged(k, v, lengths=LENGTHS)
-    *scales, _ = paged(k_scale, v_scale, lengths=LENGTHS)
-    got = run(q, *pages, LENGTHS, table, scales=scales, splits=1, spec_of=spec_of, **options)
+    *pages, table = paged(k, v, lengths=lengths)
+    *scales, _ = paged(k_scale, v_scale, lengths=lengths)
+    got = run(q, *pages, lengths, table, scales=scales, splits=1, spec_of=spec_of, **options)
     real = np.dtype(np.float32)
-    check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS)
+    check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), lengths)
 
 
 def bytes_with_scales(spec_of):
     with sim.options(race=True, seed=2):
-        with_scales(spec_of, np.int8, 48, "f16", stages=2)
+        with_scales(spec_of, np.int8, (8, 2), 48, "f16", LENGTHS[1:], stages=2)
 
 
 def wide_bytes(spec_of):
     """Two panels, and Q that is no float16."""
-    with_scales(spec_of, ml_dtypes.float8_e4m3fn, 144, "bf16")
+    with_scales(spec_of, ml_dtypes.float8_e4m3fn, (4, 1), 144, "bf16", LENGTHS[2:])
 
 
 def masked_bytes(spec_of):
@@ -161,28 +161,44 @@ def beyond(spec_of):
     check(run(q, k, v, lengths + 9, splits=1, spec_of=spec_of), q, k, v, lengths)
 
 
-def last_block(spec_of):
-    """Parts joined by the last block: of sequences, tokens and heads, and of two row tiles."""
-    many, short = np.array([T + 1, T - 9], np.int32), np.array([20], np.int32)
-    for lengths, nq, heads, head_dim in ((many, NQ, (4, 2), 72), (short, 33, (2, 1), 16)):
-        q, k, v = contiguous(nq, heads, head_dim, DTYPES["f16"], lengths, CAPACITY)
-        counts = np.zeros(4 if nq == NQ else 2, np.uint32)
-        with sim.options(race=True, seed=1):
-            got = joined(q, k, v, lengths, counts=counts, splits=2, spec_of=spec_of)
-        check(got, q, k, v, lengths)
-        assert not counts.any()
+def join(spec_of, nq, heads, head_dim, lengths, capacity=CAPACITY, *, race=False, **options):
+    """Parts joined by the last block; the counts are 0 again."""
+    lengths = np.array(lengths, np.int32)
+    q, k, v = contiguous(nq, heads, head_dim, DTYPES["f16"], lengths, capacity)
+    counts = np.zeros(len(lengths) * heads[1] * -(-nq * heads[0] // heads[1] // T), np.uint32)
+    with sim.options(race=race, seed=1):
+        got = joined(q, k, v, lengths, counts=counts, spec_of=spec_of, **options)
+    check(got, q, k, v, lengths)
+    assert not counts.any()
 
 
-CASES = (beyond, last_block, masked, causal, poisoned, rows)
-CASES += (
-    poisoned_bytes,
-    outlier_bytes,
-    uneven_bytes,
-    sink_bytes,
-    bytes_with_scales,
-    masked_bytes,
-    wide_bytes,
-)
+def join_heads(spec_of):
+    """Of sequences, tokens and heads."""
+    join(spec_of, NQ, (4, 2), 72, (T + 1, T - 9), splits=2)
+
+
+def join_row_tiles(spec_of):
+    join(spec_of, 33, (2, 1), 16, (20,), splits=2)
+
+
+def join_spans(spec_of):
+    """More columns than a warp joins at once."""
+    join(spec_of, 1, (2, 1), 136, (T + 1,), splits=2)
+
+
+def join_rounds(spec_of):
+    """More parts than there is room for, eight, and by two warps."""
+    room = {"tile_n": 32, "box": 32, "stages": 2}
+    join(spec_of, 1, (2, 1), 16, (32 * 11 - 5,), 32 * 11, splits=11, race=True, **room)
+
+
+# Cheap ones first: a fault is tried on them one after the other.
+WORDS = beyond, poisoned, masked, rows, causal
+BYTES = outlier_bytes, sink_bytes, uneven_bytes, poisoned_bytes
+BYTES += wide_bytes, masked_bytes, bytes_with_scales
+JOINS = join_spans, join_row_tiles, join_heads, join_rounds
+CASES = WORDS + JOINS + BYTES
+CASES_OF = {JOINING: JOINS, STORED: BYTES, PRODUCTS: BYTES, SCALES: BYTES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -204,4 +220,4 @@ def test_mutant_is_caught(target, mutant):
     dependents = CHAIN[CHAIN.index(target) + 1 :]
     modules = mutated_modules(target, mutant, dependents)
     with pytest.raises(FAULTS):
-        check_all(modules[KERNEL].decode_sm90_spec, (last_block,) if target == JOINING else CASES)
+        check_all(modules[KERNEL].decode_sm90_spec, CASES_OF.get(target, CASES))

@@ -242,7 +242,7 @@ def test_the_schedule_chooses_when_a_copy_lands():
         ({"to": 8, "at": 0}, sim.OutOfBounds, "slice 8:12 is out of bounds"),
         ({"to": -4, "at": 0}, sim.OutOfBounds, "slice -4:0 is out of bounds"),
         ({"to": 0, "at": 4, "n": 7}, sim.OutOfBounds, "slice 4:8 is out of bounds"),
-        ({"to": 0, "at": 0, "dtype": np.int32}, sim.SimError, "cp.async of int32 into float32"),
+        ({"to": 0, "at": 0, "dtype": np.float64}, sim.SimError, "cp.async of float64 into float32"),
     ],
     ids=["to", "from", "to-past", "to-before", "from-past", "dtype"],
 )
