@@ -2,24 +2,33 @@
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Every score
 has a number of 15 bits, which its place and the caller's seed alone determine, so that no mask is
-stored: each tile of any size, in each pass and implementation, makes its part. One call serves 16
-scores, those of four queries and four keys:
+stored: each tile of any size, in each pass and implementation, makes its part. One call serves 32
+scores, those of four queries and eight keys:
 
-    philox(h, pair_of(kv), b, pair_of(q), *key(seed, offset))
+    philox(h, keys_of(kv), b, queries_of(q), *key(seed, offset)) = a, b, c, d
 
-              keys     k, k + 1    k + 8, k + 9    pair_of is 4 (x // 16) + x % 8 // 2; k and q are
-    query q            word 0      word 0 × 1      the lower ones, even, and the lower half of
-    query q + 8        word 1      word 1 × 0      a word is for key k or k + 8
-    query q + 1        word 2      word 2 × 3
-    query q + 9        word 3      word 3 × 2      where k // 16 is odd, q and q + 1 change places
+              keys     k, k + 1    k + 8, k + 9    k + 16, k + 17    k + 24, k + 25
+    query q            a           a × b           e                 e × f
+    query q + 8        b           b × a           f                 f × e
+    query q + 1        c           c × d           g                 g × h
+    query q + 9        d           d × c           h                 h × g
 
-a × b (`crossed`): the lower byte of each half of a, followed by the upper byte of the half of b. A
-score is kept if the lower 15 bits of its half are not below the threshold. Each byte is the upper
-one of one score: at p = 1/2, and wherever the threshold is a multiple of 2⁸, all scores are
-independent. The lower bytes count where the upper 7 bits are those of the threshold, once in 128:
-there a score follows the upper byte of the next one in a round of four (word 0, 0 × 1, word 1,
-1 × 0). Such neighbours have a correlation of at most 1 / 257, whatever the threshold; all other
-pairs are independent, and the probability of a score is exact.
+    e, f = a + M0 z, b + M1 z, z = c ^ d      g, h = c + M0 y, d + M1 y, y = a ^ b      (`further`)
+
+queries_of is 4 (q // 16) + q % 8 // 2, keys_of 4 (kv // 32) + kv % 8 // 2; k and q are the lower
+ones, even, and the lower half of a word is for key k, k + 8, k + 16 or k + 24. Where k // 32 is
+odd, q and q + 1 change places. a × b (`crossed`): the lower byte of each half of a, followed by the
+upper byte of the half of b. A score is kept if the lower 15 bits of its half are not below the
+threshold.
+
+Any three of the eight words are independent: what is added to one of a, b, c, d is made of two
+others, by maps that have inverses. Each byte is the upper one of one score: at p = 1/2, and
+wherever the threshold is a multiple of 2⁸, any three scores are independent. The lower bytes count
+where the upper 7 bits are those of the threshold, once in 128: there a score follows the upper byte
+of the next one in a round of four (a, a × b, b, b × a). Such neighbours have a correlation of at
+most 1 / 257, whatever the threshold; all other pairs are independent, and the probability of a
+score is exact. Four scores of a call are nearly independent: the mean product of their deviations,
+in standard deviations, is within 0.02 of 0.
 
 Why 15 bits: patterns without a sign order as numbers of 16 bits do, which tensor-core kernels
 compare two at once. Why these places: threads of such kernels have k, k + 1, k + 8, k + 9 of q and
@@ -53,6 +62,11 @@ def mix(a, b, c):
 def plus(a, b):
     """The sum of two words, modulo 2³²."""
     return np.uint32(np.uint64(a) + np.uint64(b))
+
+
+def plus_product(a, m, x):
+    """a + m x, modulo 2³²."""
+    return np.uint32(np.uint64(a) + np.uint64(m) * np.uint64(x))
 
 
 def make_round(product, mix):
@@ -110,14 +124,33 @@ def factor(p):
     return _HALVES / (_HALVES - int(threshold(p)))
 
 
-def pair_of(x):
-    """What a query or a key is for the counter: the number of x, x + 1, x + 8 and x + 9, x even."""
-    return (x >> 4 << 2) + (x >> 1 & 3)
+def queries_of(q):
+    """What a query is for the counter: the number of q, q + 1, q + 8 and q + 9, q even."""
+    return (q >> 4 << 2) + (q >> 1 & 3)
+
+
+def keys_of(kv):
+    """What a key is for the counter: the number of kv, … kv + 9 and kv + 16, … kv + 25, kv even."""
+    return (kv >> 5 << 2) + (kv >> 1 & 3)
 
 
 def crossed(a, b):
     """Of two words the halves for keys that are 8 further on than those of ``a``."""
     return (a & _LOWER) << _BYTE | b >> _BYTE & _LOWER
+
+
+def make_further(plus_product):
+    """``further(x, y, z)``: the words of keys that are 16 further on than those of ``x`` and ``y``,
+    two of a call, of whose others ``z`` is the exclusive or.
+    """
+
+    def further(x, y, z):
+        return plus_product(x, M0, z), plus_product(y, M1, z)
+
+    return further
+
+
+further = make_further(plus_product)
 
 
 def kept(shape, p, state):
@@ -136,29 +169,38 @@ def kept(shape, p, state):
     bool array of ``shape``
     """
     batch, heads, nq, nk = shape
-    rows, columns = -(-nq // 16), -(-nk // 16)
+    rows, columns = -(-nq // 16), -(-nk // 32)
     b, h, r, i = np.indices((batch, heads, 4 * rows, 4 * columns), np.uint32, sparse=True)
     words = philox(h, i, b, r, *key(*map(np.uint64, state)))
     words = [x.reshape(batch, heads, rows, 4, columns, 4) for x in words]
-    # ..., q // 16, q // 8 % 2, q % 8 // 2, q % 2, kv // 16, kv // 8 % 2, kv % 8 // 2, kv % 2
-    numbers = np.empty((batch, heads, rows, 2, 4, 2, columns, 2, 4, 2), np.uint32)
-    for n, own in enumerate(words):
-        odd, below = divmod(n, 2)
-        for right, halves in enumerate((own, crossed(own, words[n ^ 1]))):
-            for e in range(2):
-                there = numbers[:, :, :, below, :, :, :, right, :, e]
-                drawn = halves >> np.uint32(16 * e) & MASK
-                there[..., odd, ::2, :] = drawn[..., ::2, :]
-                there[..., 1 - odd, 1::2, :] = drawn[..., 1::2, :]
-    numbers = numbers.reshape(batch, heads, 16 * rows, 16 * columns)
+    # ..., q // 16, q // 8 % 2, q % 8 // 2, q % 2,
+    # kv // 32, kv // 16 % 2, kv // 8 % 2, kv % 8 // 2, kv % 2
+    numbers = np.empty((batch, heads, rows, 2, 4, 2, columns, 2, 2, 4, 2), np.uint32)
+    for far, found in enumerate((words, _far(words))):
+        for n, own in enumerate(found):
+            odd, below = divmod(n, 2)
+            for right, halves in enumerate((own, crossed(own, found[n ^ 1]))):
+                for e in range(2):
+                    there = numbers[:, :, :, below, :, :, :, far, right, :, e]
+                    drawn = halves >> np.uint32(16 * e) & MASK
+                    there[..., odd, ::2, :] = drawn[..., ::2, :]
+                    there[..., 1 - odd, 1::2, :] = drawn[..., 1::2, :]
+    numbers = numbers.reshape(batch, heads, 16 * rows, 32 * columns)
     return numbers[..., :nq, :nk] >= threshold(p)
+
+
+def _far(words):
+    """The words of the keys k + 16 and beyond, of those of a call."""
+    a, b, c, d = words
+    return *further(a, b, c ^ d), *further(c, d, a ^ b)
 
 
 def kept_at(b, h, q, kv, p, state):
     """`kept` at some places: arrays of integers that broadcast."""
     b, h, q, kv = (np.asarray(x, np.uint32) for x in (b, h, q, kv))
-    words = philox(h, pair_of(kv), b, pair_of(q), *key(*map(np.uint64, state)))
-    n = 2 * ((q ^ kv >> 4) & 1) + (q >> 3 & 1)
+    words = philox(h, keys_of(kv), b, queries_of(q), *key(*map(np.uint64, state)))
+    words = [np.where(kv & 16, far, near) for near, far in zip(words, _far(words), strict=True)]
+    n = 2 * ((q ^ kv >> 5) & 1) + (q >> 3 & 1)
     own, other = np.choose(n, words), np.choose(n ^ 1, words)
     halves = np.where(kv & 8, crossed(own, other), own)
     return (halves >> 16 * (kv & 1) & MASK) >= threshold(p)

@@ -14,7 +14,8 @@ from nbflash import philox
 from nbflash.cpu.walk import place
 
 _words = philox.compiled(njit)
-_pair_of, _crossed = njit(philox.pair_of), njit(philox.crossed)
+_queries_of, _keys_of, _crossed = map(njit, (philox.queries_of, philox.keys_of, philox.crossed))
+_further = njit(philox.make_further(njit(philox.plus_product)))
 
 
 class Dropout(NamedTuple):
@@ -37,14 +38,14 @@ def prepare(p, state, real):
 def factors(walk, dropout, b, h, own, p, stop, z):
     """Z of the tiles p..stop of row ``own``."""
     if dropout is not None:
-        block = np.empty((16, 16), np.uint32)
+        block = np.empty((16, 32), np.uint32)
         for t in range(p, stop):
             q0, kv0, top, left = place(walk, own, p, t)
             rows, cols = min(walk.tile_m, walk.nq - q0), min(walk.tile_n, walk.nk - kv0)
             for q in range(q0 // 16 * 16, q0 + rows, 16):
-                for kv in range(kv0 // 16 * 16, kv0 + cols, 16):
+                for kv in range(kv0 // 32 * 32, kv0 + cols, 32):
                     _numbers(dropout, b, h, q, kv, block)
-                    j, end = max(kv, kv0), min(kv + 16, kv0 + cols)
+                    j, end = max(kv, kv0), min(kv + 32, kv0 + cols)
                     for i in range(max(q, q0), min(q + 16, q0 + rows)):
                         own_z = z[top + i - q0, left + j - kv0 : left + end - kv0]
                         _compare(dropout, block[i - q, j - kv : end - kv], own_z)
@@ -52,17 +53,20 @@ def factors(walk, dropout, b, h, own, p, stop, z):
 
 @njit
 def _numbers(dropout, b, h, q, kv, block):
-    """What is compared, of 16 queries and 16 keys that begin at multiples of 16."""
-    key, odd = (dropout.k0, dropout.k1), kv // 16 % 2
+    """What is compared, of 16 queries and 32 keys that begin at multiples of these."""
+    key, odd = (dropout.k0, dropout.k1), kv // 32 % 2
     for row in range(0, 8, 2):
         for column in range(0, 8, 2):
-            pairs = np.uint32(_pair_of(kv + column)), np.uint32(_pair_of(q + row))
-            w0, w1, w2, w3 = _words(np.uint32(h), pairs[0], np.uint32(b), pairs[1], *key)
-            for i, one, other in ((row + odd, w0, w1), (row + 1 - odd, w2, w3)):
-                _two(block[i], column, one)
-                _two(block[i], column + 8, _crossed(one, other))
-                _two(block[i + 8], column, other)
-                _two(block[i + 8], column + 8, _crossed(other, one))
+            places = np.uint32(_keys_of(kv + column)), np.uint32(_queries_of(q + row))
+            w0, w1, w2, w3 = _words(np.uint32(h), places[0], np.uint32(b), places[1], *key)
+            rows = (row + odd, w0, w1, w2 ^ w3), (row + 1 - odd, w2, w3, w0 ^ w1)
+            for i, one, other, z in rows:
+                for j in (column, column + 16):
+                    _two(block[i], j, one)
+                    _two(block[i], j + 8, _crossed(one, other))
+                    _two(block[i + 8], j, other)
+                    _two(block[i + 8], j + 8, _crossed(other, one))
+                    one, other = _further(one, other, z)
 
 
 @njit

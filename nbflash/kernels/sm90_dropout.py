@@ -45,7 +45,8 @@ def make_drawing(cfg):
 
     @inlined
     def drawing_of(drawn, place, dropping, n0, thread):
-        call = types.uint32((n0 >> 2) + hide(thread) % 8)
+        group, thread = types.uint32(n0 >> 5), types.uint32(hide(thread))
+        call = types.uint32(4 * group + thread % 4), types.uint32((group ^ thread >> 2) & 1)
         return drawn, place, dropping[0], call
 
     return drawn_of, place_of, drawing_of

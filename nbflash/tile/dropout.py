@@ -21,7 +21,8 @@ KEPT_BITS = 64
 
 _words = philox.compiled(inlined)
 _key = inlined(philox.make_key(_words))
-_pair_of, _crossed = inlined(philox.pair_of), inlined(philox.crossed)
+_queries_of, _keys_of, _crossed = map(inlined, (philox.queries_of, philox.keys_of, philox.crossed))
+_further = inlined(philox.make_further(inlined(philox.plus_product)))
 
 
 def dropout_signatures(on, real):
@@ -58,13 +59,15 @@ def make_dropout(rows, columns, row_step, column_step):
         """Two bits of each of the queries ``q_idx``, which is even, and the next: those of the keys
         ``kv``, which is even, and the next.
         """
-        pairs = np.uint32(_pair_of(kv)), np.uint32(_pair_of(q_idx))
-        w0, w1, w2, w3 = _words(np.uint32(h), pairs[0], np.uint32(b), pairs[1], *key)
+        places = np.uint32(_keys_of(kv)), np.uint32(_queries_of(q_idx))
+        w0, w1, w2, w3 = _words(np.uint32(h), places[0], np.uint32(b), places[1], *key)
+        if kv & 16:
+            (w0, w1), (w2, w3) = _further(w0, w1, w2 ^ w3), _further(w2, w3, w0 ^ w1)
         if q_idx & 8:
             w0, w1, w2, w3 = w1, w0, w3, w2
         if kv & 8:
             w0, w2 = np.uint32(_crossed(w0, w1)), np.uint32(_crossed(w2, w3))
-        if kv & 16:
+        if kv & 32:
             w0, w2 = w2, w0
         return two_bits(w0, threshold), two_bits(w2, threshold)
 

@@ -1,16 +1,18 @@
 """Dropout on the fragments of wgmma: P ∘ (1 − p) Z, by words that AND with P once it is packed.
 
-A call of Philox (:mod:`nbflash.philox`) serves {q, q + 1, q + 8, q + 9} × {kv, kv + 1, kv + 8,
-kv + 9}. Of the 16 keys of a step of P V, lane 4 r + c of a warp has
+A call of Philox (:mod:`nbflash.philox`), of four words, serves {q, q + 1, q + 8, q + 9} ×
+{kv, kv + 1, kv + 8, kv + 9} and the keys 16 further on. Of the 16 keys of a step of P V, lane
+4 r + c of a warp has
 
                      keys 2 c, 2 c + 1       keys 8 + 2 c, 8 + 2 c + 1
-    query r          word 0                  word 0 × 1                packed registers 0, 2
-    query r + 8      word 1                  word 1 × 0                packed registers 1, 3
+    query r          x                       x × y                     packed registers 0, 2
+    query r + 8      y                       y × x                     packed registers 1, 3
 
-of the call that is lane 4 (r ^ 1) + c's too, where r is even; else it is words 2 and 3. So of two
-steps, which begin at a multiple of 32, the lane whose r is even makes the call of the first one,
-the other lane that of the second, where queries have changed places: what a lane needs of its own
-call are words 0 and 1, and the others it sends.
+Of a group of two steps, 32 keys, x and y are a and b in the first, and `further` in the second, of
+a, b and c ^ d, if r is even; else c and d take the place of a and b. That is so of groups whose
+number is even; where it is odd, queries have changed places. So of two groups each lane makes one
+call, of the group whose number is as even as r: what it needs of it is always made of a, b and
+c ^ d, and lane 4 (r ^ 1) + c, which it sends c, d and a ^ b to, makes the other one.
 
 Of a transposed fragment, keys down, lane 4 r + c has of 16 queries
 
@@ -18,8 +20,8 @@ Of a transposed fragment, keys down, lane 4 r + c has of 16 queries
     key r            register 0              register 2
     key r + 8        register 1              register 3
 
-and of all four words one half. Two words are made of these, which then stand where words 0 and 1
-do, and two of the halves that the other lane needs: of two steps each makes one call, as above.
+and of four words, those of its 16 keys, one half. Two words are made of these, which then stand
+where x and y do, and two of the halves that the other lane needs: of two steps each makes a call.
 
 What a call makes of the queries and what it makes of the keys stay apart for three rounds: what is
 the same for a row of tiles is done there.
@@ -39,6 +41,7 @@ from nbflash.tile.unroll import Scalar, equal, opaque, select, shuffle_xor, unro
 from nbflash.tile.warp_math import permute
 
 _AHEAD = 3  # rounds, in which queries and keys do not meet
+_ALL = 0xFFFFFFFF
 _CROSSED = 0x2705  # nbflash.philox.crossed, as a selector of bytes
 
 
@@ -73,7 +76,13 @@ def mix(a, b, c):
     return a ^ b ^ c
 
 
-_round, _pair_of = philox.make_round(product, mix), inlined(philox.pair_of)
+def plus_product(a, m, x):
+    """a + m x, modulo 2³²: of uint32, and a number ``m``."""
+    return a + x * int(m) if isinstance(a, Scalar) else philox.plus_product(a, m, x)
+
+
+_round, _queries_of = philox.make_round(product, mix), inlined(philox.queries_of)
+_further = philox.make_further(plus_product)
 
 
 def uniform(x):
@@ -150,15 +159,18 @@ def _words(of_query, of_key, keys):
     return counter
 
 
-def _placed(own, sent, odd):
-    """The halves of a lane's scores in two steps, of what it has drawn itself and what it sends.
-
-    Of each step those of words 0, 1, 0 × 1 and 1 × 0.
+def _exchanged(own, sent, second):
+    """What a lane has of two calls, the first one first: what it keeps of its own, which is the
+    ``second`` one or not, and what the lane of the neighbouring row has sent.
     """
-    got = tuple(shuffle_xor(x, 4) for x in sent)
-    for even_lane, odd_lane in ((own, got), (got, own)):
-        a, b = (select(odd, y, x) for x, y in zip(even_lane, odd_lane, strict=True))
-        yield a, b, permute(a, b, _CROSSED), permute(b, a, _CROSSED)
+    got = [shuffle_xor(x, 4) for x in sent]
+    first = [select(second, y, x) for x, y in zip(own, got, strict=True)]
+    return first, [select(second, x, y) for x, y in zip(own, got, strict=True)]
+
+
+def _step(x, y):
+    """The halves of a lane's scores in a step: of packed registers 0 to 3."""
+    return x, y, permute(x, y, _CROSSED), permute(y, x, _CROSSED)
 
 
 @unrolled
@@ -170,7 +182,7 @@ def _place_words(keys, number, h, b):
 @inlined
 def place_words(keys, q, h, b):
     """Of the queries ``q`` and ``q + 8``, which a thread has, of one head."""
-    return _place_words(keys, types.uint32(_pair_of(q)), types.uint32(h), types.uint32(b))
+    return _place_words(keys, types.uint32(_queries_of(q)), types.uint32(h), types.uint32(b))
 
 
 def make_drop(n, part=0):
@@ -178,18 +190,29 @@ def make_drop(n, part=0):
 
     ``drop(p, place, keys, threshold, call)``: of packed P what is kept. ``drop_dp(dp, minus_delta,
     …)``: (1 − p) Z ∘ dP − δ, of dP and of −δ of a thread's two rows. ``call``: what the first key
-    of the lane's first call is for the counter, of which 4 is there if the lane's row is odd.
+    of the lane is for the counter, and whether the lane's first call is that of the second group.
     """
-    PAIRS = n // 32
+    GROUPS = range(n // 32 * part, n // 32 * (part + 1))
 
     def halves_of(place, keys, call):
-        mixed, (word, low), odd = place[:2], place[2:], equal(call & 4, 4)
+        mixed, (word, low), (first, second) = place[:2], place[2:], call
         of_query = _apart(philox.M0, (opaque(word), low))  # or three words stay in registers
-        for pair in range(PAIRS * part, PAIRS * (part + 1)):
-            begun = _begun(philox.M0, call + 8 * pair, mixed)
-            words = _words(of_query, _apart(philox.M1, begun), keys)
-            for step in _placed(words[:2], words[2:], odd):
-                yield from step
+
+        def words_of(group):
+            begun = _begun(philox.M0, first + group * 4, mixed)
+            a, b, c, d = _words(of_query, _apart(philox.M1, begun), keys)
+            return (a, b, c ^ d), (c, d, a ^ b)
+
+        for group in GROUPS[::2]:
+            swapped = second ^ group & 1
+            if group + 1 in GROUPS:
+                calls = _exchanged(*words_of(swapped + group), equal(swapped, 1))
+            else:  # each makes it for itself
+                pairs = zip(*words_of(group), strict=True)
+                calls = [[select(equal(swapped, 1), y, x) for x, y in pairs]]
+            for x, y, z in calls:
+                yield from _step(x, y)
+                yield from _step(*_further(x, y, z))
 
     @unrolled
     def drop(p, place, keys, threshold, call):
@@ -219,17 +242,20 @@ def make_drop_across(tile_m):
     @unrolled
     def masks(keys, threshold, key, q, h, b):
         queries, by_keys = _head_words(keys, h, b)
-        odd, begun = key & 1, _begun(philox.M0, philox.pair_of(key), by_keys)
-        of_key = _apart(philox.M1, begun)
+        odd, begun = key & 1, _begun(philox.M0, philox.keys_of(key), by_keys)
+        of_key, far = _apart(philox.M1, begun), (key >> 4 & 1) * _ALL
         # Of words 0 and 2, or 1 and 3: lower halves for even keys, the one of query q first.
-        mine = (key >> 4 & 1) * 0x4444 ^ odd * 0x2222 ^ 0x5410
-        first, others = philox.pair_of(q) + 4 * odd, mine ^ 0x2222
+        mine = (key >> 5 & 1) * 0x4444 ^ odd * 0x2222 ^ 0x5410
+        first, others = philox.queries_of(q) + odd * 4, mine ^ 0x2222
         out = []
         for pair in range(tile_m // 32):
-            begun = _begun(philox.M1, first + 8 * pair, queries)
+            begun = _begun(philox.M1, first + pair * 8, queries)
             a, b, c, d = _words(_apart(philox.M0, begun), of_key, keys)
+            z, y = (c ^ d) & far, (a ^ b) & far
+            (a, b), (c, d) = _further(a, b, z), _further(c, d, y)
             own, sent = ((permute(a, c, x), permute(b, d, x)) for x in (mine, others))
-            for upper, lower, below, lowest in _placed(own, sent, equal(odd, 1)):
+            for x, y in _exchanged(own, sent, equal(odd, 1)):
+                upper, lower, below, lowest = _step(x, y)
                 step = upper, below, lower, lowest
                 out += [kept_halves(word, threshold) for word in step]
         return tuple(out)

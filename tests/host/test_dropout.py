@@ -29,6 +29,7 @@ BLOCK = 64
 SEED = 2**63 + 5, 11
 
 # Known answers of Random123: the counter's words, the key's, the result's.
+M0, M1 = 0xD2511F53, 0xCD9E8D57
 ONES = 2**32 - 1
 PI = 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0
 KNOWN = [
@@ -50,11 +51,15 @@ def test_known_answers_of_philox_4x32_10(words):
 
 def number_of(b, h, q, kv, key):
     """The 15 bits of a score by the table of `nbflash.philox`, in words of Python."""
-    call = philox.philox(*map(np.uint32, (h, 4 * (kv // 16) + kv % 8 // 2, b)), group(q), *key)
-    rows = (0, 1, 2, 3) if kv // 16 % 2 == 0 else (2, 3, 0, 1)
+    call = philox.philox(*map(np.uint32, (h, 4 * (kv // 32) + kv % 8 // 2, b)), group(q), *key)
+    words = [int(word) for word in call]
+    if kv // 16 % 2:
+        a, b, c, d = words
+        words = [a + M0 * (c ^ d), b + M1 * (c ^ d), c + M0 * (a ^ b), d + M1 * (a ^ b)]
+    rows = (0, 1, 2, 3) if kv // 32 % 2 == 0 else (2, 3, 0, 1)
     own = rows[2 * (q % 2) + q // 8 % 2]
     other = {0: 1, 1: 0, 2: 3, 3: 2}[own]
-    half, crossing = (int(call[n]) >> 16 * (kv % 2) & 0xFFFF for n in (own, other))
+    half, crossing = (words[n] % 2**32 >> 16 * (kv % 2) & 0xFFFF for n in (own, other))
     if kv // 8 % 2:
         half = half % 256 * 256 + crossing // 256
     return half % 2**15
@@ -64,13 +69,15 @@ def group(q):
     return np.uint32(4 * (q // 16) + q % 8 // 2)
 
 
-def test_a_call_serves_four_queries_and_four_keys():
+def test_a_call_serves_four_queries_and_eight_keys():
     """Whose numbers are those of the definition, one by one."""
-    shape, key = (2, 1, 21, 35), philox.key(*map(np.uint64, SEED))
+    shape, key = (2, 1, 21, 67), philox.key(*map(np.uint64, SEED))
     for b, h, q, kv in np.ndindex(shape):
         p = number_of(b, h, q, kv, key) / 2**15  # the threshold that keeps it just so
-        assert philox.kept(shape, p, SEED)[b, h, q, kv]
-        assert not philox.kept(shape, p + 2**-15, SEED)[b, h, q, kv]
+        assert philox.kept_at(b, h, q, kv, p, SEED)
+        assert not philox.kept_at(b, h, q, kv, p + 2**-15, SEED)
+    whole = philox.kept(shape, 0.3, SEED)
+    np.testing.assert_array_equal(whole, philox.kept_at(*np.indices(shape), 0.3, SEED))
 
 
 def test_some_places_are_those_of_the_whole():
@@ -111,13 +118,42 @@ def test_neighbours_in_the_round_of_bytes(p):
     assert abs(correlation) <= (0 if limit % 256 == 0 else 1 / 257)
 
 
+def test_three_words_of_a_call_are_any_three():
+    """Of eight: every value of three words of 3 bits comes once for each value of the fourth."""
+    a, b, c, d = np.indices((8,) * 4, np.uint32).reshape(4, -1)
+    words = [a, b, c, d, *philox.further(a, b, c ^ d), *philox.further(c, d, a ^ b)]
+    for three in itertools.combinations(words, 3):
+        numbers = np.ravel_multi_index([x % 8 for x in three], (8,) * 3)
+        np.testing.assert_array_equal(np.bincount(numbers), 8)
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_scores_of_a_block_are_not_correlated(p):
-    """All pairs of 16 × 16 that one block of 16 calls draws, of 8192 blocks, six sigma."""
-    kept = philox.kept((4, 8, 256, 256), p, SEED).reshape(32, 16, 16, 16, 16)
-    blocks = kept.transpose(0, 1, 3, 2, 4).reshape(8192, 256)
-    correlations = np.corrcoef(blocks, rowvar=False) - np.eye(256)
+    """All pairs of 16 × 32 that one block of 16 calls draws, of 8192 blocks, six sigma."""
+    kept = philox.kept((4, 8, 256, 512), p, SEED).reshape(32, 16, 16, 16, 32)
+    blocks = kept.transpose(0, 1, 3, 2, 4).reshape(8192, 512)
+    correlations = np.corrcoef(blocks, rowvar=False) - np.eye(512)
     assert np.abs(correlations).max() <= 6 / math.sqrt(8192) + 1 / 257
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5])
+def test_four_scores_of_a_call_are_nearly_independent(p):
+    """The mean product of three deviations, and of four, beside that of independent ones, which
+    is 0, of 2¹⁷ calls, six sigma.
+    """
+    kept = philox.kept((4, 8, 256, 1024), p, SEED).reshape(32, 16, 2, 4, 2, 32, 2, 2, 4, 2)
+    calls = kept.transpose(0, 1, 3, 5, 8, 2, 4, 6, 7, 9).reshape(-1, 32)
+    exact = int(philox.threshold(p)) / 2**15
+    x = (calls - (1 - exact)).astype(np.float32) / np.float32(math.sqrt(exact * (1 - exact)))
+    pairs = np.array(list(itertools.combinations(range(32), 2)))
+    products = x[:, pairs[:, 0]] * x[:, pairs[:, 1]]
+    noise = 6 / math.sqrt(len(calls))
+    triples = products.T @ x / len(calls)
+    apart = (pairs[:, :, None] != np.arange(32)).all(axis=1)
+    assert np.abs(triples[apart]).max() <= noise
+    fours = products.T @ products / len(calls)
+    apart = (pairs[:, None, :, None] != pairs[None, :, None, :]).all(axis=(2, 3))
+    assert np.abs(fours[apart]).max() <= noise + 0.02
 
 
 def test_every_bit_of_the_state_counts():

@@ -1,6 +1,7 @@
 """Dropout in the Hopper kernels, in the simulator, with faults planted in it."""
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from nbflash.testing import mask_gallery
 T = 64
 SEED = 2**63 + 5, 2**40 + 11
 HOW = {"dropout": 0.3, "seed": SEED}  # all 15 bits of a number count
-CONFIGS = {"alone": ALONE, "pair": PAIR, "halves": HALVES, "halves-pair": HALVES_PAIR}
+THREE = replace(ALONE, tile_n=96)  # groups of keys, of which one has no neighbour
+CONFIGS = {"alone": ALONE, "pair": PAIR, "three": THREE, "halves": HALVES}
+CONFIGS |= {"halves-pair": HALVES_PAIR}
 LENGTHS = ((5, 9), (T + 9, 2 * T), (2 * T, 2 * T - 3))
 MASKS = ("dense", "causal", "checkerboard", "per-batch-per-head")
 
@@ -33,13 +36,13 @@ def test_forward(config):
 
 
 @pytest.mark.parametrize("p", [0.01, 0.3, 0.96])
-@pytest.mark.parametrize("config", ["pair", "halves"])
+@pytest.mark.parametrize("config", ["pair", "three", "halves"])
 def test_the_mask_is_that_of_philox(config, p):
     """Equal scores and a unit matrix for V: the results are the elements of P themselves."""
-    n, heads = T + 9, 2
+    n, heads = 2 * T + 9, 2
     q = np.zeros((1, n, heads, T), np.float16)
     kept = philox.kept((1, heads, n, n), p, SEED).transpose(0, 2, 1, 3)
-    for first in (0, n - T):
+    for first in (0, T, n - T):
         columns = np.eye(n, T, -first, np.float16)[:, None]
         v = np.ascontiguousarray(np.broadcast_to(columns, q.shape))
         out, _ = run(CONFIGS[config], masks.dense(n), q, q, v, dropout=p, seed=SEED)
@@ -93,15 +96,16 @@ BY_ROWS = TILE, PLACE, STATISTICS, DQ_COMPUTE, DQ
 
 def check_forward(fwd):
     """Whole tiles and halves."""
-    values = inputs(T + 9, T + 9, batch=2, heads=(2, 1))[:3]
-    for config in (ALONE, HALVES):
-        check(config, masks.dense(T + 9), *values, spec_of=fwd.fwd_sm90_spec, **HOW)
+    n = T + T // 2 + 9
+    values = inputs(T + 9, n, batch=2, heads=(2, 1))[:3]
+    for config in (THREE, HALVES):
+        check(config, masks.dense(T + 9, n), *values, spec_of=fwd.fwd_sm90_spec, **HOW)
 
 
 def check_columns(bwd):
-    values = inputs(T + 9, 25, batch=2, heads=(2, 1))
+    values = inputs(T + 9, 41, batch=2, heads=(2, 1))
     how = {"spec_of": bwd.bwd_sm90_spec, **HOW}
-    sm90_bwd_runs.check(sm90_bwd_runs.COLUMN, masks.dense(T + 9, 25), values, **how)
+    sm90_bwd_runs.check(sm90_bwd_runs.COLUMN, masks.dense(T + 9, 41), values, **how)
 
 
 def check_wide(bwd):
@@ -121,15 +125,18 @@ def check_rows(dq):
 OF_FORWARD = (
     (TILE, Mutant("a number alone", "number ^ mixed[0]", "number")),
     (TILE, Mutant("a product alone", "a ^ mixed[1], a_low", "a, a_low")),
-    (TILE, Mutant("queries of the first 16", "uint32(_pair_of(q))", "uint32(_pair_of(q & 15))")),
-    (TILE, Mutant("calls of the first half", "PAIRS * part, PAIRS * (part + 1)", "PAIRS")),
+    (TILE, Mutant("queries of the first 16", "32(_queries_of(q))", "32(_queries_of(q & 15))")),
+    (TILE, Mutant("calls of the first half", "n // 32 * part, n // 32 * (part + 1)", "n // 32")),
+    (TILE, Mutant("calls of the first pair", "first + group * 4", "first + (group & 1) * 4")),
     (TILE, Mutant("another lane's words", "shuffle_xor(x, 4)", "shuffle_xor(x, 8)")),
-    (TILE, Mutant("steps in turn", "((own, got), (got, own))", "((got, own), (own, got))")),
-    (TILE, Mutant("a lower byte twice", "permute(b, a, _CROSSED)", "permute(b, b, _CROSSED)")),
-    (TILE, Mutant("bytes of the first word", "a, b, permute(a, b,", "a, b, permute(b, a,")),
-    (PLACE, Mutant("calls of the quad", "+ hide(thread) % 8", "")),
-    (PLACE, Mutant("calls of even rows", "hide(thread) % 8", "hide(thread) % 4")),
-    (PLACE, Mutant("keys of the first tile", "(n0 >> 2)", "(n0 >> 9)")),
+    (TILE, Mutant("groups in turn", "select(second, y, x) for", "select(second, x, y) for")),
+    (TILE, Mutant("words that are not its own", "(c, d, a ^ b)", "(c, d, c ^ d)")),
+    (TILE, Mutant("the next step's words", "_step(*_further(x, y, z))", "_step(x, y)")),
+    (TILE, Mutant("a lower byte twice", "permute(y, x, _CROSSED)", "permute(y, y, _CROSSED)")),
+    (TILE, Mutant("bytes of the first word", "x, y, permute(x, y,", "x, y, permute(y, x,")),
+    (PLACE, Mutant("calls of the quad", "4 * group + thread % 4", "4 * group")),
+    (PLACE, Mutant("calls of even rows", "(group ^ thread >> 2) & 1", "group & 1")),
+    (PLACE, Mutant("keys of the first tile", "n0 >> 5", "n0 >> 9")),
     (PLACE, Mutant("row of the first tile", "row * TILE_M + row_of", "row_of")),
     (PLACE, Mutant("batch for head", "drawn, q, h, b)", "drawn, q, b, h)")),
     (PLACE, Mutant("seed alone", "key_of(state)", "key_of((state[0], state[1] * 0, state[2]))")),
@@ -146,13 +153,14 @@ OF_FORWARD = (
     ),
 )
 OF_COLUMNS = (
-    (TILE, Mutant("calls of the first step", "philox.pair_of(q) + 4 * odd", "philox.pair_of(q)")),
-    (TILE, Mutant("keys of the first 16", "philox.pair_of(key)", "philox.pair_of(key & 15)")),
-    (TILE, Mutant("calls of the first pair", "first + 8 * pair", "first")),
+    (TILE, Mutant("calls of the first step", "queries_of(q) + odd * 4", "queries_of(q)")),
+    (TILE, Mutant("keys of the first 32", "philox.keys_of(key)", "philox.keys_of(key & 31)")),
+    (TILE, Mutant("keys of the first step", "(key >> 4 & 1) * _ALL", "key * 0")),
+    (TILE, Mutant("calls of the first pair", "first + pair * 8", "first")),
     (TILE, Mutant("another lane's halves", "shuffle_xor(x, 4)", "shuffle_xor(x, 8)")),
     (TILE, Mutant("halves that are there", "mine ^ 0x2222", "mine")),
     (TILE, Mutant("lower halves for all", "^ odd * 0x2222 ^", "^")),
-    (TILE, Mutant("queries in their places", "(key >> 4 & 1) * 0x4444", "key * 0")),
+    (TILE, Mutant("queries in their places", "(key >> 5 & 1) * 0x4444", "key * 0")),
     (
         TILE,
         Mutant(
