@@ -115,11 +115,13 @@ MUTANTS = [
             "(4 * run + 2, 4 * run)",
         ),
     ),
-    (DROPOUT, Mutant("keys of the first 16", "_pair_of(kv)", "_pair_of(kv & 15)")),
-    (DROPOUT, Mutant("queries of the first 16", "_pair_of(q_idx)", "_pair_of(q_idx & 15)")),
+    (DROPOUT, Mutant("keys of the first 32", "_keys_of(kv)", "_keys_of(kv & 31)")),
+    (DROPOUT, Mutant("queries of the first 16", "_queries_of(q_idx)", "_queries_of(q_idx & 15)")),
+    (DROPOUT, Mutant("words of the first 16", "if kv & 16:", "if False:")),
+    (DROPOUT, Mutant("words of the other row", "_further(w2, w3, w0 ^ w1)", "_further(w2, w3, w0)")),
     (DROPOUT, Mutant("words of the first keys", "if kv & 8:", "if False:")),
     (DROPOUT, Mutant("words of the first queries", "if q_idx & 8:", "if False:")),
-    (DROPOUT, Mutant("queries in their places", "if kv & 16:", "if False:")),
+    (DROPOUT, Mutant("queries in their places", "if kv & 32:", "if False:")),
     (DROPOUT, Mutant("bytes of the other word", "_crossed(w0, w1)", "_crossed(w1, w0)")),
     (DROPOUT, Mutant("a byte twice", "_crossed(w2, w3)", "_crossed(w2, w2)")),
     (DROPOUT, Mutant("the lower row first", "lower) << ROW | upper", "upper) << ROW | lower")),
@@ -130,8 +132,8 @@ MUTANTS = [
         DROPOUT,
         Mutant(
             "batch for head",
-            "uint32(h), pairs[0], np.uint32(b)",
-            "uint32(b), pairs[0], np.uint32(h)",
+            "uint32(h), places[0], np.uint32(b)",
+            "uint32(b), places[0], np.uint32(h)",
         ),
     ),
     (DROPOUT, Mutant("seed alone", "offset ^ more[1]", "more[1]")),
@@ -155,10 +157,10 @@ MUTANTS = [
 def check_all(executors, monkeypatch):
     """Both forms of the backward, until one is wrong."""
     monkeypatch.setattr("simt_runs.SimtExecutor", executors.SimtExecutor)
-    inputs = make_qkv(2, 17, 23, 2, 1, 8)
+    inputs = make_qkv(2, 17, 41, 2, 1, 8)
     for deterministic in (False, True):
         geometry = Geometry(rm=8, rn=8, deterministic=deterministic)
-        check(geometry, masks.causal(17, 23), *inputs, **HOW)
+        check(geometry, masks.causal(17, 41), *inputs, **HOW)
 
 
 def test_the_case_of_the_faults_passes(monkeypatch):
