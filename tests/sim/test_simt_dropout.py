@@ -118,7 +118,7 @@ MUTANTS = [
     (DROPOUT, Mutant("keys of the first 32", "_keys_of(kv)", "_keys_of(kv & 31)")),
     (DROPOUT, Mutant("queries of the first 16", "_queries_of(q_idx)", "_queries_of(q_idx & 15)")),
     (DROPOUT, Mutant("words of the first 16", "if kv & 16:", "if False:")),
-    (DROPOUT, Mutant("words of the other row", "_further(w2, w3, w0 ^ w1)", "_further(w2, w3, w0)")),
+    (DROPOUT, Mutant("words of a half", "_further(w2, w3, w0 ^ w1)", "_further(w2, w3, w0)")),
     (DROPOUT, Mutant("words of the first keys", "if kv & 8:", "if False:")),
     (DROPOUT, Mutant("words of the first queries", "if q_idx & 8:", "if False:")),
     (DROPOUT, Mutant("queries in their places", "if kv & 32:", "if False:")),
