@@ -13,7 +13,7 @@ scores, those of four queries and eight keys:
     query q + 1        c           c × d           g                 g × h
     query q + 9        d           d × c           h                 h × g
 
-    e, f = a + M0 z, b + M1 z, z = c ^ d      g, h = c + M0 y, d + M1 y, y = a ^ b      (`further`)
+    e, f = a + M0 z, b + M1 z, z = c ^ d      g, h = c + M0 w, d + M1 w, w = a ^ b      (`further`)
 
 queries_of is 4 (q // 16) + q % 8 // 2, keys_of 4 (kv // 32) + kv % 8 // 2; k and q are the lower
 ones, even, and the lower half of a word is for key k, k + 8, k + 16 or k + 24. Where k // 32 is
@@ -22,13 +22,13 @@ upper byte of the half of b. A score is kept if the lower 15 bits of its half ar
 threshold.
 
 Any three of the eight words are independent: what is added to one of a, b, c, d is made of two
-others, by maps that have inverses. Each byte is the upper one of one score: at p = 1/2, and
-wherever the threshold is a multiple of 2⁸, any three scores are independent. The lower bytes count
-where the upper 7 bits are those of the threshold, once in 128: there a score follows the upper byte
-of the next one in a round of four (a, a × b, b, b × a). Such neighbours have a correlation of at
-most 1 / 257, whatever the threshold; all other pairs are independent, and the probability of a
-score is exact. Four scores of a call are nearly independent: the mean product of their deviations,
-in standard deviations, is within 0.02 of 0.
+others, by maps that have inverses, and no two words tell it. Each byte is the upper one of one
+score: at p = 1/2, and wherever the threshold is a multiple of 2⁸, any three scores are independent.
+The lower bytes count where the upper 7 bits are those of the threshold, once in 128: there a score
+follows the upper byte of the next one in a round of four (a, a × b, b, b × a). Such neighbours have
+a correlation of at most 1 / 257, whatever the threshold; all other pairs are independent, and the
+probability of a score is exact. Four scores of a call are nearly independent: the mean product of
+their deviations, in standard deviations, is at most 1 / 64 for p from 0.001 to 0.999, most at 1/2.
 
 Why 15 bits: patterns without a sign order as numbers of 16 bits do, which tensor-core kernels
 compare two at once. Why these places: threads of such kernels have k, k + 1, k + 8, k + 9 of q and
@@ -150,7 +150,19 @@ def make_further(plus_product):
     return further
 
 
+def make_far(further):
+    """``far(a, b, c, d)``: the four words of keys 16 further on than those of a call's."""
+
+    def far(a, b, c, d):
+        e, f = further(a, b, c ^ d)
+        g, h = further(c, d, a ^ b)
+        return e, f, g, h
+
+    return far
+
+
 further = make_further(plus_product)
+far = make_far(further)
 
 
 def kept(shape, p, state):
@@ -176,12 +188,12 @@ def kept(shape, p, state):
     # ..., q // 16, q // 8 % 2, q % 8 // 2, q % 2,
     # kv // 32, kv // 16 % 2, kv // 8 % 2, kv % 8 // 2, kv % 2
     numbers = np.empty((batch, heads, rows, 2, 4, 2, columns, 2, 2, 4, 2), np.uint32)
-    for far, found in enumerate((words, _far(words))):
-        for n, own in enumerate(found):
+    for step, four in enumerate((words, far(*words))):
+        for n, own in enumerate(four):
             odd, below = divmod(n, 2)
-            for right, halves in enumerate((own, crossed(own, found[n ^ 1]))):
+            for right, halves in enumerate((own, crossed(own, four[n ^ 1]))):
                 for e in range(2):
-                    there = numbers[:, :, :, below, :, :, :, far, right, :, e]
+                    there = numbers[:, :, :, below, :, :, :, step, right, :, e]
                     drawn = halves >> np.uint32(16 * e) & MASK
                     there[..., odd, ::2, :] = drawn[..., ::2, :]
                     there[..., 1 - odd, 1::2, :] = drawn[..., 1::2, :]
@@ -189,17 +201,11 @@ def kept(shape, p, state):
     return numbers[..., :nq, :nk] >= threshold(p)
 
 
-def _far(words):
-    """The words of the keys k + 16 and beyond, of those of a call."""
-    a, b, c, d = words
-    return *further(a, b, c ^ d), *further(c, d, a ^ b)
-
-
 def kept_at(b, h, q, kv, p, state):
     """`kept` at some places: arrays of integers that broadcast."""
     b, h, q, kv = (np.asarray(x, np.uint32) for x in (b, h, q, kv))
     words = philox(h, keys_of(kv), b, queries_of(q), *key(*map(np.uint64, state)))
-    words = [np.where(kv & 16, far, near) for near, far in zip(words, _far(words), strict=True)]
+    words = [np.where(kv & 16, x, near) for near, x in zip(words, far(*words), strict=True)]
     n = 2 * ((q ^ kv >> 5) & 1) + (q >> 3 & 1)
     own, other = np.choose(n, words), np.choose(n ^ 1, words)
     halves = np.where(kv & 8, crossed(own, other), own)

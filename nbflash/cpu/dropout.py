@@ -15,7 +15,7 @@ from nbflash.cpu.walk import place
 
 _words = philox.compiled(njit)
 _queries_of, _keys_of, _crossed = map(njit, (philox.queries_of, philox.keys_of, philox.crossed))
-_further = njit(philox.make_further(njit(philox.plus_product)))
+_far = njit(philox.make_far(njit(philox.make_further(njit(philox.plus_product)))))
 
 
 class Dropout(NamedTuple):
@@ -58,15 +58,13 @@ def _numbers(dropout, b, h, q, kv, block):
     for row in range(0, 8, 2):
         for column in range(0, 8, 2):
             places = np.uint32(_keys_of(kv + column)), np.uint32(_queries_of(q + row))
-            w0, w1, w2, w3 = _words(np.uint32(h), places[0], np.uint32(b), places[1], *key)
-            rows = (row + odd, w0, w1, w2 ^ w3), (row + 1 - odd, w2, w3, w0 ^ w1)
-            for i, one, other, z in rows:
-                for j in (column, column + 16):
+            words = _words(np.uint32(h), places[0], np.uint32(b), places[1], *key)
+            for j, (w0, w1, w2, w3) in ((column, words), (column + 16, _far(*words))):
+                for i, one, other in ((row + odd, w0, w1), (row + 1 - odd, w2, w3)):
                     _two(block[i], j, one)
                     _two(block[i], j + 8, _crossed(one, other))
                     _two(block[i + 8], j, other)
                     _two(block[i + 8], j + 8, _crossed(other, one))
-                    one, other = _further(one, other, z)
 
 
 @njit

@@ -22,7 +22,7 @@ KEPT_BITS = 64
 _words = philox.compiled(inlined)
 _key = inlined(philox.make_key(_words))
 _queries_of, _keys_of, _crossed = map(inlined, (philox.queries_of, philox.keys_of, philox.crossed))
-_further = inlined(philox.make_further(inlined(philox.plus_product)))
+_far = inlined(philox.make_far(inlined(philox.make_further(inlined(philox.plus_product)))))
 
 
 def dropout_signatures(on, real):
@@ -62,7 +62,7 @@ def make_dropout(rows, columns, row_step, column_step):
         places = np.uint32(_keys_of(kv)), np.uint32(_queries_of(q_idx))
         w0, w1, w2, w3 = _words(np.uint32(h), places[0], np.uint32(b), places[1], *key)
         if kv & 16:
-            (w0, w1), (w2, w3) = _further(w0, w1, w2 ^ w3), _further(w2, w3, w0 ^ w1)
+            w0, w1, w2, w3 = _far(w0, w1, w2, w3)
         if q_idx & 8:
             w0, w1, w2, w3 = w1, w0, w3, w2
         if kv & 8:

@@ -251,9 +251,9 @@ def make_drop_across(tile_m):
         for pair in range(tile_m // 32):
             begun = _begun(philox.M1, first + pair * 8, queries)
             a, b, c, d = _words(_apart(philox.M0, begun), of_key, keys)
-            z, y = (c ^ d) & far, (a ^ b) & far
-            (a, b), (c, d) = _further(a, b, z), _further(c, d, y)
-            own, sent = ((permute(a, c, x), permute(b, d, x)) for x in (mine, others))
+            z, w = (c ^ d) & far, (a ^ b) & far
+            (a, b), (c, d) = _further(a, b, z), _further(c, d, w)
+            own, sent = ((permute(a, c, half), permute(b, d, half)) for half in (mine, others))
             for x, y in _exchanged(own, sent, equal(odd, 1)):
                 upper, lower, below, lowest = _step(x, y)
                 step = upper, below, lower, lowest

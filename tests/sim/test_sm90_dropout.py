@@ -115,7 +115,8 @@ def check_wide(bwd):
 
 def check_rows(dq):
     """And what is left to the pass over columns."""
-    values, mask = inputs(T + 9, 25, batch=2, heads=(2, 1)), masks.dense(T + 9, 25)
+    n = 2 * T + 25
+    values, mask = inputs(T + 9, n, batch=2, heads=(2, 1)), masks.dense(T + 9, n)
     stats = sm90_dq_runs.statistics_for(sm90_dq_runs.ALONE, values[0])
     how = {"spec_of": dq.bwd_sm90_dq_spec, **HOW}
     sm90_dq_runs.check(sm90_dq_runs.ALONE, mask, values, stats=stats, **how)
@@ -129,6 +130,8 @@ OF_FORWARD = (
     (TILE, Mutant("calls of the first half", "n // 32 * part, n // 32 * (part + 1)", "n // 32")),
     (TILE, Mutant("calls of the first pair", "first + group * 4", "first + (group & 1) * 4")),
     (TILE, Mutant("another lane's words", "shuffle_xor(x, 4)", "shuffle_xor(x, 8)")),
+    (TILE, Mutant("the second half's first call", "second ^ group & 1", "second")),
+    (TILE, Mutant("alone, the other row's", "equal(swapped, 1), y, x", "equal(swapped, 1), x, y")),
     (TILE, Mutant("groups in turn", "select(second, y, x) for", "select(second, x, y) for")),
     (TILE, Mutant("words that are not its own", "(c, d, a ^ b)", "(c, d, c ^ d)")),
     (TILE, Mutant("the next step's words", "_step(*_further(x, y, z))", "_step(x, y)")),
@@ -156,6 +159,7 @@ OF_COLUMNS = (
     (TILE, Mutant("calls of the first step", "queries_of(q) + odd * 4", "queries_of(q)")),
     (TILE, Mutant("keys of the first 32", "philox.keys_of(key)", "philox.keys_of(key & 31)")),
     (TILE, Mutant("keys of the first step", "(key >> 4 & 1) * _ALL", "key * 0")),
+    (TILE, Mutant("what the others add", "_further(c, d, w)", "_further(c, d, z)")),
     (TILE, Mutant("calls of the first pair", "first + pair * 8", "first")),
     (TILE, Mutant("another lane's halves", "shuffle_xor(x, 4)", "shuffle_xor(x, 8)")),
     (TILE, Mutant("halves that are there", "mine ^ 0x2222", "mine")),
@@ -164,7 +168,9 @@ OF_COLUMNS = (
     (
         TILE,
         Mutant(
-            "words in order", "permute(a, c, x), permute(b, d", "permute(a, b, x), permute(c, d"
+            "words in order",
+            "permute(a, c, half), permute(b, d",
+            "permute(a, b, half), permute(c, d",
         ),
     ),
     (
@@ -190,6 +196,10 @@ OF_WIDE = (
     ),
     (WIDE, Mutant("dP as it is", "dp = dropped_dp(", "dropped_dp(")),
 )
+TILES = [
+    Mutant(f"keys of the {which} tile", "dropping, n0, thread)", "dropping, 0, thread)", i, 2)
+    for i, which in enumerate(("next", "last"))
+]
 OF_ROWS = (
     (TILE, Mutant("δ of the other row", "minus_delta[n % 2]", "minus_delta[n // 2 % 2]")),
     (TILE, Mutant("nothing where it is dropped", "pair, (minus, minus)", "pair, (0.0, 0.0)")),
@@ -199,6 +209,7 @@ OF_ROWS = (
         DQ_COMPUTE,
         Mutant("place of the first row", "spot_of(drawn, row,", "spot_of(drawn, 0 * row,"),
     ),
+    *((DQ_COMPUTE, mutant) for mutant in TILES),
 )
 FAULTS = [
     (check_it, chain, *fault)
