@@ -165,6 +165,11 @@ further = make_further(plus_product)
 far = make_far(further)
 
 
+def compiled_far(jit):
+    """`far` by a compiler for scalars, as `compiled`."""
+    return jit(make_far(jit(make_further(jit(plus_product)))))
+
+
 def kept(shape, p, state):
     """Which probabilities dropout keeps.
 

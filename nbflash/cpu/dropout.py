@@ -13,9 +13,8 @@ from numba import njit
 from nbflash import philox
 from nbflash.cpu.walk import place
 
-_words = philox.compiled(njit)
+_words, _far = philox.compiled(njit), philox.compiled_far(njit)
 _queries_of, _keys_of, _crossed = map(njit, (philox.queries_of, philox.keys_of, philox.crossed))
-_far = njit(philox.make_far(njit(philox.make_further(njit(philox.plus_product)))))
 
 
 class Dropout(NamedTuple):

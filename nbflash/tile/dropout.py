@@ -19,10 +19,9 @@ STATE = types.Tuple((types.uint64, types.uint64, types.CPointer(types.uint64)))
 #: Elements that a fragment has at most: one bit each.
 KEPT_BITS = 64
 
-_words = philox.compiled(inlined)
+_words, _far = philox.compiled(inlined), philox.compiled_far(inlined)
 _key = inlined(philox.make_key(_words))
 _queries_of, _keys_of, _crossed = map(inlined, (philox.queries_of, philox.keys_of, philox.crossed))
-_far = inlined(philox.make_far(inlined(philox.make_further(inlined(philox.plus_product)))))
 
 
 def dropout_signatures(on, real):

@@ -121,7 +121,7 @@ def test_neighbours_in_the_round_of_bytes(p):
 def test_three_words_of_a_call_are_any_three():
     """Of eight: every value of three words of 3 bits comes once for each value of the fourth."""
     a, b, c, d = np.indices((8,) * 4, np.uint32).reshape(4, -1)
-    words = [a, b, c, d, *philox.further(a, b, c ^ d), *philox.further(c, d, a ^ b)]
+    words = [a, b, c, d, *philox.far(a, b, c, d)]
     for three in itertools.combinations(words, 3):
         numbers = np.ravel_multi_index([x % 8 for x in three], (8,) * 3)
         np.testing.assert_array_equal(np.bincount(numbers), 8)

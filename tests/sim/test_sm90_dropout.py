@@ -18,8 +18,13 @@ T = 64
 SEED = 2**63 + 5, 2**40 + 11
 HOW = {"dropout": 0.3, "seed": SEED}  # all 15 bits of a number count
 THREE = replace(ALONE, tile_n=96)  # groups of keys, of which one has no neighbour
-CONFIGS = {"alone": ALONE, "pair": PAIR, "three": THREE, "halves": HALVES}
-CONFIGS |= {"halves-pair": HALVES_PAIR}
+CONFIGS = {
+    "alone": ALONE,
+    "pair": PAIR,
+    "three": THREE,
+    "halves": HALVES,
+    "halves-pair": HALVES_PAIR,
+}
 LENGTHS = ((5, 9), (T + 9, 2 * T), (2 * T, 2 * T - 3))
 MASKS = ("dense", "causal", "checkerboard", "per-batch-per-head")
 
