@@ -2,11 +2,11 @@
 
 import importlib.util
 import os
-from pathlib import Path
 
 import pytest
+from suites import pytest_addoption, pytest_configure, pytest_report_header, tier_of
 
-TESTS = Path(__file__).parent
+__all__ = ["pytest_addoption", "pytest_configure", "pytest_report_header"]
 
 if importlib.util.find_spec("hypothesis"):  # tests/device does without
     from hypothesis import settings
@@ -15,10 +15,6 @@ if importlib.util.find_spec("hypothesis"):  # tests/device does without
     derandomize = "CI" in os.environ
     settings.register_profile("nbflash", deadline=None, print_blob=True, derandomize=derandomize)
     settings.load_profile("nbflash")
-
-
-def tier_of(path: Path) -> str:
-    return path.relative_to(TESTS).parts[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ class Mbarrier:
         self.name, self.home, self.offset, self.count = name, home, offset, count
         self.pending, self.bytes, self.phase = count, 0, 0
         self.waiters = []
-        self.arriving = self.completed = None
+        self.arriving, self.completed = race.Past(), race.Past()
         self.fenced, self.engine = False, None  # of the copy engine: see nbflash.sim.hopper
 
     def step(self):
@@ -35,7 +35,7 @@ class Mbarrier:
             return
         self.phase ^= 1
         self.pending = self.count
-        self.completed = self.arriving
+        self.completed = race.Past(self.arriving.clock)
         woken = [w for w in self.waiters if w[1] != self.phase]
         self.waiters = [w for w in self.waiters if w[1] == self.phase]
         for thread, _ in woken:
@@ -46,7 +46,7 @@ class Mbarrier:
         thread = current()
         self._note(ATOMIC)
         if thread.block.options.race:
-            self.arriving = race.merge(self.arriving, race.release(thread))
+            self.arriving.add(thread)
         self.bytes += int(nbytes)
         self.pending -= 1
         self.step()
@@ -59,13 +59,13 @@ class Mbarrier:
         if self.phase == parity:
             self.waiters.append((thread, parity))
             thread.block.park(thread, f"{self.name}, parity {parity}")
-        if thread.block.options.race and self.completed is not None:
-            race.acquire(thread, self.completed)
+        if thread.block.options.race:
+            self.completed.acquire(thread)
 
     def land(self, nbytes, past):
         """``nbytes`` have arrived; ``past`` is the clock of the copy (None: not recorded)."""
         if past is not None:
-            self.arriving = race.merge(self.arriving, past)
+            self.arriving.join(past)
         self.bytes -= nbytes
         self.step()
 

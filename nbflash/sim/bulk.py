@@ -84,7 +84,7 @@ class _Sender:
 
     def __init__(self, thread):
         self.issued, self.committed, self.done, self.waits = [], 0, 0, False
-        self.past = None
+        self.past = race.Past()
         self.engine = None
         if thread.block.options.race:
             self.engine = race.make_engine(thread.block, f"the bulk copies of thread {thread.tid}")
@@ -137,7 +137,7 @@ def bulk_commit():
                 raise SimError(f"{what}: its source changed between its issue and its end")
             action(before)
         sender.done += 1
-        sender.past = race.merge(sender.past, past)
+        sender.past.join(past)
         if sender.waits and sender.done == sender.committed:
             thread.block.wake(thread)
 
@@ -150,8 +150,8 @@ def _wait():
         sender.waits = True
         thread.block.park(thread, "bulk copies to global memory")
         sender.waits = False
-    if sender.engine is not None and sender.past is not None:
-        race.acquire(thread, sender.past)
+    if sender.engine is not None:
+        sender.past.acquire(thread)
 
 
 def bulk_wait_read():

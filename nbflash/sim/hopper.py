@@ -120,7 +120,7 @@ class _NamedBarrier:
 
     def __init__(self, threads, site):
         self.threads, self.site = threads, site
-        self.arrived, self.waiting, self.past = set(), [], None
+        self.arrived, self.waiting, self.past = set(), [], race.Past()
 
 
 def _arrive(number, threads, waits):
@@ -139,7 +139,7 @@ def _arrive(number, threads, waits):
         raise SimError(f"{name}: this thread has arrived already, others have not")
     barrier.arrived.add(thread.tid)
     if block.options.race:
-        barrier.past = race.merge(barrier.past, race.release(thread))
+        barrier.past.add(thread)
     if waits:
         barrier.waiting.append(thread)
     if len(barrier.arrived) == threads:
@@ -151,7 +151,7 @@ def _arrive(number, threads, waits):
         return
     block.park(thread, f"{name} of {threads} threads")
     if block.options.race:
-        race.acquire(thread, barrier.past)
+        barrier.past.acquire(thread)
 
 
 def bar_sync(number, threads):

@@ -224,13 +224,9 @@ def _who(access):
 
 def join(threads):
     """Order everything that ``threads`` did before everything that they do next."""
-    first = threads[0].seen
-    if all(t.seen is first for t in threads):
-        seen = Clock(first, first.after)
-    else:
-        after = functools.reduce(_both, (t.seen.after for t in threads))
-        seen = [max(times) for times in zip(*(t.seen for t in threads), strict=True)]
-        seen = Clock(seen, after)
+    clocks = {id(t.seen): t.seen for t in threads}
+    joined = functools.reduce(merge, clocks.values())
+    seen = Clock(joined, joined.after)
     for t in threads:
         seen[t.tid] = t.clock
     for t in threads:
@@ -255,16 +251,59 @@ def release(thread):
     return past
 
 
-def acquire(thread, past):
-    """Order what ``past`` stands for before what ``thread`` does next."""
-    thread.seen = merge(thread.seen, past)
-
-
 def merge(a, b):
-    """The join of two clocks; None is the empty one."""
+    """The join of two clocks: one of them, where it has all of the other; None is the empty one."""
     if a is None or b is None or a is b:
         return a or b
-    return Clock([x if x > y else y for x, y in zip(a, b, strict=True)], _both(a.after, b.after))
+    joined, after = [x if x > y else y for x, y in zip(a, b, strict=True)], _both(a.after, b.after)
+    for clock in (b, a):
+        if joined == clock and after == clock.after:
+            return clock
+    return Clock(joined, after)
+
+
+class Past:
+    """What threads and copies did, for others to :meth:`acquire`.
+
+    Joining two clocks takes longer than most accesses, so that threads with one clock, as they are
+    behind a barrier, are joined in one step, and acquire the result in one step too.
+    """
+
+    __slots__ = ("_acquired", "_clock", "_released")
+
+    def __init__(self, clock=None):
+        self._clock, self._released, self._acquired = clock, {}, {}
+
+    def add(self, thread):
+        """Release the past of a thread; its time moves on."""
+        seen = thread.seen
+        self._released.setdefault(id(seen), (seen, []))[1].append((thread.tid, thread.clock))
+        thread.clock += 1
+
+    def join(self, clock):
+        """Release a clock; None is the empty one."""
+        self._clock, self._acquired = merge(self.clock, clock), {}
+
+    @property
+    def clock(self):
+        """All that was released; None if nothing was."""
+        for seen, times in self._released.values():
+            past = Clock(seen, seen.after)
+            for tid, time in times:
+                past[tid] = time
+            self._clock, self._acquired = merge(self._clock, past), {}
+        self._released = {}
+        return self._clock
+
+    def acquire(self, thread):
+        """Order what was released before what ``thread`` does next."""
+        clock, seen = self.clock, thread.seen
+        if clock is None:
+            return
+        if id(seen) not in self._acquired:
+            # With the clock itself, so that its id stays its own.
+            self._acquired[id(seen)] = seen, merge(seen, clock)
+        thread.seen = self._acquired[id(seen)][1]
 
 
 def _both(a, b):

@@ -191,7 +191,7 @@ class Group:
     """What was issued between two commits, and the joined clocks of those who committed."""
 
     def __init__(self):
-        self.instructions, self.committed, self.past = [], 0, None
+        self.instructions, self.committed, self.past = [], 0, race.Past()
 
 
 class Warpgroup:
@@ -231,7 +231,7 @@ class Warpgroup:
         self.committed[lane] += 1
         group = self.groups.setdefault(number, Group())
         if self.engine is not None:
-            group.past = race.merge(group.past, race.release(thread))
+            group.past.add(thread)
         group.committed += 1
         if group.committed == THREADS:
             later(self.block, lambda: self.complete(number))
@@ -245,8 +245,10 @@ class Warpgroup:
             group.instructions.clear()
             if self.engine is not None:
                 earlier = self.groups.pop(self.done - 1, group)
-                group.past = race.merge(group.past, earlier.past)
-                group.past[self.engine] = self.done + 1
+                group.past.join(earlier.past.clock)
+                clock = race.Clock(group.past.clock, group.past.clock.after)
+                clock[self.engine] = self.done + 1
+                group.past = race.Past(clock)
             self.done += 1
         for thread, count in self.waiters:
             if count <= self.done:
@@ -260,7 +262,7 @@ class Warpgroup:
             self.block.park(thread, f"wgmma group {count - 1}")
         self.waited[lane] = max(self.waited[lane], count)
         if self.engine is not None and count:
-            race.acquire(thread, self.groups[self.done - 1].past)
+            self.groups[self.done - 1].past.acquire(thread)
 
 
 def _mine():

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from compiled import linker_log
 from cuda.bindings import nvjitlink
 
 CAPABILITIES = {"sm_80": (8, 0), "sm_90a": (9, 0), "sm_100a": (10, 0)}
@@ -78,7 +79,7 @@ def assemble(ptx, arch):
     AssemblyError
         If the PTX is not valid for the architecture.
     """
-    log = _assembler_log(ptx, arch)
+    log = linker_log(ptx, arch, _assembler_log)
     registers = _figure(r"Used (\d+) registers", log)
     if not registers:
         raise AssemblyError(f"no kernel in the log: {log!r}")

@@ -8,3 +8,9 @@ if config.ENABLE_CUDASIM:
         "tests/compile needs the real compiler, but Numba's CUDA simulator is on: run "
         "`pytest tests/compile` by itself, without NUMBA_ENABLE_CUDASIM"
     )
+
+
+def pytest_configure(config):
+    import compiled
+
+    compiled.keep_in(config.cache.mkdir("compiled"))

@@ -2,11 +2,11 @@
 
 import pytest
 from assembly import CAPABILITIES, assemble
+from compiled import compile_ptx
 
 from nbflash.kernels.combine_simt import combine_config, combine_simt_spec
 from nbflash.kernels.decode_simt import decode_simt_spec
 from nbflash.kernels.decode_simt_config import decode_config
-from nbflash.launch import compile_ptx
 
 REGISTER_FILE = 65536
 # Bytes for sm_80, by the rows of a block: linked, its code takes 50 registers more than alone.

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from compiled import compile_ptx, report_of
 
 import masks
-from nbflash import assembler, decode_cuda, launch, sm90_decode
+from nbflash import decode_cuda, launch, sm90_decode
 from nbflash.decode_problem import Cache, check_decode
 from nbflash.kernels.decode_sm90 import decode_sm90_spec
 from nbflash.kernels.decode_sm90_config import decode_config
 from nbflash.kernels.decode_sm90_join import joined_by_the_last
-from nbflash.launch import compile_ptx
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -23,7 +23,7 @@ def test_kernel(stored, head_dim, masked):
     config = decode_config("bfloat16", head_dim, 16, stored, masked=masked)
     assert config.why_not() == []
     ptx = compile_ptx(decode_sm90_spec(config), (9, 0))
-    report = assembler.report(ptx, "sm_90a")
+    report = report_of(ptx, "sm_90a")
     assert " 0 bytes stack frame, 0 bytes spill stores" in report
     assert re.findall(r"C75\d\d", report) == []
     assert ".f64" not in ptx

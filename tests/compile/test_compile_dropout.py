@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 from assembly import label
+from compiled import compile_ptx, report_of
 
-from nbflash import assembler
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import columns_config
 from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
 from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import forward_configs
-from nbflash.launch import compile_ptx
 
 HOPPER = (9, 0)
 HEAD_DIMS = 64, 128, 256
@@ -38,7 +37,7 @@ def name_of(spec):
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)
 def test_kernel(spec):
     ptx = compile_ptx(spec, HOPPER)
-    report = assembler.report(ptx, "sm_90a")
+    report = report_of(ptx, "sm_90a")
     spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", report)))
     assert spilled == 0
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.

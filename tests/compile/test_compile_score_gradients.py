@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from assembly import assemble
+from compiled import compile_ptx
 from score_cases import HEADS
 from score_gradients import NAMES, learned_scores
 
@@ -56,7 +57,7 @@ def spec_of(score, dtype="float32", head_dim=64, capability=HOPPER, dropout=Fals
 )
 def test_kernel(name, head_dim, capability):
     spec = spec_of(learned_scores(100, 120, 2)[name], head_dim=head_dim, capability=capability)
-    report = assemble(launch.compile_ptx(spec, capability), TARGET[capability])
+    report = assemble(compile_ptx(spec, capability), TARGET[capability])
     assert (report.spill_stores, report.stack) == (0, 0)
     assert ".local" not in report.ptx
     assert (".f64" in report.ptx) == (name in IN_FLOAT64)
@@ -66,14 +67,14 @@ def test_kernel(name, head_dim, capability):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_dtypes(dtype):
     spec = spec_of(learned_scores(100, 120, 2)["bias-of-heads"], dtype)
-    report = assemble(launch.compile_ptx(spec, HOPPER), "sm_90a")
+    report = assemble(compile_ptx(spec, HOPPER), "sm_90a")
     assert (report.spill_stores, report.stack) == (0, 0)
 
 
 def test_dropout():
     """Philox is there where it is asked for, by its multiplier."""
     spec = spec_of(learned_scores(100, 120, 2)["bias"], dropout=True)
-    report = assemble(launch.compile_ptx(spec, HOPPER), "sm_90a")
+    report = assemble(compile_ptx(spec, HOPPER), "sm_90a")
     assert (report.spill_stores, report.stack) == (0, 0)
     assert str(0xD2511F53) in report.ptx
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 from assembly import assemble
+from compiled import compile_ptx, report_of
 from score_cases import NAMES, code_of, scores_for
 
-from nbflash import assembler, launch, scores
+from nbflash import launch, scores
 from nbflash.kernels.bwd_simt import bwd_simt_spec
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import backward_config, columns_config
@@ -41,7 +42,7 @@ def simt_specs(dtype, head_dim, score):
 )
 def test_simt_kernels(name, head_dim):
     for spec in simt_specs("float32", head_dim, code_of(scores_for(100, 120)[name])):
-        report = assemble(launch.compile_ptx(spec, HOPPER), "sm_90a")
+        report = assemble(compile_ptx(spec, HOPPER), "sm_90a")
         assert report.spill_stores <= SPILLS.get(name, 0)
         assert ".local" not in report.ptx
         assert (".f64" in report.ptx) == (name not in OWN)
@@ -74,8 +75,8 @@ def test_hopper_kernels(name, kernel, full):
     spec = sm90_spec(kernel, "bfloat16", 128, code_of(scores_for(100, 120)[name], "float16"))
     spec = replace(spec, config=replace(spec.config, full_tiles=full))
     assert spec.config.why_not() == []
-    ptx = launch.compile_ptx(spec, HOPPER)
-    report = assembler.report(ptx, "sm_90a")
+    ptx = compile_ptx(spec, HOPPER)
+    report = report_of(ptx, "sm_90a")
     spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", report)))
     assert spilled <= (0 if full else HOPPER_SPILLS.get((name, kernel), 0))
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
@@ -100,7 +101,7 @@ def test_one_pass_of_128_queries(name, full, dtype):
         assert re.search("128$", *config.why_not())
         return
     assert config.why_not() == []
-    report = assembler.report(launch.compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
+    report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
     assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= most
     assert re.findall(r"C75\d\d", report) == []
 
@@ -108,7 +109,7 @@ def test_one_pass_of_128_queries(name, full, dtype):
 def test_softcap_and_dropout_by_columns():
     code = code_of(scores.softcap(30), "float16")
     config = replace(columns_config("bfloat16", 128), score=code, dropout=True)
-    report = assembler.report(launch.compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
+    report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
     assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= 4
 
 
@@ -121,7 +122,7 @@ def test_softcap_by_halves(head_dim, row):
     more = {"score": code_of(scores.softcap(30), "float16"), "dropout": row == 1}
     configs = forward_configs("bfloat16", head_dim, **more)
     assert all(config.halves and not config.why_not() for config in configs)
-    report = assembler.report(launch.compile_ptx(fwd_sm90_spec(configs[row]), HOPPER), "sm_90a")
+    report = report_of(compile_ptx(fwd_sm90_spec(configs[row]), HOPPER), "sm_90a")
     assert re.findall(r"C75\d\d|[1-9]\d* bytes (?:stack|spill)", report) == []
 
 
@@ -133,10 +134,8 @@ def test_alibi_of_narrow_heads(head_dim, row):
     assert config.ramp == (not config.halves)
     assert config == replace(forward_configs("float16", head_dim)[row], score=config.score)
     assert config.why_not() == []
-    ptx = launch.compile_ptx(fwd_sm90_spec(config), HOPPER)
-    assert (
-        re.findall(r"C75\d\d|[1-9]\d* bytes (?:stack|spill)", assembler.report(ptx, "sm_90a")) == []
-    )
+    ptx = compile_ptx(fwd_sm90_spec(config), HOPPER)
+    assert re.findall(r"C75\d\d|[1-9]\d* bytes (?:stack|spill)", report_of(ptx, "sm_90a")) == []
     assert ".f64" not in ptx
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 from assembly import CAPABILITIES, AssemblyError, assemble
+from compiled import compile_ptx
 
 from nbflash.kernels.bwd_simt import bwd_simt_spec
 from nbflash.kernels.delta_simt import RowConfig, delta_simt_spec
 from nbflash.kernels.fwd_simt import fwd_simt_spec
 from nbflash.kernels.round_simt import round_simt_spec
 from nbflash.kernels.simt_config import backward_configs, forward_config
-from nbflash.launch import compile_ptx
 
 SHARED_MEMORY = {
     "sm_75": 64 * 1024,

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 from assembly import label
+from compiled import compile_ptx, report_of
 
 from nbflash import assembler
 from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import forward_configs
-from nbflash.launch import compile_ptx
 
 CAPABILITY = (9, 0)
 PROBLEMS = (
@@ -26,7 +26,7 @@ CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS if config.hal
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
 def test_kernel(config):
     ptx = compile_ptx(fwd_sm90_spec(config), CAPABILITY)
-    report = assembler.report(ptx, "sm_90a")
+    report = report_of(ptx, "sm_90a")
     assert " 0 bytes stack frame, 0 bytes spill stores" in report
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
     assert re.findall(r"C75\d\d", report) == []

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 from assembly import label
+from compiled import compile_ptx, report_of
 
-from nbflash import assembler
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import backward_config
 from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
-from nbflash.launch import compile_ptx
 from nbflash.sm90_backward import rows_config
 
 CAPABILITY = (9, 0)
@@ -27,7 +26,7 @@ NARROW_SPILLS, WIDE_SPILLS = 4, 68
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
 def test_kernel(config):
     ptx = compile_ptx(bwd_sm90_spec(config), CAPABILITY)
-    report = assembler.report(ptx, "sm_90a")
+    report = report_of(ptx, "sm_90a")
     (stores,) = re.findall(r"(\d+) bytes spill stores", report)
     masked = WIDE_SPILLS if config.head_dim > 64 else NARROW_SPILLS
     assert int(stores) <= (0 if config.full_tiles else masked)
@@ -52,5 +51,5 @@ def test_kernel(config):
 @pytest.mark.parametrize("make", [statistics_sm90_spec, round_sm90_spec])
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
 def test_kernels_of_the_rows(config, make):
-    report = assembler.report(compile_ptx(make(rows_config(config)), CAPABILITY), "sm_90a")
+    report = report_of(compile_ptx(make(rows_config(config)), CAPABILITY), "sm_90a")
     assert " 0 bytes stack frame, 0 bytes spill stores" in report

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 from assembly import label
+from compiled import compile_ptx, report_of
 
-from nbflash import assembler
 from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
 from nbflash.kernels.bwd_sm90_config import columns_config
 from nbflash.kernels.bwd_sm90_rows import statistics_sm90_spec
-from nbflash.launch import compile_ptx
 from nbflash.sm90_backward import rows_config
 
 CAPABILITY = (9, 0)
@@ -25,7 +24,7 @@ CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS]
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
 def test_kernel(config):
     ptx = compile_ptx(bwd_sm90_spec(config), CAPABILITY)
-    report = assembler.report(ptx, "sm_90a")
+    report = report_of(ptx, "sm_90a")
     assert " 0 bytes stack frame, 0 bytes spill stores" in report
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
     assert re.findall(r"C75\d\d", report) == []
@@ -46,7 +45,5 @@ def test_kernel(config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
 def test_statistics(config):
-    report = assembler.report(
-        compile_ptx(statistics_sm90_spec(rows_config(config)), CAPABILITY), "sm_90a"
-    )
+    report = report_of(compile_ptx(statistics_sm90_spec(rows_config(config)), CAPABILITY), "sm_90a")
     assert " 0 bytes stack frame, 0 bytes spill stores" in report

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 from assembly import label
+from compiled import compile_ptx, report_of
 
-from nbflash import assembler
 from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
 from nbflash.kernels.bwd_sm90_dq_config import ROWS, dq_config
-from nbflash.launch import compile_ptx
 
 CAPABILITY = (9, 0)
 CONFIGS = [
@@ -30,7 +29,7 @@ CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS]
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
 def test_kernel(config):
     ptx = compile_ptx(bwd_sm90_dq_spec(config), CAPABILITY)
-    report = assembler.report(ptx, "sm_90a")
+    report = report_of(ptx, "sm_90a")
     assert " 0 bytes stack frame, 0 bytes spill stores" in report
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
     assert re.findall(r"C75\d\d", report) == []

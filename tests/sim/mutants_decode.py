@@ -1,6 +1,6 @@
 """Faults of ``decode_simt``, its tile functions and what binds it, as data."""
 
-from mutants import Mutant, without_barrier
+from mutants import Mutant
 
 KERNEL = "nbflash.kernels.decode_simt"
 GATHER, SLOTS = "nbflash.tile.gather", "nbflash.tile.slots"
@@ -8,7 +8,6 @@ SHARES, BINDING, CUDA = "nbflash.decode_shares", "nbflash.simt_decode", "nbflash
 CHAIN = (GATHER, SLOTS, KERNEL, SHARES, BINDING, CUDA)  # in the order of their imports
 
 KERNEL_MUTANTS = (
-    without_barrier("O, m and l of every warp are in place"),
     Mutant("batch and head swapped", "b, h = divided(bh, heads)", "h, b = divided(bh, heads)"),
     Mutant("item and split swapped", "item, split = divided(", "split, item = divided("),
     Mutant("key head of a query head", "divided(h, group), NOWHERE", "(h, 0), NOWHERE"),

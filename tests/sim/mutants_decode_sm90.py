@@ -63,15 +63,10 @@ JOIN = (
     ),
     Mutant("weights of no part", "if first + lane < splits:", "if True:"),
     Mutant("weights read too early", "= bits(w)\n            cuda.syncwarp()", "= bits(w)"),
-    Mutant("weights overwritten too early", "cuda.syncwarp()  # all", "pass  # all"),
     Mutant("the first four weights", "types.int32(weights + u)", "types.int32(weights)"),
     Mutant("the first four parts", "types.int32(to + u * SPAN)", "types.int32(to)"),
     Mutant("parts that are not there", "there, o = count > u,", "there, o = count > -1,"),
 )
-RELEASE = "mbarrier_arrive(base + EMPTY + 8 * stage)"
-WAIT_V = "mbarrier_wait(base + FULL_V + 8 * stage, phase)"
-BARRIER = "bar_sync(COMPUTING, 32 * WARPS)"
-WAIT_K = "mbarrier_wait(base + FULL_K + 8 * stage, phase)"
 PRODUCT = (
     Mutant("swizzle of K", "(c + 4 * (n % 2)) ^ (key % 8)", "c + 4 * (n % 2)"),
     Mutant("swizzle of V", "(r ^ swizzle) * 4", "r * 4"),
@@ -147,10 +142,7 @@ LOAD = (
     Mutant("the same tile ahead", "types.int32(t + 1)", "types.int32(t)"),
     Mutant("V for K", "KV_BYTES, k_map,", "KV_BYTES, v_map,"),
     Mutant("K for V", "KV_BYTES, v_map,", "KV_BYTES, k_map,"),
-    without("arrival of the scales", "mbarrier_arrive(full_v)"),
     Mutant("the least unit", "smem[at + 2 * TILE_N] = unit", "smem[at + 2 * TILE_N] = 0"),
-    without("wait for an empty stage", "mbarrier_wait(base + EMPTY + 8 * stage, phase)", 2),
-    Mutant("stages in turn", "stage, phase = advance(stage, phase)", "pass"),
     Mutant("swizzle of Q", "((chunk % 8) ^ (r % 8))", "(chunk % 8)"),
     Mutant("rows behind the last", "if first + r < count and chunk < USED:", "if chunk < USED:"),
     Mutant("columns behind the last", "first + r < count and chunk < USED", "first + r < count"),
@@ -159,13 +151,8 @@ LOAD = (
         "token, head = divided(types.int32(first + r), pack)",
         "head, token = divided(types.int32(first + r), pack)",
     ),
-    without("fence after Q", "fence_proxy_async()"),
-    without("warp's barrier behind the scales", "cuda.syncwarp()"),
 )
 COMPUTE = (
-    without("wait for V", WAIT_V),
-    without("wait for K", WAIT_K),
-    Mutant("stages in turn", "stage, phase = advance(stage, phase)", "pass"),
     without("mask", "s = apply_keep(s, (upper, below))"),
     Mutant(
         "mask of the upper row twice",
@@ -178,22 +165,11 @@ COMPUTE = (
     ),
     without("sums", "l = l[0] + sums[0], l[1] + sums[1]"),
     Mutant("O not rescaled", "pack(weights), scale_fragment(acc, alpha)", "pack(weights), acc"),
-    without("fence before S", "wgmma_fence()", 2),
-    without("fence before P V", "wgmma_fence()", 2, 1),
-    without("commit of S", "wgmma_commit()", 2),
-    without("commit of P V", "wgmma_commit()", 2, 1),
-    without("wait for S", "wait_all()", 2),
-    without("wait for P V", "wait_all()", 2, 1),
-    without("release", RELEASE),
-    without("barrier behind what is cleaned", "bar_sync(COMPUTING, 128)"),
     Mutant("O not divided", "x * inverse[row_of(i)]", "x"),
     Mutant("upper row's O below", "o[4 * j + 2 * which + e]", "o[4 * j + e]"),
     Mutant("upper row twice", "row_at(row + 8,", "row_at(row,"),
 )
 STORE = (
-    without("wait for V", WAIT_V),
-    without("wait for K", WAIT_K),
-    Mutant("stages in turn", "stage, phase = advance(stage, phase)", "pass"),
     Mutant("one scale for both columns", "// 8 * 2 + column_of(element) % 8", "// 8 * 2"),
     Mutant("scales of V for K", "types.int32(own))", "types.int32(own + TILE_N))"),
     Mutant("scales of K for V", "types.int32(own + TILE_N))", "types.int32(own))"),
@@ -233,12 +209,7 @@ STORE = (
     Mutant(
         "poison for all", "(types.uint32(upper & bad), types.uint32(below & bad))", "(bad, bad)"
     ),
-    without("warp's barrier before the release", "cuda.syncwarp()"),
-    without("release", RELEASE),
     without("sum over the lanes", "l = row_total(l)"),
-    Mutant("no barrier behind the stages", f"{BARRIER}  # all", "pass  # all"),
-    Mutant("no barrier behind Q", f"{BARRIER}\n        inverses", "pass\n        inverses"),
-    Mutant("no barrier before the merge", f"{BARRIER}\n\n", "pass\n\n"),
     Mutant("place of n-tiles", "at + 8 * i * WIDTH + column", "at + column"),
     Mutant("m of the upper row", "store(smem, at + 16 * i, ", "store(smem, at, "),
     Mutant("warps' m apart", "exp2(m - guarded(best))", "exp2(m * 0.0)"),

@@ -1,6 +1,6 @@
 """Faults of ``fwd_simt``, as data."""
 
-from mutants import Mutant, without_barrier
+from mutants import Mutant
 
 WAIT, LANDED = "wait(smem)\n", "cuda.syncthreads()  # V is in place, and P\n"
 SENDING = (
@@ -26,14 +26,12 @@ SENDING = (
         "v_at, v_stride[1], nk - n0, tid",
         "v_at, v_stride[1], 1, tid",
     ),
-    Mutant("no wait for V", WAIT, "pass\n"),
     Mutant("wait only for the first V", WAIT, "t == begin and wait(smem)\n"),
     Mutant(
         "wait for V after the barrier",
         WAIT + " " * 16 + LANDED,
         "cuda.syncthreads()\n" + " " * 16 + WAIT,
     ),
-    without_barrier("V is in place, and P"),
     Mutant("warp barrier for V of all threads", LANDED, "cuda.syncwarp()\n"),
 )
 FORWARD = (
@@ -78,12 +76,6 @@ FORWARD = (
         "walk starts a tile late", "for t in range(begin, end)", "for t in range(begin + 1, end)"
     ),
     Mutant("V at K's place in its head", "v_base + n0 * v_stride[1]", "k_base + n0 * v_stride[1]"),
-    without_barrier("every thread has read the last K, V and P"),
-    without_barrier("K is in place (and V), and Q at the first tile"),
-    without_barrier("every thread has read K"),
-    without_barrier("sQ is free: it takes O"),
-    without_barrier("O and the row statistics are in shared memory"),
-    Mutant("no barrier for P", "cuda.syncwarp()  # the lanes", "pass  # the lanes"),
     Mutant(
         "warp barrier where K is overwritten",
         "cuda.syncthreads()  # every thread has read the last",

@@ -1,6 +1,6 @@
 """Faults of the gradients of a score's arrays: of the kernel, its sums and their functions."""
 
-from mutants import Mutant, without_barrier
+from mutants import Mutant
 
 CHAIN_OF_FUNCTIONS, SUMS = "nbflash.score_chain", "nbflash.tile.score_sums"
 KERNEL, EXECUTOR = "nbflash.kernels.dscore_simt", "nbflash.simt_score"
@@ -38,8 +38,6 @@ ADDING = (
     Mutant("the first array twice", "sums[1:], ds))", "sums, ds))"),
 )
 WALK = (
-    without_barrier("all operands are in place, and the last scores are read"),
-    without_barrier("S and dP are in place, and K and V are free"),
     Mutant("scores not masked", "if kind[t] != FULL and half == 0:", "if False:"),
     Mutant("bit tiles unmasked", "if kind[t] != FULL and", "if kind[t] == 1 and"),
     Mutant("dP masked", "FULL and half == 0:", "FULL and half == 1:"),

@@ -2,7 +2,7 @@
 
 from mutants import Mutant
 from mutants_sm90_forms import HALVES, WHOLE
-from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped, without
+from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped
 from mutants_sm90_online import ONLINE
 from mutants_sm90_tile import CONFIG, FWD, GEMM, KEPT, SOFTMAX, STORE, TILES, WARPS
 
@@ -16,13 +16,11 @@ CHAIN = (PIPELINE, FINITE, WARPS, GEMM, KEPT, STORE, SOFTMAX, CONFIG, LOAD, *FOR
 START_OF_O = "start = types.uint32(base + stage * Q_BYTES + turn * 64 * ROW_BYTES)"
 SEND_O = "tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * turn, h, b, source)"
 UPPER, LOWER = "if upper < nq:", "if upper + 8 < nq:"
-IN_STORE, IN_FINISH = "\n" + " " * 8, "\n" + " " * 12
+IN_STORE = "\n" + " " * 8
 ROW = (
     Mutant("l of one lane", "        l = row_total(l)\n", ""),
     Mutant("O in stage 0", START_OF_O, START_OF_O.replace(" + stage * Q_BYTES", "")),
     Mutant("O over the first 64", START_OF_O, START_OF_O.replace(" + turn * 64 * ROW_BYTES", "")),
-    without("fence before O leaves", "fence_proxy_async()"),
-    without("barrier before O leaves", "bar_sync(STORERS + turn, 128)"),
     swapped(
         "fence after the barrier",
         "fence_proxy_async()" + IN_STORE,
@@ -41,7 +39,6 @@ ROW = (
     Mutant("O on top of the first 64", SEND_O, SEND_O.replace(" + 64 * turn", "")),
     Mutant("O of row tile 0", SEND_O, SEND_O.replace("row * TILE_M + ", "")),
     Mutant("h and b of O swapped", SEND_O, SEND_O.replace("h, b", "b, h")),
-    without("commit of O's copy", "bulk_commit()"),
     Mutant("b and h of a row swapped", "(b, h) = row * TILE_M", "(h, b) = row * TILE_M"),
     Mutant("straight: head 0", "b * o_stride[0] + h * o_stride[2]", "b * o_stride[0]"),
     Mutant("straight: batch 0", "b * o_stride[0] + h * o_stride[2]", "h * o_stride[2]"),
@@ -110,8 +107,6 @@ MASKING = (
 ARRIVE_Q = "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"
 WAIT_K = "mbarrier_wait(base + FULL_K + 8 * stage, phase)"
 STAGES = (
-    without("wait for full K", WAIT_K),
-    Mutant("full K of the other phase", WAIT_K, WAIT_K.replace(", phase", ", phase ^ 1")),
     Mutant("full K of stage 0", WAIT_K, WAIT_K.replace(" + 8 * stage", "")),
     Mutant("record of stage 0", "RECORDS // 4 + RECORD_WORDS * stage)", "RECORDS // 4)"),
     Mutant("K of stage 0", "lower(base + K, 16) + stage *", "lower(base + K, 16) + 0 *"),
@@ -126,9 +121,7 @@ STAGES = (
         f"bulk_wait_read(){IN_STORE}{ARRIVE_Q}",
         f"{ARRIVE_Q}{IN_STORE}bulk_wait_read()",
     ),
-    without("arrival for Q", ARRIVE_Q),
     Mutant("arrival for Q of stage 0", ARRIVE_Q, ARRIVE_Q.replace(" + 8 * stage", "")),
-    without("wait for O's copy", "bulk_wait_read()"),
 )
 KEPT_ON = "row, bh = next_row, next_bh"
 WHERE = "tile = kind, (n0, row, bh)"
@@ -142,7 +135,6 @@ STREAM = (
         Mutant(f"{name} of row tile 0", WHERE, WHERE.replace("row", "zero"), which, 2)
         for which, name in enumerate(("a full tile", "a masked tile"))
     ),
-    without("wait for the first Q", "mbarrier_wait(base + FULL_Q, 0)"),
     Mutant(
         "END not noticed by the first",
         "        if kind != END:\n            row",

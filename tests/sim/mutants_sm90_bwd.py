@@ -15,8 +15,6 @@ MASK_PLACE = "words + MASKS // 4 + stage * (MASK_BYTES // 4)"
 DELTA_PLACE = "place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair"
 IN_PLACE = "            if kind == INTERVAL:"
 OF_A_TILE = (
-    without("wait for Q", "mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))"),
-    Mutant("Q of the other phase", "phase_of(tile))", "phase_of(tile) ^ 1)"),
     Mutant("record of stage 0", "RECORDS // 4 + RECORD_WORDS * stage)", "RECORDS // 4)"),
     Mutant("shifts of stage 0", "STATS + stage * STAT_WORDS + pair)", "STATS + pair)"),
     Mutant(
@@ -82,7 +80,6 @@ NUMBERS = (
     Mutant("K not transposed", "transpose_a=True, transpose_b=True", "transpose_a=True"),
     Mutant("dQ keeps what was there", "accumulate=i > 0", "accumulate=i > 1"),
 )
-O_AT = "b * o_stride[0] + i * o_stride[1] + h * o_stride[2] + column"
 DO_AT = "b * do_stride[0] + i * do_stride[1] + h * do_stride[2] + column"
 DLSE_AT = "b * l_stride[0] + h * l_stride[1] + i * l_stride[2]"
 CLEAR_ALL = "clear(dq, thread * CHUNK, types.float32(0))"
@@ -127,8 +124,6 @@ SETUP = (
     Mutant("empty K counts one", "EMPTY_K + 8 * i, READERS", "EMPTY_K + 8 * i, 1"),
     Mutant("empty V counts one", "base + EMPTY_V, READERS", "base + EMPTY_V, 1"),
     Mutant("barriers of one K", "for i in range(K_STAGES):", "for i in range(1):"),
-    without("fence after init", "fence_mbarrier_init()", 1),
-    without("barrier after init", "cuda.syncthreads()"),
     Mutant("shared memory as it is", "(start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)", "start"),
     Mutant("words from the start", "types.int32((base - start) >> 2)", "types.int32(0)"),
     Mutant("full tiles looked at", "if not FULL_TILES:", "if True:"),

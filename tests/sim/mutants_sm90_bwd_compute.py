@@ -12,7 +12,6 @@ def lines(indent, *text):
 
 
 IN_SHARE = "\n" + " " * 8
-FENCE, COMMIT = "wgmma_fence()", "wgmma_commit()"
 EMPTY = (
     Mutant("empty columns past the end", "min(TILE_N, nk - n_block * TILE_N)", "TILE_N"),
     Mutant("empty columns of head 0", "b * stride[0] + h_kv * stride[2]", "b * stride[0]"),
@@ -28,10 +27,6 @@ PLACE_OF_PART = "words + DQ // 4 + turn * PART + (thread & 127) * 4"
 SHARING = (
     Mutant("nobody poisoned", "scale, math.nan)", "scale, scale)"),
     Mutant("lower key as the upper", "for i in (0, 8))", "for i in (0, 0))"),
-    without("wait for K", "mbarrier_wait(base + FULL_K + 8 * k_stage, k_phase_of(column))"),
-    Mutant(
-        "K of the other phase", "k_stage, k_phase_of(column))", "k_stage, k_phase_of(column) ^ 1)"
-    ),
     Mutant("bad keys of stage 0", "BAD // 4 + BAD_WORDS * k_stage + (", "BAD // 4 + ("),
     Mutant("bad keys of word 0", " + (key >> 5))] >>", ")] >>"),
     Mutant(
@@ -48,9 +43,7 @@ SHARING = (
     Mutant("K in stage 0", "16) + k_stage * (KV_BYTES >> 4))", "16))"),
     Mutant("Q in stage 0", "lower(base, 16) + stage * (Q_BYTES >> 4)", "lower(base, 16)"),
     Mutant("dS in one place", SHARED_ROW, "base + DS"),
-    without("wait until dS has been read", WAIT_DS),
     Mutant("dS of one for both", WAIT_DS, WAIT_DS.replace(" + turn", "")),
-    without("fence after dS", "fence_proxy_async()", 2),
     Mutant("dS not announced", DS_FULL, ""),
     Mutant(
         "dS announced before its fence",
@@ -59,13 +52,11 @@ SHARING = (
     ),
     Mutant("dS announced to oneself", "DS_FULL + 1 - turn", "DS_FULL + turn"),
     Mutant("parts of dQ in one place", PLACE_OF_PART, PLACE_OF_PART.replace("turn * PART + ", "")),
-    without("fence after dQ", "fence_proxy_async()", 2, 1),
     Mutant(
         "fence after dQ's arrival",
         "fence_proxy_async()" + IN_SHARE + ARRIVE_DQ,
         ARRIVE_DQ.replace(")\n\n", ")" + IN_SHARE + "fence_proxy_async()\n\n", 1),
     ),
-    Mutant("dQ not announced", ARRIVE_DQ, "pass\n\n    @inlined\n    def ahead"),
     Mutant("dQ announced to the first", ARRIVE_DQ, ARRIVE_DQ.replace(" + turn", "")),
     Mutant("slots in one place", "SLOTS // 4 + turn] = slot", "SLOTS // 4] = slot"),
     Mutant("slot of the first warpgroup", "if speaks(thread):", "if thread == 0:"),
@@ -83,8 +74,6 @@ STEP = (
     Mutant("dQ with K of stage 0", PART_OF_K, "lower(base + K + turn * PART_K, KV_PANEL)"),
     Mutant("first queries' dS", "DS + turn * PART_DS", "DS"),
     Mutant("V of the first warpgroup", "base + V + turn * 64 * ROW_BYTES", "base + V"),
-    without("wait for dO", WAIT_DO),
-    Mutant("dO of the other phase", WAIT_DO, WAIT_DO.replace("(tile)", "(tile) ^ 1")),
     Mutant("dO of stage 0", WAIT_DO, WAIT_DO.replace(" + 8 * stage", "")),
     Mutant(
         "dP with dO of stage 0",
@@ -113,20 +102,7 @@ STEP = (
         "smem, place, stage, row, pair, scoring)",
         "smem, place, stage, row * 0, pair, scoring)",
     ),
-    Mutant(
-        "late wait for dP",
-        "        else:\n            wait_all()\n",
-        "        else:\n            pass\n",
-    ),
-    Mutant(
-        "early wait for dP",
-        "            wait_all_but_one()\n        else",
-        "            pass\n        else",
-    ),
     Mutant("dP not settled", "dp = settled(dp)", "pass"),
-    # Of products 1 and 3 the simulator cannot tell: it does not know when registers are written.
-    *(without(f"fence before product {i}", FENCE, 6, i) for i in (0, 2, 4, 5)),
-    *(without(f"commit of product {i}", COMMIT, 7, i) for i in range(7)),
     Mutant("dS not shared", "share_scores(ds, turn, place, thread)", "pass"),
     Mutant("P shared for dS", "share_scores(ds, turn", "share_scores(pack(p), turn"),
     Mutant(
@@ -138,7 +114,6 @@ STEP = (
         "lower(base, Q_PANEL) + stage * (Q_BYTES >> 4)",
         "lower(base, Q_PANEL)",
     ),
-    without("wait for the other's dS", WAIT_FULL),
     Mutant("dS of the first for both", WAIT_FULL, WAIT_FULL.replace(" + turn", "")),
 )
 RELEASE_V = "mbarrier_arrive(base + EMPTY_V)"
@@ -179,15 +154,12 @@ STREAM = (
     Mutant("S left in flight", WAIT_S, ""),
     Mutant("first S not settled", FIRST_S, lines(12, "wait_all()")),
     Mutant("sums of the column before", SUMS, f"{NO_SUMS}\n{lines(20, SUMS)}"),
-    without("wait for V", "mbarrier_wait(base + FULL_V, v_phase_of(column))"),
-    Mutant("V of the other phase", "v_phase_of(column))", "v_phase_of(column) ^ 1)"),
     Mutant("dQ with the first K", "tile, k_stage_of(column), smem", "tile, 0, smem"),
     Mutant(
         "this tile again",
         "record_of(smem, place, types.int32(tile + one))",
         "record_of(smem, place, tile)",
     ),
-    without("release of V", RELEASE_V),
     Mutant("V released by every warp", lines(24, "if leader:"), lines(24, "if thread % 32 == 0:")),
     Mutant("V released before dP", NOT_YET, NOT_YET + lines(16, "if leader:", f"    {RELEASE_V}")),
     Mutant("column never ends", "column += one", "column += 0 * one"),
@@ -207,7 +179,6 @@ STREAM = (
     Mutant("dS free before dQ", WAIT_DQ + SETTLED + FREE, FREE + WAIT_DQ + SETTLED),
     Mutant("no wait until dQ has been read", WAIT_EMPTY, ""),
     Mutant("dQ's place of the first", WAIT_EMPTY, WAIT_EMPTY.replace(" + turn", "")),
-    without("release of Q", RELEASE_Q),
     Mutant("release of the next Q", RELEASE_Q, RELEASE_Q.replace("(tile)", "(tile + 1)")),
     Mutant("release of stage 0", RELEASE_Q, RELEASE_Q.replace(" + 8 * stage_of(tile)", "")),
     Mutant(
@@ -231,7 +202,6 @@ STREAM = (
     Mutant(
         "record of the next tile", RECORD, RECORD.replace("(tile)", "(types.int32(tile + one))")
     ),
-    without("release of K", RELEASE_K),
     Mutant("next K released", RELEASE_K, RELEASE_K.replace("column - one", "column")),
     Mutant("K released before dQ", COLUMN, COLUMN + EARLY_K),
     Mutant("dK not scaled", "finish(dk, acc_dk, scale,", "finish(dk, acc_dk, ONE,"),
@@ -239,10 +209,6 @@ STREAM = (
     Mutant("END not noticed", "if kind != END:\n            kind", "if True:\n            kind"),
     Mutant("−kind of a first tile", FIRST_KIND, lines(8, "if kind != END:")),
     Mutant("−kind of a column's first tile", lines(24, "kind = types.int32(-kind)"), ""),
-    Mutant(
-        "no last wait for dQ", lines(8, "bar_sync(DQ_EMPTY + turn, DQ_THREADS)")[8:], "pass\n", 1, 2
-    ),
     Mutant("stores never end", "turn] = -1", "turn] = 0"),
-    without("last arrival for dQ", "bar_arrive(DQ_FULL + turn, DQ_THREADS)", 2, 1),
 )
 STREAMING = tuple((COMPUTE, mutant) for mutant in (*EMPTY, *SHARING, *STEP, *STREAM))

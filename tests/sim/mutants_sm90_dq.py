@@ -22,16 +22,12 @@ LOADING = (
     Mutant("K in one stage", SEND_K, SEND_K.replace("stage * KV_BYTES", "0")),
     Mutant("V of batch 0", SEND_V, SEND_V.replace("h_kv, b", "h_kv, zero")),
     Mutant("bytes of a part for K", SEND_K, SEND_K.replace("bar, KV_BYTES", "bar, KV_BYTES - 128")),
-    without("wait for empty V", "mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)"),
-    without("wait for empty K", "mbarrier_wait(base + EMPTY_K + 8 * stage, phase)", 2),
-    without("wait for an empty part", "mbarrier_wait(empty + 8 * part, phase)"),
     Mutant("V's ring as long as K's", "= advance_v(v_stage", "= advance(v_stage"),
     without("record of the end", END_RECORD),
     Mutant("parts of the first queries", "row * TILE_M + turn * ROWS", "row * TILE_M"),
     Mutant("parts in one place", SEND_PART, SEND_PART.replace("part * PART_BYTES", "0")),
     Mutant("parts side by side", "turn * stages + stage", "turn + stage"),
     Mutant("Q for dO", "send_parts(base + DO, do_map", "send_parts(base + DO, q_map"),
-    without("next stage of dO", "do, do_phase = advance_do(do, do_phase)"),
     Mutant("empty rows of one block", "range(live + cuda.blockIdx.x, items", "range(live, items"),
     Mutant("empty rows past the end", "min(TILE_M, nq - row * TILE_M)", "TILE_M"),
     Mutant("empty rows of head 0", "b * stride[0] + h * stride[2]", "b * stride[0]"),
@@ -44,13 +40,9 @@ NOTE = "# Read before a product that all warps issue: its wait may release the r
 ARRIVE_Q = "mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))"
 COMPUTING = (
     Mutant("scale of dQ", "(scale, scale)", "(scale * 0 + 1, scale * 0 + 1)"),
-    without("fence before dQ leaves", "fence_proxy_async()"),
-    without("barrier before dQ leaves", "bar_sync(STORERS + turn, 128)"),
     Mutant("dQ over the first queries", "q0 = row * TILE_M + turn * ROWS", "q0 = row * TILE_M"),
     Mutant("first panel of dQ again", "panel * PANEL, q0", "0, q0"),
     Mutant("panels of dQ from one place", "start + types.uint32(panel * PANEL_BYTES)", "start"),
-    without("wait for full K", "mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(tile))"),
-    without("wait for full V", "mbarrier_wait(base + FULL_V + 8 * stage, v_phase_of(tile))"),
     Mutant("Q of the first warpgroup", "warpgroup_of(thread) * Q_STAGES", "0"),
     Mutant("dO of the first warpgroup", "warpgroup_of(thread) * DO_STAGES", "0"),
     Mutant("Q in stage 0", " + q_stage_of(nth_row)\n", "\n"),
@@ -106,9 +98,6 @@ COMPUTING = (
         "(turn * OUT_STAGES + stage) * PART_BYTES",
         "(turn * OUT_STAGES) * PART_BYTES",
     ),
-    without("wait for dQ to leave", "bulk_wait_read()"),
-    without("arrival of dQ's place", "mbarrier_arrive(empty_out)"),
-    without("arrival of dO", "mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))"),
 )
 SWIZZLED = "(swizzle ^ (quad + 4 * (j % 2)))"
 OF_QUERIES = (

@@ -6,7 +6,6 @@ from mutants_sm90_load import swapped, without
 ARRIVE_K = "mbarrier_arrive(base + EMPTY_K + 8 * stage)"
 ARRIVE_V = "mbarrier_arrive(base + EMPTY_V + 8 * is_there)"
 WAIT_V = "mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)"
-WAIT_Q = "mbarrier_wait(base + FULL_Q + 8 * q_stage, q_phase)"
 WAIT, LINE = "wait_all()\n", " " * 12
 SCALE = "acc = scale_fragment(acc, alpha)"
 SUMMED = "l = l[0] + sums[0], l[1] + sums[1]"
@@ -15,12 +14,9 @@ BOTH = (
         "record of this tile again", "smem, place, after[0], after[1]", "smem, place, stage, phase"
     ),
     without("Q of the next row", "q_now = q_of(smem, place, q_stage, turn, thread)"),
-    without("wait for full V", WAIT_V),
-    Mutant("full V of the other phase", WAIT_V, WAIT_V.replace("v_phase", "v_phase ^ 1")),
     Mutant("full V of K's stage", WAIT_V, WAIT_V.replace("v_stage", "stage")),
     Mutant("full V in K's phase", WAIT_V, WAIT_V.replace("v_phase", "phase")),
     Mutant("empty V awaited", WAIT_V, WAIT_V.replace("FULL_V", "EMPTY_V")),
-    without("release of V", ARRIVE_V),
     Mutant("release of this V", ARRIVE_V, ARRIVE_V.replace("is_there", "v_stage")),
     Mutant("release of a V before the first", "if not first or is_there >= 0:", "if True:"),
     Mutant("no release of V where a row begins", "if not first or is_there >= 0:", "if not first:"),
@@ -39,10 +35,6 @@ BOTH = (
     Mutant("O goes on into the next row", "acc = O_START\n", "pass\n"),
     Mutant("Q never changes", "if following[0] & FIRST:", "if False:"),
     Mutant("Q changes with every tile", "if following[0] & FIRST:", "if True:"),
-    without("next stage of Q", "q_stage, q_phase = advance_q(q_stage, q_phase)"),
-    without("wait for full Q", WAIT_Q),
-    Mutant("full Q of the other phase", WAIT_Q, WAIT_Q.replace("q_phase", "q_phase ^ 1")),
-    Mutant("straight: no release of Q", "mbarrier_arrive(base + EMPTY_Q + 8 * q_stage)", "pass"),
 )
 RELEASE = f"if lead == 0:\n{LINE}    {ARRIVE_K}\n"
 RELEASE_V = f"{LINE}    if not first or is_there >= 0:\n{LINE}        {ARRIVE_V}\n"
@@ -75,9 +67,6 @@ HALVES = (
     Mutant("Q of stage 0", "words + stage * (Q_BYTES // 4) + row", "words + row"),
     Mutant("wide Q of stage 0", "base + stage * Q_BYTES +", "base +"),
     Mutant("wide Q of warpgroup 0", "turn * 64 * ROW_BYTES", "0"),
-    *(without(f"fence before product {i}", "wgmma_fence()", 4, i) for i in range(4)),
-    *(without(f"commit of product {i}", "wgmma_commit()", 4, i) for i in range(4)),
-    *(without(f"wait for product {i}", "wait_all()", 4, i) for i in range(4)),
     Mutant("S in two hands", SETTLED, "acc, _ = settled(acc), settled(s_b)\n"),
     Mutant("settled before the wait", WAIT + LINE + SETTLED, SETTLED + LINE + WAIT),
     Mutant("K released too early", WAITED + RELEASE, RELEASE + LINE + WAITED + "if lead == 0:\n"),
@@ -90,7 +79,6 @@ HALVES = (
     Mutant("no mask on the second half", "s_b = keep_b(s_b, keep)", "pass"),
     Mutant("mask of the second half first", "s_a = keep_a(s_a", "s_a = keep_b(s_a"),
     Mutant("mask of the first half again", "s_b = keep_b(s_b", "s_b = keep_a(s_b"),
-    without("release of K", ARRIVE_K),
     Mutant("release of the next K", ARRIVE_K, ARRIVE_K.replace("stage", "after[0]")),
     Mutant("releases of every warp", RELEASE, RELEASE.replace("lead", "lead % 32")),
     Mutant("O not rescaled", SCALE, "pass", 0, 2),
@@ -142,10 +130,6 @@ WHOLE = (
     Mutant("K of the next tile", S_OF, S_OF.replace("stage", "after[0]")),
     Mutant("Q of stage 0", "lower(base + stage * Q_BYTES + turn", "lower(base + turn"),
     Mutant("one warpgroup's rows", " + turn * 64 * ROW_BYTES, 16)", ", 16)"),
-    *(without(f"fence before product {i}", "wgmma_fence()", 2, i) for i in range(2)),
-    *(without(f"commit of product {i}", "wgmma_commit()", 3, i) for i in range(3)),
-    *(without(f"wait for product {i}", "wait_all()", 2, i) for i in range(2)),
-    without("wait for S", "wait_for_s()"),
     Mutant("wait for all but two", "wgmma_wait(0), wgmma_wait(1)", "wgmma_wait(0), wgmma_wait(2)"),
     without("S settled", "s = settled(s)"),
     without("O settled", "acc = settled(acc)"),
@@ -162,7 +146,6 @@ WHOLE = (
         f"if lead == 0:\n{LINE}    {STAND_IN}\n{LINE}        {ARRIVE_K}\n{RELEASE_V}{LINE}",
     ),
     without("mask", "s = apply_keep(s, keep)"),
-    *(without(f"release of K {i}", ARRIVE_K, 2, i) for i in range(2)),
     Mutant("two releases of the first K", "if not first and lead == 0:", "if lead == 0:"),
     Mutant("release of the next K", ARRIVE_K, ARRIVE_K.replace("stage", "after[0]"), 0, 2),
     Mutant("releases of every warp", EARLY, EARLY.replace("lead", "lead % 32")),
@@ -192,9 +175,7 @@ WHOLE = (
     Mutant("infinite weights", AGAIN, AGAIN.replace("weights", "_")),
     Mutant("m that lost the scores", AGAIN, AGAIN.replace("m,", "_,", 1)),
     Mutant("l that lost the scores", AGAIN, AGAIN.replace("l,", "_,", 1)),
-    without("end of a turn", "arrive_at(turn + 1 if turn < LAST else 0)"),
     Mutant("a turn for oneself", "arrive_at(turn + 1 if turn < LAST else 0)", "arrive_at(turn)"),
-    without("first turn", "arrive_at(0)"),
     Mutant(
         "turns at the barriers of the stores",
         "import FIRST, TURNS",

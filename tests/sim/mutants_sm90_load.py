@@ -54,11 +54,6 @@ LOADER = (
         "a row looked up again", "of_round(types.int32(round_ + 1)", "of_round(types.int32(round_)"
     ),
     Mutant("keys in steps of rows", "col_idx[t] * TILE_N", "col_idx[t] * TILE_M"),
-    without("wait for empty K", WAIT_K, 2),
-    without("wait for empty K at the end", WAIT_K, 2, 1),
-    without("wait for empty Q", WAIT_Q),
-    without("wait for empty V", WAIT_V, 2),
-    without("wait for empty V at the end", WAIT_V, 2, 1),
     Mutant("wait for the K of another stage", WAIT_K, WAIT_K.replace("8 * stage", "0"), 0, 2),
     Mutant("wait for empty V of K's stage", WAIT_V, WAIT_V.replace("v_stage", "stage"), 0, 2),
     Mutant("wait for empty V in K's phase", WAIT_V, WAIT_V.replace("v_phase", "phase"), 0, 2),
@@ -101,7 +96,6 @@ LOADER = (
     Mutant("Q in one stage", "to, bar = base + q_stage * Q_BYTES,", "to, bar = base,"),
     Mutant("Q told to the first stage", "base + FULL_Q + 8 * q_stage", "base + FULL_Q"),
     Mutant("Q before every tile", "if t == begin:\n", "if True:\n"),
-    without("next stage of Q", "q_stage, q_phase = advance_q(q_stage, q_phase)"),
     Mutant("Q's ring as long as K's", "= advance_q(q_stage", "= advance(q_stage"),
     Mutant("V's ring as long as K's", "= advance_v(v_stage", "= advance(v_stage"),
     Mutant("K for V", SEND_V, SEND_V.replace("v_map", "k_map"), 0, 2),
@@ -130,7 +124,6 @@ LOADER = (
     Mutant("end in stage 0", END_RECORD, END_RECORD.replace("RECORD_WORDS * stage", "0")),
     without("keys at the end", END_K),
     Mutant("keys at the end in stage 0", "base + K + stage * KV_BYTES, base", "base + K, base"),
-    without("end of a block that has no rows", "        mbarrier_arrive(base + FULL_K)"),
 )
 FINITENESS = (
     Mutant("infinite exponents pass", "+ LOWEST_EXPONENTS\n", "& LOWEST_EXPONENTS\n"),
@@ -166,7 +159,6 @@ CLEANERS = (
         "another key looked at", "types.int32(at + key * 32)", "types.int32(at + (key ^ 1) * 32)"
     ),
     Mutant("bad keys of one lane", "found = lanes_of(bad)", "found = types.int32(bad)"),
-    without("wait for the raw V", RAW_WAIT),
     Mutant("raw V of stage 0", RAW_WAIT, RAW_WAIT.replace("8 * stage", "0")),
     Mutant("raw V in stage 0's phase", "phases >> at & 1", "phases & 1"),
     without("flip of the phase", "phases = types.int32(phases ^ (1 << at))"),
@@ -182,8 +174,6 @@ CLEANERS = (
     Mutant("V of stage 0 cleaned", "(V + stage * KV_BYTES) // 4", "V // 4"),
     Mutant("bad keys of stage 0", "BAD_WORDS * stage + word", "word"),
     Mutant("bad keys one stage on", "BAD_WORDS * stage + word", "BAD_WORDS * (stage ^ 1) + word"),
-    without("fence after clearing", "fence_proxy_async()"),
-    without("barrier of the cleaners", "bar_sync(CLEANERS, THREADS)"),
     swapped(
         "fence after the barrier",
         "fence_proxy_async()\n" + " " * 8,

@@ -1,7 +1,6 @@
 """Faults of what the Hopper forward kernel is made of: products, softmax, store, set-up, shape."""
 
 from mutants import Mutant
-from mutants_sm90_load import without
 
 GEMM, STORE = "nbflash.tile.wgmma_gemm", "nbflash.tile.wgmma_store"
 SOFTMAX, CONFIG = "nbflash.tile.wgmma_softmax", "nbflash.kernels.sm90_config"
@@ -16,8 +15,6 @@ SETUP = (
     Mutant("full V counts two", "FULL_V + 8 * i, 1", "FULL_V + 8 * i, 2"),
     Mutant("raw V counts three", "RAW_V + 8 * i, 1", "RAW_V + 8 * i, 3"),
     Mutant("barriers of one V", "range(V_STAGES)", "range(1)"),
-    without("fence after init", "            fence_mbarrier_init()"),
-    without("barrier after init", "cuda.syncthreads()"),
     Mutant("shared memory aligned", "(start + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)", "start"),
     Mutant("words from the start", "place = base, (base - start) // 4", "place = base, 0"),
     Mutant("one warp looks for NaN", "elif tid >= 32:", "elif 32 <= tid < 64:"),

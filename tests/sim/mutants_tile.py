@@ -118,7 +118,6 @@ TILES = (
     (COPY, Mutant("first pass of the fill again", "first = tid + i * chunk", "first = tid")),
     (COPY, Mutant("first pass of the fill missing", PASSES, "for i in range(1, passes):", 0, 2)),
     (COPY, Mutant("last pass not sent", PASSES, "for i in range(passes - 1):", 1, 2)),
-    (ASYNC, Mutant("wait for nothing", "asynchrony().cp_async_wait_all()", "pass")),
     (
         ASYNC,
         Mutant(

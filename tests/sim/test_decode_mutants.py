@@ -2,17 +2,15 @@
 
 import ml_dtypes
 import numpy as np
-import pytest
 from decode_cases import check, contiguous, paged
 from decode_runs import decoded
-from mutants import mutated_modules
-from mutants_decode import CHAIN, CUDA, MUTANTS
+from mutant_family import Family
+from mutants_decode import CHAIN, CUDA, KERNEL, MUTANTS
 
 import masks
-from nbflash import decode_cuda, sim
+from nbflash import sim
 from nbflash.quantised import dequantise, quantise
 
-FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 CAPACITY, NQ, PAGE = 48, 3, 4
 LENGTHS = np.array([2, 41], np.int32)
 SMALL = {"warps": 2, "keys": 2, "queries": 2, "splits": 2}  # 8 slots and 16 keys a tile, of d=64
@@ -88,21 +86,29 @@ def check_quantised(module):
 CHECKS = (check_contiguous, check_poisoned, check_paged, check_masks, check_quantised)
 
 
-def check_all(module):
-    for run in CHECKS:
-        run(module)
+def case_of(check):
+    return lambda modules: check(modules[CUDA])
 
 
-@pytest.mark.parametrize("run", CHECKS)
-def test_the_unmutated_kernels_pass(run):
-    run(decode_cuda)
-
-
-@pytest.mark.parametrize(
-    ("target", "mutant"), MUTANTS, ids=[f"{m[0].rpartition('.')[2]}-{m[1]}" for m in MUTANTS]
+FAMILY = Family(
+    "decode",
+    CHAIN,
+    {check.__name__.removeprefix("check_"): case_of(check) for check in CHECKS},
+    MUTANTS,
+    generate=(KERNEL,),
 )
-def test_mutant_is_caught(target, mutant):
-    dependents = CHAIN[CHAIN.index(target) + 1 :]
-    module = mutated_modules(target, mutant, dependents)[CUDA]
-    with pytest.raises(FAULTS):
-        check_all(module)
+
+
+@FAMILY.each_case
+def test_kernel_passes(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
+
+
+@FAMILY.each_equivalent
+def test_equivalent_mutant_passes(mutant):
+    FAMILY.assert_equivalent(mutant)

@@ -2,18 +2,26 @@
 
 import ml_dtypes
 import numpy as np
-import pytest
 from decode_cases import DTYPES, check, check_tokens, contiguous, paged
 from decode_sm90_runs import joined, run
-from mutants import mutated_modules
-from mutants_decode_sm90 import CHAIN, JOINING, KERNEL, MUTANTS, PRODUCTS, SCALES, STORED
+from mutant_family import Family
+from mutants_decode_sm90 import (
+    CHAIN,
+    COMPUTING,
+    JOINING,
+    KERNEL,
+    LOADING,
+    MUTANTS,
+    PRODUCTS,
+    ROWS,
+    SCALES,
+    STORED,
+)
 
 import masks
 from nbflash import sim
-from nbflash.kernels.decode_sm90 import decode_sm90_spec
 from nbflash.quantised import dequantise, quantise
 
-FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 T, CAPACITY, NQ = 64, 192, 3
 LENGTHS = np.array([1, T + 1, 2 * T + 6], np.int32)
 OTHERS = (
@@ -192,7 +200,6 @@ def join_rounds(spec_of):
     join(spec_of, 1, (2, 1), 16, (32 * 11 - 5,), 32 * 11, splits=11, race=True, **room)
 
 
-# Cheap ones first: a fault is tried on them one after the other.
 WORDS = beyond, poisoned, masked, rows, causal
 BYTES = outlier_bytes, sink_bytes, uneven_bytes, poisoned_bytes
 BYTES += wide_bytes, masked_bytes, bytes_with_scales
@@ -201,23 +208,34 @@ CASES = WORDS + JOINS + BYTES
 CASES_OF = {JOINING: JOINS, STORED: BYTES, PRODUCTS: BYTES, SCALES: BYTES}
 
 
-@pytest.mark.parametrize("case", CASES)
+def reach(target):
+    return [case.__name__ for case in CASES_OF.get(target, CASES)]
+
+
+def case_of(case):
+    return lambda modules: case(modules[KERNEL].decode_sm90_spec)
+
+
+FAMILY = Family(
+    "decode_sm90",
+    CHAIN,
+    {case.__name__: case_of(case) for case in CASES},
+    MUTANTS,
+    generate=(ROWS, LOADING, COMPUTING, STORED, JOINING, KERNEL),
+    reach=reach,
+)
+
+
+@FAMILY.each_case
 def test_kernel_passes(case):
-    case(decode_sm90_spec)
+    FAMILY.passes(case)
 
 
-def check_all(spec_of, cases=CASES):
-    for case in cases:
-        case(spec_of)
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
 
 
-def name_of(target, mutant, *_):
-    return f"{target.rpartition('.')[2]}-{mutant}"
-
-
-@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
-def test_mutant_is_caught(target, mutant):
-    dependents = CHAIN[CHAIN.index(target) + 1 :]
-    modules = mutated_modules(target, mutant, dependents)
-    with pytest.raises(FAULTS):
-        check_all(modules[KERNEL].decode_sm90_spec, CASES_OF.get(target, CASES))
+@FAMILY.each_equivalent
+def test_equivalent_mutant_passes(mutant):
+    FAMILY.assert_equivalent(mutant)

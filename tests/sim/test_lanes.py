@@ -1,8 +1,8 @@
 """What the lanes of a warp find together."""
 
 import numpy as np
-import pytest
-from mutants import Mutant, mutated_modules
+from mutant_family import Family
+from mutants import Mutant
 from numba import cuda, types
 
 from nbflash.tile import lanes
@@ -37,10 +37,6 @@ def check_search(module):
             np.testing.assert_array_equal(found(module, values, begin, end, bound), expected)
 
 
-def test_search():
-    check_search(lanes)
-
-
 SEARCH = (
     Mutant("places past the end", "at < end and values", "values"),
     Mutant("a place too many", "(below - 1) * step + 1", "(below - 1) * step + 2"),
@@ -50,9 +46,20 @@ SEARCH = (
 )
 
 
-@pytest.mark.parametrize("mutant", SEARCH, ids=str)
-def test_mutant_of_the_search_is_caught(mutant):
-    name = lanes.__name__
-    faulty = mutated_modules(name, mutant, ())[name]
-    with pytest.raises((AssertionError, LookupError)):
-        check_search(faulty)
+NAME = lanes.__name__
+FAMILY = Family(
+    "lanes",
+    (NAME,),
+    {"search": lambda modules: check_search(modules[NAME])},
+    [(NAME, mutant) for mutant in SEARCH],
+)
+
+
+@FAMILY.each_case
+def test_the_cases_of_the_faults_pass(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)

@@ -1,8 +1,6 @@
 """Mutation tests: every fault planted in the SIMT kernels and their tiles is noticed.
 
-A mutant runs against the cases of its direction, cheapest first, until one fails: by wrong
-numbers, by a fault that the simulator reports, or by a Python error. The unmutated kernels
-pass every case, so a caught mutant was caught by its fault.
+A mutant is tried on the cases of its direction: see :mod:`mutant_family`.
 """
 
 import functools
@@ -10,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import poisoned_rows
-import pytest
-from mutants import mutated_modules
+from mutant_family import Family
 from mutants_bwd import (
     BACKWARD,
     BWD,
@@ -27,7 +24,6 @@ from mutants_fwd import FORWARD
 from mutants_tile import ASYNC, ATOMIC, COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
 
 import masks
-import nbflash.simt
 from nbflash import reference, sim, testing
 from nbflash.kernels.simt_config import SimtBackwardConfig, SimtConfig
 from nbflash.problem import check_forward as problem_of
@@ -62,7 +58,6 @@ ROWS_AND_COLUMNS = ({"walk": "rows"}, {"walk": "columns"})
 ONE_PASS = ({"walk": "columns", "atomic_dq": True},)
 # FlashAttention's own tests allow gradients three times the plain computation's error.
 GRADIENT_FACTOR = 3.0
-FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def gallery(name, nq, nk, batch, heads):
@@ -282,64 +277,46 @@ def check_a_row_without_weight(executors):
             testing.assert_within_reference(*values, name=name, factor=GRADIENT_FACTOR)
 
 
-def check_all(executors, target):
-    """Every case of the directions that the module ``target`` serves, until one fails."""
-    if target not in (BWD, GRADIENT, DELTA, ROUND):
-        for case in FORWARD_CASES:
-            check_forward(executors, case)
-        check_exactly(executors)
-    if target != FWD:
-        for case in BACKWARD_CASES:
-            check_backward(executors, case)
-        check_a_row_of_nan(executors)
-        check_a_row_without_weight(executors)
+def reach(target):
+    """Names of the cases of the directions that the module ``target`` serves."""
+    forward = [] if target in (BWD, GRADIENT, DELTA, ROUND) else FORWARD_CHECKS
+    backward = [] if target == FWD else BACKWARD_CHECKS
+    return [*forward, *backward]
 
 
-@pytest.mark.parametrize("case", FORWARD_CASES, ids=str)
-def test_forward_kernel_passes(case):
-    check_forward(nbflash.simt, case)
+FORWARD_CHECKS = {f"forward-{case}": (check_forward, case) for case in FORWARD_CASES}
+FORWARD_CHECKS["saturated"] = (check_exactly,)
+BACKWARD_CHECKS = {f"backward-{case}": (check_backward, case) for case in BACKWARD_CASES}
+BACKWARD_CHECKS["row-of-nan"] = (check_a_row_of_nan,)
+BACKWARD_CHECKS["row-without-weight"] = (check_a_row_without_weight,)
 
 
-def test_forward_kernel_is_exact_where_the_softmax_saturates():
-    check_exactly(nbflash.simt)
+def case_of(check, *arguments):
+    return lambda modules: check(modules[EXECUTOR], *arguments)
 
 
-@pytest.mark.parametrize("case", BACKWARD_CASES, ids=str)
-def test_backward_kernel_passes(case):
-    check_backward(nbflash.simt, case)
-
-
-@pytest.mark.parametrize("check", [check_a_row_of_nan, check_a_row_without_weight])
-def test_backward_kernel_passes_rows(check):
-    check(nbflash.simt)
-
-
-def rebuilt(target, mutant):
-    """The module of the executor around a faulty ``target``."""
-    dependents = CHAIN[CHAIN.index(target) + 1 :]
-    return mutated_modules(target, mutant, dependents)[EXECUTOR]
-
-
-def name_of(target, mutant, *_):
-    return f"{target.rpartition('.')[2]}-{mutant}"
-
-
-@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
-def test_mutant_is_caught(target, mutant):
-    executors = rebuilt(target, mutant)
-    with pytest.raises(FAULTS):
-        check_all(executors, target)
-
-
-@pytest.mark.parametrize(
-    ("target", "mutant", "reason"), EQUIVALENT, ids=[name_of(*m) for m in EQUIVALENT]
+FAMILY = Family(
+    "simt",
+    CHAIN,
+    {name: case_of(*check) for name, check in (FORWARD_CHECKS | BACKWARD_CHECKS).items()},
+    MUTANTS,
+    generate=(FWD, BWD, ASYNC),
+    reach=reach,
+    equivalent=EQUIVALENT,
 )
-def test_equivalent_mutant_passes(target, mutant, reason):
-    """If this fails, the reason no longer holds: move the change to the mutants."""
-    assert reason
-    check_all(rebuilt(target, mutant), target)
 
 
-def test_mutants_are_distinct():
-    names = [name_of(*m) for m in [*MUTANTS, *EQUIVALENT]]
-    assert len(set(names)) == len(names)
+@FAMILY.each_case
+def test_kernels_pass(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
+
+
+@FAMILY.each_equivalent
+def test_equivalent_mutant_passes(mutant):
+    """If this fails, the reason no longer holds: the mutant is one that has to be killed."""
+    FAMILY.assert_equivalent(mutant)

@@ -1,10 +1,12 @@
 """Dropout in the SIMT kernels, in the simulator, with faults planted in it."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from mutants import Mutant, mutated_modules
+from mutant_family import Family
+from mutants import Mutant
 from simt_runs import DTYPES, RESULTS, Geometry, assert_close, check, expected, run
 
 import masks
@@ -155,23 +157,25 @@ MUTANTS = [
 ]
 
 
-def check_all(executors, monkeypatch):
-    """Both forms of the backward, until one is wrong."""
-    monkeypatch.setattr("simt_runs.SimtExecutor", executors.SimtExecutor)
-    inputs = make_qkv(2, 17, 41, 2, 1, 8)
-    for deterministic in (False, True):
-        geometry = Geometry(rm=8, rn=8, deterministic=deterministic)
-        check(geometry, masks.causal(17, 41), *inputs, **HOW)
+def case_of(deterministic):
+    def run_case(modules):
+        with patch("simt_runs.SimtExecutor", modules[simt.__name__].SimtExecutor):
+            geometry = Geometry(rm=8, rn=8, deterministic=deterministic)
+            check(geometry, masks.causal(17, 41), *make_qkv(2, 17, 41, 2, 1, 8), **HOW)
+
+    return run_case
 
 
-def test_the_case_of_the_faults_passes(monkeypatch):
-    check_all(simt, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("target", "mutant"), MUTANTS, ids=[f"{t.rpartition('.')[2]}-{m}" for t, m in MUTANTS]
+FAMILY = Family(
+    "simt_dropout", CHAIN, {"one-pass": case_of(False), "two-passes": case_of(True)}, MUTANTS
 )
-def test_mutant_is_caught(target, mutant, monkeypatch):
-    faulty = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])[simt.__name__]
-    with pytest.raises((sim.SimError, AssertionError)):
-        check_all(faulty, monkeypatch)
+
+
+@FAMILY.each_case
+def test_the_cases_of_the_faults_pass(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)

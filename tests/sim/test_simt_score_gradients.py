@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from mutants import mutated_modules
-from mutants_score_gradients import CHAIN, EXECUTOR, MUTANTS
+from mutant_family import Family
+from mutants_score_gradients import CHAIN, EXECUTOR, KERNEL, MUTANTS
 from score_gradients import NAMES, expected, hold, learned_scores
 from simt_runs import DTYPES, Geometry
 
@@ -22,7 +22,6 @@ MASKS = tuple(mask_gallery(8))
 # N below a tile, one over, several; more queries than keys and fewer.
 LENGTHS = ((1, 3), (5, 8), (17, 9), (9, 23))
 DROPOUT = {"dropout": 0.3, "seed": (5, 6)}
-FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def run(geometry, mask, inputs, score, *, module=simt_score, scale=None, dlse=None, **how):
@@ -185,25 +184,28 @@ def test_an_index_outside_its_array(part, nq, nk):
     check_outside(simt_score, part, nq, nk)
 
 
-def check_all(module):
-    for case in CASES:
-        check(module, case)
-    for part in OUTSIDE:
-        check_outside(module, part, 9, 12)
+def case_of(check, *case):
+    return lambda modules: check(modules[EXECUTOR], *case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case_of_the_faults(case):
-    check(simt_score, case)
-
-
-@pytest.mark.parametrize(
-    ("target", "mutant"), MUTANTS, ids=[f"{t.rpartition('.')[2]}-{m}" for t, m in MUTANTS]
+FAMILY = Family(
+    "score_gradients",
+    CHAIN,
+    {str(case): case_of(check, case) for case in CASES}
+    | {part.__name__.strip("_"): case_of(check_outside, part, 9, 12) for part in OUTSIDE},
+    MUTANTS,
+    generate=(KERNEL,),
 )
-def test_mutant_is_caught(target, mutant):
-    faulty = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])[EXECUTOR]
-    with pytest.raises(FAULTS):
-        check_all(faulty)
+
+
+@FAMILY.each_case
+def test_the_cases_of_the_faults_pass(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
 
 
 def test_the_public_function():

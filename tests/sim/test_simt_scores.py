@@ -1,10 +1,11 @@
 """Score functions in the SIMT kernels, in the simulator, with faults planted in them."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from mutants import mutated_modules
+from mutant_family import Family
 from mutants_scores import BWD, FWD, SCORE, SIMT
 from score_cases import HEADS, NAMES, scores_for
 from simt_runs import DTYPES, RESULTS, Geometry, assert_close, check, expected, run
@@ -64,27 +65,30 @@ CHAIN = (SCORE, FWD, BWD, "nbflash.score_params", simt.__name__)
 CASES = (((9, 20), "causal"), ((17, 9), "dense"))
 
 
-def check_all(executors, monkeypatch):
-    """Every score in both forms of the backward, until one is wrong."""
-    monkeypatch.setattr("simt_runs.SimtExecutor", executors.SimtExecutor)
-    for name in NAMES:
-        for i, (lengths, mask_name) in enumerate(CASES):
-            mask, inputs = make_case(lengths, mask_name, i)
-            geometry, score = replace(TILE, deterministic=bool(i)), scores_for(*lengths)[name]
-            check(geometry, mask, *inputs, scale=0.6, score=score)
+def case_of(name):
+    """One score in both forms of the backward."""
+
+    def run_case(modules):
+        with patch("simt_runs.SimtExecutor", modules[simt.__name__].SimtExecutor):
+            for i, (lengths, mask_name) in enumerate(CASES):
+                mask, inputs = make_case(lengths, mask_name, i)
+                geometry, score = replace(TILE, deterministic=bool(i)), scores_for(*lengths)[name]
+                check(geometry, mask, *inputs, scale=0.6, score=score)
+
+    return run_case
 
 
-def test_the_cases_of_the_faults_pass(monkeypatch):
-    check_all(simt, monkeypatch)
+FAMILY = Family("simt_scores", CHAIN, {name: case_of(name) for name in NAMES}, SIMT)
 
 
-@pytest.mark.parametrize(
-    ("target", "mutant"), SIMT, ids=[f"{t.rpartition('.')[2]}-{m}" for t, m in SIMT]
-)
-def test_mutant_is_caught(target, mutant, monkeypatch):
-    faulty = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])[simt.__name__]
-    with pytest.raises((sim.SimError, AssertionError, LookupError, TypeError)):
-        check_all(faulty, monkeypatch)
+@FAMILY.each_case
+def test_the_cases_of_the_faults_pass(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
 
 
 def test_the_public_functions_take_a_score():

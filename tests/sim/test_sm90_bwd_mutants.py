@@ -12,10 +12,8 @@ import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
-from mutants import Mutant, mutated_modules
-from mutants_sm90_bwd import CHAIN, CONFIG, KERNEL, MUTANTS, ROWS
-from mutants_sm90_bwd_cases import CAUGHT_BY
+from mutant_family import Family
+from mutants_sm90_bwd import CHAIN, COMPUTE, CONFIG, KERNEL, LOAD, MUTANTS, ROWS, TILE
 from sm90_bwd_runs import ALONE, BROAD, FACTOR, TALL, run
 from sm90_runs import DTYPES
 
@@ -24,8 +22,6 @@ from nbflash import reference, sim, testing
 from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
 
 DEEP = replace(TALL, stages=3)
-NOTHING = "def make_bwd_sm90(cfg):"
-FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -150,37 +146,29 @@ def check(case, modules):
         testing.assert_within_reference(x[~hit], exact[~hit], low[~hit], name=name, factor=FACTOR)
 
 
-def rebuilt(target, mutant):
-    """The modules with the fault, and those that import them."""
-    return mutated_modules(target, mutant, CHAIN)
+def case_of(case):
+    return lambda modules: check(case, modules)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+FAMILY = Family(
+    "bwd_sm90",
+    CHAIN,
+    {case.name: case_of(case) for case in CASES},
+    MUTANTS,
+    generate=(LOAD, TILE, COMPUTE, KERNEL),
+)
+
+
+@FAMILY.each_case
 def test_kernel_passes(case):
-    """Rebuilt as the mutants are."""
-    check(case, rebuilt(KERNEL, Mutant("none", NOTHING, NOTHING)))
+    FAMILY.passes(case)
 
 
-def name_of(target, mutant):
-    return f"{target.rpartition('.')[2]}-{mutant}"
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
 
 
-def check_all(modules, mutant):
-    """The case that is known to catch the mutant, then the others, until one fails."""
-    for case in sorted(CASES, key=lambda case: mutant.name not in CAUGHT_BY.get(case.name, ())):
-        check(case, modules)
-
-
-@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
-def test_mutant_is_caught(target, mutant):
-    modules = rebuilt(target, mutant)
-    with pytest.raises(FAULTS):
-        check_all(modules, mutant)
-
-
-def test_mutants_are_distinct():
-    names = [name_of(*m) for m in MUTANTS]
-    assert len(set(names)) == len(names)
-    known = {mutant.name for _, mutant in MUTANTS}
-    assert known.issuperset(name for listed in CAUGHT_BY.values() for name in listed)
-    assert {case.name for case in CASES}.issuperset(CAUGHT_BY)
+@FAMILY.each_equivalent
+def test_equivalent_mutant_passes(mutant):
+    FAMILY.assert_equivalent(mutant)

@@ -6,9 +6,8 @@ As in ``test_sm90_mutants``; what the pass shares with the default mode is not m
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from mutants import Mutant, mutated_modules
-from mutants_sm90_load import without
+from mutant_family import Family
+from mutants import Mutant
 from sm90_bwd_runs import COLUMN, COLUMNS, SHARED, check
 from sm90_runs import inputs
 
@@ -21,28 +20,25 @@ WIDE, KERNEL = "nbflash.kernels.bwd_sm90_wide", "nbflash.kernels.bwd_sm90"
 TILE = "nbflash.kernels.bwd_sm90_tile"
 # In the order of their imports.
 CHAIN = (KEYS, ROWS, LOAD, TILE, ALONE, WIDE, KERNEL)
-FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 
 # Configuration, mask, nq, nk, heads, blocks, seed; the odd seeds look for races.
 KEPT, LAST = replace(COLUMN, head_dim=40, k_stages=1), replace(COLUMNS, k_stages=1)
-CASES = (
-    (KEPT, "checkerboard", 70, 129, (2, 1), 1, 0),
-    (SHARED, "checkerboard", 70, 129, (2, 1), 1, 0),
-    (LAST, "per-batch-per-head", 129, 129, (2, 2), 2, 0),
-    (KEPT, "causal", 193, 129, (1, 1), 1, 1),
-    (SHARED, "causal", 193, 129, (1, 1), 1, 1),
-    (COLUMNS, "window", 257, 257, (1, 1), 1, 1),
-    (KEPT, "dense", 321, 129, (1, 1), 1, 3),
-    (KEPT, "dead-keys", 70, 150, (1, 1), 1, 0),
-)
+CASES = {
+    "kept": (KEPT, "checkerboard", 70, 129, (2, 1), 1, 0),
+    "shared": (SHARED, "checkerboard", 70, 129, (2, 1), 1, 0),
+    "heads": (LAST, "per-batch-per-head", 129, 129, (2, 2), 2, 0),
+    "kept-race": (KEPT, "causal", 193, 129, (1, 1), 1, 1),
+    "shared-race": (SHARED, "causal", 193, 129, (1, 1), 1, 1),
+    "columns-race": (COLUMNS, "window", 257, 257, (1, 1), 1, 1),
+    "full-race": (KEPT, "dense", 321, 129, (1, 1), 1, 3),
+    "dead-keys": (KEPT, "dead-keys", 70, 150, (1, 1), 1, 0),
+}
 
 STORE = (
     Mutant("swizzle of what is stored", "lane % 8 // PERIOD)", "lane % 4)"),
     Mutant("swizzle of what is loaded", "^ row // PERIOD)", "^ 0)"),
     Mutant("swizzle of the first rows", "ROWS * i % 8 // PERIOD * 4", "0 * i"),
     Mutant("second step in the place of the first", "row ^ (32 * k)", "row"),
-    without("wait before the rows are read", "            cuda.syncwarp()", 2),
-    without("wait before the next columns", "            cuda.syncwarp()", 2, 1),
     Mutant("row past the end", "if row + ROWS * i < rows:", "if row + ROWS * i <= rows:"),
     Mutant("lower row past the end", "if row + ROWS * i < rows:", "if row < rows:"),
     Mutant("rows at half their distance", "ROWS // 2 * i * stride", "ROWS // 4 * i * stride"),
@@ -79,8 +75,6 @@ COPIES = (
     Mutant("dS of what is hidden", "return masked(p, gradients(p, dp))", "return gradients(p, dp)"),
 )
 COMPUTE = (
-    without("wait for K", "mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(column))"),
-    without("wait for V", "mbarrier_wait(base + FULL_V, v_phase_of(column))"),
     Mutant("K of stage 0", "K + stage * KV_BYTES", "K"),
     Mutant("fragment of the first warpgroup", "at + turn * 64 * ROW_BYTES", "at"),
     Mutant("kept keys of one row", "row * (ROW_BYTES // 4) + pair // 2", "pair // 2"),
@@ -104,9 +98,6 @@ COMPUTE = (
     Mutant("released by every warp", "equal(thread % 128, 0)", "equal(thread % 32, 0)"),
     Mutant("release of the next tile", "types.int32(tile - one), thread)", "tile, thread)", 0, 2),
     Mutant("kind of the tile before", "kind = following\n                    wait", "wait"),
-    without("release of K", "mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))"),
-    without("release of V", "mbarrier_arrive(base + EMPTY_V)"),
-    without("release of Q and dO", "mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))"),
     Mutant("K of the last column", "column += one", "column += 0 * one"),
     Mutant("dK not scaled", "finish(dk, acc_dk, scale,", "finish(dk, acc_dk, types.float32(1),"),
     Mutant("dV scaled", "finish(dv, acc_dv, share,", "finish(dv, acc_dv, scale,"),
@@ -115,11 +106,8 @@ COMPUTE = (
     Mutant("batch 0", "b * stride[0] + h * stride[2]", "h * stride[2]"),
     Mutant("last row left out", "nk - first)", "nk - first - 1)"),
 )
-WAIT_FOR_KEYS = "mbarrier_wait(base + FULL + 8 * k_stage_of(column), k_phase_of(column))"
 ROLES = (
-    without("wait for P", "bar_sync(P_FULL, THREADS)"),
     Mutant("P stored before it is read", "bar_sync(P_FREE, THREADS)\n        store", "store"),
-    Mutant("P announced before it is there", "bar_arrive(P_FULL, THREADS)", "pass"),
     Mutant("P given back before it is read", "bar_arrive(P_FREE, THREADS)\n        dp", "dp"),
     Mutant("dV of Q", "QUERIES, VALUES = (0, DO)", "QUERIES, VALUES = (0, 0)"),
     Mutant("dP of Q", "else (DO, 0)", "else (0, 0)"),
@@ -127,10 +115,6 @@ ROLES = (
         "rows of both in one place", "make_finish(cfg, 0 if of_keys else 4)", "make_finish(cfg)"
     ),
     Mutant("gradients swapped", "place, dv, factor, result", "place, dk, factor, result"),
-    without("release of keys", "mbarrier_arrive(base + EMPTY + 8 * k_stage_of(column))"),
-    without("wait for the first keys", WAIT_FOR_KEYS, 2),
-    without("wait for the next keys", WAIT_FOR_KEYS, 2, 1),
-    without("release of Q and dO", "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"),
     Mutant(
         "P free from the start twice", "bar_arrive(P_FREE, THREADS)\n            thread", "thread"
     ),
@@ -149,28 +133,41 @@ MUTANTS = [
 ]
 
 
-def check_all(**more):
-    """The cases, until one fails; keys that nobody sees are NaN."""
-    for config, name, nq, nk, heads, blocks, seed in CASES:
-        mask = mask_gallery(nq, nk, batch=2, heads=heads[0])[name]
-        values = inputs(nq, nk, batch=mask.batch or 1, heads=heads, head_dim=config.head_dim)
-        unseen = ~mask.dense().reshape(-1, nk).any(axis=0)
-        for x in values[1:3]:
-            x[:, unseen] = np.nan
-        with sim.options(seed=seed, race=seed % 2 == 1):
-            check(config, mask, values, blocks=blocks, scale=0.3, **more)
+def check_case(modules, config, name, nq, nk, heads, blocks, seed):
+    """Raise unless the kernel is right; keys that nobody sees are NaN."""
+    mask = mask_gallery(nq, nk, batch=2, heads=heads[0])[name]
+    values = inputs(nq, nk, batch=mask.batch or 1, heads=heads, head_dim=config.head_dim)
+    unseen = ~mask.dense().reshape(-1, nk).any(axis=0)
+    for x in values[1:3]:
+        x[:, unseen] = np.nan
+    spec_of = modules[KERNEL].bwd_sm90_spec
+    with sim.options(seed=seed, race=seed % 2 == 1):
+        check(config, mask, values, blocks=blocks, scale=0.3, spec_of=spec_of)
 
 
-def test_kernel_passes():
-    check_all()
+def case_of(case):
+    return lambda modules: check_case(modules, *case)
 
 
-def name_of(target, mutant):
-    return f"{target.rpartition('.')[2]}-{mutant}"
+FAMILY = Family(
+    "columns",
+    CHAIN,
+    {name: case_of(case) for name, case in CASES.items()},
+    MUTANTS,
+    generate=(ROWS, ALONE, WIDE),
+)
 
 
-@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
-def test_mutant_is_caught(target, mutant):
-    modules = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])
-    with pytest.raises(FAULTS):
-        check_all(spec_of=modules[KERNEL].bwd_sm90_spec)
+@FAMILY.each_case
+def test_kernel_passes(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
+
+
+@FAMILY.each_equivalent
+def test_equivalent_mutant_passes(mutant):
+    FAMILY.assert_equivalent(mutant)

@@ -4,18 +4,15 @@ import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
-from mutants import mutated_modules
-from mutants_sm90_dq import CHAIN, CONFIG, KERNEL, MUTANTS
+from mutant_family import Family
+from mutants_sm90_dq import CHAIN, COMPUTE, CONFIG, KERNEL, LOAD, MUTANTS, STATISTICS
 from sm90_bwd_runs import FACTOR
 from sm90_dq_runs import ALONE, DEEP, PAIR, check_statistics, run
 from sm90_runs import DTYPES
 
 from nbflash import reference, sim, testing
-from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
 from nbflash.kernels.bwd_sm90_dq_config import Sm90DqConfig
 
-FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 BOTH = replace(PAIR, k_stages=3, q_stages=2, do_stages=2, stats_m=64)
 
 
@@ -89,7 +86,7 @@ def expected(case):
     ]
 
 
-def check(case, spec_of, config_of=Sm90DqConfig):
+def check(case, spec_of, config_of):
     """Raise unless the kernel is right on ``case``."""
     mask, _, inputs, results, hit = problem(case)
     config = config_of(**vars(case.config))
@@ -101,34 +98,39 @@ def check(case, spec_of, config_of=Sm90DqConfig):
     testing.assert_within_reference(dq[~hit], exact[~hit], low[~hit], name="dq", factor=FACTOR)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernel_passes(case):
-    check(case, bwd_sm90_dq_spec)
-
-
-def check_left(spec_of, config_of=Sm90DqConfig):
+def check_left(spec_of, config_of):
     """Raise unless the statistics for the next pass are right."""
     shape = 2, 69, 80, 2, 1, 72
     mask, inputs = testing.mask_gallery(69, 80)["causal"], testing.make_qkv(*shape, np.float16)
     check_statistics(config_of(**vars(BOTH)), mask, inputs, spec_of=spec_of)
 
 
-def test_statistics_pass():
-    check_left(bwd_sm90_dq_spec)
+def case_of(check, *case):
+    def run_case(modules):
+        check(*case, modules[KERNEL].bwd_sm90_dq_spec, modules[CONFIG].Sm90DqConfig)
+
+    return run_case
 
 
-def check_all(built):
-    check_left(built[KERNEL].bwd_sm90_dq_spec, built[CONFIG].Sm90DqConfig)
-    for case in CASES:
-        check(case, built[KERNEL].bwd_sm90_dq_spec, built[CONFIG].Sm90DqConfig)
-
-
-@pytest.mark.parametrize(
-    ("target", "mutant"),
+FAMILY = Family(
+    "dq",
+    CHAIN,
+    {"left": case_of(check_left)} | {case.name: case_of(check, case) for case in CASES},
     MUTANTS,
-    ids=lambda x: x.rpartition("_")[2] if isinstance(x, str) else str(x),
+    generate=(LOAD, STATISTICS, COMPUTE, KERNEL),
 )
-def test_mutant_is_caught(target, mutant):
-    built = mutated_modules(target, mutant, CHAIN)
-    with pytest.raises(FAULTS):
-        check_all(built)
+
+
+@FAMILY.each_case
+def test_kernel_passes(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
+
+
+@FAMILY.each_equivalent
+def test_equivalent_mutant_passes(mutant):
+    FAMILY.assert_equivalent(mutant)

@@ -1,13 +1,13 @@
 """Dropout in the Hopper kernels, in the simulator, with faults planted in it."""
 
-import importlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import sm90_bwd_runs
 import sm90_dq_runs
-from mutants import Mutant, mutated_modules
+from mutant_family import Family
+from mutants import Mutant
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, inputs, run
 
 import masks
@@ -216,32 +216,30 @@ OF_ROWS = (
     ),
     *((DQ_COMPUTE, mutant) for mutant in TILES),
 )
-FAULTS = [
-    (check_it, chain, *fault)
-    for check_it, chain, faults in (
-        (check_forward, FORWARD, OF_FORWARD),
-        (check_columns, BY_COLUMNS, OF_COLUMNS),
-        (check_wide, BY_COLUMNS, OF_WIDE),
-        (check_rows, BY_ROWS, OF_ROWS),
-    )
-    for fault in faults
-]
 
 
+def family(name, check_it, chain, faults):
+    cases = {name: lambda modules: check_it(modules[chain[-1]])}
+    return Family(f"dropout_{name}", chain, cases, faults)
+
+
+FAMILIES = {
+    "forward": family("forward", check_forward, FORWARD, OF_FORWARD),
+    "columns": family("columns", check_columns, BY_COLUMNS, OF_COLUMNS),
+    "wide": family("wide", check_wide, BY_COLUMNS, OF_WIDE),
+    "rows": family("rows", check_rows, BY_ROWS, OF_ROWS),
+}
+
+
+@pytest.mark.case
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_cases_of_the_faults_pass(name):
+    FAMILIES[name].passes(name)
+
+
+@pytest.mark.mutant
 @pytest.mark.parametrize(
-    ("check_it", "chain"),
-    list({f: chain for f, chain, *_ in FAULTS}.items()),
+    ("name", "mutant"), [(name, key) for name, f in FAMILIES.items() for key in f.harmful]
 )
-def test_the_cases_of_the_faults_pass(check_it, chain):
-    check_it(importlib.import_module(chain[-1]))
-
-
-@pytest.mark.parametrize(
-    ("check_it", "chain", "target", "mutant"),
-    FAULTS,
-    ids=[f"{f.__name__}-{m}" for f, _, _, m in FAULTS],
-)
-def test_mutant_is_caught(check_it, chain, target, mutant):
-    faulty = mutated_modules(target, mutant, chain[chain.index(target) + 1 :])[chain[-1]]
-    with pytest.raises((sim.SimError, AssertionError)):
-        check_it(faulty)
+def test_mutant_is_caught(name, mutant, assert_killed):
+    assert_killed(FAMILIES[name], mutant)

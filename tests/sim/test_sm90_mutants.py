@@ -1,27 +1,22 @@
 """Mutation tests of the Hopper kernel: every planted fault is noticed.
 
-As in ``test_mutants``: a mutant runs against the cases until one fails, and the kernel as it is
-passes them all.
+See :mod:`mutant_family`.
 """
 
 import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
-from mutants import mutated_modules
-from mutants_sm90 import CHAIN, CONFIG, FWD, HALVES_OF, MUTANTS, WHOLE_OF
-from mutants_sm90_cases import CAUGHT_BY
+from mutant_family import Family
+from mutants_sm90 import CHAIN, CONFIG, FORMS, FWD, HALVES_OF, LOAD, MUTANTS, WHOLE_OF
 from mutants_sm90_tile import LIST, WORK_LIST
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, ordered, precise, raise_scores, run
 
 import masks
-from nbflash import persistent, reference, sim, testing
-from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
+from nbflash import reference, sim, testing
 from nbflash.kernels.sm90_config import Sm90Config
 from nbflash.tile.pipeline import item_of
 
-FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 WIDE = replace(HALVES_PAIR, tile_n=128)
 AHEAD = replace(HALVES, k_stages=2, v_stages=3)
 WORDS = replace(ALONE, tile_n=112)
@@ -186,37 +181,43 @@ def check(case, spec_of):
     testing.assert_within_reference(lse[~hit], exact_lse[~hit], low_lse[~hit], name="lse")
 
 
-def check_all(spec_of, target, mutant):
-    """Of the cases that reach the target the one that is known to catch it, then the others."""
-    reach = {HALVES_OF: {True}, WHOLE_OF: {False}}.get(target, {True, False})
-    cases = [case for case in CASES if case.config.halves in reach]
-    known = CAUGHT_BY.get
-    for case in sorted(cases, key=lambda case: mutant.name not in known(case.name, ())):
-        check(case, spec_of)
+def reach(target):
+    """Names of the cases that run a module: only one form of the mainloop, if it is of that one."""
+    forms = {HALVES_OF: {True}, WHOLE_OF: {False}}.get(target, {True, False})
+    return [case.name for case in CASES if case.config.halves in forms]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def case_of(case):
+    def run_case(modules):
+        config, spec = modules[CONFIG].Sm90Config, modules[FWD].fwd_sm90_spec
+        check(case, lambda cfg: spec(config(**vars(cfg))))
+
+    return run_case
+
+
+FAMILY = Family(
+    "fwd_sm90",
+    CHAIN,
+    {case.name: case_of(case) for case in CASES},
+    MUTANTS,
+    generate=(LOAD, *FORMS, FWD),
+    reach=reach,
+)
+
+
+@FAMILY.each_case
 def test_kernel_passes(case):
-    check(case, fwd_sm90_spec)
+    FAMILY.passes(case)
 
 
-def rebuilt(target, mutant):
-    """``fwd_sm90_spec`` of a faulty kernel."""
-    dependents = CHAIN[CHAIN.index(target) + 1 :]
-    modules = mutated_modules(target, mutant, dependents)
-    config = modules[CONFIG].Sm90Config if CONFIG in modules else Sm90Config
-    return lambda cfg: modules[FWD].fwd_sm90_spec(config(**vars(cfg)))
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)
 
 
-def name_of(target, mutant, *_):
-    return f"{target.rpartition('.')[2]}-{mutant}"
-
-
-@pytest.mark.parametrize(("target", "mutant"), MUTANTS, ids=[name_of(*m) for m in MUTANTS])
-def test_mutant_is_caught(target, mutant):
-    spec_of = rebuilt(target, mutant)
-    with pytest.raises(FAULTS):
-        check_all(spec_of, target, mutant)
+@FAMILY.each_equivalent
+def test_equivalent_mutant_passes(mutant):
+    FAMILY.assert_equivalent(mutant)
 
 
 def check_work_list(ordered, heads_at_a_time=5, blocks=3):
@@ -252,25 +253,23 @@ def check_heads_together(ordered):
     assert sorted(got[:12, 1]) == list(range(12))
 
 
-def check_order(ordered):
-    check_work_list(ordered)
-    check_heads_together(ordered)
+def case_of_work_list(check):
+    return lambda modules: check(modules[LIST].ordered)
 
 
-def test_work_list():
-    check_order(persistent.ordered)
+WORK_LISTS = Family(
+    "work_list",
+    (LIST,),
+    {"order": case_of_work_list(check_work_list), "heads": case_of_work_list(check_heads_together)},
+    [(LIST, mutant) for mutant in WORK_LIST],
+)
 
 
-@pytest.mark.parametrize("mutant", WORK_LIST, ids=str)
-def test_mutant_of_the_work_list_is_caught(mutant):
-    ordered = mutated_modules(LIST, mutant, ())[LIST].ordered
-    with pytest.raises(FAULTS):
-        check_order(ordered)
+@WORK_LISTS.each_case
+def test_work_list_passes(case):
+    WORK_LISTS.passes(case)
 
 
-def test_mutants_are_distinct():
-    names = [name_of(*m) for m in MUTANTS]
-    assert len(set(names)) == len(names)
-    known = {mutant.name for _, mutant in MUTANTS}
-    assert known.issuperset(name for listed in CAUGHT_BY.values() for name in listed)
-    assert {case.name for case in CASES}.issuperset(CAUGHT_BY)
+@WORK_LISTS.each_mutant
+def test_mutant_of_the_work_list_is_caught(mutant, assert_killed):
+    assert_killed(WORK_LISTS, mutant)

@@ -4,15 +4,13 @@ from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
-import pytest
-from mutants import Mutant, mutated_modules
+from mutant_family import Family
+from mutants import Mutant
 from score_cases import code_of
 from sm90_runs import ALONE, HALVES, PAIR, check, inputs, precise, raise_scores
 
 import masks
 from nbflash import reference, scores, sim
-from nbflash.kernels import sm90_ramp
-from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.kernels.sm90_config import Sm90Config, forward_configs
 from nbflash.score_params import STEEPEST
 
@@ -56,7 +54,7 @@ class Case:
     def __str__(self):
         return self.name
 
-    def check(self, spec_of=fwd_sm90_spec):
+    def check(self, spec_of):
         nq, nk, slopes = self.nq, self.nk, np.array(self.slopes)
         mask = self.mask(nq, nk)
         q, k, v, _ = inputs(nq, nk, heads=(2, 1), dtype=self.dtype)
@@ -88,11 +86,6 @@ CASES = (
     Case("lost", PAIR, masks.dense, 2 * T, 3 * T, levels=((T, 600), (2 * T, 1200))),
     Case("lost beside it", ALONE, dense_but, 2 * T, 4 * T, levels=((2 * T, 600),)),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    case.check()
 
 
 def test_what_has_a_ramp():
@@ -131,15 +124,22 @@ def check_parts(module):
         assert not parts[3:].any()
 
 
-def test_parts_of_x():
-    check_parts(sm90_ramp)
+PARTS_OF_X = Family(
+    "ramp_parts",
+    CHAIN[:1],
+    {"parts": lambda modules: check_parts(modules[RAMP])},
+    [(RAMP, mutant) for mutant in PARTS],
+)
 
 
-@pytest.mark.parametrize("mutant", PARTS, ids=str)
-def test_faulty_parts_of_x_are_caught(mutant):
-    faulty = mutated_modules(RAMP, mutant, CHAIN[1:])[RAMP]
-    with pytest.raises(AssertionError):
-        check_parts(faulty)
+@PARTS_OF_X.each_case
+def test_parts_of_x(case):
+    PARTS_OF_X.passes(case)
+
+
+@PARTS_OF_X.each_mutant
+def test_faulty_parts_of_x_are_caught(mutant, assert_killed):
+    assert_killed(PARTS_OF_X, mutant)
 
 
 FAULTS = (
@@ -153,7 +153,6 @@ FAULTS = (
             "mirror, (half << 16 | half, half, zero, zero)",
         ),
     ),
-    (RAMP, Mutant("R before it is there", "fence_proxy_async()\n\n", "pass\n\n")),
     (RAMP, Mutant("tiles that reach the diagonal", "start >= TILE_N - 1", "start >= 0")),
     (RAMP, Mutant("tiles that begin behind it", "start + 63 <= 0", "start <= 0")),
     (RAMP, Mutant("the first warpgroup's rows", "+ 64 * turn", "+ 0 * turn")),
@@ -217,16 +216,20 @@ FAULTS = (
 )
 
 
-def check_all(spec_of):
-    """One case after the other, until one is wrong."""
-    for case in CASES:
-        case.check(spec_of)
+def case_of(case):
+    return lambda modules: case.check(modules[FWD].fwd_sm90_spec)
 
 
-@pytest.mark.parametrize(
-    ("target", "mutant"), FAULTS, ids=[f"{t.rpartition('.')[2]}-{m}" for t, m in FAULTS]
+FAMILY = Family(
+    "ramp", CHAIN, {case.name: case_of(case) for case in CASES}, FAULTS, generate=(RAMP,)
 )
-def test_mutant_is_caught(target, mutant):
-    faulty = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])
-    with pytest.raises((sim.SimError, AssertionError)):
-        check_all(faulty[FWD].fwd_sm90_spec)
+
+
+@FAMILY.each_case
+def test_case(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)

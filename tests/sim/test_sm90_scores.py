@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sm90_bwd_runs
 import sm90_dq_runs
-from mutants import mutated_modules
+from mutant_family import Family
 from mutants_scores import COMPUTE, HOPPER, PLACE, SCORE, WHOLE
 from mutants_scores import HALVES as HALVES_MODULE
 from score_cases import NAMES, scores_for
@@ -14,7 +14,6 @@ from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, inputs, r
 
 import masks
 from nbflash import scores, sim
-from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
 from nbflash.testing import mask_gallery
 
 T = 64
@@ -128,27 +127,34 @@ FWD = "nbflash.kernels.fwd_sm90"
 CHAIN = (SCORE, PLACE, WHOLE, HALVES_MODULE, COMPUTE, FWD)
 
 
-def check_all(spec_of):
-    """Every score, in whole tiles and in halves, until one is wrong."""
-    nq, nk = T + 9, 2 * T - 3
-    causal, dense = masks.causal(nq, nk), masks.dense(nq, nk)
-    for name in NAMES:
-        score = scores_for(nq, nk, 2)[name]
-        cases = [(ALONE, causal, 16), (HALVES, dense, 16)]
-        cases += [(ALONE, causal, WIDE)] * (name == "alibi")
-        for config, mask, head_dim in cases:
-            q, k, v, _ = inputs(nq, nk, batch=2, heads=(2, 1), head_dim=head_dim)
-            check(config, mask, q, k, v, scale=0.4, score=score, spec_of=spec_of)
+CASES = {f"{name}-{i}": (name, i) for name in NAMES for i in range(2 + (name == "alibi"))}
 
 
-def test_the_cases_of_the_faults_pass():
-    check_all(fwd_sm90_spec)
+def case_of(name, number):
+    """A score in whole tiles, in halves, and, ALiBi, in wide heads."""
+
+    def run_case(modules):
+        nq, nk = T + 9, 2 * T - 3
+        causal, dense = masks.causal(nq, nk), masks.dense(nq, nk)
+        configs = (ALONE, causal, 16), (HALVES, dense, 16), (ALONE, causal, WIDE)
+        config, mask, head_dim = configs[number]
+        q, k, v, _ = inputs(nq, nk, batch=2, heads=(2, 1), head_dim=head_dim)
+        how = {"scale": 0.4, "score": scores_for(nq, nk, 2)[name]}
+        check(config, mask, q, k, v, spec_of=modules[FWD].fwd_sm90_spec, **how)
+
+    return run_case
 
 
-@pytest.mark.parametrize(
-    ("target", "mutant"), HOPPER, ids=[f"{t.rpartition('.')[2]}-{m}" for t, m in HOPPER]
+FAMILY = Family(
+    "sm90_scores", CHAIN, {name: case_of(*case) for name, case in CASES.items()}, HOPPER
 )
-def test_mutant_is_caught(target, mutant):
-    faulty = mutated_modules(target, mutant, CHAIN[CHAIN.index(target) + 1 :])[FWD]
-    with pytest.raises((sim.SimError, AssertionError, LookupError, TypeError)):
-        check_all(faulty.fwd_sm90_spec)
+
+
+@FAMILY.each_case
+def test_the_cases_of_the_faults_pass(case):
+    FAMILY.passes(case)
+
+
+@FAMILY.each_mutant
+def test_mutant_is_caught(mutant, assert_killed):
+    assert_killed(FAMILY, mutant)

@@ -1,0 +1,113 @@
+"""PTX of kernels and what assemblers say of it, kept in pytest's cache.
+
+A kernel's PTX is known by the sources that its module imports, directly or not, by its
+configuration and by the versions of the compiler; a report by the PTX and the assembler.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+from cuda.bindings import nvjitlink, nvvm
+from suites import observe
+
+from nbflash import assembler, launch
+
+DAYS = 14  # that something is kept without being used
+_folder = None
+
+
+def keep_in(folder):
+    """Keep results in a folder from now on; what has not been used for long is deleted."""
+    global _folder
+    _folder = Path(folder)
+    oldest = time.time() - DAYS * 24 * 3600
+    for file in _folder.iterdir():
+        if file.stat().st_mtime < oldest:
+            file.unlink(missing_ok=True)
+
+
+def cached(make, *key):
+    """The text of ``make()``, which strings ``key`` decide."""
+    file = _folder / hashlib.sha256("\0".join(key).encode()).hexdigest()
+    try:
+        text = zlib.decompress(file.read_bytes()).decode()
+        os.utime(file)
+    except FileNotFoundError:
+        text = make()
+        handle, temporary = tempfile.mkstemp(dir=_folder)
+        with os.fdopen(handle, "wb") as out:
+            out.write(zlib.compress(text.encode(), 1))
+        os.replace(temporary, file)
+    return text
+
+
+def _imports(name, source):
+    """Modules of nbflash and masks that the source of module ``name`` may import."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                module = importlib.util.resolve_name("." * node.level + module, name + ".x")
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+@functools.cache
+def _source(name):
+    """The source of a module of ours, or None."""
+    if name.partition(".")[0] not in ("nbflash", "masks"):
+        return None
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # a name of a module that is no package
+        return None
+    return spec and Path(spec.origin).read_text()
+
+
+@functools.cache
+def source_digest(module):
+    """A digest of a module and of all of ours that it imports, directly or not."""
+    found, left = {}, [module]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found[name] = _source(name)
+            left += _imports(name, found[name]) if found[name] else ()
+    digest = hashlib.sha256()
+    for name in sorted(name for name, source in found.items() if source):
+        digest.update(name.encode() + found[name].encode())
+    return digest.hexdigest()
+
+
+def compile_ptx(spec, capability):
+    """:func:`nbflash.launch.compile_ptx`; the kernels of a user's own functions are not kept."""
+    observe(f"{spec.name} {launch.arch_of(capability)}")
+    if not spec.on_disk:
+        return launch.compile_ptx(spec, capability)
+    versions = importlib.metadata.version("numba-cuda"), nvvm.version()
+    sources = source_digest(spec.make.__module__), source_digest("nbflash.launch")
+    return cached(
+        lambda: launch.compile_ptx(spec, capability),
+        *(spec.name, repr(spec.config), repr(capability), repr(versions), *sources),
+    )
+
+
+def report_of(ptx, arch):
+    """:func:`nbflash.assembler.report`: what ``ptxas -v`` says."""
+    key = str(assembler.ptxas_version()), arch, ptx
+    return cached(lambda: assembler.report(ptx, arch), *key)
+
+
+def linker_log(ptx, arch, link):
+    """``link(ptx, arch)``: what nvJitLink says."""
+    return cached(lambda: link(ptx, arch), repr(nvjitlink.version()), arch, ptx)
