@@ -34,36 +34,58 @@ cuda_extra := $(if $(filter none,$(NBFLASH_CUDA)),,$(comma)cuda$(NBFLASH_CUDA))
 compile_extra := $(if $(filter 12,$(NBFLASH_CUDA)),,$(comma)compile)
 installed := $(VENV)/.$(version)-cuda-$(NBFLASH_CUDA)
 
-# The slowest test takes half a minute on two cores.
-pytest := $(run) pytest -q -n 2 --durations=5 --timeout=300
+# Which tests: tests/suites.py. The slowest test takes half a minute on two cores.
+suite := all
+options =
+pytest = $(run) pytest -q -n 2 --durations=5 --timeout=300 --suite=$(suite) $(options)
 sparsity := $(run) experiments sparsity --quick
 
 .NOTPARALLEL:
-.PHONY: help experiment test test-host test-sim test-compile test-device lint clean
+.PHONY: help experiment lint clean
+.PHONY: test test-ci test-all test-host test-sim test-compile test-device test-smoke
 
 help:
 	@echo 'make experiment   environment, then runtime against sparsity on random data and on a real sample'
-	@echo 'make test         environment, then every test that this machine can run'
+	@echo 'make test         environment, then tests of every kind, in minutes'
+	@echo 'make test-ci      every planted fault and every compiled kernel; one test for each that'
+	@echo '                  exercises the same'
+	@echo 'make test-all     every test; writes the tables anew that the other two go by'
 	@echo 'make lint         ruff check and ruff format --check'
 	@echo 'make clean        remove the environment and everything generated'
 	@echo
-	@echo 'One tier alone: make test-host, test-sim, test-compile, test-device (needs a GPU).'
+	@echo 'All tests of a tier: make test-host, test-sim, test-compile, test-device (needs a GPU).'
 	@echo 'Options: PYTHON=python3.12, VENV=.venv, NBFLASH_CUDA=12|13|none (here: $(NBFLASH_CUDA))'
 
 experiment: $(installed)-experiment
 	$(sparsity)
 	$(sparsity) --input experiments/data/sample.npz
 
-test: test-host test-sim test-compile $(if $(filter none,$(NBFLASH_CUDA)),,test-device)
+# The simulator comes last: it says how many planted faults were caught.
+tiers := test-host test-compile $(if $(filter none,$(NBFLASH_CUDA)),,test-device) test-sim
+
+test: suite := quick
+test: $(tiers)
+
+test-ci: suite := ci
+test-ci: $(tiers)
+
+test-all: options := --derive
+test-all: $(tiers)
 
 test-host: $(installed)-test
-	$(pytest) tests/host
+	$(pytest) --dist=loadgroup tests/host
 
 test-sim: $(installed)-test
 	NUMBA_ENABLE_CUDASIM=1 $(pytest) tests/sim
 
 test-compile: $(installed)-test
 	$(pytest) tests/compile
+
+# What another Python may break: the API on the CPU, and the simulator's engine.
+test-smoke: $(installed)-smoke
+	$(run) pytest -q --timeout=300 tests/host/test_api.py tests/host/test_masks_tiles.py
+	NUMBA_ENABLE_CUDASIM=1 $(run) pytest -q --timeout=300 tests/sim/test_simt_api.py \
+		$(wildcard tests/sim/test_engine_*.py)
 
 test-device: $(installed)-test
 	$(run) pytest -q --durations=5 -o faulthandler_timeout=120 tests/device
@@ -73,12 +95,13 @@ lint: $(installed)-test
 	$(run) ruff format --check .
 
 clean:
-	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest build dist out *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(installed)-experiment: extras = plot$(cuda_extra)
 $(installed)-test: extras = plot,test$(compile_extra)$(cuda_extra)
-$(installed)-experiment $(installed)-test: $(python) setup.cfg pyproject.toml
+$(installed)-smoke: extras = test
+$(installed)-experiment $(installed)-test $(installed)-smoke: $(python) setup.cfg pyproject.toml
 	@echo 'Installing nbflash[$(extras)] into $(VENV)'
 	@$(run) pip install -q --disable-pip-version-check -e '.[$(extras)]'
 	@touch $@

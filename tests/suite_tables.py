@@ -101,6 +101,7 @@ class Results:
     def __init__(self, config, tests):
         self.derive, self.tests = config.option.derive, Path(tests)
         self.quick = config.option.suite == "quick"
+        # Of some tests of a file: they replace what is known of themselves alone.
         self.in_part = bool(config.option.keyword) or any("::" in name for name in config.args)
         self.launched = defaultdict(lambda: defaultdict(dict))  # tier, function, parameters
         self.killed, self.caught, self.planted = defaultdict(dict), 0, 0
@@ -126,7 +127,7 @@ class Results:
         if not self.derive:
             return
         for tier, functions_too in (("sim", True), ("compile", False)):
-            if self.launched[tier]:
+            if self.launched[tier] and not self.in_part:
                 folder = self.tests / tier
                 table = table_from(self.launched[tier], read_table(folder), functions_too)
                 write_json(folder / "suite.json", table)

@@ -106,6 +106,8 @@ class Suite:
 
     def _chosen(self, tier, function, tests):
         """Which tests of a function this suite runs."""
+        if tests[0].get_closest_marker("survivor"):
+            return tests if self.suite == "all" else []
         if tests[0].get_closest_marker("mutant"):
             quick = self.suite == "quick"
             return [x for x in tests if not quick or _quarter_of(x) == self.quarter]

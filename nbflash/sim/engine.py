@@ -91,6 +91,8 @@ class Block:
     shared : SharedMemory
     state : dict
         For modules on top of the engine (mbarriers live here).
+    checks : dict of str to callable
+        Called when all threads have ended.
     in_flight : list of callable
         Asynchronous work; each is called once at a moment that the schedule chooses.
     """
@@ -101,7 +103,7 @@ class Block:
         self.options = options
         self.random = random.Random(f"{options.seed} {index}")
         self.shared = SharedMemory(dynamic_bytes, options)
-        self.state = {}
+        self.state, self.checks = {}, {}
         self.in_flight = []
         self.ready = []
         self.barriers = {}
@@ -133,6 +135,8 @@ class Block:
                 raise Endless(self._whereabouts(f"no end after {self.options.turns} turns: "))
             left -= 1
             self._step()
+        for check in self.checks.values():
+            check()
         self.threads.clear()
 
     def _step(self):

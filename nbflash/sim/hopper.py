@@ -131,6 +131,7 @@ def _arrive(number, threads, waits):
     barrier = block.state.get(key)
     if barrier is None:
         barrier = block.state[key] = _NamedBarrier(threads, capture(2))
+        block.checks["named barriers"] = lambda: _check_that_none_is_left(block)
     if barrier.threads != threads:
         raise SimError(
             f"{name} of {threads} threads, but of {barrier.threads} at {show(barrier.site)}"
@@ -152,6 +153,15 @@ def _arrive(number, threads, waits):
     block.park(thread, f"{name} of {threads} threads")
     if block.options.race:
         barrier.past.acquire(thread)
+
+
+def _check_that_none_is_left(block):
+    for key, barrier in block.state.items():
+        if isinstance(barrier, _NamedBarrier):
+            raise SimError(
+                f"the block has ended, and of {barrier.threads} threads {len(barrier.arrived)} "
+                f"have arrived at named barrier {key[1]}, at {show(barrier.site)}"
+            )
 
 
 def bar_sync(number, threads):

@@ -2,8 +2,8 @@
 
 Every wait, arrival, fence, commit and barrier that is a statement is deleted; every phase that a
 wait is given is flipped; every stage in the address of a barrier is shifted; every step of a ring
-is left out. A mutant is named after its place (function, call, number of that call there), not
-after the source text: renaming a variable costs nothing.
+(``stage, phase = advance(stage, phase)``) is skipped. A mutant is named after its place (function,
+call, number of that call there), not after the source text: renaming a variable costs nothing.
 """
 
 import ast
@@ -92,7 +92,7 @@ class _Finder(ast.NodeVisitor):
     def visit_Assign(self, node):
         call = node.value
         if isinstance(call, ast.Call) and _name_of(call).startswith("advance"):
-            self.found.append(_mutant(f"{self._place(call)} deleted", node, "pass"))
+            self.found.append(_mutant(f"{self._place(call)} skipped", call.func, ""))
         self.generic_visit(node)
 
 
@@ -106,27 +106,24 @@ def _is_stage(node):
     )
 
 
-@functools.cache
-def generated(module):
-    """The faults of a module, in the order of its source.
-
-    Parameters
-    ----------
-    module : str
-        Dotted name.
-
-    Returns
-    -------
-    tuple of GeneratedMutant
-    """
-    source = importlib.util.find_spec(module).loader.get_source(module)
+def faults_of(source):
+    """The mutants of a source text, in its order."""
     finder = _Finder()
     finder.visit(ast.parse(source))
-    return tuple(finder.found)
+    return finder.found
 
 
 @functools.cache
+def source_of(module):
+    """The source text of a module, by its dotted name."""
+    return importlib.util.find_spec(module).loader.get_source(module)
+
+
+def generated(module):
+    """:func:`faults_of` a module."""
+    return faults_of(source_of(module))
+
+
 def tree_of(module, mutant):
     """The syntax tree of a module with a fault, as text: what makes two faults the same."""
-    source = importlib.util.find_spec(module).loader.get_source(module)
-    return ast.dump(ast.parse(mutant.apply(source)))
+    return ast.dump(ast.parse(mutant.apply(source_of(module))))

@@ -59,7 +59,7 @@ def _kinds(named):
 
 
 def _values(name, value, dtype):
-    """An input as floats, or None."""
+    """An input as floats; None of other arguments and of what is quantised."""
     if isinstance(value, SimTensorMap):
         value = value.array
     elif name not in _INPUTS:
@@ -73,14 +73,14 @@ def _values(name, value, dtype):
 def _hazards(named, config):
     """What is special about the inputs of a launch."""
     found = set()
-    dtype = getattr(config, "dtype", "")
+    dtype = "" if getattr(config, "stored", "") else getattr(config, "dtype", "")
     for name, value in named.items():
-        values = _values(name, value, dtype)
-        if values is not None and name != "o_map":
-            wide = values.astype(np.float64)
-            for hazard, is_it in (("NaN", np.isnan), ("inf", np.isposinf), ("-inf", np.isneginf)):
-                if is_it(wide).any():
-                    found.add(hazard)
+        values = None if name == "o_map" else _values(name, value, dtype)
+        if values is not None:
+            if np.isnan(values).any():
+                found.add("NaN")
+            if np.isinf(values).any():
+                found.add("infinity")
     for size, tile in (("nq", "tile_m"), ("nk", "tile_n")):
         n, width = named.get(size), getattr(config, tile, None)
         if n is not None and width:

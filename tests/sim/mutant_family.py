@@ -21,6 +21,7 @@ from mutants import mutated_modules
 
 from nbflash import sim
 
+FAMILIES = []  # of the test modules that are imported
 KILL_MAP = Path(__file__).with_name("kill_map.json")
 FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 # A case known to kill is kept unless another takes less than this share of its time.
@@ -54,13 +55,16 @@ class Family:
     mutants : sequence of (str, Mutant)
         Module and fault: those that are written down.
     generate : sequence of str
-        Modules whose faults of synchronisation are generated.
+        Modules whose faults of synchronisation are generated, or ``module:function`` for those of
+        one function.
+    elsewhere : sequence of str
+        Functions of these modules that another family runs.
     reach : callable, optional
         ``reach(module)``: names of the cases that run it; all, if it is None.
     errors : tuple of type
         What a case may fail with.
-    equivalent : dict of str to str
-        Mutants that change no result, and why.
+    survivors : dict of str to str
+        Ids of the mutants that no case can kill, and why: most change no result.
     """
 
     name: str
@@ -68,27 +72,35 @@ class Family:
     cases: dict[str, Callable]
     mutants: Sequence[tuple]
     generate: Sequence[str] = ()
+    elsewhere: Sequence[str] = ()
     reach: Callable | None = None
     errors: tuple = FAULTS
-    equivalent: dict[str, str] = field(default_factory=dict)
+    survivors: dict[str, str] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self):
+        FAMILIES.append(self)
 
     @functools.cached_property
     def planted(self):
-        """``{id: (module, mutant)}``, the written ones first; equivalent ones among them."""
+        """``{id: (module, mutant)}``, the written ones first; survivors are among them."""
         found = {}
         for module, mutant in self.mutants:
             self._add(found, module, mutant)
-        trees = {tree_of(*fault): key for key, fault in found.items() if fault[0] in self.generate}
-        for module in self.generate:
+        generate = [entry.partition(":")[::2] for entry in self.generate]
+        modules = {module for module, _ in generate}
+        trees = {tree_of(*fault): key for key, fault in found.items() if fault[0] in modules}
+        for module, only in generate:
             for mutant in generated(module):
-                key, twin = self._id(module, mutant), trees.get(tree_of(module, mutant))
+                function, twin = mutant.name.partition(":")[0], trees.get(tree_of(module, mutant))
+                if function in self.elsewhere or only not in ("", function):
+                    continue
                 if twin:
-                    raise ValueError(f"{self.name}: {twin!r} is generated too, as {key!r}")
+                    raise ValueError(f"{self.name}: {twin!r} is generated too, as {mutant.name!r}")
                 self._add(found, module, mutant)
-        unknown = set(self.equivalent) - set(found)
+        unknown = set(self.survivors) - set(found)
         if unknown:
-            raise ValueError(f"{self.name}: no mutants {sorted(unknown)} that could be equivalent")
+            raise ValueError(f"{self.name}: there are no mutants {sorted(unknown)} to survive")
         return found
 
     @staticmethod
@@ -104,7 +116,7 @@ class Family:
     @property
     def harmful(self):
         """Ids of the mutants that some case has to kill."""
-        return [key for key in self.planted if key not in self.equivalent]
+        return [key for key in self.planted if key not in self.survivors]
 
     def rebuilt(self, key):
         """The modules around the mutant ``key``."""
@@ -125,7 +137,7 @@ class Family:
         return False
 
     def reaching(self, key):
-        """The cases that run the module of a mutant."""
+        """Names of the cases that run the module of a mutant."""
         module = self.planted[key][0]
         return list(self.cases if self.reach is None else self.reach(module))
 
@@ -167,8 +179,8 @@ class Family:
             f"write {json.dumps(key)}: {json.dumps(killer)}, or derive it: make test-all"
         )
 
-    def assert_equivalent(self, key):
-        """Raise unless every case passes with a mutant that is said to change no result."""
+    def assert_survives(self, key):
+        """Raise unless every case passes with a mutant that none is said to kill."""
         modules = self.rebuilt(key)
         for case in self.reaching(key):
             self.cases[case](modules)
@@ -189,5 +201,7 @@ class Family:
         return pytest.mark.parametrize("mutant", list(params))
 
     @property
-    def each_equivalent(self):
-        return pytest.mark.parametrize("mutant", list(self.equivalent))
+    def each_survivor(self):
+        """Parameter ``mutant``; if such a test fails, a case kills it after all: strike it off."""
+        params = (pytest.param(key, marks=pytest.mark.survivor) for key in self.survivors)
+        return pytest.mark.parametrize("mutant", list(params))

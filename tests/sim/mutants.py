@@ -12,6 +12,9 @@ import textwrap
 import types
 from dataclasses import dataclass
 
+# Why some shifted stages are not noticed.
+TWO_STAGES = "of two stages the loader takes the other one first, and it is free no sooner"
+
 
 @dataclass(frozen=True)
 class Mutant:

@@ -192,7 +192,7 @@ ROW_KERNELS = (
     ),
     (EXECUTOR, Mutant("base e in base 2", "1.0 if self._score else LOG2_E", "1.0")),
 )
-EQUIVALENT = {
+SURVIVORS = {
     "bwd_simt: bwd_simt: syncthreads 9 deleted": (
         "a row walk reads only dS and K after its last barrier, and dQ goes to Q's place"
     ),

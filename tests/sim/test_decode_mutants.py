@@ -107,8 +107,3 @@ def test_kernel_passes(case):
 @FAMILY.each_mutant
 def test_mutant_is_caught(mutant, assert_killed):
     assert_killed(FAMILY, mutant)
-
-
-@FAMILY.each_equivalent
-def test_equivalent_mutant_passes(mutant):
-    FAMILY.assert_equivalent(mutant)

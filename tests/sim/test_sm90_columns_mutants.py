@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from mutant_family import Family
 from mutants import Mutant
+from mutants_sm90_bwd import REGISTERS
 from sm90_bwd_runs import COLUMN, COLUMNS, SHARED, check
 from sm90_runs import inputs
 
@@ -145,6 +146,14 @@ def check_case(modules, config, name, nq, nk, heads, blocks, seed):
         check(config, mask, values, blocks=blocks, scale=0.3, spec_of=spec_of)
 
 
+SURVIVORS = {
+    "bwd_sm90_columns: accumulate: wgmma_fence 2 deleted": REGISTERS,
+    "bwd_sm90_wide: role: wgmma_commit deleted": (
+        "the commit of the next product takes this one along, and the wait behind it is for all"
+    ),
+}
+
+
 def case_of(case):
     return lambda modules: check_case(modules, *case)
 
@@ -154,7 +163,8 @@ FAMILY = Family(
     CHAIN,
     {name: case_of(case) for name, case in CASES.items()},
     MUTANTS,
-    generate=(ROWS, ALONE, WIDE),
+    generate=(ROWS, f"{LOAD}:load_keys", ALONE, WIDE),
+    survivors=SURVIVORS,
 )
 
 
@@ -168,6 +178,6 @@ def test_mutant_is_caught(mutant, assert_killed):
     assert_killed(FAMILY, mutant)
 
 
-@FAMILY.each_equivalent
-def test_equivalent_mutant_passes(mutant):
-    FAMILY.assert_equivalent(mutant)
+@FAMILY.each_survivor
+def test_mutant_survives(mutant):
+    FAMILY.assert_survives(mutant)

@@ -215,11 +215,6 @@ def test_mutant_is_caught(mutant, assert_killed):
     assert_killed(FAMILY, mutant)
 
 
-@FAMILY.each_equivalent
-def test_equivalent_mutant_passes(mutant):
-    FAMILY.assert_equivalent(mutant)
-
-
 def check_work_list(ordered, heads_at_a_time=5, blocks=3):
     """Raise unless a work list is whole, in equal groups of heads, and dealt out fairly."""
     lengths = np.random.default_rng(0).integers(1, 99, 35)
