@@ -1,13 +1,14 @@
 """What a launch in the simulator exercises: the signatures of a parity test.
 
-Kernel, configuration, kinds of tiles and race detection; and, for each kernel, what its inputs
-have: NaN, infinities, a length below a tile, a length that fills its tiles, rows without tiles.
-Values, lengths, heads and strides do not count.
+Kernel, configuration and race detection, for each kind of tiles; and, for each kernel, what its
+inputs have: NaN, infinities, how a length lies to a tile's, rows without tiles. Values, lengths,
+heads and strides do not count.
 """
 
 import dataclasses
 import functools
 import inspect
+import re
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +19,7 @@ from nbflash import launch
 from nbflash.sim.hopper import SimTensorMap
 from nbflash.sim.launch import settings
 
+_FUNCTION = re.compile(r"<function _?(\S+) at 0x\w+>")
 _INPUTS = {"q", "k", "v", "dout", "dlse"}
 _HALF = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -32,7 +34,7 @@ def _text(value):
     functions = getattr(value, "functions", None)
     if functions is not None:  # a ScoreCode
         return "+".join(fn.__name__.strip("_") for fn, _ in functions)
-    return str(value).replace(" ", "")
+    return _FUNCTION.sub(r"\1", str(value)).replace(" ", "")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -49,13 +51,13 @@ def _kernel(spec):
 
 
 def _kinds(named):
-    """The kinds of tiles of a launch, of the whole schedule."""
+    """The kinds of tiles of a launch, of its whole schedule, as they are named."""
     kind = named.get("kind", named.get("kinds"))
     if kind is None:
-        return ""
+        return [""]
     found = np.unique(np.minimum(np.asarray(kind), BITS))
-    names = {FULL: "full", BITS: "bits"}
-    return " ".join(names.get(int(x), "interval") for x in found) or "nothing"
+    names = {FULL: " | full", BITS: " | bits"}
+    return [names.get(int(x), " | interval") for x in found] or [" | nothing"]
 
 
 def _values(name, value, dtype):
@@ -103,8 +105,8 @@ def signatures(spec, arguments):
     """The signatures of one launch, as text."""
     named = dict(zip(_parameters(spec), arguments, strict=True))
     race = " race" if settings().race else ""
-    kinds = _kinds(named)
-    yield f"{_kernel(spec)}" + (f" | {kinds}" if kinds else "") + race
+    for kind in _kinds(named):
+        yield _kernel(spec) + kind + race
     for hazard in _hazards(named, spec.config):
         yield f"{spec.name.removeprefix('nbflash_')}: {hazard}"
 
