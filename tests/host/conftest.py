@@ -11,6 +11,21 @@ from cuda_arrays import Ampere, DeviceArray, Recorder
 from nbflash import arrays, config, planning
 
 
+# Numba compiles a score function once a process, in seconds: tests of the same ones share theirs.
+GROUPS = {
+    "test_scores.py": "scores",
+    "test_dropout.py": "scores",
+    "test_plan.py": "scores",
+    "test_score_gradients.py": "gradients of scores",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if group := GROUPS.get(item.path.name):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture
 def cupy(monkeypatch):
     module = types.ModuleType("cupy")
