@@ -10,7 +10,6 @@ from cuda_arrays import Ampere, DeviceArray, Recorder
 
 from nbflash import arrays, config, planning
 
-
 # Numba compiles a score function once a process, in seconds: tests of the same ones share theirs.
 GROUPS = {
     "test_scores.py": "scores",
