@@ -151,16 +151,16 @@ class Suite:
             assert not gone, f"suite.json is stale, make test-all derives it: {gone} no longer runs"
 
     def missing(self, tier):
-        """Tests of the table that do not exist, in the functions that were collected."""
+        """Tests of the table that do not exist, of the files that were collected."""
         known = {
             "{}[{}]".format(*name_of(item))
             for (of, _), tests in self.collected.items()
             for item in tests
             if of == tier
         }
-        functions = {function for of, function in self.collected if of == tier}
+        files = {function.partition("::")[0] for of, function in self.collected if of == tier}
         named = set(self.tables[tier]["signatures"].values())
-        return sorted(x for x in named - known if x.partition("[")[0] in functions or not functions)
+        return sorted(name for name in named - known if name.partition("::")[0] in files)
 
 
 def _quarter_of(item):
