@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# A test, or a case, of the committed tables counts as taking this share of its time, so that
-# a table changes only where something is gained.
+# A test of the committed table counts as taking this share of its time, so that a table changes
+# only where something is gained.
 KEPT = 0.5
 OVERHEAD = 0.02  # seconds: what any test costs
 
@@ -141,5 +141,6 @@ class Results:
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter):
         if self.planted:
-            part = "of a quarter of the planted faults" if self.quick else "planted faults"
-            terminalreporter.write_line(f"{self.caught} of {self.planted} {part} caught")
+            part = " (a quarter of all)" if self.quick else ""
+            line = f"{self.caught} of {self.planted} planted faults caught{part}"
+            terminalreporter.write_line(line)

@@ -52,6 +52,7 @@ FAMILY = Family(
     (NAME,),
     {"search": lambda modules: check_search(modules[NAME])},
     [(NAME, mutant) for mutant in SEARCH],
+    errors=(AssertionError, LookupError),
 )
 
 

@@ -167,7 +167,11 @@ def case_of(deterministic):
 
 
 FAMILY = Family(
-    "simt_dropout", CHAIN, {"one-pass": case_of(False), "two-passes": case_of(True)}, MUTANTS
+    "simt_dropout",
+    CHAIN,
+    {"one-pass": case_of(False), "two-passes": case_of(True)},
+    MUTANTS,
+    errors=(sim.SimError, AssertionError),
 )
 
 

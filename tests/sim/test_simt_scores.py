@@ -78,7 +78,13 @@ def case_of(name):
     return run_case
 
 
-FAMILY = Family("simt_scores", CHAIN, {name: case_of(name) for name in NAMES}, SIMT)
+FAMILY = Family(
+    "simt_scores",
+    CHAIN,
+    {name: case_of(name) for name in NAMES},
+    SIMT,
+    errors=(sim.SimError, AssertionError, LookupError, TypeError),
+)
 
 
 @FAMILY.each_case

@@ -220,7 +220,7 @@ OF_ROWS = (
 
 def family(name, check_it, chain, faults):
     cases = {name: lambda modules: check_it(modules[chain[-1]])}
-    return Family(f"dropout_{name}", chain, cases, faults)
+    return Family(f"dropout_{name}", chain, cases, faults, errors=(sim.SimError, AssertionError))
 
 
 FAMILIES = {

@@ -129,6 +129,7 @@ PARTS_OF_X = Family(
     CHAIN[:1],
     {"parts": lambda modules: check_parts(modules[RAMP])},
     [(RAMP, mutant) for mutant in PARTS],
+    errors=(AssertionError,),
 )
 
 
@@ -221,7 +222,12 @@ def case_of(case):
 
 
 FAMILY = Family(
-    "ramp", CHAIN, {case.name: case_of(case) for case in CASES}, FAULTS, generate=(RAMP,)
+    "ramp",
+    CHAIN,
+    {case.name: case_of(case) for case in CASES},
+    FAULTS,
+    generate=(RAMP,),
+    errors=(sim.SimError, AssertionError),
 )
 
 

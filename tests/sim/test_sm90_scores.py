@@ -146,7 +146,11 @@ def case_of(name, number):
 
 
 FAMILY = Family(
-    "sm90_scores", CHAIN, {name: case_of(*case) for name, case in CASES.items()}, HOPPER
+    "sm90_scores",
+    CHAIN,
+    {name: case_of(*case) for name, case in CASES.items()},
+    HOPPER,
+    errors=(sim.SimError, AssertionError, LookupError, TypeError),
 )
 
 
