@@ -217,7 +217,7 @@ def make_columns_stream(cfg):
         dk, dv, _, _, _, factor, scale = result
         share = factor_of(drawing[1])
         turn, scaling = warpgroup_of(thread), (factor, params)
-        tile, column, one = types.int32(0), types.int32(0), types.int32(1)
+        tile, column, one = types.int64(0), types.int64(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
             k = arrived_keys(smem, place, column, turn, thread)

@@ -209,7 +209,7 @@ def make_compute_stream(cfg):
         dk, dv, _, _, _, factor, scale = result
         turn, unit = warpgroup_of(thread), unit_of(factor, params)
         leader = speaks(thread)
-        tile, column, one = types.int32(0), types.int32(0), types.int32(1)
+        tile, column, one = types.int64(0), types.int64(0), types.int32(1)
         if CONSUMERS == 2:
             bar_arrive(DS_FREE + 1 - turn, 256)
         kind, _, _, _ = record_of(smem, place, tile)

@@ -187,7 +187,7 @@ def make_compute_stream(cfg):
         full_q, empty_q = base + FULL_Q + 8 * Q_STAGES * turn, base + EMPTY_Q + 8 * Q_STAGES * turn
         full_do = base + FULL_DO + 8 * DO_STAGES * turn
         empty_do = base + EMPTY_DO + 8 * DO_STAGES * turn
-        tile, nth_row, one = types.int32(0), types.int32(0), types.int32(1)
+        tile, nth_row, one = types.int64(0), types.int64(0), types.int32(1)
         kind, n0, row, bh = record_of(smem, place, tile)
         if kind != END:
             mbarrier_wait(full_q, 0)

@@ -149,7 +149,7 @@ def make_load_stream(cfg):
         heads, heads_kv, group, n_row, n_col, live = sizes
         work, plane_of, row_ptr, col_idx, kinds = schedule
         one = types.int32(1)
-        tile, column, round_ = types.int32(0), types.int32(0), types.int32(0)
+        tile, column, round_ = types.int64(0), types.int32(0), types.int32(0)
         # Block and grid anew in each round, here and in `clean_stream`: held through a column they
         # cost 44 bytes more of spills (d=128).
         while types.int32(round_ * hide(types.int32(cuda.gridDim.x))) < live:
@@ -292,8 +292,8 @@ def make_clean_stream(cfg):
     def clean_stream(smem, stats, place, sizes, schedule, lane):
         heads, _, group, n_row, _, live = sizes
         work, plane_of, row_ptr, _, kinds = schedule
-        tile, column, phases = types.int32(0), types.int32(0), types.int32(0)
-        round_ = types.int32(0)
+        tile, column, phases = types.int64(0), types.int64(0), types.int64(0)
+        round_ = types.int64(0)
         while types.int32(round_ * hide(types.int32(cuda.gridDim.x))) < live:
             blocks, block = hide(types.int32(cuda.gridDim.x)), hide(types.int32(cuda.blockIdx.x))
             item = types.int32(item_of(round_, blocks, block))

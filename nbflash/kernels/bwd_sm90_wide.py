@@ -118,7 +118,7 @@ def make_role(cfg, of_keys):
         base, words = place
         unit, leader = unit_of(result[5], params), thread == 0
         scaling = (unit, unit), result[5], params
-        tile, column, one = types.int32(0), types.int32(0), types.int32(1)
+        tile, column, one = types.int64(0), types.int64(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
             kind = types.int32(-kind)

@@ -84,7 +84,7 @@ def make_halves(cfg):
         s = issue_qk(S_START, q, k_of(base, types.int32(0)))
         wgmma_commit()
         wait_all()
-        return O_START, P_START, settled(s), PAIR, PAIR, True
+        return O_START, P_START, settled(s), PAIR, PAIR, types.boolean(1)
 
     def make_step(masked, first):
         @inlined

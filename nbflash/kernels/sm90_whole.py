@@ -134,7 +134,7 @@ def make_whole(cfg):
     @inlined
     def start(base, q, turn):
         open_turns(turn)
-        return O_START, P_START, PAIR, PAIR, True, False
+        return O_START, P_START, PAIR, PAIR, types.boolean(1), types.boolean(0)
 
     def make_step(masked, first):
         @inlined
