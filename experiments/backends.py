@@ -58,7 +58,7 @@ def _no_cuda():
 
 
 def parse_dtype(name):
-    """NumPy dtype of one of ``nbflash.problem.DTYPES``, or of a quantised cache."""
+    """NumPy dtype of one of ``nbflash.inputs.problem.DTYPES``, or of a quantised cache."""
     if name not in ("bfloat16", "float8_e4m3fn"):
         return np.dtype(name)
     try:

@@ -27,7 +27,7 @@ NBFLASH, NUMPY, TORCH = "nbflash cpu", "NumPy in place", "torch flash"
 FIRST_CALL = """
 import json, time
 import numpy as np
-from nbflash import cpu
+from nbflash.backends import cpu
 import nbflash
 q, k, v, dout = (np.ones((1, 64, 2, 16), np.float32) for _ in range(4))
 start = time.perf_counter()

@@ -21,7 +21,7 @@ from experiments.provenance import provenance
 from experiments.report import progress, say, show, write_csv, wrote
 from experiments.timing import QueuedEvents, host_time, interleave
 from nbflash import reference
-from nbflash.quantised import dequantise, quantise
+from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.testing import assert_within_reference, low_precision, make_qkv
 
 COPY = "copy"

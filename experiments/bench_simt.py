@@ -36,7 +36,7 @@ PRODUCT = "matrix product"
 FIRST_CALL = """
 import importlib, json, time
 import cupy, nbflash
-importlib.import_module("nbflash.launch")
+importlib.import_module("nbflash.cuda.launch")
 q, k, v, dout = (cupy.ones((1, 256, 2, 64), cupy.float32) for _ in range(4))
 cupy.cuda.Device().synchronize()
 start = time.perf_counter()

@@ -23,7 +23,7 @@ from experiments.options import (
     seqlens_option,
 )
 from experiments.passes import BACKWARD, BOTH, FORWARD, PASSES
-from nbflash.problem import DTYPES
+from nbflash.inputs.problem import DTYPES
 
 
 @click.group(
@@ -305,7 +305,7 @@ def tune(out, seed, quick, passes, mask, head_dim):
     """GPU: the configurations of the Hopper kernels against each other, and against the tables.
 
     For each head dimension and mask, dense, causal and block-sparse: the rows of the tables in
-    nbflash/kernels/sm90_config.py and bwd_sm90_config.py and the candidates of
+    nbflash/backends/sm90/forward/config.py and backward/config.py and the candidates of
     experiments/sweeps/tune.toml, the fastest marked, and whether the table chooses it. Needs a
     Hopper GPU.
     """
@@ -323,9 +323,9 @@ def tune(out, seed, quick, passes, mask, head_dim):
 def tune_decode(out, seed, quick):
     """GPU: geometries and numbers of shares of the Hopper kernel of decode.
 
-    What the table in nbflash/kernels/decode_sm90_config.py and the rule in nbflash/decode_shares.py
-    choose, against other numbers of shares and the candidates of
-    experiments/sweeps/tune-decode.toml. Needs a Hopper GPU.
+    What the table in nbflash/backends/sm90/decode/config.py and the rule in
+    nbflash/backends/split_kv/splits.py choose, against other numbers of shares and the candidates
+    of experiments/sweeps/tune-decode.toml. Needs a Hopper GPU.
     """
     from experiments.tune_decode import run
 

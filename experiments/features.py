@@ -13,7 +13,8 @@ import nbflash
 from experiments.passes import FORWARD
 from experiments.peers import Nbflash
 from experiments.peers_check import Between, unchanged
-from nbflash import philox, reference, scores
+from nbflash import reference, scores
+from nbflash.definitions import philox
 
 PLAIN = "plain"
 CAP, REACH, DROPOUT = 5.0, 128, 0.1

@@ -1,17 +1,17 @@
 """Counted HBM accesses of the papers' algorithms against Theorem 2 and Proposition 4.
 
-Every algorithm runs literally (`nbflash.algorithms`), its output is checked against the float64
+Every algorithm runs literally (`experiments.algorithms`), its output is checked against the float64
 reference inside the error budget, and the accesses that were counted must equal the closed form.
 """
 
 import numpy as np
 
+from experiments import algorithms as alg
 from experiments.check import Oracle
 from experiments.errors import OutOfBudget
 from experiments.provenance import provenance
 from experiments.report import progress, say, show, write_csv, wrote
 from experiments.sweeps import cases, load
-from nbflash import algorithms as alg
 from nbflash.testing import make_qkv
 
 STANDARD, FLASH = "0: standard", "1: flash"

@@ -6,8 +6,8 @@ import click
 
 from experiments.errors import BadInput
 from experiments.passes import PASSES
-from nbflash.config import IMPLEMENTATIONS
-from nbflash.problem import DTYPES
+from nbflash.inputs.problem import DTYPES
+from nbflash.planning.dispatch import IMPLEMENTATIONS
 
 SIZE = click.IntRange(min=1)
 

@@ -26,7 +26,8 @@ SAID = ("consumers", "tile_m", "tile_n", "full_tiles")  # by the size of the til
 
 def table_of(which, dtype, head_dim):
     """The configurations that the source has for a problem; none where it has no row."""
-    from nbflash.kernels import bwd_sm90_config, sm90_config
+    from nbflash.backends.sm90.backward import config as bwd_sm90_config
+    from nbflash.backends.sm90.forward import config as sm90_config
 
     if which == FORWARD:
         return sm90_config.forward_configs(dtype, head_dim)
@@ -37,8 +38,8 @@ def table_of(which, dtype, head_dim):
 
 def others_of(which, dtype, head_dim, specs):
     """The candidates of a sweep: those of the least reach that the problem is within."""
-    from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
-    from nbflash.kernels.sm90_config import Sm90Config
+    from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
+    from nbflash.backends.sm90.forward.config import Sm90Config
 
     cls = Sm90Config if which == FORWARD else Sm90BackwardConfig
     return [cls(dtype, head_dim, **_arguments(spec)) for spec in within_reach(head_dim, specs)]
@@ -86,7 +87,7 @@ def candidates(which, dtype, head_dim, specs):
 
 def executor_of(which, config, problem, mask):
     """The Hopper executor with one configuration for a pass and the table's for the other."""
-    from nbflash.sm90 import Sm90Executor
+    from nbflash.backends.sm90.executor import Sm90Executor
 
     if which == FORWARD:
         return Sm90Executor(problem, mask, config=config)
@@ -105,7 +106,7 @@ class Configured(Nbflash):
 
     def _plan(self, case):
         from nbflash import AttentionPlan
-        from nbflash.problem import check_forward
+        from nbflash.inputs.problem import check_forward
 
         problem = check_forward(*self._inputs)
         executor = executor_of(self._which, self._config, problem, case.mask)
@@ -114,14 +115,14 @@ class Configured(Nbflash):
 
 def schedule_of(config, mask):
     """The tiles of a mask that a configuration walks."""
-    from nbflash.schedule import TileSchedule
+    from nbflash.schedule.tile_schedule import TileSchedule
 
     return TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
 
 
 def choice_of(which, table, mask):
     """The name of what the table chooses for a mask."""
-    from nbflash.kernels.sm90_config import choose
+    from nbflash.backends.sm90.forward.config import choose
 
     if which == BACKWARD:
         return name_of(table[0])
@@ -238,7 +239,7 @@ def run(out, seed=0, quick=False, passes=(FORWARD, BACKWARD), **chosen):
     OutOfBudget
         If what the table chooses is wrong or does not run.
     """
-    from nbflash.config import why_not_here
+    from nbflash.planning.dispatch import why_not_here
 
     section, sweep = "quick" if quick else "full", sweeps.load("tune")
     cases = read_cases(sweep, section, **chosen)

@@ -20,8 +20,8 @@ from experiments.provenance import provenance
 from experiments.report import progress, say, show, write_csv, wrote
 from experiments.timing import QueuedEvents, interleave
 from experiments.tune import judged, within_reach
-from nbflash.decode_problem import Cache, check_decode
-from nbflash.decode_shares import most_splits, splits_for
+from nbflash.backends.split_kv.splits import most_splits, splits_for
+from nbflash.inputs.decode_problem import Cache, check_decode
 from nbflash.testing import make_qkv
 
 COLUMNS = {"keys a tile": "d", "stages": "d", "blocks": "d", "shares": "d", "ms": ".4f"}
@@ -53,7 +53,7 @@ def others_of(config, specs):
 
 def candidates(problem, multiprocessors, sweep):
     """(config, splits): the table's row with the rule's number first."""
-    from nbflash.sm90_decode import config_for
+    from nbflash.backends.sm90.decode.host import config_for
 
     chosen, found = config_for(problem, None), []
     for config in (chosen, *others_of(chosen, sweep["stored" if chosen.quantised else "wide"])):
@@ -67,8 +67,8 @@ def candidates(problem, multiprocessors, sweep):
 
 def decoder_of(config, splits, problem, q, cache):
     """A decode with one geometry and number of shares: a function that gives ``out``."""
-    from nbflash.decode_cuda import CudaDecoder
-    from nbflash.sm90_decode import Sm90Partial
+    from nbflash.backends.sm90.decode.host import Sm90Partial
+    from nbflash.planning.decode_plan import CudaDecoder
 
     make = partial(Sm90Partial, config=config, splits=splits)
     decoder = CudaDecoder(problem, None, q, cache, partial=make)
@@ -115,7 +115,7 @@ def compare(backend, clock, problem, name, sweep, seed):
 
 def multiprocessors_of(problem):
     """Of the problem's device."""
-    from nbflash.simt import device_of
+    from nbflash.backends.simt.executor import device_of
 
     return device_of(problem.device_id).multiprocessors
 
@@ -138,7 +138,7 @@ def run(out, seed=0, quick=False):
     OutOfBudget
         If what table and rule choose is wrong; a candidate that is wrong is left out.
     """
-    from nbflash.config import why_not_here
+    from nbflash.planning.dispatch import why_not_here
 
     section, sweep = "quick" if quick else "full", sweeps.load("tune-decode")
     sweep |= sweep[section]

@@ -8,8 +8,8 @@ from nbflash.decoding import decode
 from nbflash.environment import show_config
 from nbflash.kv_cache import KVCache
 from nbflash.merging import merge, merge_backward, merge_sink, merge_sink_backward
-from nbflash.planning import AttentionPlan
-from nbflash.schedule import TileSchedule
+from nbflash.planning.plan import AttentionPlan
+from nbflash.schedule.tile_schedule import TileSchedule
 
 __all__ = [
     "AttentionPlan",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nbflash import config
-from nbflash.dropout import check_dropout
-from nbflash.planning import backward_inputs, forward_inputs, lookup
-from nbflash.problem import check_flag, check_forward, check_mask
+from nbflash.inputs.dropout import check_dropout
+from nbflash.inputs.problem import check_flag, check_forward, check_mask
+from nbflash.planning import dispatch
+from nbflash.planning.plan import backward_inputs, forward_inputs, lookup
 from nbflash.scores import check_score
 
 
@@ -271,9 +271,9 @@ def why_not(
     TypeError, ValueError
         If the arguments are not a valid call of any implementation.
     """
-    config.check_impl(impl)
+    dispatch.check_impl(impl)
     q, k, v, _ = forward_inputs(q, k, v, None)
     problem = check_forward(q, k, v, scale)
     check_score(score, problem)
     whole = check_mask(mask, problem, causal, window)
-    return config.why_not(impl, problem, whole, score, check_dropout(dropout))
+    return dispatch.why_not(impl, problem, whole, score, check_dropout(dropout))

@@ -7,18 +7,18 @@ import functools
 import numpy as np
 
 import masks
-from nbflash import config
-from nbflash.arrays import CUDA, device_of
-from nbflash.decode_problem import (
+from nbflash.backends.registry import CpuExecutor, EmptyExecutor
+from nbflash.definitions.quantised import LIMITS, dequantise
+from nbflash.inputs.arrays import CUDA, device_of
+from nbflash.inputs.decode_problem import (
     Cache,
     check_contents,
     check_decode,
     check_decode_mask,
     decode_inputs,
 )
-from nbflash.executors import CpuExecutor, EmptyExecutor
-from nbflash.problem import check_flag
-from nbflash.quantised import LIMITS, dequantise
+from nbflash.inputs.problem import check_flag
+from nbflash.planning import dispatch
 
 
 def decode(
@@ -110,7 +110,7 @@ def decode(
         return (out, lse) if return_lse else out
     problem = check_decode(q, cache, scale)
     check_decode_mask(mask, problem)
-    config.check_decode_device(problem)
+    dispatch.check_decode_device(problem)
     check_contents(problem, cache, mask)
     out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
     executor = functools.cache(functools.partial(_executor, problem))
@@ -126,9 +126,9 @@ def decode(
 @functools.cache
 def _cuda():
     """The module for CUDA arrays, imported when the first ones arrive."""
-    from nbflash import decode_cuda
+    from nbflash.planning import decode_plan
 
-    return decode_cuda
+    return decode_plan
 
 
 def _executor(problem, mask):

@@ -9,7 +9,7 @@ import platform
 import sys
 
 import nbflash
-from nbflash import config
+from nbflash.planning import dispatch
 
 # Names on the package index. Wheels of CuPy carry the CUDA major version in their name.
 _PACKAGES = ("numpy", "scipy", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "ml_dtypes")
@@ -37,17 +37,17 @@ def describe() -> list[str]:
     lines += ["", "devices", f"  cpu            {os.cpu_count()} cores, {platform.machine()}"]
     lines += [f"  cuda:{i:<9} {device}" for i, device in enumerate(cuda_devices())]
     lines += ["", "implementations"]
-    for impl in config.IMPLEMENTATIONS:
-        reasons = config.why_not_here(impl)
+    for impl in dispatch.IMPLEMENTATIONS:
+        reasons = dispatch.why_not_here(impl)
         answer = f"no: {'; '.join(reasons)}" if reasons else "yes"
         lines.append(f"  {impl:<14} {answer}")
-    if not config.why_not_here("cpu"):
-        from nbflash.cpu import blas
+    if not dispatch.why_not_here("cpu"):
+        from nbflash.backends.cpu import blas
 
         lines += ["", "BLAS of the cpu implementation"]
         lines += [f"  {line}" for line in blas.describe()]
     size, files = cache_size()
-    lines += ["", "kernel cache", f"  {config.cache_dir()}: {files} files, {size / 1e6:.1f} MB"]
+    lines += ["", "kernel cache", f"  {dispatch.cache_dir()}: {files} files, {size / 1e6:.1f} MB"]
     return lines
 
 
@@ -59,7 +59,7 @@ def versions() -> dict[str, str]:
     cupy = [f"{name} {version}" for name in _CUPY if (version := _version(name))]
     found["cupy"] = ", ".join(cupy) or "not installed"
     found["driver"] = _driver_version()
-    if config.simulator():
+    if dispatch.simulator():
         found["simulator"] = "on (NUMBA_ENABLE_CUDASIM)"
     return found
 
@@ -82,7 +82,7 @@ def cuda_devices() -> list[str]:
 
 def cache_size() -> tuple[int, int]:
     """Bytes and number of files in the kernel cache; (0, 0) when there is none yet."""
-    files = [path for path in config.cache_dir().rglob("*") if path.is_file()]
+    files = [path for path in dispatch.cache_dir().rglob("*") if path.is_file()]
     return sum(path.stat().st_size for path in files), len(files)
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nbflash.arrays import CPU, CUDA, allocator, device_of, library, native, resident
-from nbflash.problem import DTYPES, MAX_HEAD_DIM, check_writeable
-from nbflash.quantised import LIMITS, quantise
+from nbflash.definitions.quantised import LIMITS, quantise
+from nbflash.inputs.arrays import CPU, CUDA, allocator, device_of, library, native, resident
+from nbflash.inputs.problem import DTYPES, MAX_HEAD_DIM, check_writeable
 
 _TOKENS = "(sequences, tokens, heads_kv, head_dim)"
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbflash.arrays import library, native
-from nbflash.problem import check_parts
+from nbflash.inputs.arrays import library, native
+from nbflash.inputs.problem import check_parts
 
 
 def merge(out_a, lse_a, out_b, lse_b):

@@ -13,8 +13,8 @@ Plain NumPy over the whole score matrix, O(N²) memory. Three rules settle the c
 
 import numpy as np
 
-from nbflash import philox
-from nbflash.score_chain import chain
+from nbflash.definitions import philox
+from nbflash.definitions.score_chain import chain
 from nbflash.scores import where
 
 

@@ -14,9 +14,10 @@ says the element that the score is made with, and how much it changes the score:
 
     part(s, b, h, q_idx, kv_idx, *params) -> (index, ∂s'/∂array[index])
 
-Arrays of host memory are copied. One of CUDA memory is not (`nbflash.score_arrays`): C-contiguous,
-of float32 (float64 for float64 inputs) or integers, it is read whenever a kernel runs, in a CUDA
-graph at every replay. Training changes it in place, with one plan and one score for all steps.
+Arrays of host memory are copied. One of CUDA memory is not (`nbflash.inputs.score_arrays`):
+C-contiguous, of float32 (float64 for float64 inputs) or integers, it is read whenever a kernel
+runs, in a CUDA graph at every replay. Training changes it in place, with one plan and one score for
+all steps.
 """
 
 import inspect
@@ -25,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nbflash.arrays import on_cuda
-from nbflash.score_arrays import check_place, key_of, parameter
+from nbflash.inputs.arrays import on_cuda
+from nbflash.inputs.score_arrays import check_place, key_of, parameter
 
 INDICES = ("s", "b", "h", "q_idx", "kv_idx")
 

@@ -34,8 +34,8 @@ NAMES = tuple(scores_for(1, 1))
 
 def code_of(score, dtype="float32"):
     """The ScoreCode of a score in a problem with a positive scale."""
-    from nbflash import score_params
-    from nbflash.problem import check_forward
+    from nbflash.cuda import score_params
+    from nbflash.inputs.problem import check_forward
 
     q, k = np.zeros((1, 100, HEADS, 8), dtype), np.zeros((1, 120, HEADS, 8), dtype)
     return score_params.prepare(score, check_forward(q, k, k, None), (9, 0))[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 from cuda.bindings import nvjitlink, nvvm
 from suites import observe
 
-from nbflash import assembler, launch
+from nbflash.cuda import launch, ptxas
 
 DAYS = 14  # that something is kept without being used
 _folder = None
@@ -90,12 +90,12 @@ def source_digest(module):
 
 
 def compile_ptx(spec, capability):
-    """:func:`nbflash.launch.compile_ptx`; the kernels of a user's own functions are not kept."""
+    """:func:`nbflash.cuda.launch.compile_ptx`, kept, but for a user's own functions."""
     observe(f"{spec.name} {launch.arch_of(capability)}")
     if not spec.on_disk:
         return launch.compile_ptx(spec, capability)
     versions = importlib.metadata.version("numba-cuda"), nvvm.version()
-    sources = source_digest(spec.make.__module__), source_digest("nbflash.launch")
+    sources = source_digest(spec.make.__module__), source_digest("nbflash.cuda.launch")
     return cached(
         lambda: launch.compile_ptx(spec, capability),
         *(spec.name, repr(spec.config), repr(capability), repr(versions), *sources),
@@ -103,9 +103,9 @@ def compile_ptx(spec, capability):
 
 
 def report_of(ptx, arch):
-    """:func:`nbflash.assembler.report`: what ``ptxas -v`` says."""
-    key = str(assembler.ptxas_version()), arch, ptx
-    return cached(lambda: assembler.report(ptx, arch), *key)
+    """:func:`nbflash.cuda.ptxas.report`: what ``ptxas -v`` says."""
+    key = str(ptxas.ptxas_version()), arch, ptx
+    return cached(lambda: ptxas.report(ptx, arch), *key)
 
 
 def linker_log(ptx, arch, link):

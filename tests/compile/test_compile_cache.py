@@ -1,12 +1,16 @@
 """The disk cache of cubins: hits, damage, and processes that write at the same time."""
 
+import importlib
 import multiprocessing
 import os
+import pkgutil
 
 import pytest
 
-from nbflash import launch
-from nbflash.kernels.delta_simt import RowConfig, delta_simt_spec
+import nbflash.backends
+from nbflash.backends.simt.row_statistics import RowConfig, delta_simt_spec
+from nbflash.cuda import launch
+from nbflash.cuda.sources import sources_of
 
 CAPABILITY = (8, 0)
 
@@ -99,3 +103,13 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, tmp_path):
     spec = delta_simt_spec(RowConfig("float32", 64))
     with pytest.warns(UserWarning, match="compiled kernels are not cached, set NBFLASH_CACHE_DIR"):
         assert launch.cached_cubin(spec, (9, 0)).startswith(b"\x7fELF")
+
+
+def test_what_a_kernel_imports_is_among_its_sources():
+    """Of every module of the backends: where its functions and classes come from."""
+    found = pkgutil.walk_packages(nbflash.backends.__path__, "nbflash.backends.")
+    for name in [x.name for x in found if not x.ispkg and ".cpu." not in x.name]:
+        values = vars(importlib.import_module(name)).values()
+        users = {getattr(value, "__module__", None) or "" for value in values}
+        ours = {user for user in users if user.partition(".")[0] in ("nbflash", "masks")}
+        assert ours <= set(sources_of(name)), name

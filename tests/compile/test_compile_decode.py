@@ -4,9 +4,9 @@ import pytest
 from assembly import CAPABILITIES, assemble
 from compiled import compile_ptx
 
-from nbflash.kernels.combine_simt import combine_config, combine_simt_spec
-from nbflash.kernels.decode_simt import decode_simt_spec
-from nbflash.kernels.decode_simt_config import decode_config
+from nbflash.backends.simt.decode import decode_simt_spec
+from nbflash.backends.simt.decode_configs import decode_config
+from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
 
 REGISTER_FILE = 65536
 # Bytes for sm_80, by the rows of a block: linked, its code takes 50 registers more than alone.

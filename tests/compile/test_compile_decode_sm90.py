@@ -9,11 +9,13 @@ import pytest
 from compiled import compile_ptx, report_of
 
 import masks
-from nbflash import decode_cuda, launch, sm90_decode
-from nbflash.decode_problem import Cache, check_decode
-from nbflash.kernels.decode_sm90 import decode_sm90_spec
-from nbflash.kernels.decode_sm90_config import decode_config
-from nbflash.kernels.decode_sm90_join import joined_by_the_last
+from nbflash.backends.sm90.decode import host as sm90_decode
+from nbflash.backends.sm90.decode.combine_in_block import joined_by_the_last
+from nbflash.backends.sm90.decode.config import decode_config
+from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
+from nbflash.cuda import launch
+from nbflash.inputs.decode_problem import Cache, check_decode
+from nbflash.planning import decode_plan
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -111,16 +113,16 @@ def test_how_many_parts_the_last_block_joins(stored, head_dim, rows, most):
 def test_counts_of_streams_and_of_graphs():
     """As many sets as there are, each for a stream or for one captured call."""
     device = SimpleNamespace(resident=lambda tables: [Array(x) for x in tables])
-    counts = decode_cuda._Counts(device, 5)
+    counts = decode_plan._Counts(device, 5)
     of_streams = [counts.find(stream, False) for stream in (0, 7, 9)]
-    of_graphs = [counts.find(7, True) for _ in range(decode_cuda._SETS)]
+    of_graphs = [counts.find(7, True) for _ in range(decode_plan._SETS)]
     found = sorted(of_streams + [x for x in of_graphs if x])
-    assert len(found) == decode_cuda._SETS
+    assert len(found) == decode_plan._SETS
     assert set(np.diff(found)) == {20}
     assert [counts.find(stream, False) for stream in (0, 7, 9)] == of_streams
-    assert counts.find(11, False) == counts.find(decode_cuda._PER_THREAD, False) == 0
+    assert counts.find(11, False) == counts.find(decode_plan._PER_THREAD, False) == 0
 
 
 def test_no_counts_for_the_streams_of_threads():
     device = SimpleNamespace(resident=lambda tables: [Array(x) for x in tables])
-    assert decode_cuda._Counts(device, 1).find(decode_cuda._PER_THREAD, False) == 0
+    assert decode_plan._Counts(device, 1).find(decode_plan._PER_THREAD, False) == 0

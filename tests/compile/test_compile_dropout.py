@@ -7,12 +7,12 @@ import pytest
 from assembly import label
 from compiled import compile_ptx, report_of
 
-from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
-from nbflash.kernels.bwd_sm90_config import columns_config
-from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
-from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
-from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
-from nbflash.kernels.sm90_config import forward_configs
+from nbflash.backends.sm90.backward.config import columns_config
+from nbflash.backends.sm90.backward.dq_config import completed, dq_config
+from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
+from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
+from nbflash.backends.sm90.forward.config import forward_configs
+from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
 
 HOPPER = (9, 0)
 HEAD_DIMS = 64, 128, 256

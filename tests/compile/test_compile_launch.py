@@ -4,9 +4,9 @@ import ctypes
 import sys
 from types import SimpleNamespace
 
-from nbflash import launch
-from nbflash.kernels.spec import KernelSpec
-from nbflash.ptx._asm import types
+from nbflash.cuda import launch
+from nbflash.cuda.kernel_spec import KernelSpec
+from nbflash.cuda.ptx._asm import types
 
 CONFIG = SimpleNamespace(threads=64, smem_bytes=1024)
 SIGNATURE = types.uint64, types.uint64, types.CPointer(types.int32), types.int32, types.float32

@@ -11,10 +11,14 @@ from score_cases import HEADS
 from score_gradients import NAMES, learned_scores
 
 import masks
-from nbflash import arrays, launch, score_params, scores, simt, simt_score
-from nbflash.kernels.dscore_simt import ScoreBackwardConfig, dscore_simt_spec
-from nbflash.kernels.simt_config import SimtBackwardConfig, backward_configs
-from nbflash.problem import check_forward
+from nbflash import scores
+from nbflash.backends.simt import executor as simt
+from nbflash.backends.simt import score_gradient_host as simt_score
+from nbflash.backends.simt.configs import SimtBackwardConfig, backward_configs
+from nbflash.backends.simt.score_gradient import ScoreBackwardConfig, dscore_simt_spec
+from nbflash.cuda import launch, score_params
+from nbflash.inputs import arrays
+from nbflash.inputs.problem import check_forward
 
 HOPPER, SM_75 = (9, 0), (7, 5)
 SMEM = {HOPPER: 227 * 1024, SM_75: 64 * 1024}

@@ -8,16 +8,17 @@ from assembly import assemble
 from compiled import compile_ptx, report_of
 from score_cases import NAMES, code_of, scores_for
 
-from nbflash import launch, scores
-from nbflash.kernels.bwd_simt import bwd_simt_spec
-from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
-from nbflash.kernels.bwd_sm90_config import backward_config, columns_config
-from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
-from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
-from nbflash.kernels.fwd_simt import fwd_simt_spec
-from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
-from nbflash.kernels.simt_config import backward_configs, forward_config
-from nbflash.kernels.sm90_config import forward_configs
+from nbflash import scores
+from nbflash.backends.simt.backward import bwd_simt_spec
+from nbflash.backends.simt.configs import backward_configs, forward_config
+from nbflash.backends.simt.forward import fwd_simt_spec
+from nbflash.backends.sm90.backward.config import backward_config, columns_config
+from nbflash.backends.sm90.backward.dq_config import completed, dq_config
+from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
+from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
+from nbflash.backends.sm90.forward.config import forward_configs
+from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
+from nbflash.cuda import launch
 
 HOPPER = (9, 0)
 LIMITS = {"vectors": True, "smem_limit": 227 * 1024}

@@ -12,11 +12,11 @@ import pytest
 from assembly import CAPABILITIES, AssemblyError, assemble
 from compiled import compile_ptx
 
-from nbflash.kernels.bwd_simt import bwd_simt_spec
-from nbflash.kernels.delta_simt import RowConfig, delta_simt_spec
-from nbflash.kernels.fwd_simt import fwd_simt_spec
-from nbflash.kernels.round_simt import round_simt_spec
-from nbflash.kernels.simt_config import backward_configs, forward_config
+from nbflash.backends.simt.backward import bwd_simt_spec
+from nbflash.backends.simt.configs import backward_configs, forward_config
+from nbflash.backends.simt.convert_dq import round_simt_spec
+from nbflash.backends.simt.forward import fwd_simt_spec
+from nbflash.backends.simt.row_statistics import RowConfig, delta_simt_spec
 
 SHARED_MEMORY = {
     "sm_75": 64 * 1024,

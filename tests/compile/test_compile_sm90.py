@@ -7,9 +7,9 @@ import pytest
 from assembly import label
 from compiled import compile_ptx, report_of
 
-from nbflash import assembler
-from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
-from nbflash.kernels.sm90_config import forward_configs
+from nbflash.backends.sm90.forward.config import forward_configs
+from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
+from nbflash.cuda import ptxas
 
 CAPABILITY = (9, 0)
 PROBLEMS = (
@@ -50,4 +50,4 @@ def test_kernel(config):
 
 def test_the_assembler_names_what_it_rejects():
     with pytest.raises(RuntimeError, match="ptxas failed"):
-        assembler.assemble(".version 8.0\n.target sm_90a\nnonsense", "sm_90a")
+        ptxas.assemble(".version 8.0\n.target sm_90a\nnonsense", "sm_90a")

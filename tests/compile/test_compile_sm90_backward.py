@@ -7,10 +7,10 @@ import pytest
 from assembly import label
 from compiled import compile_ptx, report_of
 
-from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
-from nbflash.kernels.bwd_sm90_config import backward_config
-from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
-from nbflash.sm90_backward import rows_config
+from nbflash.backends.sm90.backward.config import backward_config
+from nbflash.backends.sm90.backward.host import rows_config
+from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
+from nbflash.backends.sm90.backward.pre_post_process import round_sm90_spec, statistics_sm90_spec
 
 CAPABILITY = (9, 0)
 CONFIGS = [

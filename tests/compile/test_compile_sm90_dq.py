@@ -7,8 +7,8 @@ import pytest
 from assembly import label
 from compiled import compile_ptx, report_of
 
-from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
-from nbflash.kernels.bwd_sm90_dq_config import ROWS, dq_config
+from nbflash.backends.sm90.backward.dq_config import ROWS, dq_config
+from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 
 CAPABILITY = (9, 0)
 CONFIGS = [

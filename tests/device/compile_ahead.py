@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 def problem_of(dtype, head_dim, vectors=True, scale=None, sizes=(1, 1, 1, 1)):
     """A problem whose kernels are those of every one like it; ``sizes``: batch, nq, nk, heads."""
-    from nbflash.problem import Problem
+    from nbflash.inputs.problem import Problem
 
     batch, nq, nk, heads = sizes
     return Problem(
@@ -76,8 +76,8 @@ def score_specs(problem, score, mask, impl):
 def _recorded(bind, problem, score, dropout=0.0, learned=False):
     """What ``bind(executor, vectors)`` asks the device for."""
     import masks
-    from nbflash import simt
-    from nbflash.simt_score import SimtScoreBackward
+    from nbflash.backends.simt import executor as simt
+    from nbflash.backends.simt.score_gradient_host import SimtScoreBackward
 
     recorder, mask = Recorder(simt.device_of(0)), masks.dense(problem.nq, problem.nk)
     vectors = simt.vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
@@ -89,9 +89,9 @@ def _recorded(bind, problem, score, dropout=0.0, learned=False):
 
 def sm90_forward_specs(problem, score=None, dropout=0.0, mask=None):
     """What Hopper chooses for a mask, or may choose for any; nothing elsewhere."""
-    from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
-    from nbflash.kernels.sm90_config import choose, forward_configs
-    from nbflash.schedule import TileSchedule
+    from nbflash.backends.sm90.forward.config import choose, forward_configs
+    from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
+    from nbflash.schedule.tile_schedule import TileSchedule
 
     if _not_hopper():
         return []
@@ -109,7 +109,7 @@ def sm90_forward_specs(problem, score=None, dropout=0.0, mask=None):
 
 def _by_masking(config, mask):
     """A configuration for the tiles of a mask, or for full and for masked ones."""
-    from nbflash.schedule import TileSchedule
+    from nbflash.schedule.tile_schedule import TileSchedule
 
     kinds = False, True
     if mask is not None:
@@ -119,12 +119,15 @@ def _by_masking(config, mask):
 
 def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     """Forward and both forms of the backward; nothing where there is no Hopper GPU."""
-    from nbflash.kernels import bwd_sm90_config as columns
-    from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
-    from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
-    from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
-    from nbflash.kernels.bwd_sm90_rows import round_sm90_spec, statistics_sm90_spec
-    from nbflash.sm90_backward import rows_config
+    from nbflash.backends.sm90.backward import config as columns
+    from nbflash.backends.sm90.backward.dq_config import completed, dq_config
+    from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
+    from nbflash.backends.sm90.backward.host import rows_config
+    from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
+    from nbflash.backends.sm90.backward.pre_post_process import (
+        round_sm90_spec,
+        statistics_sm90_spec,
+    )
 
     if _not_hopper():
         return []
@@ -145,22 +148,23 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
 
 
 def _not_hopper():
-    from nbflash.config import why_not_here
+    from nbflash.planning.dispatch import why_not_here
 
     return why_not_here("sm90")
 
 
 def _code(score, problem):
-    from nbflash.score_params import prepare
+    from nbflash.cuda.score_params import prepare
 
     return prepare(score, problem, (9, 0))[0]
 
 
 def decode_specs(dtype, stored, head_dim, nq, heads, page_size=None, masked=False):
     """The first kernel, of queries and caches of two dtypes; ``page_size`` None: contiguous."""
-    from nbflash.kernels import decode_simt_config, decode_sm90_config
-    from nbflash.kernels.decode_simt import decode_simt_spec
-    from nbflash.kernels.decode_sm90 import decode_sm90_spec
+    from nbflash.backends.simt import decode_configs as decode_simt_config
+    from nbflash.backends.simt.decode import decode_simt_spec
+    from nbflash.backends.sm90.decode import config as decode_sm90_config
+    from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
 
     if dtype in ("float16", "bfloat16") and not _not_hopper():
         of_one_byte = stored if stored != dtype else ""
@@ -176,7 +180,7 @@ def decode_specs(dtype, stored, head_dim, nq, heads, page_size=None, masked=Fals
 
 def compile_ahead(specs, capability):
     """Fill the disk cache, on all cores."""
-    from nbflash.launch import cached_cubin
+    from nbflash.cuda.launch import cached_cubin
 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
@@ -197,7 +201,7 @@ def once(run, work):
     """
     import fcntl
 
-    from nbflash.config import cache_dir
+    from nbflash.planning.dispatch import cache_dir
 
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / "compiled-ahead").open("a+", encoding="utf-8") as last_done:

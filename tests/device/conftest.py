@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config, items):
         return
     from compile_ahead import compile_ahead, once
 
-    from nbflash.simt import device_of
+    from nbflash.backends.simt.executor import device_of
 
     def work():
         calls = dict.fromkeys(call for item in items for call in _kernels(item))
@@ -97,7 +97,8 @@ def _poisoned_memory():
 @pytest.fixture
 def one_pass(monkeypatch):
     """The Hopper backward takes one pass wherever there is one, however short the rows."""
-    from nbflash import planning, sm90_backward
+    from nbflash.backends.sm90.backward import host as sm90_backward
+    from nbflash.planning import plan as planning
 
     # A plan has decided for good.
     monkeypatch.setattr(planning, "_plans", planning._Cache(planning._LIMIT))

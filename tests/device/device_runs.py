@@ -12,10 +12,11 @@ from scipy.sparse import csr_array
 
 import masks
 import nbflash
-from nbflash import config, testing
+from nbflash import testing
+from nbflash.planning import dispatch
 
 IMPL = "simt"
-_REASONS = config.why_not_here("sm90")
+_REASONS = dispatch.why_not_here("sm90")
 ON_HOPPER = pytest.mark.skipif(bool(_REASONS), reason="; ".join(_REASONS))
 IMPLS = (IMPL, pytest.param("sm90", marks=ON_HOPPER))
 by_impl = pytest.mark.parametrize("impl", IMPLS)

@@ -85,9 +85,9 @@ __device__ void store(int* to, const int* from) {
 
 def faults(tool):
     """Numbers of the faults that this machine can commit."""
-    from nbflash import config
+    from nbflash.planning import dispatch
 
-    return range(1 if config.why_not_here("sm90") else len(PLANTED[tool]))
+    return range(1 if dispatch.why_not_here("sm90") else len(PLANTED[tool]))
 
 
 def control(tool, fault):

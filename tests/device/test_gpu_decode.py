@@ -12,8 +12,9 @@ from device_runs import ON_HOPPER, poisoned_block
 
 import masks
 import nbflash
-from nbflash import decode_cuda, planning
-from nbflash.quantised import dequantise, quantise
+from nbflash.definitions.quantised import dequantise, quantise
+from nbflash.planning import decode_plan
+from nbflash.planning import plan as planning
 
 CAPACITY, PAGE = 2048, 16
 LENGTHS = np.array([0, 1, 2, 63, 64, 65, 255, 257, 1000, CAPACITY], np.int32)
@@ -214,7 +215,7 @@ def results(arguments):
 def joined(monkeypatch):
     """``joined()``: what has been bound for the calls of a test; all its counts are back at 0."""
     cache = planning._Cache(8)
-    monkeypatch.setattr(decode_cuda, "_decoders", cache)
+    monkeypatch.setattr(decode_plan, "_decoders", cache)
 
     def decoders():
         cupy.cuda.Device().synchronize()
@@ -246,7 +247,7 @@ def test_the_last_block_joins_calls_in_turn(dtype, storage, joined):
 @pytest.mark.parametrize("sets", [32, 2])
 def test_the_last_block_joins_on_streams_at_once(dtype, storage, sets, joined, monkeypatch):
     """Every stream has counts of its own; beyond those that there are, a call clears some."""
-    monkeypatch.setattr(decode_cuda, "_SETS", sets)
+    monkeypatch.setattr(decode_plan, "_SETS", sets)
     arguments = call(storage)
     want = results(arguments)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)] + [cupy.cuda.Stream.ptds]
@@ -271,7 +272,7 @@ def test_the_last_block_joins_in_a_graph(dtype, storage, sets, joined, monkeypat
 
     Of one set of counts the stream has it, and the graph sets its own to 0.
     """
-    monkeypatch.setattr(decode_cuda, "_SETS", sets)
+    monkeypatch.setattr(decode_plan, "_SETS", sets)
     pool = cupy.cuda.MemoryPool()
     stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     with stream, cupy.cuda.using_allocator(pool.malloc):

@@ -9,7 +9,8 @@ from compile_ahead import problem_of, simt_specs, sm90_specs
 from device_runs import DTYPES, FACTORS, IMPLS, ON_HOPPER, RESULTS, bits, by_mode, gallery, host
 
 import nbflash
-from nbflash import philox, reference
+from nbflash import reference
+from nbflash.definitions import philox
 from nbflash.testing import (
     assert_within_reference,
     low_precision,

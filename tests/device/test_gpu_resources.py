@@ -12,7 +12,8 @@ import pytest
 from device_runs import by_mode, count_from, gallery, make_qkv, run
 
 import nbflash
-from nbflash import launch, planning
+from nbflash.cuda import launch
+from nbflash.planning import plan as planning
 
 CALLS = count_from("NBFLASH_CALLS", 1000)
 
@@ -69,7 +70,7 @@ def test_kernels_are_loaded_once_per_configuration():
 FIRST_CALL = """
 import importlib, json, time
 import cupy, nbflash
-importlib.import_module("nbflash.simt")
+importlib.import_module("nbflash.backends.simt.executor")
 q, k, v, dout = (cupy.ones((1, 256, 2, 64), cupy.float32) for _ in range(4))
 cupy.cuda.Device().synchronize()
 start = time.perf_counter()

@@ -12,8 +12,9 @@ from device_runs import DTYPES, ON_HOPPER, assert_close, by_impl, by_mode, galle
 
 import masks
 import nbflash
-from nbflash import planning, reference, scores, testing
-from nbflash.quantised import dequantise, quantise
+from nbflash import reference, scores, testing
+from nbflash.definitions.quantised import dequantise, quantise
+from nbflash.planning import plan as planning
 
 pytestmark = pytest.mark.usefixtures("one_pass", "results_of_the_copy_engine")
 

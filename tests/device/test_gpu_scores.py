@@ -9,9 +9,10 @@ from score_cases import HEADS, NAMES, quadratic, quadratic_slope, scores_for
 
 import masks
 import nbflash
-from nbflash import reference, score_params, scores, testing
-from nbflash.sm90 import HOPPER
-from nbflash.sm90_backward import only_two_passes
+from nbflash import reference, scores, testing
+from nbflash.backends.sm90.backward.host import only_two_passes
+from nbflash.backends.sm90.executor import HOPPER
+from nbflash.cuda import score_params
 
 pytestmark = pytest.mark.usefixtures("one_pass")
 BLOCK = 64

@@ -17,9 +17,9 @@ from device_runs import (
     run,
 )
 
-from nbflash import sm90_backward
-from nbflash.schedule import TileSchedule
-from nbflash.sm90_backward import in_two_passes
+from nbflash.backends.sm90.backward import host as sm90_backward
+from nbflash.backends.sm90.backward.host import in_two_passes
+from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import assert_blocks_within_reference, code_word_oracle
 
 pytestmark = [

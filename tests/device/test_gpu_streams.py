@@ -12,7 +12,7 @@ from device_runs import ON_HOPPER, bits, by_mode, gallery, make_qkv, poisoned_bl
 from device_runs import run as run_impl
 
 import nbflash
-from nbflash import planning
+from nbflash.planning import plan as planning
 
 SPIN = cupy.RawKernel(
     """

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nbflash import algorithms as alg
+from experiments import algorithms as alg
 from nbflash import reference
 from nbflash.testing import assert_within_reference, low_precision, low_precision_backward
 

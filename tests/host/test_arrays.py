@@ -8,9 +8,10 @@ from cuda_arrays import LSE_SHAPE, SHAPE, DeviceArray, Foreign, ForeignByDLPack,
 
 import masks
 import nbflash
-from nbflash import config, planning
-from nbflash.arrays import alignment, native, overlaps, signature, span
-from nbflash.problem import check_forward
+from nbflash.inputs.arrays import alignment, native, overlaps, signature, span
+from nbflash.inputs.problem import check_forward
+from nbflash.planning import dispatch
+from nbflash.planning import plan as planning
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, Foreign, ForeignByDLPack], ids=["cupy", "cai", "dl"])
@@ -217,7 +218,7 @@ def test_signature_holds_what_a_plan_depends_on(cupy):
 
 
 def test_empty_cuda_problems_write_without_a_kernel(cupy, monkeypatch):
-    monkeypatch.setattr(config, "_why_not_cuda", lambda: [])
+    monkeypatch.setattr(dispatch, "_why_not_cuda", lambda: [])
     q, k = DeviceArray(SHAPE), DeviceArray((2, 0, 4, 8))
     out, lse = nbflash.attention(q, k, k, return_lse=True, impl="simt")
     assert (out.filled, lse.filled) == (0, -np.inf)

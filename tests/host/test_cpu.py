@@ -14,9 +14,10 @@ import pytest
 
 import masks
 from masks.tiles import INTERVAL
-from nbflash import cpu, reference
-from nbflash.cpu import blas, kernels, sizes, softmax
-from nbflash.schedule import TileSchedule
+from nbflash import reference
+from nbflash.backends import cpu
+from nbflash.backends.cpu import blas, kernels, sizes, softmax
+from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import (
     assert_blocks_within_reference,
     assert_within_reference,

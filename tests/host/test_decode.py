@@ -20,7 +20,7 @@ from decode_cases import (
 
 import masks
 import nbflash
-from nbflash.quantised import dequantise, quantise
+from nbflash.definitions.quantised import dequantise, quantise
 
 decode = functools.partial(nbflash.decode, return_lse=True)
 STORAGE = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}

@@ -9,8 +9,9 @@ from bad_input_cases import CONTIGUOUS, CudaInterface, misaligned, zeros
 
 import masks
 import nbflash
-from nbflash import config, executors
-from nbflash.decode_problem import Cache, check_decode
+from nbflash.backends import registry
+from nbflash.inputs.decode_problem import Cache, check_decode
+from nbflash.planning import dispatch
 
 B, NQ, HEADS, HEADS_KV, D, PAGE, PAGES, WIDTH = 2, 3, 4, 2, 8, 4, 5, 3
 CAPACITY = PAGE * WIDTH
@@ -233,7 +234,7 @@ def _nothing_runs(monkeypatch):
     def launched(*arguments):
         raise AssertionError("an implementation was launched")
 
-    for executor in (executors.CpuExecutor, executors.EmptyExecutor):
+    for executor in (registry.CpuExecutor, registry.EmptyExecutor):
         monkeypatch.setattr(executor, "forward", launched)
 
 
@@ -251,19 +252,19 @@ def test_the_unchanged_calls_run(arguments):
 
 def test_cuda_arrays_are_refused_with_the_reason(monkeypatch):
     problem = check_decode(PAGED["q"], Cache(**{k: v for k, v in PAGED.items() if k != "q"}))
-    assert config.why_not_decode("cpu") == []
-    config.check_decode_device(problem)
+    assert dispatch.why_not_decode("cpu") == []
+    dispatch.check_decode_device(problem)
     on_cuda = replace(problem, device="cuda")
-    monkeypatch.setattr(config, "_why_not_cuda", lambda: ["no CUDA device is visible"])
+    monkeypatch.setattr(dispatch, "_why_not_cuda", lambda: ["no CUDA device is visible"])
     with pytest.raises(ValueError, match=r"decode cannot run \(.*cuda\):\n  no CUDA device"):
-        config.check_decode_device(on_cuda)
+        dispatch.check_decode_device(on_cuda)
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
     with pytest.raises(ValueError, match=r"decode cannot run \(.*\):\n  the CUDA simulator .* got"):
-        config.check_decode_device(on_cuda)
+        dispatch.check_decode_device(on_cuda)
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(config, "_installed", lambda module: False)
+    monkeypatch.setattr(dispatch, "_installed", lambda module: False)
     with pytest.raises(ValueError, match=r"decode cannot run .*\n .*numba is not installed"):
         nbflash.decode(**PAGED)
 

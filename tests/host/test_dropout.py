@@ -12,10 +12,12 @@ from central_differences import assert_central_differences
 
 import masks
 import nbflash
-from nbflash import cpu, philox, reference, scores
-from nbflash.planning import AttentionPlan
-from nbflash.problem import check_forward
-from nbflash.schedule import TileSchedule
+from nbflash import reference, scores
+from nbflash.backends import cpu
+from nbflash.definitions import philox
+from nbflash.inputs.problem import check_forward
+from nbflash.planning.plan import AttentionPlan
+from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import (
     assert_blocks_within_reference,
     low_precision,
@@ -50,7 +52,7 @@ def test_known_answers_of_philox_4x32_10(words):
 
 
 def number_of(b, h, q, kv, key):
-    """The 15 bits of a score by the table of `nbflash.philox`, in words of Python."""
+    """The 15 bits of a score by the table of `nbflash.definitions.philox`, in words of Python."""
     call = philox.philox(*map(np.uint32, (h, 4 * (kv // 32) + kv % 8 // 2, b)), group(q), *key)
     words = [int(word) for word in call]
     if kv // 16 % 2:

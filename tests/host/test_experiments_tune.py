@@ -13,9 +13,9 @@ from experiments.grid import read_cases
 from experiments.passes import BACKWARD, FORWARD
 from experiments.provenance import provenance
 from experiments.tune import candidates, judged, name_of, table_of, table_row
-from nbflash import executors
-from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
-from nbflash.kernels.sm90_config import Sm90Config
+from nbflash.backends import registry
+from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
+from nbflash.backends.sm90.forward.config import Sm90Config
 
 DTYPE = "bfloat16"
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -130,7 +130,7 @@ def stand_in(monkeypatch):
 
     def executor_of(which, config, problem, mask):
         made.append((which, config))
-        return executors.CpuExecutor(problem, mask)
+        return registry.CpuExecutor(problem, mask)
 
     sweep = sweeps.load("tune") | {"tokens": 256, "width": 128, "check_rows": 32}
     sweep["quick"] |= {"seqlen": [256], "rounds": 3}
@@ -139,7 +139,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(tune, "provenance", lambda device: origin)
     monkeypatch.setattr(tune, "QueuedEvents", Clock)
     monkeypatch.setattr(tune, "executor_of", executor_of)
-    monkeypatch.setattr("nbflash.config.why_not_here", lambda impl, device_id=0: [])
+    monkeypatch.setattr("nbflash.planning.dispatch.why_not_here", lambda impl, device_id=0: [])
     return made
 
 
@@ -166,7 +166,7 @@ def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, 
 
 
 def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, stand_in, capsys):
-    class Wrong(executors.CpuExecutor):
+    class Wrong(registry.CpuExecutor):
         def forward(self, q, k, v, out, lse):
             super().forward(q, k, v, out, lse)
             out[...] = np.nan
@@ -174,7 +174,7 @@ def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, stand_in,
     wrong = name_of(table_of(FORWARD, DTYPE, 128)[0])
 
     def executor_of(which, config, problem, mask):
-        cls = Wrong if name_of(config) == wrong else executors.CpuExecutor
+        cls = Wrong if name_of(config) == wrong else registry.CpuExecutor
         return cls(problem, mask)
 
     monkeypatch.setattr(tune, "executor_of", executor_of)
@@ -191,6 +191,8 @@ def test_the_command_needs_a_hopper_gpu_and_passes_of_its_own(tmp_path, monkeypa
     assert "--passes both: the passes have configurations" in capsys.readouterr().err
     cpu = open_backend("cpu")
     monkeypatch.setattr(tune, "open_backend", lambda device: cpu)
-    monkeypatch.setattr("nbflash.config.why_not_here", lambda impl: ["no Hopper", "no ptxas"])
+    monkeypatch.setattr(
+        "nbflash.planning.dispatch.why_not_here", lambda impl: ["no Hopper", "no ptxas"]
+    )
     with pytest.raises(BadInput, match="no Hopper; no ptxas"):
         tune.run(tmp_path)

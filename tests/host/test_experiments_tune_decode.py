@@ -12,8 +12,8 @@ from experiments.backends import open_backend
 from experiments.errors import BadInput, OutOfBudget
 from experiments.provenance import provenance
 from experiments.tune_decode import candidates, shares_of
-from nbflash.decode_shares import splits_for
-from nbflash.sm90_decode import config_for
+from nbflash.backends.sm90.decode.host import config_for
+from nbflash.backends.split_kv.splits import splits_for
 
 MULTIPROCESSORS = 132
 
@@ -74,7 +74,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(tune_decode, "QueuedEvents", lambda sample_ms: cpu.clock)
     monkeypatch.setattr(tune_decode, "multiprocessors_of", lambda problem: MULTIPROCESSORS)
     monkeypatch.setattr(tune_decode, "decoder_of", decoder_of)
-    monkeypatch.setattr("nbflash.config.why_not_here", lambda impl, device_id=0: [])
+    monkeypatch.setattr("nbflash.planning.dispatch.why_not_here", lambda impl, device_id=0: [])
     return made
 
 
@@ -119,7 +119,9 @@ def test_a_wrong_result_is_not_timed(chosen, tmp_path, monkeypatch, capsys, stan
 def test_the_command_needs_a_hopper_gpu(tmp_path, monkeypatch):
     cpu = open_backend("cpu")
     monkeypatch.setattr(tune_decode, "open_backend", lambda device: cpu)
-    monkeypatch.setattr("nbflash.config.why_not_here", lambda impl: ["no Hopper", "no ptxas"])
+    monkeypatch.setattr(
+        "nbflash.planning.dispatch.why_not_here", lambda impl: ["no Hopper", "no ptxas"]
+    )
     with pytest.raises(BadInput, match="no Hopper; no ptxas"):
         tune_decode.run(tmp_path)
 

@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import as_strided
 
 import nbflash
 from nbflash import kv_cache
+from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.kv_cache import KVCache
-from nbflash.quantised import dequantise, quantise
 from nbflash.testing import make_qkv
 
 

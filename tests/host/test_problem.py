@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import masks
-from nbflash.problem import Problem, check_forward, check_mask, check_window
+from nbflash.inputs.problem import Problem, check_forward, check_mask, check_window
 from nbflash.testing import make_qkv
 
 NQ, NK = 6, 9

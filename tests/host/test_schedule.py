@@ -5,8 +5,8 @@ import pytest
 
 import masks
 from masks import BITS, FULL, INTERVAL
-from nbflash import schedule as schedule_module
-from nbflash.schedule import TileSchedule
+from nbflash.schedule import tile_schedule as schedule_module
+from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import mask_gallery
 
 RNG = np.random.default_rng(0)

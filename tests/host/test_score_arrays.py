@@ -5,7 +5,10 @@ import pytest
 from cuda_arrays import SHAPE, DeviceArray, Foreign, ForeignByDLPack, device_arrays
 
 import nbflash
-from nbflash import arrays, planning, score_params, scores
+from nbflash import scores
+from nbflash.cuda import score_params
+from nbflash.inputs import arrays
+from nbflash.planning import plan as planning
 
 
 def scores_of(array, table):

@@ -15,7 +15,8 @@ from score_gradients import (
 
 import masks
 import nbflash
-from nbflash import config, reference, scores
+from nbflash import reference, scores
+from nbflash.planning import dispatch
 from nbflash.testing import make_qkv
 
 MASKS = ("dense", "causal", "window")
@@ -252,7 +253,9 @@ def test_bad_param_grads(params, parts, error, match):
 
 
 def test_hopper_leaves_it_to_the_kernel_without_tensor_cores():
-    assert [config.score_backward_impl(impl) for impl in ("sm90", "simt", "cpu", "reference")] == [
+    assert [
+        dispatch.score_backward_impl(impl) for impl in ("sm90", "simt", "cpu", "reference")
+    ] == [
         "simt",
         "simt",
         "cpu",

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from nbflash import algorithms as alg
+from experiments import algorithms as alg
 from nbflash.testing import make_qkv
 
 

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import nbflash
-from nbflash import config, environment, sim
-from nbflash.problem import check_forward
+from nbflash import environment
+from nbflash.cuda import simulator as sim
+from nbflash.inputs.problem import check_forward
+from nbflash.planning import dispatch
 from nbflash.testing import make_qkv
 
 OPTIONAL = ("cupy", "numba_cuda", "ml_dtypes", "cuda")
@@ -52,7 +54,7 @@ def test_module_prints_the_configuration(blocked, tmp_path):
     first_words = [line.split()[0] for line in lines if line.startswith("  ")]
     for name in ("python", "numpy", "scipy", "numba", "numba-cuda", "cupy", "cuda-bindings"):
         assert name in first_words
-    for impl in config.IMPLEMENTATIONS:
+    for impl in dispatch.IMPLEMENTATIONS:
         assert impl in first_words
     assert lines[-1] == f"  {tmp_path}: 1 files, 1.5 MB"
     assert any(line.split() == ["cpu", "yes"] for line in lines)
@@ -125,19 +127,19 @@ def problem():
 
 
 def test_missing_numba_is_a_reason(monkeypatch, problem):
-    monkeypatch.setattr(config, "_installed", lambda module: module != "numba")
-    assert config.why_not("cpu", problem) == ["numba is not installed: pip install numba"]
-    assert config.why_not("auto", problem) == ["cpu: numba is not installed: pip install numba"]
+    monkeypatch.setattr(dispatch, "_installed", lambda module: module != "numba")
+    assert dispatch.why_not("cpu", problem) == ["numba is not installed: pip install numba"]
+    assert dispatch.why_not("auto", problem) == ["cpu: numba is not installed: pip install numba"]
     with pytest.raises(ValueError, match=r"impl='auto' cannot run \(q .*\n  cpu: numba is not"):
-        config.choose("auto", problem)
+        dispatch.choose("auto", problem)
 
 
 def test_simulator_takes_host_arrays(monkeypatch, problem):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    monkeypatch.setattr(config, "_installed", lambda module: True)
+    monkeypatch.setattr(dispatch, "_installed", lambda module: True)
     monkeypatch.setattr(sim, "installed", lambda: True)
-    assert config.why_not("simt", problem) == []
-    assert config.choose("simt", problem) == "simt"
+    assert dispatch.why_not("simt", problem) == []
+    assert dispatch.choose("simt", problem) == "simt"
 
 
 @pytest.mark.parametrize(
@@ -145,15 +147,18 @@ def test_simulator_takes_host_arrays(monkeypatch, problem):
     [
         ((), "numba-cuda is not installed: pip install numba-cuda"),
         (("numba_cuda",), "greenlet, of the simulator, is not installed: pip install 'nbflash["),
-        (("numba_cuda", "greenlet"), "the simulator's engine is not installed: call nbflash.sim."),
+        (
+            ("numba_cuda", "greenlet"),
+            "the simulator's engine is not installed: call nbflash.cuda.simulator.",
+        ),
     ],
     ids=["numba-cuda", "greenlet", "engine"],
 )
 def test_simulator_needs_its_packages_and_its_engine(monkeypatch, problem, there, reason):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    monkeypatch.setattr(config, "_installed", lambda module: module in there)
+    monkeypatch.setattr(dispatch, "_installed", lambda module: module in there)
     monkeypatch.setattr(sim, "installed", lambda: False)
-    (why,) = config.why_not("simt", problem)
+    (why,) = dispatch.why_not("simt", problem)
     assert why.startswith(reason)
 
 
@@ -162,7 +167,7 @@ def test_engine_of_the_simulator_is_found_without_importing_numba():
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from nbflash import config, sim
+from nbflash.planning import dispatch as config; from nbflash.cuda import simulator as sim
 (why,) = config.why_not_here("simt")
 assert why.startswith("the simulator's engine is not installed"), why
 assert "numba" not in sys.modules
@@ -177,7 +182,7 @@ print(config.why_not_here("simt"))
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False)])
 def test_simulator_follows_the_variable_of_numba(monkeypatch, value, on):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", value)
-    assert config.simulator() is on
+    assert dispatch.simulator() is on
 
 
 @pytest.mark.parametrize(
@@ -196,9 +201,9 @@ def test_cache_dir_follows_the_platform(monkeypatch, platform, environ, expected
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(config.sys, "platform", platform)
-    monkeypatch.setattr(config.Path, "home", lambda: config.Path("/home/me"))
-    assert config.cache_dir().as_posix() == expected
+    monkeypatch.setattr(dispatch.sys, "platform", platform)
+    monkeypatch.setattr(dispatch.Path, "home", lambda: dispatch.Path("/home/me"))
+    assert dispatch.cache_dir().as_posix() == expected
 
 
 class Runtime:
@@ -229,11 +234,11 @@ def test_simt_needs_a_driver_and_a_device(monkeypatch, answer, reasons):
     cupy.cuda = type(sys)("cupy.cuda")
     cupy.cuda.runtime = Runtime(answer)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(config, "_installed", lambda module: True)
+    monkeypatch.setattr(dispatch, "_installed", lambda module: True)
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
-    config._why_not_cuda.cache_clear()
-    assert config.why_not_here("simt") == reasons
-    config._why_not_cuda.cache_clear()
+    dispatch._why_not_cuda.cache_clear()
+    assert dispatch.why_not_here("simt") == reasons
+    dispatch._why_not_cuda.cache_clear()
 
 
 def test_hopper_is_asked_of_the_device_of_the_arrays(monkeypatch):
@@ -242,12 +247,12 @@ def test_hopper_is_asked_of_the_device_of_the_arrays(monkeypatch):
     cupy.cuda = type(sys)("cupy.cuda")
     cupy.cuda.Device = lambda i: SimpleNamespace(compute_capability=("80", "90")[i])
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(config, "_why_not_cuda", list)
-    monkeypatch.setattr("nbflash.assembler.find_ptxas", lambda: "ptxas")
+    monkeypatch.setattr(dispatch, "_why_not_cuda", list)
+    monkeypatch.setattr("nbflash.cuda.ptxas.find_ptxas", lambda: "ptxas")
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
     problem = check_forward(*make_qkv(1, 8, 8, 1, 1, 16, "float16")[:3], None)
     on_device = [replace(problem, device="cuda", device_id=i, alignment=16) for i in range(2)]
     expected = ["needs compute capability 9.0 (Hopper), this device has 80"]
-    assert [config.why_not("sm90", p) for p in on_device] == [expected, []]
-    (why,) = config.why_not("sm90", replace(on_device[1], alignment=8))
+    assert [dispatch.why_not("sm90", p) for p in on_device] == [expected, []]
+    (why,) = dispatch.why_not("sm90", replace(on_device[1], alignment=8))
     assert why.endswith("q, k and v that are multiples of 16 bytes, got 8")

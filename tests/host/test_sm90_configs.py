@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import masks
-from nbflash.kernels.bwd_sm90_config import backward_config, columns_config
-from nbflash.kernels.bwd_sm90_dq_config import completed, dq_config
-from nbflash.kernels.sm90_config import Sm90Config, choose, forward_configs
-from nbflash.schedule import TileSchedule
+from nbflash.backends.sm90.backward.config import backward_config, columns_config
+from nbflash.backends.sm90.backward.dq_config import completed, dq_config
+from nbflash.backends.sm90.forward.config import Sm90Config, choose, forward_configs
+from nbflash.schedule.tile_schedule import TileSchedule
 
 WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))
 DQ = dq_config("bfloat16", 128, 64)

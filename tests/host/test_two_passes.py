@@ -7,8 +7,8 @@ from score_cases import code_of
 
 import masks
 from nbflash import scores
-from nbflash.kernels.bwd_sm90_config import SUM_KEYS, two_passes_are_faster
-from nbflash.sm90_backward import in_two_passes
+from nbflash.backends.sm90.backward.config import SUM_KEYS, two_passes_are_faster
+from nbflash.backends.sm90.backward.host import in_two_passes
 
 N = 8192
 MASKS = {

@@ -18,7 +18,7 @@ if _numba_without_simulator():
     )
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
-from nbflash import sim  # noqa: E402
+from nbflash.cuda import simulator as sim  # noqa: E402
 
 # Correct kernels take 250 turns at most: a planted fault that never ends is found in seconds.
 sim.install(turns=1000)

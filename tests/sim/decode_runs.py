@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 import nbflash
-from nbflash import decode_cuda, launch, testing
-from nbflash.decode_problem import Cache, check_decode
-from nbflash.kernels import combine_simt
+from nbflash import testing
+from nbflash.backends.split_kv import combine as combine_simt
+from nbflash.cuda import launch
+from nbflash.inputs.decode_problem import Cache, check_decode
+from nbflash.planning import decode_plan
 
 
 def parts(splits, batch, nq, heads, head_dim, dtype=np.float32, seed=0, empty=0.0):
@@ -51,7 +53,7 @@ def flat(x):
     return np.lib.stride_tricks.as_strided(x, (span,), (x.itemsize,))
 
 
-def decoded(q, k, v, lengths, *, module=decode_cuda, splits=None, scale=None, **options):
+def decoded(q, k, v, lengths, *, module=decode_plan, splits=None, scale=None, **options):
     """``(out, lse)`` of both kernels on poisoned memory.
 
     ``options`` are block_table, mask, k_scale and v_scale, and fields of the configuration.

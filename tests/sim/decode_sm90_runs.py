@@ -7,12 +7,13 @@ import numpy as np
 from decode_runs import flat
 from sm90_runs import storage
 
-from nbflash import launch, testing
-from nbflash.constants import LEAST_SCALE, LOG2_E
-from nbflash.decode_shares import heads_together, scale_strides, walk
-from nbflash.kernels.decode_sm90 import decode_sm90_spec
-from nbflash.kernels.decode_sm90_config import ROWS, decode_config
-from nbflash.sim.hopper import SimTensorMap
+from nbflash import testing
+from nbflash.backends.sm90.decode.config import ROWS, decode_config
+from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
+from nbflash.backends.split_kv.splits import heads_together, scale_strides, walk
+from nbflash.cuda import launch
+from nbflash.cuda.simulator.hopper import SimTensorMap
+from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 
 WORDS = np.float32, np.uint32
 

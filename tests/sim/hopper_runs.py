@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numba import cuda, uint16
 
-from nbflash import sim
-from nbflash.sim.hopper import shared_address
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.hopper import shared_address
 
 SEEDS = range(10)
 BYTES = 40 * 1024

@@ -15,9 +15,9 @@ import numpy as np
 from suites import observe, watched
 
 from masks import BITS, FULL
-from nbflash import launch
-from nbflash.sim.hopper import SimTensorMap
-from nbflash.sim.launch import settings
+from nbflash.cuda import launch
+from nbflash.cuda.simulator.hopper import SimTensorMap
+from nbflash.cuda.simulator.launch import settings
 
 _FUNCTION = re.compile(r"<function _?(\S+) at 0x\w+>")
 _INPUTS = {"q", "k", "v", "dout", "dlse"}

@@ -19,7 +19,7 @@ import pytest
 from generated_mutants import generated, tree_of
 from mutants import mutated_modules
 
-from nbflash import sim
+from nbflash.cuda import simulator as sim
 
 FAMILIES = []  # of the test modules that are imported
 KILL_MAP = Path(__file__).with_name("kill_map.json")
@@ -105,7 +105,7 @@ class Family:
 
     @staticmethod
     def _id(module, mutant):
-        return f"{module.rpartition('.')[2]}: {mutant.name}"
+        return f"{'.'.join(module.split('.')[-2:])}: {mutant.name}"
 
     def _add(self, found, module, mutant):
         key = self._id(module, mutant)

@@ -2,9 +2,9 @@
 
 from mutants import Mutant
 
-BWD, GRADIENT = "nbflash.kernels.bwd_simt", "nbflash.tile.gradient"
-DELTA, ROUND = "nbflash.kernels.delta_simt", "nbflash.kernels.round_simt"
-EXECUTOR = "nbflash.simt"
+BWD, GRADIENT = "nbflash.backends.simt.backward", "nbflash.cuda.tile.simt.gradient"
+DELTA, ROUND = "nbflash.backends.simt.row_statistics", "nbflash.backends.simt.convert_dq"
+EXECUTOR = "nbflash.backends.simt.executor"
 MASKED = """\
 if kind[t] != FULL:
                         first, last = plane * nq, plane * nq + nq - 1
@@ -193,7 +193,7 @@ ROW_KERNELS = (
     (EXECUTOR, Mutant("base e in base 2", "1.0 if self._score else LOG2_E", "1.0")),
 )
 SURVIVORS = {
-    "bwd_simt: bwd_simt: syncthreads 9 deleted": (
+    "simt.backward: bwd_simt: syncthreads 9 deleted": (
         "a row walk reads only dS and K after its last barrier, and dQ goes to Q's place"
     ),
 }

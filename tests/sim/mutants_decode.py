@@ -2,9 +2,13 @@
 
 from mutants import Mutant
 
-KERNEL = "nbflash.kernels.decode_simt"
-GATHER, SLOTS = "nbflash.tile.gather", "nbflash.tile.slots"
-SHARES, BINDING, CUDA = "nbflash.decode_shares", "nbflash.simt_decode", "nbflash.decode_cuda"
+KERNEL = "nbflash.backends.simt.decode"
+GATHER, SLOTS = "nbflash.cuda.tile.simt.paged_rows", "nbflash.cuda.tile.simt.slots"
+SHARES, BINDING, CUDA = (
+    "nbflash.backends.split_kv.splits",
+    "nbflash.backends.simt.decode_host",
+    "nbflash.planning.decode_plan",
+)
 CHAIN = (GATHER, SLOTS, KERNEL, SHARES, BINDING, CUDA)  # in the order of their imports
 
 KERNEL_MUTANTS = (

@@ -3,12 +3,15 @@
 from mutants import Mutant
 from mutants_sm90_load import without
 
-PART = "nbflash.kernels.decode_sm90"
+ROOM = "nbflash.backends.sm90.decode"
 PRODUCTS, SCALES, ROWS, LOADING, COMPUTING, STORED, JOINING, KERNEL = CHAIN = (
-    "nbflash.tile.mma_stored",
+    "nbflash.cuda.tile.mma.quantised_gemm",
     *(
-        f"{PART}{part}"
-        for part in ("_scales", "_rows", "_load", "_compute", "_stored", "_join", "")
+        f"{ROOM}.{name}"
+        for name in (
+            *("scales", "rows", "producer", "consumer", "consumer_8bit", "combine_in_block"),
+            "kernel",
+        )
     ),
 )
 MEETING = "        bar_sync(COMPUTING, WARPS * WARP)\n"

@@ -2,8 +2,11 @@
 
 from mutants import Mutant
 
-CHAIN_OF_FUNCTIONS, SUMS = "nbflash.score_chain", "nbflash.tile.score_sums"
-KERNEL, EXECUTOR = "nbflash.kernels.dscore_simt", "nbflash.simt_score"
+CHAIN_OF_FUNCTIONS, SUMS = "nbflash.definitions.score_chain", "nbflash.cuda.tile.simt.score_sums"
+KERNEL, EXECUTOR = (
+    "nbflash.backends.simt.score_gradient",
+    "nbflash.backends.simt.score_gradient_host",
+)
 FUNCTIONS = (
     Mutant("slope of the function itself", "own(later, s,", "own(slope * later, s,"),
     Mutant("slopes left out", "return x, slope * later,", "return x, slope,"),

@@ -3,7 +3,7 @@
 from mutants import Mutant
 from mutants_bwd import BWD
 
-FWD, SCORE = "nbflash.kernels.fwd_simt", "nbflash.tile.score"
+FWD, SCORE = "nbflash.backends.simt.forward", "nbflash.cuda.tile.score"
 FORMS = (
     Mutant(
         "functions in natural units", "factor = form.rest(own, factor)", "form.rest(own, factor)"
@@ -61,8 +61,11 @@ SIMT = (
     *((FWD, mutant) for mutant in FORWARD),
     *((BWD, mutant) for mutant in BACKWARD),
 )
-PLACE, COMPUTE = "nbflash.kernels.sm90_score", "nbflash.kernels.sm90_compute"
-WHOLE, HALVES = "nbflash.kernels.sm90_whole", "nbflash.kernels.sm90_halves"
+PLACE, COMPUTE = "nbflash.backends.sm90.shared.score", "nbflash.backends.sm90.forward.consumer"
+WHOLE, HALVES = (
+    "nbflash.backends.sm90.forward.mainloop_pingpong",
+    "nbflash.backends.sm90.forward.mainloop_overlap",
+)
 HOPPER = (
     *((SCORE, mutant) for mutant in SCALES),
     (PLACE, Mutant("row of the tile", "TILE_M + row_of_thread(thread)", "TILE_M")),

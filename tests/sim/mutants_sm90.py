@@ -6,10 +6,12 @@ from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped
 from mutants_sm90_online import ONLINE
 from mutants_sm90_tile import CONFIG, FWD, GEMM, KEPT, SOFTMAX, STORE, TILES, WARPS
 
-COMPUTE = "nbflash.kernels.sm90_compute"
-ROW_OF, ONLINE_OF, HALVES_OF, WHOLE_OF = (
-    f"nbflash.kernels.sm90_{name}" for name in ("row", "softmax", "halves", "whole")
+COMPUTE = "nbflash.backends.sm90.forward.consumer"
+ROW_OF, HALVES_OF, WHOLE_OF = (
+    f"nbflash.backends.sm90.forward.{name}"
+    for name in ("epilogue", "mainloop_overlap", "mainloop_pingpong")
 )
+ONLINE_OF = "nbflash.backends.sm90.shared.online_softmax"
 # In the order of their imports.
 FORMS = ROW_OF, ONLINE_OF, HALVES_OF, WHOLE_OF, COMPUTE
 CHAIN = (PIPELINE, FINITE, WARPS, GEMM, KEPT, STORE, SOFTMAX, CONFIG, LOAD, *FORMS, FWD)

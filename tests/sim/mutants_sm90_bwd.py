@@ -5,9 +5,12 @@ from mutants_sm90_bwd_compute import COMPUTE, STREAMING
 from mutants_sm90_bwd_load import LOAD, LOADING
 from mutants_sm90_load import without
 
-GRADIENT, CONFIG = "nbflash.tile.wgmma_gradient", "nbflash.kernels.bwd_sm90_config"
-TILE, COLUMNS = "nbflash.kernels.bwd_sm90_tile", "nbflash.kernels.bwd_sm90_columns"
-KERNEL, ROWS = "nbflash.kernels.bwd_sm90", "nbflash.kernels.bwd_sm90_rows"
+GRADIENT, CONFIG = "nbflash.cuda.tile.wgmma.gradient", "nbflash.backends.sm90.backward.config"
+TILE, COLUMNS = "nbflash.backends.sm90.backward.tile_math", "nbflash.backends.sm90.backward.dkdv"
+KERNEL, ROWS = (
+    "nbflash.backends.sm90.backward.kernel",
+    "nbflash.backends.sm90.backward.pre_post_process",
+)
 # In the order of their imports.
 CHAIN = (GRADIENT, CONFIG, LOAD, TILE, COLUMNS, COMPUTE, KERNEL, ROWS)
 
@@ -187,10 +190,12 @@ MUTANTS = (
 )
 REGISTERS = "the simulator does not know when a product reads its registers"
 SURVIVORS = {
-    "bwd_sm90_compute: step: wgmma_fence 2 deleted": REGISTERS,
-    "bwd_sm90_compute: step: wgmma_fence 4 deleted": REGISTERS,
-    "bwd_sm90_load: store_stream: syncwarp deleted": (
+    "backward.one_pass: step: wgmma_fence 2 deleted": REGISTERS,
+    "backward.one_pass: step: wgmma_fence 4 deleted": REGISTERS,
+    "backward.producer: store_stream: syncwarp deleted": (
         "named barriers count threads here, and lane 0 arrives behind its wait; a GPU counts warps"
     ),
-    "bwd_sm90_load: store_stream: bulk_wait deleted": "the end of a kernel waits for what it wrote",
+    "backward.producer: store_stream: bulk_wait deleted": (
+        "the end of a kernel waits for what it wrote"
+    ),
 }

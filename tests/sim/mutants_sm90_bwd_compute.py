@@ -3,7 +3,7 @@
 from mutants import Mutant
 from mutants_sm90_load import without
 
-COMPUTE = "nbflash.kernels.bwd_sm90_compute"
+COMPUTE = "nbflash.backends.sm90.backward.one_pass"
 
 
 def lines(indent, *text):

@@ -6,7 +6,7 @@ Those that ``test_sm90_columns_mutants`` plants are not repeated.
 from mutants import Mutant
 from mutants_sm90_load import without
 
-LOAD = "nbflash.kernels.bwd_sm90_load"
+LOAD = "nbflash.backends.sm90.backward.producer"
 SEND_Q = "send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, bar)"
 SEND_DO = "send(base + DO + stage * Q_BYTES, Q_PANEL, do_map, m0, h, b, bar)"
 SEND_K = "send_keys(to, k_map, n_block, h_kv, b, empty, bar, phase)"

@@ -3,9 +3,15 @@
 from mutants import Mutant
 from mutants_sm90_load import without
 
-CONFIG, LOAD = "nbflash.kernels.bwd_sm90_dq_config", "nbflash.kernels.bwd_sm90_dq_load"
-COMPUTE, KERNEL = "nbflash.kernels.bwd_sm90_dq_compute", "nbflash.kernels.bwd_sm90_dq"
-STATISTICS = "nbflash.kernels.bwd_sm90_dq_statistics"
+CONFIG, LOAD = (
+    "nbflash.backends.sm90.backward.dq_config",
+    "nbflash.backends.sm90.backward.dq_producer",
+)
+COMPUTE, KERNEL = (
+    "nbflash.backends.sm90.backward.dq_consumer",
+    "nbflash.backends.sm90.backward.dq_kernel",
+)
+STATISTICS = "nbflash.backends.sm90.backward.dq_statistics"
 CHAIN = (CONFIG, LOAD, STATISTICS, COMPUTE, KERNEL)
 
 SEND_K = "send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)"

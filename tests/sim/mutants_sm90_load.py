@@ -2,8 +2,8 @@
 
 from mutants import Mutant
 
-LOAD, PIPELINE = "nbflash.kernels.sm90_load", "nbflash.tile.pipeline"
-FINITE = "nbflash.tile.finite"
+LOAD, PIPELINE = "nbflash.backends.sm90.forward.producer", "nbflash.cuda.tile.ring"
+FINITE = "nbflash.cuda.tile.finite"
 
 
 def without(what, line, count=1, which=0):

@@ -2,10 +2,10 @@
 
 from mutants import Mutant
 
-GEMM, STORE = "nbflash.tile.wgmma_gemm", "nbflash.tile.wgmma_store"
-SOFTMAX, CONFIG = "nbflash.tile.wgmma_softmax", "nbflash.kernels.sm90_config"
-FWD, LIST = "nbflash.kernels.fwd_sm90", "nbflash.persistent"
-WARPS, KEPT = "nbflash.tile.warp_math", "nbflash.tile.wgmma_kept"
+GEMM, STORE = "nbflash.cuda.tile.wgmma.gemm", "nbflash.cuda.tile.wgmma.store_shared"
+SOFTMAX, CONFIG = "nbflash.cuda.tile.wgmma.softmax", "nbflash.backends.sm90.forward.config"
+FWD, LIST = "nbflash.backends.sm90.forward.kernel", "nbflash.schedule.work_list"
+WARPS, KEPT = "nbflash.cuda.tile.warp_math", "nbflash.cuda.tile.wgmma.gemm_register_a"
 SETUP = (
     Mutant("empty K counts one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
     Mutant("empty V counts one", "EMPTY_V + 8 * i, CONSUMERS", "EMPTY_V + 8 * i, 1"),

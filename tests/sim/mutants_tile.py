@@ -2,9 +2,17 @@
 
 from mutants import Mutant
 
-UNROLL, COPY, GEMM = "nbflash.tile.unroll", "nbflash.tile.copy", "nbflash.tile.gemm"
-ATOMIC = "nbflash.tile.atomic"
-MASK, SOFTMAX, ASYNC = "nbflash.tile.mask", "nbflash.tile.softmax", "nbflash.tile.async_copy"
+UNROLL, COPY, GEMM = (
+    "nbflash.cuda.tile.tracing",
+    "nbflash.cuda.tile.convert",
+    "nbflash.cuda.tile.simt.gemm",
+)
+ATOMIC = "nbflash.cuda.tile.simt.atomic"
+MASK, SOFTMAX, ASYNC = (
+    "nbflash.cuda.tile.simt.mask",
+    "nbflash.cuda.tile.simt.softmax",
+    "nbflash.cuda.tile.cp_async",
+)
 CLAMP, PASSES = "row = select(row < valid, row, valid - 1)", "for i in range(passes):"
 TILES = (
     (MASK, Mutant("lo off by one", "kv + c >= lo[i]", "kv + c >= lo[i] + 1")),

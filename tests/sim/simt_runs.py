@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 
 from nbflash import reference, testing
-from nbflash.kernels.simt_config import SimtBackwardConfig, SimtConfig
-from nbflash.problem import check_forward
-from nbflash.simt import SimtExecutor
+from nbflash.backends.simt.configs import SimtBackwardConfig, SimtConfig
+from nbflash.backends.simt.executor import SimtExecutor
+from nbflash.inputs.problem import check_forward
 
 DTYPES = {
     "float16": np.float16,

@@ -5,15 +5,21 @@ from dataclasses import replace
 import numpy as np
 from sm90_runs import BLOCK, drawn
 
-from nbflash import launch, philox, reference, score_params, testing
-from nbflash.constants import LOG2_E
-from nbflash.kernels.bwd_sm90 import bwd_sm90_spec
-from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
-from nbflash.kernels.bwd_sm90_rows import CHUNK, round_sm90_spec, statistics_sm90_spec
-from nbflash.problem import check_forward
-from nbflash.schedule import TileSchedule
-from nbflash.sim.hopper import SimTensorMap
-from nbflash.sm90_backward import rows_config, tables
+from nbflash import reference, testing
+from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
+from nbflash.backends.sm90.backward.host import rows_config, tables
+from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
+from nbflash.backends.sm90.backward.pre_post_process import (
+    CHUNK,
+    round_sm90_spec,
+    statistics_sm90_spec,
+)
+from nbflash.cuda import launch, score_params
+from nbflash.cuda.simulator.hopper import SimTensorMap
+from nbflash.definitions import philox
+from nbflash.definitions.constants import LOG2_E
+from nbflash.inputs.problem import check_forward
+from nbflash.schedule.tile_schedule import TileSchedule
 
 # One warpgroup, as cheap as can be; two that share a tile of 128 queries; two that share columns.
 ALONE = Sm90BackwardConfig("float16", 16, 1, 64)

@@ -6,14 +6,16 @@ import numpy as np
 from sm90_bwd_runs import FACTOR, flat, in_memory, strides
 from sm90_runs import BLOCK, drawn
 
-from nbflash import launch, philox, reference, score_params, testing
-from nbflash.constants import LOG2_E
-from nbflash.kernels.bwd_sm90_dq import bwd_sm90_dq_spec
-from nbflash.kernels.bwd_sm90_dq_config import Sm90DqConfig
-from nbflash.persistent import row_tables
-from nbflash.problem import check_forward
-from nbflash.schedule import TileSchedule
-from nbflash.sim.hopper import SimTensorMap
+from nbflash import reference, testing
+from nbflash.backends.sm90.backward.dq_config import Sm90DqConfig
+from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
+from nbflash.cuda import launch, score_params
+from nbflash.cuda.simulator.hopper import SimTensorMap
+from nbflash.definitions import philox
+from nbflash.definitions.constants import LOG2_E
+from nbflash.inputs.problem import check_forward
+from nbflash.schedule.tile_schedule import TileSchedule
+from nbflash.schedule.work_list import row_tables
 
 # One warpgroup, as cheap as can be, and dQ leaves through the place of its dO, or of its Q; two,
 # and both ways; one with every ring of another length.

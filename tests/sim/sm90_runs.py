@@ -5,14 +5,15 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
-from nbflash import launch, reference, score_params, testing
-from nbflash.constants import LEAST_SCALE, LOG2_E
-from nbflash.kernels.fwd_sm90 import fwd_sm90_spec
-from nbflash.kernels.sm90_config import Sm90Config
-from nbflash.problem import check_forward
-from nbflash.schedule import TileSchedule
-from nbflash.sim.hopper import SimTensorMap
-from nbflash.tile.dropout_wgmma import dropping_of
+from nbflash import reference, testing
+from nbflash.backends.sm90.forward.config import Sm90Config
+from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
+from nbflash.cuda import launch, score_params
+from nbflash.cuda.simulator.hopper import SimTensorMap
+from nbflash.cuda.tile.wgmma.dropout import dropping_of
+from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
+from nbflash.inputs.problem import check_forward
+from nbflash.schedule.tile_schedule import TileSchedule
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # One warpgroup, as cheap as can be, and two; on whole tiles, and on halves of tiles.
@@ -43,7 +44,7 @@ def drawn(dropout, seed, inverse=False):
 
 
 def arguments(cfg, mask, q, k, v, out, lse, scale=None, params=(), drawing=((), ())):
-    """The kernel's, as :class:`nbflash.sm90.Sm90Executor` binds them."""
+    """The kernel's, as :class:`nbflash.backends.sm90.executor.Sm90Executor` binds them."""
     p = check_forward(q, k, v, scale)
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
     if cfg.score and cfg.score.by_place:

@@ -7,9 +7,10 @@ from mutant_family import Family
 from mutants import Mutant
 from simt_runs import DTYPES
 
-from nbflash import sim, testing
+from nbflash import testing
+from nbflash.cuda import simulator as sim
 
-PARTS, COMBINE = "nbflash.tile.parts", "nbflash.kernels.combine_simt"
+PARTS, COMBINE = "nbflash.cuda.tile.split_kv", "nbflash.backends.split_kv.combine"
 
 
 def check(part_o, part_lse, dtype=np.float32, **how):

@@ -8,8 +8,8 @@ from mutant_family import Family
 from mutants_decode import CHAIN, CUDA, KERNEL, MUTANTS
 
 import masks
-from nbflash import sim
-from nbflash.quantised import dequantise, quantise
+from nbflash.cuda import simulator as sim
+from nbflash.definitions.quantised import dequantise, quantise
 
 CAPACITY, NQ, PAGE = 48, 3, 4
 LENGTHS = np.array([2, 41], np.int32)

@@ -16,14 +16,14 @@ from decode_cases import (
 from decode_runs import decoded
 
 import masks
-from nbflash import sim
-from nbflash.decode_cuda import lookup
-from nbflash.decode_problem import Cache
-from nbflash.decode_shares import splits_for
-from nbflash.kernels.decode_simt_config import decode_config
-from nbflash.ptx._asm import types
-from nbflash.quantised import dequantise, quantise
-from nbflash.tile.copy import widened
+from nbflash.backends.simt.decode_configs import decode_config
+from nbflash.backends.split_kv.splits import splits_for
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.ptx._asm import types
+from nbflash.cuda.tile.convert import widened
+from nbflash.definitions.quantised import dequantise, quantise
+from nbflash.inputs.decode_problem import Cache
+from nbflash.planning.decode_plan import lookup
 
 STORAGE = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}
 SHORT = LENGTHS[2:5]

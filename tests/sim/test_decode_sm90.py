@@ -7,8 +7,8 @@ from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_
 from decode_sm90_runs import joined, run
 
 import masks
-from nbflash import sim
-from nbflash.quantised import dequantise, quantise
+from nbflash.cuda import simulator as sim
+from nbflash.definitions.quantised import dequantise, quantise
 
 T = 64  # keys of a tile
 PAGE = 16

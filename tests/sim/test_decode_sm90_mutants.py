@@ -20,8 +20,8 @@ from mutants_decode_sm90 import (
 )
 
 import masks
-from nbflash import sim
-from nbflash.quantised import dequantise, quantise
+from nbflash.cuda import simulator as sim
+from nbflash.definitions.quantised import dequantise, quantise
 
 T, CAPACITY, NQ = 64, 192, 3
 LENGTHS = np.array([1, T + 1, 2 * T + 6], np.int32)
@@ -224,7 +224,7 @@ FAMILY = Family(
     MUTANTS,
     generate=(ROWS, LOADING, COMPUTING, STORED, JOINING, KERNEL),
     reach=reach,
-    survivors={"decode_sm90_compute: compute: mbarrier_arrive stage shifted": TWO_STAGES},
+    survivors={"decode.consumer: compute: mbarrier_arrive stage shifted": TWO_STAGES},
 )
 
 

@@ -7,7 +7,7 @@ from decode_cases import DTYPES, check, check_tokens, contiguous, paged, same_bi
 from decode_sm90_runs import run
 
 import masks
-from nbflash.quantised import dequantise, quantise
+from nbflash.definitions.quantised import dequantise, quantise
 
 T = 64  # keys of a tile
 CAPACITY = 3 * T

@@ -10,10 +10,11 @@ from simt_runs import DTYPES
 from sm90_bwd_runs import ALONE, BROAD, COLUMN, SHARED, TALL, run
 from sm90_bwd_runs import check as check_sm90
 
-import nbflash.cpu
-from nbflash import reference, sim
-from nbflash.kernels import bwd_sm90_rows
-from nbflash.schedule import TileSchedule
+import nbflash.backends.cpu
+from nbflash import reference
+from nbflash.backends.sm90.backward import pre_post_process as bwd_sm90_rows
+from nbflash.cuda import simulator as sim
+from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import make_qkv, mask_gallery, poisoned
 
 T = 64
@@ -149,7 +150,7 @@ def vjp_of_reference(inputs, scale, sign):
 def vjp_of_cpu(inputs, scale, sign):
     q, k, v, _ = inputs
     fault = Mutant("sign of dlse", "dout, out) - dlse", f"dout, out) {sign} dlse")
-    name = nbflash.cpu.__name__
+    name = nbflash.backends.cpu.__name__
     cpu = mutated_modules(name, fault, ())[name]
 
     def vjp(part):

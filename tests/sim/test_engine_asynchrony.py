@@ -10,8 +10,8 @@ import pytest
 from mutants import Mutant, rebuilt, without_barrier
 from numba import cuda, float32, int64
 
-from nbflash import sim
-from nbflash.sim.asynchrony import (
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.asynchrony import (
     bulk_copy_g2s,
     cp_async,
     cp_async_wait_all,

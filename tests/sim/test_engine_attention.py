@@ -11,7 +11,8 @@ import pytest
 from mutants import Mutant, rebuilt
 from numba import cuda, float32
 
-from nbflash import sim, testing
+from nbflash import testing
+from nbflash.cuda import simulator as sim
 from nbflash.reference import attention
 
 TILE = 16

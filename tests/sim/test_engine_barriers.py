@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from nbflash import sim
-from nbflash.sim.engine import current
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.engine import current
 
 SEEDS = range(8)
 

@@ -5,8 +5,8 @@ import pytest
 from hopper_runs import BASE, image, launched, memory, races, rejected
 from numba import cuda
 
-from nbflash import sim
-from nbflash.sim.hopper import (
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.hopper import (
     SimTensorMap,
     bulk_add,
     bulk_commit,
@@ -17,7 +17,7 @@ from nbflash.sim.hopper import (
     stmatrix4,
     tma_store_4d,
 )
-from nbflash.tile.wgmma_store import make_store_fragment, matrix_row
+from nbflash.cuda.tile.wgmma.store_shared import make_store_fragment, matrix_row
 
 ROWS, COLUMNS = 64, 128
 

@@ -8,10 +8,10 @@ import pytest
 from hopper_runs import BASE, BYTES, SEEDS, image, launched, memory, races, rejected
 from numba import cuda, int32
 
-import nbflash.ptx
-from nbflash import sim
-from nbflash.sim import hopper
-from nbflash.sim.hopper import (
+import nbflash.cuda.ptx
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator import hopper
+from nbflash.cuda.simulator.hopper import (
     SimTensorMap,
     bar_arrive,
     bar_sync,
@@ -29,7 +29,7 @@ from nbflash.sim.hopper import (
 
 
 def test_every_instruction_of_the_seam_has_a_body():
-    text = "".join(path.read_text() for path in Path(nbflash.ptx.__path__[0]).glob("*.py"))
+    text = "".join(path.read_text() for path in Path(nbflash.cuda.ptx.__path__[0]).glob("*.py"))
     names = re.findall(r'instruction\(\s*"(\w+)"', text) + re.findall(r"hopper\(\)\.(\w+)\(", text)
     assert {"tma_load_4d", "wgmma_commit", "setmaxnreg", "settle"} <= set(names)
     assert all(callable(getattr(hopper, name)) for name in names)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from nbflash import sim
-from nbflash.sim.launch import settings
-from nbflash.sim.patch import check_layout
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.launch import settings
+from nbflash.cuda.simulator.patch import check_layout
 
 
 @cuda.jit
@@ -170,7 +170,7 @@ def in_new_process(code, **environment):
 
 
 def test_install_without_the_simulator():
-    result = in_new_process("import nbflash.sim as sim; sim.install()")
+    result = in_new_process("import nbflash.cuda.simulator as sim; sim.install()")
     assert "Numba's CUDA simulator is off: set NUMBA_ENABLE_CUDASIM=1" in result.stderr
 
 
@@ -178,7 +178,7 @@ def test_kernel_decorated_before_install_runs_on_the_engine():
     code = """
 import numpy as np
 from numba import cuda
-from nbflash import sim
+from nbflash.cuda import simulator as sim
 
 @cuda.jit(device=True)
 def first(x):

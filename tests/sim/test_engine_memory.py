@@ -5,8 +5,8 @@ import pytest
 from numba import cuda
 from numba.cuda.types import float16, float32, float64, int32, int64, uint16, uint32
 
-from nbflash import sim
-from nbflash.sim.storage import STATIC_SHARED_LIMIT
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.storage import STATIC_SHARED_LIMIT
 
 
 def run(kernel, *args, threads=1, dynamic=0):

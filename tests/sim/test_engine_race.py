@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numba import cuda, float32, uint16, uint32
 
-from nbflash import sim
-from nbflash.sim.hopper import atom_inc, global_address
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.hopper import atom_inc, global_address
 
 SEEDS = range(6)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from nbflash import sim
-from nbflash.sim.warp import over_lanes, warp_collective
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.warp import over_lanes, warp_collective
 
 FULL = 0xFFFFFFFF
 LANES = np.arange(32)

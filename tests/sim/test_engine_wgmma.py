@@ -16,8 +16,8 @@ from hopper_runs import (
 )
 from numba import cuda
 
-from nbflash import sim
-from nbflash.sim.hopper import (
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.simulator.hopper import (
     bar_sync,
     fence_proxy_async,
     settle,

@@ -5,7 +5,7 @@ from mutant_family import Family
 from mutants import Mutant
 from numba import cuda, types
 
-from nbflash.tile import lanes
+from nbflash.cuda.tile import warp_reduce as lanes
 
 SIZES = (0, 1, 31, 32, 33, 1000, 40_000)
 

@@ -6,8 +6,8 @@ import pytest
 from hopper_runs import launched, rejected
 from numba import cuda
 
-from nbflash.sim.hopper import mma
-from nbflash.tile.dequantise import FLOAT16, NAN_BYTES
+from nbflash.cuda.simulator.hopper import mma
+from nbflash.cuda.tile.dequantise import FLOAT16, NAN_BYTES
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 STORED = {"int8": np.int8, "float8_e4m3fn": ml_dtypes.float8_e4m3fn}

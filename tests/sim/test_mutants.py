@@ -24,11 +24,12 @@ from mutants_fwd import FORWARD
 from mutants_tile import ASYNC, ATOMIC, COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
 
 import masks
-from nbflash import reference, sim, testing
-from nbflash.kernels.simt_config import SimtBackwardConfig, SimtConfig
-from nbflash.problem import check_forward as problem_of
+from nbflash import reference, testing
+from nbflash.backends.simt.configs import SimtBackwardConfig, SimtConfig
+from nbflash.cuda import simulator as sim
+from nbflash.inputs.problem import check_forward as problem_of
 
-FWD = "nbflash.kernels.fwd_simt"
+FWD = "nbflash.backends.simt.forward"
 # In the order of their imports.
 CHAIN = (
     UNROLL,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from simt_runs import Geometry, run
 
-from nbflash import sim
+from nbflash.cuda import simulator as sim
 from nbflash.testing import make_qkv, mask_gallery
 
 

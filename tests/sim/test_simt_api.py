@@ -78,7 +78,7 @@ def test_negative_strides_are_named():
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_device_without_room_is_named(direction, monkeypatch):
     """No plan without a forward kernel, no gradients without a backward kernel."""
-    from nbflash.simt import _Simulator
+    from nbflash.backends.simt.executor import _Simulator
 
     limit = 1024 if direction == "forward" else 48 * 1024
     monkeypatch.setattr(_Simulator, "smem_limit", limit)

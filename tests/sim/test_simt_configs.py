@@ -4,10 +4,10 @@ import functools
 
 import pytest
 
-from nbflash.kernels import simt_config
-from nbflash.kernels.bwd_simt import make_bwd_simt
-from nbflash.kernels.fwd_simt import make_fwd_simt
-from nbflash.kernels.simt_config import SimtBackwardConfig, SimtConfig
+from nbflash.backends.simt import configs as simt_config
+from nbflash.backends.simt.backward import make_bwd_simt
+from nbflash.backends.simt.configs import SimtBackwardConfig, SimtConfig
+from nbflash.backends.simt.forward import make_fwd_simt
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 HEAD_DIMS = range(1, 257)

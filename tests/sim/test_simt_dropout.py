@@ -11,8 +11,11 @@ from simt_runs import DTYPES, RESULTS, Geometry, assert_close, check, expected, 
 
 import masks
 import nbflash
-from nbflash import philox, scores, sim, simt
-from nbflash.kernels.simt_config import SimtBackwardConfig, SimtConfig
+from nbflash import scores
+from nbflash.backends.simt import executor as simt
+from nbflash.backends.simt.configs import SimtBackwardConfig, SimtConfig
+from nbflash.cuda import simulator as sim
+from nbflash.definitions import philox
 from nbflash.testing import make_qkv, mask_gallery
 
 SEED = 2**63 + 5, 2**40 + 11
@@ -107,7 +110,11 @@ def test_fragments_of_more_scores_than_bits_are_refused(cls):
         cls(**shape, dropout=True)
 
 
-DROPOUT, FWD, BWD = "nbflash.tile.dropout", "nbflash.kernels.fwd_simt", "nbflash.kernels.bwd_simt"
+DROPOUT, FWD, BWD = (
+    "nbflash.cuda.tile.dropout",
+    "nbflash.backends.simt.forward",
+    "nbflash.backends.simt.backward",
+)
 CHAIN = (DROPOUT, FWD, BWD, simt.__name__)
 MUTANTS = [
     (DROPOUT, Mutant("rows of the next group", "i // 4 * ROW_STEP + i % 4", "i")),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from simt_runs import DTYPES, Geometry, check
 
-from nbflash import sim
+from nbflash.cuda import simulator as sim
 from nbflash.testing import make_qkv, mask_gallery
 
 NAMES = tuple(mask_gallery(8))

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from simt_runs import DTYPES
 
-from nbflash.kernels.delta_simt import RowConfig, blocks_for, delta_simt_spec
-from nbflash.kernels.round_simt import round_simt_spec
-from nbflash.launch import simulate
+from nbflash.backends.simt.convert_dq import round_simt_spec
+from nbflash.backends.simt.row_statistics import RowConfig, blocks_for, delta_simt_spec
+from nbflash.cuda.launch import simulate
 
 WIDE = {"float16": np.float32, "bfloat16": np.float32, "float32": np.float32, "float64": np.float64}
 

@@ -5,7 +5,7 @@ import pytest
 from simt_runs import DTYPES, Geometry, bits, check, expected, run
 
 import masks
-from nbflash import sim
+from nbflash.cuda import simulator as sim
 from nbflash.testing import assert_within_reference, make_qkv, mask_gallery
 
 SEEDS = range(4)

@@ -12,8 +12,10 @@ from simt_runs import DTYPES, Geometry
 
 import masks
 import nbflash
-from nbflash import reference, scores, sim, simt_score, testing
-from nbflash.problem import check_forward
+from nbflash import reference, scores, testing
+from nbflash.backends.simt import score_gradient_host as simt_score
+from nbflash.cuda import simulator as sim
+from nbflash.inputs.problem import check_forward
 from nbflash.testing import make_qkv, mask_gallery
 
 HEADS = 4

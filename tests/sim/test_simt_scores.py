@@ -12,7 +12,9 @@ from simt_runs import DTYPES, RESULTS, Geometry, assert_close, check, expected, 
 
 import masks
 import nbflash
-from nbflash import scores, sim, simt
+from nbflash import scores
+from nbflash.backends.simt import executor as simt
+from nbflash.cuda import simulator as sim
 from nbflash.testing import make_qkv, mask_gallery
 
 TILE = Geometry()  # 8 × 8
@@ -61,7 +63,7 @@ def test_no_functions_are_no_score():
         np.testing.assert_array_equal(a, b)
 
 
-CHAIN = (SCORE, FWD, BWD, "nbflash.score_params", simt.__name__)
+CHAIN = (SCORE, FWD, BWD, "nbflash.cuda.score_params", simt.__name__)
 CASES = (((9, 20), "causal"), ((17, 9), "dense"))
 
 

@@ -7,10 +7,10 @@ import pytest
 from simt_runs import bits
 
 import nbflash
-from nbflash import simt
-from nbflash.kernels.fwd_simt import make_fwd_simt
-from nbflash.kernels.simt_config import SimtConfig, forward_config
-from nbflash.problem import check_forward
+from nbflash.backends.simt import executor as simt
+from nbflash.backends.simt.configs import SimtConfig, forward_config
+from nbflash.backends.simt.forward import make_fwd_simt
+from nbflash.inputs.problem import check_forward
 from nbflash.testing import make_qkv, mask_gallery, poisoned
 
 KB = 1024

@@ -7,8 +7,8 @@ import pytest
 from sm90_bwd_runs import ALONE, BROAD, COLUMN, COLUMNS, SHARED, TALL, check, run
 from sm90_runs import DTYPES, inputs
 
-from nbflash import sim
-from nbflash.persistent import ordered
+from nbflash.cuda import simulator as sim
+from nbflash.schedule.work_list import ordered
 from nbflash.testing import code_word_oracle, mask_gallery
 
 T = 64

@@ -28,8 +28,9 @@ from sm90_bwd_runs import ALONE, BROAD, FACTOR, TALL, run
 from sm90_runs import DTYPES
 
 import masks
-from nbflash import reference, sim, testing
-from nbflash.kernels.bwd_sm90_config import Sm90BackwardConfig
+from nbflash import reference, testing
+from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
+from nbflash.cuda import simulator as sim
 
 DEEP = replace(TALL, stages=3)
 

@@ -12,13 +12,13 @@ from mutants_sm90_bwd import REGISTERS
 from sm90_bwd_runs import COLUMN, COLUMNS, SHARED, check
 from sm90_runs import inputs
 
-from nbflash import sim
+from nbflash.cuda import simulator as sim
 from nbflash.testing import mask_gallery
 
-KEYS, ROWS = "nbflash.tile.wgmma_kept", "nbflash.tile.wgmma_rows"
-LOAD, ALONE = "nbflash.kernels.bwd_sm90_load", "nbflash.kernels.bwd_sm90_columns"
-WIDE, KERNEL = "nbflash.kernels.bwd_sm90_wide", "nbflash.kernels.bwd_sm90"
-TILE = "nbflash.kernels.bwd_sm90_tile"
+KEYS, ROWS = "nbflash.cuda.tile.wgmma.gemm_register_a", "nbflash.cuda.tile.wgmma.store_rows"
+LOAD, ALONE = "nbflash.backends.sm90.backward.producer", "nbflash.backends.sm90.backward.dkdv"
+WIDE, KERNEL = "nbflash.backends.sm90.backward.dkdv_wide", "nbflash.backends.sm90.backward.kernel"
+TILE = "nbflash.backends.sm90.backward.tile_math"
 # In the order of their imports.
 CHAIN = (KEYS, ROWS, LOAD, TILE, ALONE, WIDE, KERNEL)
 
@@ -147,8 +147,8 @@ def check_case(modules, config, name, nq, nk, heads, blocks, seed):
 
 
 SURVIVORS = {
-    "bwd_sm90_columns: accumulate: wgmma_fence 2 deleted": REGISTERS,
-    "bwd_sm90_wide: role: wgmma_commit deleted": (
+    "backward.dkdv: accumulate: wgmma_fence 2 deleted": REGISTERS,
+    "backward.dkdv_wide: role: wgmma_commit deleted": (
         "the commit of the next product takes this one along, and the wait behind it is for all"
     ),
 }

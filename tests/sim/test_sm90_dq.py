@@ -5,7 +5,8 @@ import pytest
 from sm90_dq_runs import ALONE, BY_Q, DEEP, PAIR, check, check_statistics, run
 from sm90_runs import DTYPES, inputs
 
-from nbflash import reference, sim
+from nbflash import reference
+from nbflash.cuda import simulator as sim
 from nbflash.testing import code_word_oracle, mask_gallery
 
 T = 64

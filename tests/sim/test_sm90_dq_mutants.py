@@ -11,8 +11,9 @@ from sm90_bwd_runs import FACTOR
 from sm90_dq_runs import ALONE, DEEP, PAIR, check_statistics, run
 from sm90_runs import DTYPES
 
-from nbflash import reference, sim, testing
-from nbflash.kernels.bwd_sm90_dq_config import Sm90DqConfig
+from nbflash import reference, testing
+from nbflash.backends.sm90.backward.dq_config import Sm90DqConfig
+from nbflash.cuda import simulator as sim
 
 BOTH = replace(PAIR, k_stages=3, q_stages=2, do_stages=2, stats_m=64)
 
@@ -119,7 +120,7 @@ FAMILY = Family(
     {"left": case_of(check_left)} | {case.name: case_of(check, case) for case in CASES},
     MUTANTS,
     generate=(LOAD, STATISTICS, COMPUTE, KERNEL),
-    survivors={"bwd_sm90_dq_compute: compute_stream: mbarrier_arrive 3 stage shifted": TWO_STAGES},
+    survivors={"backward.dq_consumer: compute_stream: mbarrier_arrive 3 stage shifted": TWO_STAGES},
 )
 
 

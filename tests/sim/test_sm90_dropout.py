@@ -11,7 +11,9 @@ from mutants import Mutant
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, inputs, run
 
 import masks
-from nbflash import philox, scores, sim
+from nbflash import scores
+from nbflash.cuda import simulator as sim
+from nbflash.definitions import philox
 from nbflash.testing import mask_gallery
 
 T = 64
@@ -86,14 +88,18 @@ def test_backward(form):
             runs.check(cfg, mask, values, scale=scale, **more)
 
 
-KERNELS = "nbflash.kernels."
-TILE, PLACE = "nbflash.tile.dropout_wgmma", KERNELS + "sm90_dropout"
-ROW, WHOLE, HALF = (KERNELS + name for name in ("sm90_row", "sm90_whole", "sm90_halves"))
-COMPUTE, FWD = KERNELS + "sm90_compute", KERNELS + "fwd_sm90"
-ACROSS, COLUMNS = KERNELS + "bwd_sm90_dropout", KERNELS + "bwd_sm90_columns"
-WIDE, BWD = KERNELS + "bwd_sm90_wide", KERNELS + "bwd_sm90"
-STATISTICS, DQ_COMPUTE = KERNELS + "bwd_sm90_dq_statistics", KERNELS + "bwd_sm90_dq_compute"
-DQ = KERNELS + "bwd_sm90_dq"
+HOPPER = "nbflash.backends.sm90."
+TILE, PLACE = "nbflash.cuda.tile.wgmma.dropout", HOPPER + "shared.dropout"
+ROW, WHOLE, HALF, COMPUTE, FWD = (
+    f"{HOPPER}forward.{name}"
+    for name in ("epilogue", "mainloop_pingpong", "mainloop_overlap", "consumer", "kernel")
+)
+ACROSS, COLUMNS, WIDE, BWD = (
+    f"{HOPPER}backward.{name}" for name in ("dropout", "dkdv", "dkdv_wide", "kernel")
+)
+STATISTICS, DQ_COMPUTE, DQ = (
+    f"{HOPPER}backward.{name}" for name in ("dq_statistics", "dq_consumer", "dq_kernel")
+)
 FORWARD = TILE, PLACE, ROW, WHOLE, HALF, COMPUTE, FWD
 BY_COLUMNS = TILE, PLACE, ACROSS, COLUMNS, WIDE, BWD
 BY_ROWS = TILE, PLACE, STATISTICS, DQ_COMPUTE, DQ

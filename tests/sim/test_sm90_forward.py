@@ -10,8 +10,9 @@ import sm90_runs
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, run
 
 import masks
-from nbflash import reference, sim, testing
-from nbflash.kernels import sm90_whole
+from nbflash import reference, testing
+from nbflash.backends.sm90.forward import mainloop_pingpong as sm90_whole
+from nbflash.cuda import simulator as sim
 from nbflash.testing import code_word_oracle, mask_gallery
 
 T = 64

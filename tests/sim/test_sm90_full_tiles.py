@@ -12,8 +12,9 @@ from scipy.sparse import csr_array
 from score_cases import scores_for
 
 import masks
-from nbflash import reference, scores, sim, testing
-from nbflash.schedule import TileSchedule
+from nbflash import reference, scores, testing
+from nbflash.cuda import simulator as sim
+from nbflash.schedule.tile_schedule import TileSchedule
 
 FORWARD = {
     "halves": sm90_runs.HALVES,

@@ -12,7 +12,8 @@ import sm90_bwd_runs
 import sm90_dq_runs
 from sm90_runs import DTYPES, inputs
 
-from nbflash import reference, sim
+from nbflash import reference
+from nbflash.cuda import simulator as sim
 from nbflash.testing import mask_gallery
 
 T = 64

@@ -13,9 +13,10 @@ from mutants_sm90_tile import LIST, WORK_LIST
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, ordered, precise, raise_scores, run
 
 import masks
-from nbflash import reference, sim, testing
-from nbflash.kernels.sm90_config import Sm90Config
-from nbflash.tile.pipeline import item_of
+from nbflash import reference, testing
+from nbflash.backends.sm90.forward.config import Sm90Config
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.tile.ring import item_of
 
 WIDE = replace(HALVES_PAIR, tile_n=128)
 AHEAD = replace(HALVES, k_stages=2, v_stages=3)

@@ -10,13 +10,17 @@ from score_cases import code_of
 from sm90_runs import ALONE, HALVES, PAIR, check, inputs, precise, raise_scores
 
 import masks
-from nbflash import reference, scores, sim
-from nbflash.kernels.sm90_config import Sm90Config, forward_configs
-from nbflash.score_params import STEEPEST
+from nbflash import reference, scores
+from nbflash.backends.sm90.forward.config import Sm90Config, forward_configs
+from nbflash.cuda import simulator as sim
+from nbflash.cuda.score_params import STEEPEST
 
 T = 64
-RAMP, WHOLE = "nbflash.kernels.sm90_ramp", "nbflash.kernels.sm90_whole"
-COMPUTE, FWD = "nbflash.kernels.sm90_compute", "nbflash.kernels.fwd_sm90"
+RAMP, WHOLE = (
+    "nbflash.backends.sm90.forward.alibi_gemm",
+    "nbflash.backends.sm90.forward.mainloop_pingpong",
+)
+COMPUTE, FWD = "nbflash.backends.sm90.forward.consumer", "nbflash.backends.sm90.forward.kernel"
 CHAIN = (RAMP, WHOLE, COMPUTE, FWD)
 
 

@@ -13,7 +13,8 @@ from score_cases import NAMES, scores_for
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, inputs, run
 
 import masks
-from nbflash import scores, sim
+from nbflash import scores
+from nbflash.cuda import simulator as sim
 from nbflash.testing import mask_gallery
 
 T = 64
@@ -123,7 +124,7 @@ def test_narrow_and_wide_heads():
         check(config, masks.causal(T + 1), q, k, v, score=scores_for(1, 1, 1)["composed"])
 
 
-FWD = "nbflash.kernels.fwd_sm90"
+FWD = "nbflash.backends.sm90.forward.kernel"
 CHAIN = (SCORE, PLACE, WHOLE, HALVES_MODULE, COMPUTE, FWD)
 
 

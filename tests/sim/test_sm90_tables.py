@@ -5,10 +5,10 @@ import sm90_bwd_runs
 import sm90_dq_runs
 import sm90_runs
 
-from nbflash import sim
-from nbflash.kernels.bwd_sm90_config import MOST_HEAD_DIM, backward_config, columns_config
-from nbflash.kernels.bwd_sm90_dq_config import dq_config
-from nbflash.kernels.sm90_config import forward_configs
+from nbflash.backends.sm90.backward.config import MOST_HEAD_DIM, backward_config, columns_config
+from nbflash.backends.sm90.backward.dq_config import dq_config
+from nbflash.backends.sm90.forward.config import forward_configs
+from nbflash.cuda import simulator as sim
 from nbflash.testing import mask_gallery
 
 DTYPE = "bfloat16"

@@ -1,0 +1,1 @@
+"""The implementations, and one protocol over them."""

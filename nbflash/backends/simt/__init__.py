@@ -1,0 +1,1 @@
+"""CUDA devices without tensor cores: kernels, configurations, and what binds them."""

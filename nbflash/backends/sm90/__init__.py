@@ -1,0 +1,1 @@
+"""Hopper: kernels of wgmma, TMA and mbarriers, and what binds them."""

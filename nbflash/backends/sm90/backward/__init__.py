@@ -1,0 +1,1 @@
+"""Hopper's backward pass, by columns, and by rows for dQ."""

@@ -1,0 +1,69 @@
+"""The Hopper pass over rows for dQ alone: its tables, and its kernel with arguments bound."""
+
+from dataclasses import replace
+from functools import cached_property
+
+from nbflash.backends.sm90.backward.dq_config import ROWS, completed, dq_config
+from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
+from nbflash.cuda import launch, tensor_map
+from nbflash.cuda.tile.wgmma.dropout import dropping_of
+from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.philox import factor
+from nbflash.inputs import arrays
+from nbflash.schedule.tile_schedule import TileSchedule
+from nbflash.schedule.work_list import row_tables
+
+
+class DqPass:
+    """dQ of one problem and mask on one Hopper GPU, the same bits every time.
+
+    Parameters
+    ----------
+    problem : nbflash.inputs.problem.Problem
+    mask : masks.Mask
+    stats_m : int
+        Query tile by which the statistics are laid out.
+    config : Sm90DqConfig, optional
+        Instead of the table's row.
+    scoring : (ScoreCode or None, tuple)
+        Functions of the scores and their parameters on the device.
+    dropout : float
+    """
+
+    def __init__(self, problem, mask, stats_m, *, config=None, scoring=(None, ()), dropout=0.0):
+        import cupy
+
+        self._problem, self._cupy = problem, cupy
+        score, self._params = scoring
+        config = config or dq_config(problem.dtype, problem.head_dim, stats_m)
+        self._dropout = dropout
+        config = completed(config, score, bool(dropout))
+        self.schedule = s = TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
+        self.config = replace(config, full_tiles=s.full_tiles)
+        self._map = tensor_map.Maps(problem.dtype)
+
+    @cached_property
+    def _kernel(self):
+        """The launch with sizes and tables bound, and what must stay alive."""
+        p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
+        items, device = p.batch * p.heads * s.n_row, cupy.cuda.Device(p.device_id)
+        blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
+        walked, live = row_tables(s, p, blocks)
+        held = arrays.resident(walked)
+        stride = p.nq * p.heads * p.head_dim, p.heads * p.head_dim, p.head_dim
+        sizes = p.nq, p.heads, p.group, s.n_row, items, live
+        scales = p.scale * (1.0 if cfg.score else LOG2_E), p.scale * factor(self._dropout)
+        tables = (t.data.ptr for t in held)
+        more = self._params, dropping_of(self._dropout)
+        trailing = (*stride, *sizes, *scales, *tables, *launch.flattened(more))
+        return launch.bind(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
+
+    def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state):
+        """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
+        n = self.config.tile_n
+        boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
+        maps = [self._map(x, rows) for x, rows in boxes]
+        kernel, _ = self._kernel
+        pointers = (x.data.ptr for x in (dq, out, lse, dlse, stats))
+        strides = *arrays.strides(out), *arrays.strides(dlse)
+        kernel([*pointers, *strides, *state], maps)

@@ -1,0 +1,60 @@
+"""Dropout in the Hopper pass over columns: see :mod:`nbflash.cuda.tile.wgmma.dropout`.
+
+What the statistics hold is −δ (1 − p), and P and dS are (1 − p) of what they should be until dV and
+dK leave.
+"""
+
+from nbflash.backends.sm90.backward.config import PLACE_WORDS
+from nbflash.cuda.ptx._asm import inlined, types
+from nbflash.cuda.tile.ring import read_record
+from nbflash.cuda.tile.wgmma.dropout import make_drop_across
+
+
+def make_dropping(cfg):
+    """``draw, dropped, dropped_dp, factor_of``; without dropout nothing happens.
+
+    ``draw(smem, place, stage, row, pair, drawn, dropping)`` for a tile, by the thread's upper key
+    and first query in it; ``dropped(p, drawn)`` of packed P; ``dropped_dp(dp, minus_deltas,
+    drawn)`` of dP − δ; ``factor_of(dropping)``, 1 / (1 − p).
+    """
+    if not cfg.dropout:
+
+        @inlined
+        def nothing(smem, place, stage, row, pair, drawn, dropping):
+            return types.int32(0)
+
+        @inlined
+        def same(p, drawn):
+            return p
+
+        @inlined
+        def same_dp(dp, minus_deltas, drawn):
+            return dp
+
+        @inlined
+        def one(dropping):
+            return types.float32(1)
+
+        return nothing, same, same_dp, one
+    PLACES = cfg.places_offset
+    masks_at, drop, drop_dp = make_drop_across(cfg.tile_m)
+
+    @inlined
+    def draw(smem, place, stage, row, pair, drawn, dropping):
+        b, h, q, kv = read_record(smem, place[1] + PLACES // 4 + PLACE_WORDS * stage)
+        at = types.uint32(kv + row), types.uint32(q + pair), types.uint32(h), types.uint32(b)
+        return masks_at(drawn, dropping[0], *at), dropping[0]
+
+    @inlined
+    def dropped(p, drawn):
+        return drop(p, drawn[0])
+
+    @inlined
+    def dropped_dp(dp, minus_deltas, drawn):
+        return drop_dp(dp, minus_deltas, *drawn)
+
+    @inlined
+    def factor_of(dropping):
+        return dropping[1]
+
+    return draw, dropped, dropped_dp, factor_of

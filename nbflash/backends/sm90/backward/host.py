@@ -1,0 +1,203 @@
+"""The Hopper backward of one problem and mask: its tables, and its kernels with arguments bound."""
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from masks import FULL
+from nbflash.backends.sm90.backward.config import (
+    MOST_HEAD_DIM,
+    backward_config,
+    columns_config,
+    two_passes_are_faster,
+)
+from nbflash.backends.sm90.backward.dq_config import dq_config
+from nbflash.backends.sm90.backward.dq_host import DqPass
+from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
+from nbflash.backends.sm90.backward.pre_post_process import (
+    RowsConfig,
+    round_sm90_spec,
+    statistics_sm90_spec,
+)
+from nbflash.cuda import launch, tensor_map
+from nbflash.cuda.tile.wgmma.dropout import dropping_of
+from nbflash.cuda.tile.wgmma.gradient import PART
+from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.philox import factor
+from nbflash.inputs import arrays
+from nbflash.inputs.arrays import strides
+from nbflash.schedule.tile_schedule import TileSchedule
+from nbflash.schedule.work_list import L2_BYTES, ordered
+
+
+def tables(schedule, batch, heads, group, head_dim, blocks, with_dq=True):
+    """What the kernel walks: work, planes, the transposed schedule, bounds by query tiles.
+
+    Parameters
+    ----------
+    schedule : TileSchedule
+        Transposed.
+    batch, heads, group, head_dim : int
+    blocks : int
+        How many will walk at the same time.
+    with_dq : bool
+        Whether they add to a sum of dQ.
+
+    Returns
+    -------
+    walked : tuple
+        int32, but the last, the bit tiles, uint32.
+    live : int
+        Items of the work list that have tiles.
+    """
+    s = schedule
+    plane_of, work = s.plane_of(batch, heads), s.work(batch, heads, group)
+    lengths = np.diff(s.row_ptr)
+    hidden = np.concatenate([[0], np.cumsum(s.kind != FULL)])[s.row_ptr]
+    per_item = [
+        count.reshape(s.planes, s.n_row)[plane_of].reshape(-1, group, s.n_row).sum(axis=1)
+        for count in (lengths, np.diff(hidden))
+    ]
+    length, masked = (count[work[:, 1], work[:, 0]] for count in per_item)
+    # Q, dO and the sum of dQ.
+    head_bytes = s.nq * group * head_dim * (2 + 2 + 4 * with_dq)
+    work = ordered(np.column_stack([work, masked]), length, -(-L2_BYTES // head_bytes), blocks)
+    n_block, head, masked = work.T
+    work = np.stack([n_block, *np.divmod(head, heads // group), masked > 0], 1).astype(np.int32)
+    bounds = np.zeros((s.planes, 2, s.n_col * s.tile_m), np.int32)
+    bounds[:, 0, : s.nq] = s.lo.reshape(s.planes, s.nq)
+    bounds[:, 1, : s.nq] = s.hi.reshape(s.planes, s.nq)
+    bounds = bounds.reshape(s.planes, 2, s.n_col, s.tile_m).transpose(0, 2, 1, 3)
+    walked = work, plane_of, s.row_ptr, s.col_idx, s.kind, bounds, s.bits
+    return tuple(np.ascontiguousarray(x).ravel() for x in walked), int(np.count_nonzero(length))
+
+
+def rows_config(cfg):
+    """The configuration of the kernels around the main one."""
+    return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
+
+
+def only_two_passes(problem, mask, score=None, dropout=0.0):
+    """Whether there is no kernel for one pass. ``score`` is a ScoreCode."""
+    if problem.head_dim > MOST_HEAD_DIM:
+        return True
+    config = backward_config(problem.dtype, problem.head_dim)
+    config = replace(config, score=score, dropout=bool(dropout))
+    if config.sloped:
+        full = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).full_tiles
+        config = replace(config, full_tiles=full)
+    return bool(config.why_not())
+
+
+def in_two_passes(problem, mask, score=None, dropout=0.0):
+    """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
+
+    Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
+    rounded once a row, however few its tiles.
+    """
+    if only_two_passes(problem, mask, score, dropout):
+        return True
+    dtype, head_dim = problem.dtype, problem.head_dim
+    columns = columns_config(dtype, head_dim)
+    configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
+    schedules = [TileSchedule.from_mask(mask, c.tile_m, c.tile_n) for c in configs]
+    keys = (s.density * s.n_col * s.tile_n for s in schedules)
+    return two_passes_are_faster(head_dim, *keys)
+
+
+class Sm90Backward:
+    """The backward of one problem and mask on one Hopper GPU.
+
+    Parameters
+    ----------
+    problem : nbflash.inputs.problem.Problem
+    mask : masks.Mask
+    two_passes : bool
+        dK and dV by columns and dQ by rows, reproducibly; or all in one pass over columns.
+    config : Sm90BackwardConfig, optional
+        Of the pass over columns, instead of the table's row; but `full_tiles` is the schedule's.
+    scoring : (ScoreCode or None, tuple)
+        Functions of the scores and their parameters on the device.
+    dropout : float
+        Takes two passes.
+    """
+
+    def __init__(
+        self, problem, mask, *, two_passes=False, config=None, scoring=(None, ()), dropout=0.0
+    ):
+        import cupy
+
+        self._problem, self._cupy = problem, cupy
+        score, self._params = scoring
+        table = columns_config if two_passes else backward_config
+        config = config or table(problem.dtype, problem.head_dim)
+        self._dropout = dropout
+        self.schedule = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).T
+        full = self.schedule.full_tiles
+        self.config = cfg = replace(config, score=score, dropout=bool(dropout), full_tiles=full)
+        more = {"scoring": scoring, "dropout": dropout}
+        self.rows = DqPass(problem, mask, cfg.tile_m, **more) if two_passes else None
+        self._map = tensor_map.Maps(problem.dtype)
+
+    @property
+    def _slots(self):
+        """Query tiles of all heads."""
+        return self._problem.batch * self._problem.heads * self.schedule.n_col
+
+    @cached_property
+    def _main(self):
+        """The pass over columns with sizes and tables bound, and what must stay alive."""
+        p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
+        items, heads_kv = s.n_row * p.batch * p.heads // p.group, p.heads // p.group
+        device = cupy.cuda.Device(p.device_id)
+        blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
+        walked, live = tables(s, p.batch, p.heads, p.group, p.head_dim, blocks, cfg.with_dq)
+        held = arrays.resident(walked)
+        stride = p.nk * heads_kv * p.head_dim, heads_kv * p.head_dim, p.head_dim
+        sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)
+        scales = p.scale * (1.0 if cfg.score else LOG2_E), p.scale * factor(self._dropout)
+        pointers = (t.data.ptr for t in held)
+        more = self._params, dropping_of(self._dropout, inverse=True)
+        trailing = (*stride, *sizes, *scales, *pointers, *launch.flattened(more))
+        return launch.bind(bwd_sm90_spec(cfg), blocks, trailing, p.device_id), held
+
+    @cached_property
+    def _around(self):
+        """The launches before and after one pass, bound: statistics and clearing, rounding."""
+        p, cfg, n_col = self._problem, self.config, self.schedule.n_col
+        rows, queries = rows_config(cfg), self._slots * cfg.tile_m
+        before = launch.bind(
+            statistics_sm90_spec(rows),
+            rows.statistics_blocks(queries),
+            (p.nq, p.heads, n_col, queries),
+            p.device_id,
+        )
+        sizes, blocks = (p.nq, p.heads, n_col, p.scale), self._slots * cfg.consumers
+        return before, launch.bind(round_sm90_spec(rows), blocks, sizes, p.device_id)
+
+    def _readable(self, x):
+        """``x``, or a copy that can be read 16 bytes at a time."""
+        if arrays.alignment(x) >= tensor_map.ALIGNMENT and min(x.strides) >= 0:
+            return x
+        return x.copy()  # also of a contiguous array that starts off alignment
+
+    def __call__(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, state=()):
+        """Write ``dq``, ``dk`` and ``dv``, which are contiguous; ``state`` is dropout's."""
+        cfg, cupy = self.config, self._cupy
+        dout, out = self._readable(dout), self._readable(out)
+        lse = lse if lse.flags.c_contiguous else lse.copy()
+        stats = cupy.empty((self._slots, 2, cfg.tile_m), np.float32)
+        boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
+        maps = [self._map(x, rows) for x, rows in boxes]
+        main, _ = self._main
+        if self.rows:
+            self.rows(dout, q, k, v, out, lse, dlse, stats, dq, state)
+            main([0, *(x.data.ptr for x in (stats, dk, dv)), *state], maps)
+            return
+        total = cupy.empty((self._slots, cfg.consumers, PART), np.float32)
+        before, after = self._around
+        pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
+        before([*pointers, *strides(dout), *strides(out), *strides(dlse)])
+        main([x.data.ptr for x in (total, stats, dk, dv)], maps)
+        after([total.data.ptr, dq.data.ptr, *strides(dq)])

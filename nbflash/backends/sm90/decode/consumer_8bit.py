@@ -1,0 +1,326 @@
+"""Caches of one byte in the Hopper decode kernel: see :mod:`.kernel`.
+
+A tile of K and V arrives as it is stored, with a scale for each key: the loading warp's lanes fetch
+them while the copy engine works. Every warp computes for itself, with 16 rows of Q, the keys of a
+tile that are its own, and waits for no other warp (:mod:`nbflash.cuda.tile.mma.quantised_gemm`); at
+the end of the part the results of the four are merged.
+
+    S = Q Kᵀ ∘ scale of K           O += (P ∘ scale of V / unit) V
+
+All operands are float16, whatever Q and O are: K and V without a rounding, Q with next to none. The
+unit, a power of two, brings the products to where float16 has room for those far below a row's
+largest. Every row has its own. It goes by the largest exponent up to here: of the scales of V in
+FULL tiles, and in others of the products themselves, so that a key which a row does not see,
+whatever its scale, takes nothing from that row. What has been added up in a smaller unit shrinks; O
+is multiplied by it last.
+
+    merged        m = max_w m_w     f_w = 2^(m_w − m)     l = Σ_w f_w l_w     O = Σ_w f_w O_w / l
+"""
+
+from masks import FULL
+from nbflash.backends.sm90.decode.config import RAGGED
+from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
+from nbflash.backends.sm90.decode.producer import COMPUTING
+from nbflash.backends.sm90.decode.rows import make_rows
+from nbflash.backends.sm90.decode.scales import LEAST_UNIT, unit_above
+from nbflash.backends.sm90.forward.config import END, RECORD_WORDS
+from nbflash.backends.sm90.forward.epilogue import poisoned
+from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
+from nbflash.cuda.ptx._asm import cuda, inlined, types
+from nbflash.cuda.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
+from nbflash.cuda.tile.float_bits import EXPONENT, INVERSE, ONES, bits_float, float_bits
+from nbflash.cuda.tile.mma.quantised_gemm import (
+    WARPS,
+    StoredLayout,
+    make_stored_products,
+    make_stored_q,
+    make_stored_scores,
+)
+from nbflash.cuda.tile.ring import divided, make_advance, read_record
+from nbflash.cuda.tile.simt.softmax import NEG_INF, guarded
+from nbflash.cuda.tile.tracing import (
+    either,
+    equal,
+    exp2,
+    fma,
+    hide,
+    load2,
+    load4,
+    maximum,
+    select,
+    store,
+    store4,
+    unrolled,
+)
+from nbflash.cuda.tile.warp_math import any_lane, approximate_reciprocal
+from nbflash.cuda.tile.warp_reduce import QUAD, across_lanes
+from nbflash.cuda.tile.wgmma.softmax import (
+    column_of,
+    fold_rows,
+    log_of_sum,
+    make_apply_keep,
+    make_wgmma_softmax,
+    row_of,
+    row_total,
+    scale_fragment,
+)
+
+
+def _key_of(element):
+    """Which of a lane's keys an element belongs to."""
+    return column_of(element) // 8 * 2 + column_of(element) % 8
+
+
+def _of_columns(s, scales):
+    """Scores or weights times the scale of their key."""
+    return tuple(x * scales[_key_of(i)] for i, x in enumerate(s))
+
+
+@unrolled
+def scale_scores(s, scales, inverses):
+    """S ∘ scale, and without the factors of Q's rows."""
+    s = _of_columns(s, [bits_float(x) for x in scales])
+    return tuple(x * inverses[row_of(i)] for i, x in enumerate(s))
+
+
+@unrolled
+def finite(scales):
+    """Scales, 1 where one is infinite or NaN, and a bit for each of those."""
+    bad = scales[0] * 0
+    infinite = [equal(x & EXPONENT, EXPONENT) for x in scales]
+    for i, x in enumerate(infinite):
+        bad = select(x, bad | (1 << i), bad)
+    return tuple(select(i, ONES, x) for i, x in zip(infinite, scales, strict=True)), bad
+
+
+def _grown(alpha, unit, new):
+    """1 / unit, α with what is old in that unit, and the unit: the larger of two, for each row."""
+    larger = tuple(map(maximum, unit, new))
+    inverse = [bits_float(x * -1 + INVERSE) for x in larger]
+    shrunk = [bits_float(x) * y for x, y in zip(unit, inverse, strict=True)]
+    return inverse, tuple(x * y for x, y in zip(alpha, shrunk, strict=True)), larger
+
+
+@unrolled
+def in_units(p, alpha, scales, unit, new):
+    """P ∘ scale / unit, α and the unit, of keys that all rows see: ``new`` serves the tile."""
+    inverse, alpha, unit = _grown(alpha, unit, (new, new))
+    factors = [[bits_float(x) * y for x in scales] for y in inverse]
+    return tuple(x * factors[row_of(i)][_key_of(i)] for i, x in enumerate(p)), alpha, unit
+
+
+@unrolled
+def in_own_units(p, alpha, scales, unit):
+    """The same by the largest product of a row: the scales of others may be anything."""
+    p = _of_columns(p, [bits_float(x) for x in scales])
+    largest = fold_rows([float_bits(x) & EXPONENT for x in p], maximum)
+    new = map(unit_above, across_lanes(largest, QUAD, maximum))
+    inverse, alpha, unit = _grown(alpha, unit, new)
+    return tuple(x * inverse[row_of(i)] for i, x in enumerate(p)), alpha, unit
+
+
+@unrolled
+def changes(alpha):
+    """Whether α is not 1 for some row of the warp."""
+    return any_lane(either(*(either(x < 1.0, x > 1.0) for x in alpha)))
+
+
+@unrolled
+def out_of_units(acc, unit):
+    """O."""
+    return tuple(x * bits_float(unit[row_of(i)]) for i, x in enumerate(acc))
+
+
+def make_stored_compute(cfg):
+    """``compute(smem, place, inverses, rows, bits, scale, thread)``: O, m, l of a warp's keys."""
+    TILE_N, KV_BYTES, SCALE_WORDS = cfg.tile_n, cfg.stored_bytes, cfg.scale_words
+    K, V, SCALES, RECORDS, *_ = cfg.offsets
+    FULL_K, FULL_V, EMPTY = cfg.barriers
+    O_START = (types.float32(0),) * (StoredLayout(cfg).width // 2)
+    PAIR, UNITS = (types.float32(0),) * 2, (types.int32(LEAST_UNIT),) * 2
+    KEYS, scores = StoredLayout(cfg).keys, make_stored_scores(cfg)
+    add_products, add_finite = make_stored_products(cfg)
+    _, _, careful, *_ = make_online_softmax(KEYS, "float16", most=0)
+    *_, pack = make_wgmma_softmax(KEYS, "float16")
+    apply_keep, advance = make_apply_keep(KEYS, 0), make_advance(cfg.stages)
+    (_, keep_of), ALL, MASKED = make_rows(cfg), (1 << KEYS // 4) - 1, cfg.masked
+
+    @unrolled
+    def load_scales(smem, at):
+        """The bits of the scales of a lane's keys."""
+        return tuple(x for i in range(0, KEYS, 8) for x in load2(smem, at + i))
+
+    @inlined
+    def keep_of_warp(kind, n0, seen, bits, c, first_key):
+        """A bit for each of this lane's keys."""
+        keep = keep_of(kind & (RAGGED - 1), n0, seen, bits, 2 * c)
+        return types.uint32(keep >> (first_key // 4) & ALL)
+
+    @inlined
+    def compute(smem, place, inverses, rows, bits, scale, thread):
+        base, words = place
+        acc, m, l, unit = O_START, PAIR, PAIR, UNITS
+        stage, phase = types.int32(0), types.int32(0)
+        mbarrier_wait(base + FULL_K, 0)
+        kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
+        while kind != END:
+            thread = hide(thread)  # or what follows from it stays in registers
+            first_key, lane = types.int32(thread // 32 * KEYS), types.int32(thread % 32)
+            q, r, c = types.int32(words + 4 * lane), types.int32(lane // 4), types.int32(lane % 4)
+            k, v_at = words + (K + stage * KV_BYTES) // 4, words + (V + stage * KV_BYTES) // 4
+            scales = words + SCALES // 4 + SCALE_WORDS * stage
+            own = scales + first_key + 2 * c
+            # S = Q Kᵀ ∘ scale
+            s = scores(smem, q, types.int32(k), types.int32(first_key + r), c)
+            mbarrier_wait(base + FULL_V + 8 * stage, phase)
+            s = scale_scores(s, load_scales(smem, types.int32(own)), inverses)
+            upper, below, bad = types.uint32(0), types.uint32(0), types.int32(0)
+            if kind != FULL:
+                upper = keep_of_warp(kind, n0, rows[0], bits, c, first_key)
+                below = keep_of_warp(kind, n0, rows[1], bits, c, first_key)
+                s = apply_keep(s, (upper, below))
+            # P = 2^(S · scale − m)
+            weights, m, l, sums, _, alpha = careful(s, m, l, scale)
+            l = l[0] + sums[0], l[1] + sums[1]
+            # P ∘ scale of V / unit
+            v_scales = load_scales(smem, types.int32(own + TILE_N))
+            if kind == FULL:
+                new = smem[scales + 2 * TILE_N]
+                if not MASKED:  # no other tile has come before: all rows have the same
+                    unit = unit[0], unit[0]
+                weights, alpha, unit = in_units(weights, alpha, v_scales, unit, new)
+            else:
+                v_scales, bad = finite(v_scales)
+                weights, alpha, unit = in_own_units(weights, alpha, v_scales, unit)
+            # O = α O + P V
+            if changes(alpha):
+                acc = scale_fragment(acc, alpha)
+            p, v, key = pack(weights), types.int32(v_at), types.int32(first_key + 2 * c)
+            if kind == FULL:
+                acc = add_products(acc, p, smem, v, key, r)
+            else:
+                acc, bad = add_finite(acc, p, smem, v, key, r, bad)
+                l = poisoned(l, (types.uint32(upper & bad), types.uint32(below & bad)))
+            cuda.syncwarp()
+            if lane == 0:
+                mbarrier_arrive(base + EMPTY + 8 * stage)
+            stage, phase = advance(stage, phase)
+            mbarrier_wait(base + FULL_K + 8 * stage, phase)
+            kind, n0, _, _ = read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+        return out_of_units(acc, unit), m, l
+
+    return compute
+
+
+def make_merge(cfg):
+    """``put(smem, words, acc, m, l, thread)``, ``merged(smem, words, row, column)``: O of four
+    columns and LSE.
+
+    All warps' O are where the stages have been, their m and l where the scales have been. Lanes
+    store four words of columns that are 2 span apart: in place of words 4 i … of 32 stand those of
+    4 (i ^ x), with another x for each of eight lanes, or all would meet in one bank.
+    """
+    layout, (K, _, SCALES, *_) = StoredLayout(cfg), cfg.offsets
+    WIDTH, OF_WARP, STATISTICS = layout.width, ROWS * layout.width, 2 * ROWS
+    OF_LANE = 2 * layout.span
+
+    @inlined
+    def turn_of(row, c):
+        """What the columns of a row in lane c are turned by."""
+        return types.int32(row % 2 * 16 + c * 4)
+
+    @unrolled
+    def put_acc(smem, at, acc, first_column, turn):
+        """A lane's two rows: neighbours are ``span`` n-tiles."""
+        for i in range(2):
+            for e in range(2):
+                for t in range(0, len(acc) // 4, 4):
+                    column = first_column + layout.column(t, e) ^ turn
+                    values = [float_bits(acc[4 * (t + n) + 2 * i + e]) for n in range(4)]
+                    store4(smem, at + 8 * i * WIDTH + column, values)
+
+    @unrolled
+    def put_statistics(smem, at, m, l):
+        for i in range(2):
+            store(smem, at + 16 * i, float_bits(m[i]))
+            store(smem, at + (16 * i + 1), float_bits(l[i]))
+
+    @inlined
+    def put(smem, words, acc, m, l, thread):
+        warp, r, c = thread // 32, thread % 32 // 4, types.int32(thread % 4)
+        l = row_total(l)
+        bar_sync(COMPUTING, 32 * WARPS)  # all are through with the stages
+        at = types.int32(words + K // 4 + warp * OF_WARP + r * WIDTH)
+        put_acc(smem, at, acc, types.int32(c * OF_LANE), turn_of(r, c))
+        if c == 0:
+            put_statistics(smem, types.int32(words + SCALES // 4 + warp * STATISTICS + 2 * r), m, l)
+        bar_sync(COMPUTING, 32 * WARPS)
+
+    @unrolled
+    def join(smem, at, statistics):
+        pairs = [load2(smem, statistics + w * STATISTICS) for w in range(WARPS)]
+        pairs = [[bits_float(x) for x in pair] for pair in pairs]
+        best = None
+        for m, l in pairs:
+            known = select(equal(l, 0.0), NEG_INF, m)
+            best = known if best is None else maximum(best, known)
+        total = bits_float(statistics * 0)
+        o = [total] * 4
+        for w, (m, l) in enumerate(pairs):
+            factor = select(equal(l, 0.0), 0.0, exp2(m - guarded(best)))
+            total = fma(factor, l, total)
+            of_warp = map(bits_float, load4(smem, at + w * OF_WARP))
+            o = [fma(factor, x, sum_) for x, sum_ in zip(of_warp, o, strict=True)]
+        inverse = select(equal(total, 0.0), 0.0, approximate_reciprocal(total))
+        return *(x * inverse for x in o), log_of_sum(best, total)
+
+    @inlined
+    def merged(smem, words, row, column):
+        at = words + K // 4 + row * WIDTH + (column ^ turn_of(row, column // OF_LANE % 4))
+        return join(smem, types.int32(at), types.int32(words + SCALES // 4 + 2 * row))
+
+    return put, merged
+
+
+def make_stored_part(cfg):
+    """``run(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, thread)``.
+
+    What the computing warps do with a row tile: O and LSE of the part of its keys.
+    """
+    HEAD_DIM, QUADS, (load_q_row, put_q) = cfg.head_dim, cfg.head_dim // 4, make_stored_q(cfg)
+    compute, (put, merged), (row_at, _) = make_stored_compute(cfg), make_merge(cfg), make_rows(cfg)
+    store_o = unrolled(store4)
+
+    @inlined
+    def row_of_q(q, q_stride, rows, row, thread):
+        first, count, pack, start = rows
+        token, head = divided(types.int32(min(first + row, count - 1)), pack)
+        at = (start + token * q_stride[1] + head * q_stride[2]) // 2
+        return load_q_row(q, types.int32(at), types.int32(thread % 4))
+
+    @inlined
+    def run(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, thread):
+        first, count, _, _ = rows
+        plane, length, lo, hi = seen
+        r = thread % 32 // 4
+        upper_q, upper_inverse = row_of_q(q, q_stride, rows, r, thread)
+        below_q, below_inverse = row_of_q(q, q_stride, rows, r + 8, thread)
+        if thread < 32:
+            put_q(smem, types.int32(place[1] + 4 * thread), upper_q, below_q)
+        bar_sync(COMPUTING, 32 * WARPS)
+        inverses = upper_inverse, below_inverse
+        upper, _ = row_at(types.int32(first + r), where, plane, length, lo, hi)
+        below, _ = row_at(types.int32(first + r + 8), where, plane, length, lo, hi)
+        acc, m, l = compute(smem, place, inverses, (upper, below), bits, scale, thread)
+        put(smem, place[1], acc, m, l, thread)
+        part_o, part_lse = parts
+        quads = hide(types.int32(min(count - first, ROWS) * QUADS))
+        for i in range(thread, quads, 32 * WARPS):
+            row, column = i // QUADS, i % QUADS * 4
+            found = merged(smem, place[1], row, column)
+            _, (o_at, lse_at) = row_at(types.int32(first + row), where, plane, length, lo, hi)
+            store_o(part_o, o_at * HEAD_DIM + column, found[:4])
+            if column == 0:
+                part_lse[lse_at] = found[4]
+
+    return run

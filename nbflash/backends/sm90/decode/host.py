@@ -1,0 +1,89 @@
+"""The first kernel of decode on Hopper, bound to a problem, a mask and a layout."""
+
+from __future__ import annotations
+
+from nbflash.backends.sm90.decode.combine_in_block import joined_by_the_last
+from nbflash.backends.sm90.decode.config import ROWS, decode_config
+from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
+from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
+from nbflash.cuda import launch, tensor_map
+from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
+from nbflash.inputs import arrays
+from nbflash.planning import dispatch as config
+
+
+def config_for(problem, mask):
+    """The geometry for a problem; `why_not` tells whether there is such a kernel."""
+    p = problem
+    stored = p.cache_dtype if p.cache_dtype != p.dtype else ""
+    known = {"masked": mask is not None, "negate": p.scale < 0}
+    return decode_config(p.dtype, p.head_dim, p.page_size, stored, **known)
+
+
+def why_not(problem, mask, q, cache) -> list[str]:
+    """Reasons why this kernel cannot run a problem in its layout; empty when it can."""
+    p = problem
+    if p.dtype not in ("float16", "bfloat16"):
+        return [f"needs float16 or bfloat16, got {p.dtype}"]
+    reasons = config.why_not_here("sm90", p.device_id) + config_for(p, mask).why_not()
+    paged = q, cache.k_cache, cache.v_cache
+    if (least := min(map(arrays.alignment, paged))) < tensor_map.ALIGNMENT:
+        reasons.append(f"needs addresses and strides that are multiples of 16 bytes, got {least}")
+    if any(s < 0 for x in paged for s in x.strides):
+        reasons.append("needs strides that are not negative: copy the array first")
+    return reasons
+
+
+class Sm90Partial:
+    """As `nbflash.backends.simt.decode_host.SimtPartial` is, with tensor cores and the copy engine.
+
+    Parameters
+    ----------
+    device, problem, mask, q, cache
+        As of `SimtPartial`.
+    config : DecodeSm90Config, optional
+        Instead of the table's row.
+    splits : int, optional
+        Instead of what the rule gives.
+
+    Attributes
+    ----------
+    counted : int
+        Row tiles, if the last block of each joins its parts: it needs a count for each; else 0.
+    """
+
+    def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
+        p, cfg, pack = problem, config or config_for(problem, mask), heads_together(problem, mask)
+        _, tiles, tables = walk(p, mask, ROWS, cfg.tile_n, pack)
+        row_tiles = -(-p.nq * pack // cfg.tile_m)
+        items = p.batch * (p.heads // pack) * row_tiles
+        slots = device.multiprocessors * cfg.min_blocks
+        self.splits = splits or splits_for(items, tiles, slots)
+        self.counted = items if joined_by_the_last(cfg, p.nq * pack, self.splits) else 0
+        self._held = device.resident(tables)
+        group, scale = p.heads // p.heads_kv, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
+        table = cache.block_table
+        paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
+        sizes = *paging, p.capacity, p.batch, p.nq, p.heads, pack, group, self.splits
+        strides = arrays.strides(q), *map(scale_strides, (cache.k_scale, cache.v_scale))
+        addresses = [x.data.ptr for x in self._held]
+        trailing = (*launch.flattened(strides), *sizes, scale, *addresses)
+        spec = decode_sm90_spec(cfg)
+        self._launch = launch.bind(spec, items * self.splits, trailing, p.device_id)
+        self._layouts = [_layout(x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
+
+    def __call__(self, q, cache, part_o, part_lse, out=0, lse=0, counts=0):
+        """Write ``part_o`` and ``part_lse``, and with ``counts`` ``out`` and ``lse``: addresses."""
+        k, v, *others = [0 if x is None else x.data.ptr for x in cache]
+        k_layout, v_layout = self._layouts
+        words = [q.data.ptr, part_o, part_lse, out, lse, counts, counts != 0, *others]
+        self._launch(words, ((k, k_layout), (v, v_layout)))
+
+
+def _layout(x, p, cfg):
+    """What a cache's tensor map has besides an address; two bytes are an element of it."""
+    shrink = 2 // x.itemsize
+    shape = *x.shape[:3], p.head_dim // shrink
+    strides = [s // shrink for s in arrays.strides(x)]
+    maps = tensor_map.Maps(p.dtype, 128 if cfg.quantised else 256)  # as long as a row mostly is
+    return maps.layout(shape, tuple(strides), cfg.box)

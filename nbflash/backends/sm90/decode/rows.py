@@ -1,0 +1,47 @@
+"""Rows of the Hopper decode kernel: see :mod:`.kernel`."""
+
+from masks import BITS, FULL, INTERVAL
+from nbflash.backends.sm90.decode.config import ROWS
+from nbflash.cuda.ptx._asm import inlined, types
+from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.wgmma.softmax import make_keep
+
+
+def make_rows(cfg):
+    """``row_at, keep_of``: which token and head a row is, and what of a tile it sees.
+
+    row_at(row, where, plane, length, lo, hi)    its token and bounds; where O and LSE belong
+    keep_of(kind, n0, seen, bits, quad)            a bit for each key of this thread
+    """
+    MASKED = cfg.masked
+    keep_interval, keep_bits, _ = make_keep(ROWS, cfg.tile_n)
+
+    @inlined
+    def row_at(row, where, plane, length, lo, hi):
+        """Rows behind the last one repeat it; their places are −1."""
+        first_head, part, pack, nq, heads = where
+        token, nth = divided(min(row, nq * pack - 1), pack)
+        if MASKED:
+            i = plane * nq + token
+            seen = token, types.int32(lo[i]), types.int32(hi[i]), length
+        else:
+            seen = token, types.int32(0), types.int32(0), types.int32(length - nq + token + 1)
+        head = first_head + nth
+        o_at = types.int64((part * nq + token) * heads + head)
+        lse_at = types.int64((part * heads + head) * nq + token)
+        if row >= nq * pack:
+            o_at = lse_at = types.int64(-1)
+        return seen, (o_at, lse_at)
+
+    @inlined
+    def keep_of(kind, n0, seen, bits, quad):
+        token, low, high, end = seen
+        keep = keep_interval(types.int32(0), end, n0, quad)
+        if MASKED:
+            if kind == INTERVAL:
+                keep &= keep_interval(low, high, n0, quad)
+            elif kind != FULL:
+                keep &= keep_bits(bits, types.int32(kind - BITS), token, quad)
+        return types.uint32(keep)
+
+    return row_at, keep_of

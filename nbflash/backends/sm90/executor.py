@@ -1,0 +1,133 @@
+"""The Hopper implementation: the forward kernel with its arguments bound, and the backward."""
+
+from functools import cached_property
+
+from nbflash.backends.simt.executor import device_of
+from nbflash.backends.sm90.backward import host as sm90_backward
+from nbflash.backends.sm90.forward.config import choose, forward_configs
+from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
+from nbflash.cuda import launch, score_params, tensor_map
+from nbflash.cuda.tile.wgmma.dropout import dropping_of
+from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
+from nbflash.inputs import arrays
+from nbflash.schedule.tile_schedule import TileSchedule
+from nbflash.schedule.work_list import row_tables
+
+HOPPER = 9, 0
+
+
+class Sm90Executor:
+    """Forward and backward of one problem and mask on one Hopper GPU.
+
+    Parameters
+    ----------
+    problem : nbflash.inputs.problem.Problem
+    mask : masks.Mask
+    config : Sm90Config, optional
+        Instead of the table's row; but `full_tiles` is the schedule's.
+    backward : Sm90BackwardConfig, optional
+        Instead of that table's row; it says whether there are two passes, too. `full_tiles` is the
+        schedule's.
+    score : nbflash.scores.Score, optional
+    dropout : float
+    """
+
+    def __init__(self, problem, mask, *, config=None, backward=None, score=None, dropout=0.0):
+        import cupy
+
+        self._problem, self._mask, self._cupy = problem, mask, cupy
+        self._score, params = score_params.prepare(score, problem, HOPPER)
+        self._params = arrays.resident_params(params)
+        self._dropout, self._device = dropout, device_of(problem.device_id)
+        self._backward_config, self._backwards = backward, {}  # by whether in two passes
+        self._map = tensor_map.Maps(problem.dtype)
+        configs = [config] if config else self._table()
+        self._config, self.schedule = choose(configs, self._tiled)
+
+    def _table(self):
+        p = self._problem
+        more = {"score": self._score, "dropout": bool(self._dropout)}
+        return forward_configs(p.dtype, p.head_dim, negate=p.scale < 0, **more)
+
+    def _tiled(self, config):
+        return TileSchedule.from_mask(self._mask, config.tile_m, config.tile_n)
+
+    @cached_property
+    def _forward(self):
+        """The bound launch, and what must stay alive."""
+        p, cfg, s = self._problem, self._config, self.schedule
+        # Most scores of a place fall with the distance: on the way to the diagonal m would rise at
+        # every tile, and O be rescaled.
+        if self._score and self._score.by_place:
+            s = s.outwards
+        device = self._cupy.cuda.Device(p.device_id)
+        most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
+        items = p.batch * p.heads * s.n_row
+        blocks = max(1, min(most, items))
+        tables, live = row_tables(s, p, blocks)
+        scale = max(abs(p.scale) * (1.0 if self._score else LOG2_E), LEAST_SCALE)
+        strides = [s for three in p.strides[:2] for s in three[:3]]
+        sizes = (p.nq, p.nk, p.heads, p.group, s.n_row, items, live, scale)
+        held = arrays.resident(tables)
+        pointers = (t.data.ptr for t in held)
+        more = self._params, dropping_of(self._dropout)
+        trailing = (*strides, *sizes, *pointers, *launch.flattened(more))
+        bound = launch.bind(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
+        return bound, held
+
+    @cached_property
+    def _layouts(self):
+        """Of the maps of q, k and v."""
+        p, cfg = self._problem, self._config
+        heads_kv = p.heads // p.group
+        shapes = ((p.batch, p.nq, p.heads), *((p.batch, p.nk, heads_kv),) * 2)
+        rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n)
+        return [
+            self._map.layout((*shape, p.head_dim), three[:3], n)
+            for shape, three, n in zip(shapes, p.strides, rows, strict=True)
+        ]
+
+    def _state(self, seed):
+        """The kernels' argument of that name."""
+        return self._device.state(seed) if self._dropout else ()
+
+    def forward(self, q, k, v, out, lse, seed=None):
+        """Write ``out`` and ``lse``."""
+        strides, address = arrays.strides(out), out.data.ptr
+        bits = address | 2 * (strides[0] | strides[1] | strides[2])  # any() costs a microsecond
+        if bits % tensor_map.ALIGNMENT or min(strides) < 0:
+            target = self._cupy.empty(out.shape, out.dtype)
+            self.forward(q, k, v, target, lse, seed)
+            out[...] = target
+            return
+        addresses = [x.data.ptr for x in (q, k, v)]
+        maps = [*zip(addresses, self._layouts, strict=True)]
+        maps.append((address, self._map.layout(out.shape, strides, 64)))
+        bound, _ = self._forward
+        words = [address, lse.data.ptr, *strides, *addresses[:2], *self._state(seed)]
+        bound(words, maps)
+
+    @cached_property
+    def two_passes(self):
+        """Of `AttentionPlan`."""
+        if self._backward_config and not self._dropout:
+            return not self._backward_config.with_dq
+        return sm90_backward.in_two_passes(self._problem, self._mask, self._score, self._dropout)
+
+    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
+        """Write ``dq``, ``dk`` and ``dv``."""
+        two_passes = deterministic or self.two_passes
+        made = self._backwards.get(two_passes)
+        if made is None:
+            config = self._backward_config
+            fits = config and config.with_dq != two_passes
+            made = sm90_backward.Sm90Backward(
+                self._problem,
+                self._mask,
+                two_passes=two_passes,
+                config=config if fits else None,
+                scoring=(self._score, self._params),
+                dropout=self._dropout,
+            )
+            self._backwards[two_passes] = made
+        made(dout, q, k, v, out, lse, dlse, dq, dk, dv, self._state(seed))

@@ -1,0 +1,224 @@
+"""Frozen configurations of the Hopper kernels and the tables they are chosen from."""
+
+from dataclasses import dataclass, replace
+
+from nbflash.cuda.tile.score import ScoreCode
+from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL, ROW_BYTES
+
+RECORD_WORDS = 4  # kind, first key, row, head
+BAD_WORDS = 4  # a bit for each of 128 keys
+END = 0  # kind of the record that closes a stream
+FIRST = 1 << 30  # added to the kind of a row's first tile
+# Of a multiprocessor: bytes of shared memory, those of them that a block has for itself, registers.
+SMEM_BYTES, RESERVED_BYTES, REGISTERS = 228 << 10, 1 << 10, 1 << 16
+
+
+# Named barriers: of the warps that look for NaN, of a warpgroup that stores its rows, of its turn.
+MOST_CONSUMERS = 3
+CLEANERS = 8
+STORERS = CLEANERS + 1
+TURNS = STORERS + MOST_CONSUMERS
+
+
+class Panels:
+    """Sizes in common of the configurations: one loading warpgroup, tiles in panels."""
+
+    @property
+    def threads(self):
+        return 128 * (self.consumers + 1)
+
+    @property
+    def panels(self):
+        return -(-self.head_dim // PANEL)
+
+    @property
+    def q_bytes(self):
+        return self.panels * self.tile_m * 2 * PANEL
+
+    @property
+    def kv_bytes(self):
+        return self.panels * self.tile_n * 2 * PANEL
+
+    def why_not(self):
+        """Reasons why a multiprocessor cannot hold ``min_blocks`` blocks; empty where it can."""
+        reasons = []
+        smem = self.min_blocks * (self.smem_bytes + RESERVED_BYTES)
+        if smem > SMEM_BYTES:
+            reasons.append(f"{smem} bytes of shared memory, there are {SMEM_BYTES}")
+        if self.registers:
+            load, compute = self.registers
+            launched = REGISTERS // (self.min_blocks * self.threads) // 8 * 8
+            asked, there = load + self.consumers * compute, launched * (self.consumers + 1)
+            if asked > there:  # setmaxnreg would wait for them for ever
+                reasons.append(f"{128 * asked} registers, a block is launched with {128 * there}")
+            if load % 8 or compute % 8:
+                reasons.append(f"registers of a thread are multiples of 8, got {self.registers}")
+        return reasons
+
+    def too_few(self, **least):
+        """A reason for every attribute that is below its least value."""
+        return [
+            f"{name} is at least {n}, got {getattr(self, name)}"
+            for name, n in least.items()
+            if getattr(self, name) < n
+        ]
+
+
+@dataclass(frozen=True)
+class Sm90Config(Panels):
+    """Geometry of ``fwd_sm90``.
+
+    Attributes
+    ----------
+    dtype : {"float16", "bfloat16"}
+    head_dim : int
+        A multiple of 8 up to 256.
+    consumers : int
+        Warpgroups that compute, 64 query rows each; one more loads.
+    tile_n : int
+        Keys of a tile, a multiple of 16 (by halves of 32, with dropout of twice that) up to 128: a
+        thread's part of a mask's row is a word.
+    k_stages, v_stages : int
+        Tiles of K and of V in flight.
+    q_stages : int
+        Query tiles: with two, the next row's arrives while this row is computed; O of the row
+        before may still be leaving through its place, for which more are there.
+    registers : tuple of int
+        Of a thread that loads and of one that computes; () leaves them as launched.
+    min_blocks : int
+        Blocks a multiprocessor should hold.
+    halves : bool
+        Work on a tile by halves: :mod:`.mainloop_overlap`.
+    speed : float
+        TFLOP/s over the scores of its tiles: see the table.
+    negate : bool
+        For scales below zero: S = −Q Kᵀ.
+    score : ScoreCode, optional
+        Functions of the scores.
+    dropout : bool
+    full_tiles : bool
+        No tile of the schedule is masked, and nothing is there for those that are: see `choose`.
+    """
+
+    dtype: str
+    head_dim: int
+    consumers: int
+    tile_n: int
+    k_stages: int = 3
+    v_stages: int = 2
+    q_stages: int = 2
+    registers: tuple = (24, 240)
+    min_blocks: int = 1
+    halves: bool = False
+    speed: float = 1.0
+    negate: bool = False
+    score: ScoreCode | None = None
+    dropout: bool = False
+    full_tiles: bool = False
+
+    @property
+    def tile_m(self):
+        return 64 * self.consumers
+
+    def why_not(self):
+        """Reasons why there is no such kernel; empty where there is."""
+        reasons = super().why_not()
+        step, most = 16 * (1 + self.halves) * (1 + self.dropout), 32 * BAD_WORDS
+        if self.tile_n % step or self.tile_n > most:
+            reasons.append(f"tile_n is a multiple of {step} up to {most}, got {self.tile_n}")
+        # A tile's K and V are awaited before those of the one before are released.
+        reasons += self.too_few(consumers=1, k_stages=2, v_stages=2, q_stages=1)
+        if self.consumers > MOST_CONSUMERS:
+            reasons.append(f"consumers is at most {MOST_CONSUMERS}, got {self.consumers}")
+        return reasons
+
+    @property
+    def ramp(self):
+        """Whether ALiBi is a product: see :mod:`.alibi_gemm`. Of whole tiles, with room for R; and
+        a kernel without masked tiles has no step for those that the diagonal crosses.
+        """
+        adds = self.score is not None and self.score.adds
+        return adds and self.panels == 1 and not (self.halves or self.full_tiles)
+
+    @property
+    def ramp_offset(self):
+        """Where R is, between V and the records."""
+        return self.offsets[1] + self.v_stages * self.kv_bytes
+
+    @property
+    def offsets(self):
+        """Shared memory in bytes: K, V, records, bad keys, barriers; Q is at 0, R behind V."""
+        k = self.q_stages * self.q_bytes
+        v = k + self.k_stages * self.kv_bytes
+        records = v + self.v_stages * self.kv_bytes + self.ramp * self.tile_n * ROW_BYTES
+        bad = records + 4 * RECORD_WORDS * self.k_stages
+        return k, v, records, bad, bad + 4 * BAD_WORDS * self.v_stages
+
+    @property
+    def barriers(self):
+        """Where the barriers start: full and empty of Q, K and V, and raw of V."""
+        counts = (self.q_stages,) * 2 + (self.k_stages,) * 2 + (self.v_stages,) * 3
+        return tuple(self.offsets[-1] + 8 * sum(counts[:i]) for i in range(len(counts)))
+
+    @property
+    def cleaned(self):
+        """Of the operand that 0 is multiplied with: stages, place, bad keys, full and raw."""
+        return self.v_stages, self.offsets[1], self.offsets[3], self.barriers[4], self.barriers[6]
+
+    @property
+    def smem_bytes(self):
+        """Dynamic shared memory of a block, with room to align it."""
+        return self.barriers[-1] + 8 * self.v_stages + ALIGNMENT
+
+
+# A row for head_dims up to its first number: consumers, tile_n, k_stages, v_stages, q_stages,
+# registers, min_blocks, halves; and TFLOP/s over the scores of its tiles (bf16, N = 8192,
+# 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21; wide heads 2026-11-23), by
+# which a schedule chooses between rows of one width; of tiles without scores and dropout.
+# To measure them anew, beside candidates: ``python -m experiments tune``.
+_TABLE = (
+    # 192 × 112: three warpgroups hide more, if the mask does not mind.
+    (64, 3, 112, 3, 3, 2, (56, 152), 1, False, 545),
+    # 128 keys and queries, the blocks of most masks. Two places of Q for four: N = 512 and 1024,
+    # causal, 10 and 3 % slower; long rows and 192 × 112 the same.
+    (64, 2, 128, 3, 3, 4, (56, 224), 1, True, 460),
+    (128, 2, 128, 3, 2, 2, (56, 224), 1, False, 690),
+    (192, 2, 64, 3, 2, 2, (56, 224), 1, False, 780),
+    (256, 2, 64, 3, 2, 1, (56, 224), 1, False, 805),
+    # One warpgroup on 64 × 64, two blocks on a multiprocessor: for masks of small blocks.
+    (64, 1, 64, 3, 3, 2, (56, 200), 2, True, 345),
+    (128, 1, 64, 2, 2, 2, (56, 200), 2, False, 490),
+)
+
+
+def forward_configs(dtype, head_dim, negate=False, score=None, dropout=False):
+    """The candidates for a problem."""
+    least = min(row[0] for row in _TABLE if head_dim <= row[0])
+    rows = [row for row in _TABLE if row[0] == least]
+    configs = [Sm90Config(dtype, head_dim, *row[1:], negate, score, dropout) for row in rows]
+    if score and "softcap" in score.forms:  # tanh and the exponentials outlast the products
+        return [replace(c, halves=True) for c in configs if c.consumers < 3]
+    if dropout or (score and not configs[0].ramp):  # registers that three warpgroups have not
+        return [replace(c, tile_n=96) if c.consumers == 3 else c for c in configs]
+    return configs
+
+
+def choose(configs, schedules):
+    """The pair of configuration and schedule that takes the least time; without masks if it can be.
+
+    Parameters
+    ----------
+    configs : list of Sm90Config
+    schedules : callable
+        ``schedules(config)`` is the mask's `TileSchedule` for its tiles.
+    """
+    pairs = [(config, schedules(config)) for config in configs]
+    config, schedule = min(pairs, key=lambda pair: _work(pair[1]) / pair[0].speed)
+    # By halves 0 to 4 % faster; whole tiles at d=128 up to 3 % where rows are short, and 2 to 5 %
+    # slower where they are long (NVIDIA H100 80GB HBM3, 2026-11-22).
+    return replace(config, full_tiles=config.halves and schedule.full_tiles), schedule
+
+
+def _work(schedule):
+    """Its scores; those of masked tiles, which take 1.8 to 2.6 times as long, count twice."""
+    return (schedule.kind.size + schedule.masked) * schedule.tile_m * schedule.tile_n

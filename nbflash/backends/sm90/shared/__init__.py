@@ -1,0 +1,1 @@
+"""What Hopper's forward, backward and decode have in common."""

@@ -1,0 +1,101 @@
+"""Dropout in the Hopper kernels: see :mod:`nbflash.cuda.tile.wgmma.dropout`.
+
+Without dropout what is here is nothing, and leaves no instruction.
+"""
+
+from nbflash.cuda.ptx._asm import inlined, types
+from nbflash.cuda.tile.dropout import key_of
+from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.tracing import hide
+from nbflash.cuda.tile.warp_math import row_of_thread
+from nbflash.cuda.tile.wgmma.dropout import make_drop, place_words, round_keys
+from nbflash.cuda.tile.wgmma.gradient import make_row_gradients, make_score_gradients
+
+
+def make_drawing(cfg):
+    """``drawn_of(state)`` of a launch, ``place_of(drawn, row, bh, heads, thread)`` of a row tile,
+    and of its tiles ``drawing_of(drawn, place, dropping, n0, thread)``, which `make_dropped` takes.
+    """
+    if not cfg.dropout:
+
+        @inlined
+        def no_key(state):
+            return types.int32(0)
+
+        @inlined
+        def nowhere(drawn, row, bh, heads, thread):
+            return types.int32(0)
+
+        @inlined
+        def nothing(drawn, place, dropping, n0, thread):
+            return types.int32(0)
+
+        return no_key, nowhere, nothing
+    TILE_M = cfg.tile_m
+
+    @inlined
+    def drawn_of(state):
+        return round_keys(key_of(state))
+
+    @inlined
+    def place_of(drawn, row, bh, heads, thread):
+        b, h = divided(bh, heads)
+        q = types.int32(row * TILE_M + row_of_thread(thread))
+        return place_words(drawn, q, h, b)
+
+    @inlined
+    def drawing_of(drawn, place, dropping, n0, thread):
+        group, thread = types.uint32(n0 >> 5), types.uint32(hide(thread))
+        call = types.uint32(4 * group + thread % 4), types.uint32((group ^ thread >> 2) & 1)
+        return drawn, place, dropping[0], call
+
+    return drawn_of, place_of, drawing_of
+
+
+def make_dropped(cfg, n, part=0):
+    """``dropped(p, drawing)``: P packed, of part ``part`` of ``n`` columns."""
+    if not cfg.dropout:
+
+        @inlined
+        def same(p, drawing):
+            return p
+
+        return same
+    drop, _ = make_drop(n, part)
+
+    @inlined
+    def dropped(p, drawing):
+        keys, place, threshold, call = drawing
+        return drop(p, place, keys, threshold, call)
+
+    return dropped
+
+
+def make_gradients(cfg, n):
+    """``dropped_dp(dp, minus_delta, drawing)``, and then ``full, masked`` of ``(p, dp,
+    minus_delta)``: dS of a tile. Dropout adds −δ, which is not added again.
+    """
+    if not cfg.dropout:
+
+        @inlined
+        def same(dp, minus_delta, drawing):
+            return dp
+
+        return same, *make_row_gradients(n)
+    _, drop_dp = make_drop(n)
+    gradients, counted, _ = make_score_gradients(n, cfg.dtype)
+
+    @inlined
+    def dropped_dp(dp, minus_delta, drawing):
+        keys, place, threshold, call = drawing
+        return drop_dp(dp, minus_delta, place, keys, threshold, call)
+
+    @inlined
+    def full(p, dp, minus_delta):
+        return gradients(p, dp)
+
+    @inlined
+    def masked(p, dp, minus_delta):
+        return counted(p, gradients(p, dp))
+
+    return dropped_dp, full, masked

@@ -1,0 +1,1 @@
+"""What every CUDA backend stands on: instructions, tiles, compilation, launches."""

@@ -1,0 +1,261 @@
+"""From a kernel to a launch: compile, cache the cubin on disk, load, pack arguments.
+
+Numba compiles, nvJitLink assembles, ``cuda.core`` loads, the driver launches, CuPy owns the
+memory. Under the simulator the same kernel object is called the ordinary way.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import hashlib
+import importlib.metadata
+import itertools
+import os
+import re
+import struct
+import tempfile
+import threading
+import warnings
+
+from nbflash.cuda import ptxas
+from nbflash.cuda.ptx._asm import compiling_for, cuda, types
+from nbflash.cuda.sources import sources_of
+from nbflash.planning.dispatch import cache_dir
+
+MAP_WORDS = 16  # eight bytes each: a tensor map
+KERNELS = 1024  # remembered; a plan holds its own
+_compiling = threading.Lock()
+
+
+@functools.cache
+def _toolchain(kernel):
+    """A digest of all that decides a cubin except the configuration; ``kernel`` is a module's name.
+
+    It and this module count, and whatever of ours they import: no folder can be forgotten.
+    """
+    from cuda.bindings import nvjitlink
+
+    digest = hashlib.sha256()
+    for name, source in sorted(sources_of(kernel, __name__).items()):
+        digest.update(f"{name}\0{source}\0".encode())
+    digest.update(importlib.metadata.version("numba-cuda").encode())
+    digest.update(repr(nvjitlink.version()).encode())
+    digest.update(repr(_nvvm_version()).encode())
+    return digest
+
+
+def _nvvm_version():
+    from cuda.bindings import nvvm
+
+    return nvvm.version()
+
+
+def arch_of(compute_capability):
+    """``(9, 0)`` → ``"sm_90a"``: architecture-specific features from Hopper on."""
+    major, minor = compute_capability
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+@contextlib.contextmanager
+def _collector_off():
+    """No cyclic garbage collection: it makes a fifth of the time that Numba compiles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def compile_ptx(spec, compute_capability):
+    """The kernel of ``spec`` as PTX text whose entry is called ``spec.name``."""
+    major, minor = compute_capability
+    target = (major, minor, "a") if major >= 9 else (major, minor)
+    with _compiling, _collector_off(), compiling_for(target):
+        ptx, _ = cuda.compile_ptx(
+            spec.make(spec.config),
+            types.void(*spec.signature),
+            cc=target,
+            launch_bounds=spec.launch_bounds,
+        )
+    entry = re.search(r"\.entry\s+(\w+)", ptx)[1]
+    ptx = ptx.replace(entry, spec.name)
+    for i in range(spec.maps):
+        ptx = _by_value(ptx, f"{spec.name}_param_{i}")
+    return ptx
+
+
+def _by_value(ptx, name):
+    """Turn a parameter that holds the address of a tensor map into the map itself.
+
+    Numba knows no such parameter. What the kernel reads is the address in either case.
+    """
+    declared = f".param .align 64 .b8 {name}[{8 * MAP_WORDS}]"
+    ptx = re.sub(rf"\.param \.u64 {name}\b", declared, ptx)
+    load = rf"ld\.param\.u64\s+(%rd\d+), \[{name}\];"
+    return re.sub(load, rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
+
+
+def compile_cubin(spec, compute_capability):
+    """The kernel of ``spec`` as a cubin (bytes). Needs no driver and no device."""
+    ptx, arch = compile_ptx(spec, compute_capability), arch_of(compute_capability)
+    if spec.whole_program:
+        return ptxas.assemble(ptx, arch)
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    code = ObjectCode.from_ptx(ptx.encode())
+    return bytes(Linker(code, options=LinkerOptions(arch=arch)).link("cubin").code)
+
+
+def cached_cubin(spec, compute_capability):
+    """:func:`compile_cubin` behind a disk cache that several processes may share.
+
+    What a user's own function means is not in its source alone: its kernels are not kept.
+    """
+    if not spec.on_disk:
+        return compile_cubin(spec, compute_capability)
+    digest = _toolchain(spec.make.__module__).copy()
+    digest.update(repr((spec.name, spec.config, compute_capability)).encode())
+    if spec.whole_program:
+        digest.update(repr(ptxas.ptxas_version()).encode())
+    path = cache_dir() / f"{spec.name}-{digest.hexdigest()[:32]}.cubin"
+    cubin = _read(path)
+    if cubin is None:
+        cubin = compile_cubin(spec, compute_capability)
+        try:
+            _write(path, cubin)
+        except OSError as error:
+            warnings.warn(
+                f"compiled kernels are not cached, set NBFLASH_CACHE_DIR: {error}", stacklevel=2
+            )
+    return cubin
+
+
+def _read(path):
+    """The cubin of a cache file; None if it cannot be read or is not as it was written."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    cubin, seal = data[:-32], data[-32:]
+    return cubin if hashlib.sha256(cubin).digest() == seal else None
+
+
+def _write(path, cubin):
+    """Put a cubin and its digest in place in one step, for several processes at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(cubin + hashlib.sha256(cubin).digest())
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+
+
+@functools.lru_cache(maxsize=KERNELS)
+def load(spec, device_id):
+    """A kernel on one device: the object that keeps it loaded, and its address."""
+    from cuda.bindings import driver
+    from cuda.core import Device, ObjectCode
+
+    capability = Device(device_id).compute_capability
+    code = ObjectCode.from_cubin(cached_cubin(spec, tuple(capability)))
+    kernel = code.get_kernel(spec.name)
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    handle = driver.CUkernel(int(kernel.handle))
+    (status,) = driver.cuKernelSetAttribute(attribute, spec.config.smem_bytes, handle, device_id)
+    if status != 0:
+        raise RuntimeError(
+            f"{spec.name}: {status!r} for {spec.config.smem_bytes} bytes of shared memory"
+        )
+    return kernel, int(kernel.handle)
+
+
+def bind(spec, blocks, trailing, device_id):
+    """A kernel whose trailing arguments are bound: ``run(leading, maps=())`` gives the others.
+
+    ``run`` launches on the current stream, from any thread; it is a function, since to call an
+    object takes longer. ``leading``: the words of the first arguments behind the tensor maps;
+    ``maps``: those that the kernel begins with, as `nbflash.cuda.tensor_map.Maps` gives them.
+
+    Parameters
+    ----------
+    spec : KernelSpec
+    blocks : int
+    trailing : sequence of numbers
+        The last values for ``spec.signature``: addresses are integers.
+    device_id : int
+    """
+    import cupy
+
+    # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
+    launch, current_stream = cupy.cuda.driver.launchKernel, cupy.cuda.get_current_stream
+    kernel, function = load(spec, device_id)
+    threads, smem_bytes = spec.config.threads, spec.config.smem_bytes
+    geometry = function, blocks, 1, 1, threads, 1, 1, smem_bytes
+    kinds = [word for kind in spec.signature for word in _words_of(kind)]
+    sizes = [MAP_WORDS] * spec.maps + [1] * (len(kinds) - spec.maps)
+    at = list(itertools.accumulate(sizes, initial=0))
+    slots = (ctypes.c_uint64 * at[-1])()
+    base, size = ctypes.addressof(slots), ctypes.sizeof(ctypes.c_uint64)
+    table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in at[:-1]))
+    pointers, layouts, behind_maps = ctypes.addressof(table), [None] * spec.maps, at[spec.maps]
+    start = len(kinds) - len(trailing)
+    for i, value in enumerate(trailing, start):
+        slots[at[i]] = _bits(kinds[i], value)
+    lock = threading.Lock()
+
+    def run(leading, maps=()):
+        with lock:
+            for i, (address, layout) in enumerate(maps):
+                first = MAP_WORDS * i
+                slots[first] = address
+                if layout is not layouts[i]:  # as it seldom is
+                    slots[first + 1 : first + MAP_WORDS] = layouts[i] = layout
+            slots[behind_maps : behind_maps + len(leading)] = leading
+            launch(*geometry, current_stream().ptr, pointers, 0)
+
+    run.held = kernel, table  # alive as long as `run`: what `geometry` and `pointers` refer to
+    return run
+
+
+def _words_of(kind):
+    """The types of the words that an argument is passed as."""
+    if isinstance(kind, types.BaseTuple):
+        return [word for part in kind.types for word in _words_of(part)]
+    if isinstance(kind, types.Array):  # two of Numba's own, sizes, address, shape, strides
+        return [types.int64] * (5 + 2 * kind.ndim)
+    return [kind]
+
+
+def flattened(values):
+    """Numbers and CuPy arrays in tuples as the words of :func:`_words_of`."""
+    if isinstance(values, tuple):
+        return [word for part in values for word in flattened(part)]
+    if not getattr(values, "ndim", 0):
+        return [values]
+    x = values
+    return [0, 0, x.size, x.dtype.itemsize, x.data.ptr, *x.shape, *x.strides]
+
+
+def _bits(kind, value):
+    """The eight bytes whose first ones are ``value`` as the kernel reads it."""
+    code = {types.float32: "<f", types.float64: "<d"}.get(kind)
+    if code is None:
+        return int(value) & 0xFFFFFFFFFFFFFFFF
+    return int.from_bytes(struct.pack(code, value).ljust(8, b"\0"), "little")
+
+
+@functools.lru_cache(maxsize=KERNELS)
+def _simulated(spec):
+    return cuda.jit(spec.make(spec.config))
+
+
+def simulate(spec, blocks, arguments):
+    """Run a kernel in the simulator on NumPy arrays."""
+    config = spec.config
+    _simulated(spec)[blocks, config.threads, 0, config.smem_bytes](*arguments)

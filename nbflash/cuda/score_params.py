@@ -1,0 +1,111 @@
+"""What the CUDA kernels take of a `nbflash.scores.Score`: code to compile and parameters.
+
+Kernels compute in float32, but those of float64 tensors: so parameters of floating point are of
+that type, and integers by value are of 32 bits where they fit.
+"""
+
+import numpy as np
+
+from nbflash import scores
+from nbflash.cuda.ptx._asm import COMPILE_ERRORS, SIM, compiling_for, cuda, types
+from nbflash.cuda.tile.score import ScoreCode
+from nbflash.inputs.arrays import on_cuda
+
+# The LSE of ALiBi's own form is within 2^-16 of the slope
+# (`nbflash.backends.sm90.forward.alibi_gemm`), and so is P of the backward, from it: for steeper
+# ones worse than float16.
+STEEPEST = 32.0
+
+
+def prepare(score, problem, compute_capability):
+    """The ScoreCode of a score, and its parameters: (nq, nk) and a tuple for every function.
+
+    None and () without functions.
+
+    Raises
+    ------
+    TypeError
+        If Numba cannot compile a function, with its reason and the line that defines it.
+    """
+    stages = score.stages(problem.nq, problem.nk) if score is not None else []
+    if not stages:
+        return None, ()
+    real = "float64" if problem.dtype == "float64" else "float32"
+    params = tuple(tuple(_fitted(x, np.dtype(real)) for x in given) for _, _, given in stages)
+    kinds = tuple(tuple(map(_kind, given)) for given in params)
+    functions = tuple((fn, grad) for fn, grad, _ in stages)
+    forms = tuple(_form_of(fn, given[-1:], problem.scale) for fn, _, given in stages)
+    code = ScoreCode(functions, kinds, forms)
+    if not (code.own or SIM):
+        _check(code, getattr(types, real), compute_capability)
+    return code, ((np.int32(problem.nq), np.int32(problem.nk)), *params)
+
+
+def part_functions(score, problem, compute_capability):
+    """The functions of the parts of every function of a score.
+
+    Raises
+    ------
+    TypeError
+        As :func:`prepare`, also if one does not return an index and a number.
+    """
+    code, _ = prepare(score, problem, compute_capability)
+    real = types.float64 if problem.dtype == "float64" else types.float32
+    found = tuple(tuple(part.function for part in parts) for parts in score.parts)
+    if not (code.own or SIM):
+        for functions, kinds in zip(found, code.kinds, strict=True):
+            for function in functions:
+                signature = (real, *(types.int32,) * 4, *kinds)
+                _check_function(function, signature, compute_capability, (types.BaseTuple,))
+    return found
+
+
+def _form_of(fn, last, scale):
+    """Which form the kernels have for a function with these parameters, the last one given."""
+    if fn is scores._softcap:
+        return "softcap"
+    if fn in (scores._alibi, scores._alibi_of_all) and scale > 0:
+        (slopes,) = last
+        fits = slopes.dtype.kind == "f" and np.all((slopes >= 0) & (slopes <= STEEPEST))
+        return "alibi" if fits else None
+    return None
+
+
+def _fitted(x, real):
+    if on_cuda(x):
+        return x  # a check of the score has found it to fit
+    dtype = x.dtype
+    if dtype.kind == "f":
+        dtype = real
+    elif x.ndim == 0:
+        dtype = np.result_type(np.int32, np.min_scalar_type(x))
+    return np.ascontiguousarray(x, dtype) if x.ndim else dtype.type(x)
+
+
+def _kind(x):
+    kind = getattr(types, "boolean" if x.dtype.kind == "b" else x.dtype.name)
+    return types.Array(kind, x.ndim, "C", readonly=True) if x.ndim else kind
+
+
+def _check(code, real, compute_capability):
+    """Compile the functions by themselves."""
+    for functions, kinds in zip(code.functions, code.kinds, strict=True):
+        for function in functions:
+            if function is not None:
+                signature = (real, *(types.int32,) * 4, *kinds)
+                _check_function(function, signature, compute_capability)
+
+
+_NUMBERS = types.Integer, types.Float, types.Boolean
+
+
+def _check_function(function, signature, compute_capability, kind=_NUMBERS):
+    target = {"cc": compute_capability, "device": True, "abi": "numba"}
+    try:
+        with compiling_for(compute_capability):
+            _, result = cuda.compile_ptx(function, signature, **target)
+    except COMPILE_ERRORS as error:
+        raise TypeError(f"score: {scores.where(function)} cannot be compiled: {error}") from error
+    if not isinstance(result, kind):
+        what = "a number" if kind is _NUMBERS else "an index and a number"
+        raise TypeError(f"score: {scores.where(function)} must return {what}, got {result}")

@@ -1,0 +1,1 @@
+"""Tiles of one block's threads, without tensor cores."""

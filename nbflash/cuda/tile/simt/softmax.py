@@ -1,0 +1,78 @@
+"""Online softmax on score fragments, in base 2.
+
+A row's columns are spread over the ``tx`` lanes of one warp, so a row maximum is a
+butterfly of shuffles. ``m`` and ``l`` are fragments with one value per row; ``l`` stays a
+partial sum per lane until :func:`row_total`.
+
+    m' = max(m, max_j S_j)        α = 2^(m − m')
+    P  = 2^(S − m')               l' = α l + Σ P        (Algorithm 1, lines 10 to 12)
+"""
+
+import math
+import operator
+
+from nbflash.cuda.tile.tracing import equal, exp2, fma, maximum, reciprocal, select, total, unrolled
+from nbflash.cuda.tile.warp_reduce import across_lanes
+
+NEG_INF = -math.inf
+
+
+def guarded(m):
+    """0 for a row that has seen no score (m = −inf), so that −inf − m stays −inf."""
+    return select(equal(m, NEG_INF), 0.0, m)
+
+
+def make_softmax(rows, columns, tx):
+    """The steps for fragments of ``rows × columns`` over ``tx`` lanes.
+
+    Returns ``row_max, rescale, probabilities, row_sum, row_total, inverse``.
+    """
+
+    def row(s, i):
+        return s[i * columns : (i + 1) * columns]
+
+    @unrolled
+    def row_max(m, s):
+        new = []
+        for i in range(rows):
+            best = m[i]
+            for x in row(s, i):
+                best = maximum(best, x)
+            new.extend(across_lanes((best,), tx, maximum))
+        return tuple(new)
+
+    @unrolled
+    def rescale(m, m_new):
+        return tuple(exp2(m[i] - guarded(m_new[i])) for i in range(rows))
+
+    @unrolled
+    def probabilities(s, m_new):
+        out = []
+        for i in range(rows):
+            shift = guarded(m_new[i])
+            out.extend(exp2(x - shift) for x in row(s, i))
+        return tuple(out)
+
+    @unrolled
+    def row_sum(l, alpha, p):
+        return tuple(fma(l[i], alpha[i], total(row(p, i))) for i in range(rows))
+
+    @unrolled
+    def row_total(l):
+        return across_lanes(l, tx, operator.add)
+
+    @unrolled
+    def inverse(l):
+        return tuple(select(equal(x, 0.0), 0.0, reciprocal(x)) for x in l)
+
+    return row_max, rescale, probabilities, row_sum, row_total, inverse
+
+
+def make_scale_rows(rows, columns):
+    """``acc[i, :] *= factor[i]``."""
+
+    @unrolled
+    def scale_rows(acc, factor):
+        return tuple(acc[i * columns + j] * factor[i] for i in range(rows) for j in range(columns))
+
+    return scale_rows

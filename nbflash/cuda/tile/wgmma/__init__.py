@@ -1,0 +1,1 @@
+"""Products of a warpgroup, and what is done with their fragments: wgmma."""

@@ -1,0 +1,1 @@
+"""What a caller gives, checked: arrays, problems, dropout, the arrays of a score."""

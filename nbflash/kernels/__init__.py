@@ -1,1 +1,0 @@
-"""One kernel per file, each a factory over a frozen configuration."""

@@ -1,0 +1,143 @@
+"""decode on CUDA arrays: split-KV, bound once for all calls of one signature.
+
+A kernel attends a share of each sequence's keys in every block. Of each row tile the block that is
+done last joins the shares, or, where those are many, a second kernel does. How many there are
+depends on capacities and not on lengths, which the kernels read: nothing waits for the device, and
+a CUDA graph may be replayed with other lengths and pages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nbflash.backends.simt import executor as simt
+from nbflash.backends.simt.decode_host import SimtPartial
+from nbflash.backends.sm90.decode import host as sm90_decode
+from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
+from nbflash.inputs import arrays
+from nbflash.inputs.decode_problem import check_decode, check_decode_mask
+from nbflash.planning import dispatch
+from nbflash.planning.plan import _Cache
+
+_LIMIT = 256
+_SETS = 32  # of counts: a call beyond them sets its own to 0, which takes a microsecond or two
+_PER_THREAD = 2  # the number of every thread's own default stream
+_decoders = _Cache(_LIMIT)
+_captured = []  # what CUDA graphs may run and write to, as long as the process lives
+
+
+def lookup(q, cache, mask, scale) -> CudaDecoder:
+    """The cached decoder of a call of native CUDA arrays, made and checked when the call is new."""
+    signatures = [None if x is None else arrays.signature(x) for x in cache]
+    call = (arrays.signature(q), *signatures, mask, scale, type(scale))
+    found = _decoders.get(call)  # as for plans, what cannot be hashed is not valid
+    if found is None:
+        problem = check_decode(q, cache, scale)
+        check_decode_mask(mask, problem)
+        dispatch.check_decode_device(problem)
+        found = CudaDecoder(problem, mask, q, cache)
+        _decoders.put(call, found)
+    return found
+
+
+class _Counts:
+    """A count for each row tile, once for all calls that cannot run at the same time.
+
+    They are 0 after every call. A stream has its own set, and so has every call that a CUDA graph
+    records, as long as there are any: none comes back, and later streams and calls have none. The
+    stream of every thread's own, all with one number, never has.
+    """
+
+    def __init__(self, device, tiles):
+        (self._sets,) = device.resident([np.zeros((_SETS, tiles), np.uint32)])
+        first, step = self._sets.data.ptr, self._sets.strides[0]
+        self._free, self._of_stream = iter(range(first, first + _SETS * step, step)), {}
+
+    def find(self, stream, capturing):
+        """An address; 0 where there are none, or none any more."""
+        found = None if capturing else self._of_stream.get(stream)
+        if found is None and stream != _PER_THREAD:
+            found = next(self._free, 0)
+            if found and not capturing:
+                self._of_stream[stream] = found
+        return found or 0
+
+
+class CudaDecoder:
+    """`decode` of one problem and mask, for arrays of one signature.
+
+    Parameters
+    ----------
+    problem : nbflash.inputs.decode_problem.DecodeProblem
+    mask : masks.Mask or None
+    q, cache
+        Arrays of the signature; only their layout is read.
+    partial : callable, optional
+        Instead of the kernel that is chosen, as `SimtPartial` is made.
+    """
+
+    def __init__(self, problem, mask, q, cache, *, partial=None):
+        p, self._lse = problem, (problem.lse_shape, problem.lse_dtype)
+        self._device = device = simt.device_of(p.device_id)
+        _, self._current = arrays.allocator(p.device, p.device_id)
+        self._partial = self._counts = None
+        if not p.batch or not (p.capacity if mask is None else mask.shape[1]):
+            return
+        with self._current:
+            self._partial = (partial or _chosen)(device, p, mask, q, cache)
+            splits, tiles = self._partial.splits, self._partial.counted
+            if tiles:
+                self._counts = _Counts(device, tiles)
+            else:
+                self._combine = _bind_combine(device, p, splits)
+        # part_o, part_lse, an lse that nobody asks for, and counts, words of four bytes too
+        shapes = (splits, *q.shape), (splits, *p.lse_shape), p.lse_shape, (tiles,)
+        self._scratch, self._count_bytes = device.scratch(shapes, p.lse_dtype), 4 * tiles
+
+    def __call__(self, q, cache, with_lse=True):
+        """``(out, lse)``; lse is None without ``with_lse``."""
+        empty = self._device.empty
+        with self._current:
+            out = empty(q.shape, q.dtype)
+            lse = empty(*self._lse) if with_lse else None
+            if self._partial is not None:
+                self._run(q, cache, out, lse)
+            else:
+                out.fill(0)
+                if with_lse:
+                    lse.fill(-np.inf)
+        return out, lse
+
+    def _run(self, q, cache, out, lse):
+        """Parts are in the memory pool of the current stream.
+
+        A CUDA graph that records this keeps that memory, and this decoder, for ever.
+        """
+        memory, (part_o, part_lse, no_lse, own) = self._scratch()
+        stream, capturing = self._device.stream()
+        if capturing:
+            _captured.append((self, memory))
+        if self._counts is None:
+            self._partial(q, cache, part_o, part_lse)
+            self._combine((part_o, part_lse, out, no_lse if lse is None else lse), ())
+            return
+        counts = self._counts.find(stream, capturing)
+        if not counts:
+            self._device.clear(own, self._count_bytes, stream)
+        lse = no_lse if lse is None else lse.data.ptr
+        self._partial(q, cache, part_o, part_lse, out.data.ptr, lse, counts or own)
+
+
+def _bind_combine(device, p, splits):
+    """The kernel that joins the parts where the first one does not."""
+    spec = combine_simt_spec(combine_config(p.dtype, p.head_dim, splits))
+    rows, token = p.batch * p.nq * p.heads, p.heads * p.head_dim
+    constants = (p.nq * token, token, p.head_dim), p.nq, p.heads, splits, rows
+    return device.bind(spec, rows, constants, ())
+
+
+def _chosen(device, problem, mask, q, cache):
+    """The first kernel of a problem: Hopper's where it can run it."""
+    given = problem, mask, q, cache
+    make = SimtPartial if sm90_decode.why_not(*given) else sm90_decode.Sm90Partial
+    return make(device, *given)

@@ -1,0 +1,340 @@
+"""AttentionPlan and the cache of plans.
+
+A warm call costs one key, one dictionary lookup and the allocation of its results: whatever the key
+fixes was checked when the plan was made and is not checked again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from functools import cached_property
+
+from nbflash.backends.registry import prepare, prepare_score_backward
+from nbflash.inputs.arrays import allocator, are_native, meet, native, reach, signature, zeros
+from nbflash.inputs.dropout import check_dropout, check_seed
+from nbflash.inputs.problem import (
+    Problem,
+    check_backward,
+    check_disjoint,
+    check_flag,
+    check_forward,
+    check_mask,
+    check_out,
+    check_window,
+)
+from nbflash.planning import dispatch
+from nbflash.scores import check_score
+
+_LIMIT = 256
+_MORE = 1 << 24  # bytes of a score's arrays that weigh as much as another plan
+_SCRATCH = 1 << 17  # elements
+
+
+class AttentionPlan:
+    """One attention problem with its mask, ready to run any number of times, from any thread.
+
+    Made by `plan`, or with an executor of one's own. Arrays must have the shapes, dtype and device
+    it was made for; another memory layout is planned again, and cached.
+
+    Attributes
+    ----------
+    problem : nbflash.inputs.problem.Problem
+    mask : masks.Mask
+        With ``causal`` and ``window`` joined in.
+    impl : str
+        The implementation that runs.
+    score : nbflash.scores.Score or None
+    dropout : float
+        Where it is not 0, every call takes ``seed``, as `attention` does.
+    """
+
+    def __init__(self, problem: Problem, mask, impl: str, executor=None, score=None, dropout=0.0):
+        self.problem, self.mask, self.impl = problem, mask, impl
+        self.score, self.dropout = score, dropout
+        self._empty, self._device = allocator(problem.device, problem.device_id)
+        with self._device:
+            self._executor = executor or prepare(impl, problem, mask, score, dropout)
+        self._checked = _Cache(_LIMIT)
+        self._scratch = None
+        if math.prod(problem.lse_shape) <= _SCRATCH:
+            with self._device:
+                self._scratch = self._empty(problem.lse_shape, problem.lse_dtype)
+
+    @property
+    def schedule(self):
+        """The `TileSchedule` of the forward pass; None where no tiles are walked."""
+        return self._executor.schedule
+
+    @property
+    def two_passes(self):
+        """Whether `backward` computes dQ in a pass of its own though nobody asks for
+        ``deterministic``; None but for `sm90`, which chooses.
+        """
+        return self._executor.two_passes
+
+    def __call__(self, q, k, v, out=None, *, seed=None):
+        """``(out, lse)`` of `attention`."""
+        q, k, v, target = forward_inputs(q, k, v, out)
+        result, lse = self._matching(q, k, v).run_forward(q, k, v, target, seed)
+        return (result if out is None else out), lse
+
+    def backward(self, dout, q, k, v, out, lse, *, dlse=None, seed=None, deterministic=False):
+        """``(dq, dk, dv)`` of `attention_backward`."""
+        deterministic = check_flag("deterministic", deterministic)
+        q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+        plan_ = self._matching(q, k, v)
+        return plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
+
+    def score_backward(self, dout, q, k, v, out, lse, *, dlse=None, seed=None):
+        """The gradients of the score's arrays, as `nbflash.score_backward` returns them."""
+        q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+        return self._matching(q, k, v).run_score_backward(dout, q, k, v, out, lse, dlse, seed)
+
+    def vjp(self, q, k, v, *, seed=None, return_lse=False, with_score=False):
+        """The result, and the function that takes its gradient to those of q, k and v.
+
+        Parameters
+        ----------
+        q, k, v, seed
+            As in `attention`. Arrays must not change before the pullback is called, which keeps
+            them, ``out`` and ``lse`` alive.
+        return_lse : bool
+            ``(out, lse)`` is the result, instead of ``out``.
+        with_score : bool
+            The pullback returns a fourth gradient, the tuple of `score_backward`, to which
+            ``deterministic`` does not apply.
+
+        Returns
+        -------
+        result : array like q, or (array like q, array (batch, heads, seqlen_q))
+        pullback : callable
+            ``pullback(dout, dlse=None, *, deterministic=False) -> (dq, dk, dv)``, as in
+            `attention_backward`.
+        """
+        return_lse = check_flag("return_lse", return_lse)
+        with_score = check_flag("with_score", with_score)
+        out, lse = self(q, k, v, seed=seed)
+
+        def pullback(dout, dlse=None, *, deterministic=False):
+            given, state = (dout, q, k, v, out, lse), {"dlse": dlse, "seed": seed}
+            gradients = self.backward(*given, **state, deterministic=deterministic)
+            return (*gradients, self.score_backward(*given, **state)) if with_score else gradients
+
+        return ((out, lse) if return_lse else out), pullback
+
+    def __repr__(self) -> str:
+        return f"AttentionPlan({self.impl}: {self.problem}, {self.schedule or self.mask})"
+
+    def _matching(self, q, k, v) -> AttentionPlan:
+        """The plan for these arrays: this one, or its sibling for another memory layout."""
+        call = ("layout", signature(q), signature(k), signature(v))
+        problem = self._checked.get(call)
+        if problem is None:
+            problem = check_forward(q, k, v, self.problem.scale)
+            if _without_layout(problem) != _without_layout(self.problem):
+                raise ValueError(f"the plan is for ({self.problem}), got ({problem})")
+            if problem == self.problem:
+                problem = self.problem
+            self._checked.put(call, problem)
+        if problem is self.problem:
+            return self
+        return _plan(problem, self.mask, self.impl, self.score, self.dropout)
+
+    def _state(self, seed):
+        """What an executor takes besides its arrays: the seed where there is dropout."""
+        if self.dropout:
+            return (check_seed(seed, self.problem),)
+        if seed is not None:
+            check_seed(seed, self.problem)
+        return ()
+
+    def run_forward(self, q, k, v, out, seed=None, *, with_lse=True):
+        """Allocate and launch for native arrays of this plan's signature.
+
+        Without ``with_lse`` a small lse goes to a scratch array that nobody reads: an
+        allocation is a fifth of the host time of a call.
+        """
+        problem, state = self.problem, self._state(seed)
+        with self._device:
+            if out is None:
+                out = self._empty(problem.q_shape, q.dtype)
+            else:
+                self._check_out(out, q, k, v)
+            if with_lse or self._scratch is None:
+                lse = self._empty(problem.lse_shape, problem.lse_dtype)
+            else:
+                lse = self._scratch
+            self._executor.forward(q, k, v, out, lse, *state)
+        return out, lse
+
+    @cached_property
+    def _no_dlse(self):
+        """What stands for an absent dlse, so that the implementations know of one case only."""
+        problem = self.problem
+        return zeros(problem.device, problem.device_id, problem.lse_shape, problem.lse_dtype)
+
+    def _check_results(self, dout, q, out, lse, dlse):
+        """What `attention` returned and the gradients of it; zeros for a dlse of None."""
+        last = None if dlse is None else signature(dlse)
+        call = ("backward", signature(dout), signature(out), signature(lse), last)
+        if self._checked.get(call) is None:
+            check_backward(dout, out, lse, dlse, self.problem, q)
+            if self.score is not None:
+                self.score.check_gradient()
+            self._checked.put(call, True)
+        return self._no_dlse if dlse is None else dlse
+
+    def run_backward(self, dout, q, k, v, out, lse, dlse, seed, deterministic):
+        """Check the arrays of the results, allocate the gradients and launch."""
+        dlse = self._check_results(dout, q, out, lse, dlse)
+        problem, state = self.problem, self._state(seed)
+        with self._device:
+            dq = self._empty(problem.q_shape, q.dtype)
+            dk = self._empty(problem.kv_shape, q.dtype)
+            dv = self._empty(problem.kv_shape, q.dtype)
+            gradients = dq, dk, dv
+            self._executor.backward(
+                dout, q, k, v, out, lse, dlse, *gradients, deterministic, *state
+            )
+        return dq, dk, dv
+
+    @cached_property
+    def _score_backward(self):
+        """What computes the gradients of the score's arrays, made when they are asked for."""
+        if self.score is None:
+            raise ValueError("score must have an array with a gradient, got None")
+        self.score.check_parts(self.problem)
+        what = self.problem, self.mask, self.score, self.dropout
+        return prepare_score_backward(self.impl, *what)
+
+    def run_score_backward(self, dout, q, k, v, out, lse, dlse, seed):
+        """Check the arrays of the results, allocate the score's gradients and launch."""
+        dlse = self._check_results(dout, q, out, lse, dlse)
+        state = self._state(seed)
+        with self._device:
+            run = self._score_backward
+            shapes = [part.shape for parts in self.score.parts for part in parts]
+            sums = tuple(self._empty(shape, self.problem.lse_dtype) for shape in shapes)
+            run(dout, q, k, v, out, lse, dlse, sums, *state)
+        return sums
+
+    def _check_out(self, out, q, k, v):
+        """Only the addresses and the write flag of ``out`` change between calls of one layout."""
+        call = ("out", signature(out), getattr(out.flags, "writeable", True))
+        reaches = self._checked.get(call)
+        if reaches is None:
+            check_out(out, self.problem, q, k, v)
+            self._checked.put(call, tuple(map(reach, (out, q, k, v))))
+        elif meet(reaches, (out, q, k, v)):  # in an array's gaps it may be
+            check_disjoint(out, q, k, v)
+
+
+class _Item:
+    """What a cache holds, its weight, and when it was last asked for."""
+
+    __slots__ = ("used", "value", "weight")
+
+    def __init__(self, value, weight, used):
+        self.value, self.weight, self.used = value, weight, used
+
+
+class _Cache:
+    """Bounded, thread-safe mapping that forgets what was used longest ago.
+
+    The weights of its items add up to ``limit`` at most, or there is but one. To get an item takes
+    no lock and hashes its key once; what to forget is searched for when a new one comes.
+    """
+
+    def __init__(self, limit: int):
+        self._limit, self._weight = limit, 0
+        self._items, self._clock = {}, itertools.count()
+        self._lock = threading.Lock()
+
+    def get(self, key):
+        """None for what is not there, also for a key that cannot be hashed."""
+        try:
+            item = self._items.get(key)
+        except TypeError:
+            return None
+        if item is None:
+            return None
+        item.used = next(self._clock)
+        return item.value
+
+    def put(self, key, value, weight=1):
+        with self._lock:
+            self._forget(key)
+            self._items[key] = _Item(value, weight, next(self._clock))
+            self._weight += weight
+            while self._weight > self._limit and len(self._items) > 1:
+                oldest, _ = min(self._items.items(), key=lambda pair: pair[1].used)
+                self._forget(oldest)
+
+    def _forget(self, key):
+        item = self._items.pop(key, None)
+        self._weight -= item.weight if item else 0
+
+    def clear(self):
+        with self._lock:
+            self._items.clear()
+            self._weight = 0
+
+
+# By call and by (problem, mask, impl): different calls may state the same problem.
+_plans = _Cache(_LIMIT)
+
+
+def forward_inputs(q, k, v, out):
+    """q, k, v and out (or None) as native arrays."""
+    if out is None:
+        return (q, k, v, None) if are_native(q, k, v) else (*native(q=q, k=k, v=v), None)
+    return (q, k, v, out) if are_native(q, k, v, out) else native(q=q, k=k, v=v, out=out)
+
+
+def backward_inputs(q, k, v, dout, out, lse, dlse):
+    """q, k, v, dout, out, lse and dlse (or None), in this order, as native arrays."""
+    named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
+    if dlse is not None:
+        named["dlse"] = dlse
+    arrays = named.values() if are_native(*named.values()) else native(**named)
+    return arrays if dlse is not None else (*arrays, None)
+
+
+def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) -> AttentionPlan:
+    """The cached plan of a call, made when the call is new."""
+    window = None if window is None else check_window(window)
+    # 1 == True and 0.5 == Fraction(1, 2): the types keep what a check refuses out of the cache.
+    types = (type(causal), type(scale), type(dropout))
+    signatures = signature(q), signature(k), signature(v)
+    call = (*signatures, mask, causal, window, scale, types, impl, score, dropout)
+    found = _plans.get(call)  # an argument that cannot be hashed is not valid: the checks name it
+    if found is None:
+        dispatch.check_impl(impl)
+        problem = check_forward(q, k, v, scale)
+        check_score(score, problem)
+        dropout, whole = check_dropout(dropout), check_mask(mask, problem, causal, window)
+        found = _plan(problem, whole, impl, score, dropout)
+        _plans.put(call, found, _weight(score))
+    return found
+
+
+def _plan(problem: Problem, mask, impl: str, score, dropout) -> AttentionPlan:
+    impl = dispatch.choose(impl, problem, mask, score, dropout)
+    what = problem, mask, impl, score, dropout
+    found = _plans.get(what)
+    if found is None:
+        found = AttentionPlan(problem, mask, impl, score=score, dropout=dropout)
+        _plans.put(what, found, _weight(score))
+    return found
+
+
+def _weight(score) -> int:
+    """Of a plan in the cache: every step of training brings another score."""
+    return 1 + (score.nbytes // _MORE if score else 0)
+
+
+def _without_layout(problem: Problem) -> tuple:
+    shapes = (problem.q_shape, problem.kv_shape)
+    return shapes, problem.dtype, problem.scale, problem.device, problem.device_id
