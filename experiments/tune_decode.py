@@ -115,9 +115,9 @@ def compare(backend, clock, problem, name, sweep, seed):
 
 def multiprocessors_of(problem):
     """Of the problem's device."""
-    from nbflash.backends.simt.executor import device_of
+    from nbflash.cuda.device import cuda_device
 
-    return device_of(problem.device_id).multiprocessors
+    return cuda_device(problem.device_id).multiprocessors
 
 
 def show_rows(rows):

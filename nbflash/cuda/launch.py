@@ -242,6 +242,13 @@ def flattened(values):
     return [0, 0, x.size, x.dtype.itemsize, x.data.ptr, *x.shape, *x.strides]
 
 
+def numbers(values):
+    """Numbers and NumPy arrays in tuples, one after the other."""
+    if isinstance(values, tuple):
+        return [word for part in values for word in numbers(part)]
+    return [values]
+
+
 def _bits(kind, value):
     """The eight bytes whose first ones are ``value`` as the kernel reads it."""
     code = {types.float32: "<f", types.float64: "<d"}.get(kind)
@@ -256,6 +263,6 @@ def _simulated(spec):
 
 
 def simulate(spec, blocks, arguments):
-    """Run a kernel in the simulator on NumPy arrays."""
+    """Run a kernel in the simulator; tensors are NumPy arrays of one axis."""
     config = spec.config
     _simulated(spec)[blocks, config.threads, 0, config.smem_bytes](*arguments)

@@ -11,6 +11,28 @@ _PANEL = 64  # columns of a box: 128 bytes, the span of the swizzle
 ALIGNMENT = 16  # bytes, of the address and of every stride
 
 
+def geometry(shape, strides, rows):
+    """Sizes, steps in bytes and box of a map, the innermost axis first, as the driver takes them.
+
+    Parameters
+    ----------
+    shape : tuple
+        (batch, seqlen, heads, head_dim) in elements of two bytes.
+    strides : tuple
+        (batch, sequence, head) in elements, multiples of 8.
+    rows : int
+        Tokens of a box; a box is ``rows`` × 64 columns of one head, swizzled by 128 bytes.
+    """
+    batch, n, heads, head_dim = shape
+    sizes = head_dim, n, heads, batch
+    # An axis of length one is never stepped along: any legal stride will do.
+    steps = tuple(
+        2 * s if size > 1 else ALIGNMENT
+        for s, size in zip((strides[1], strides[2], strides[0]), sizes[1:], strict=True)
+    )
+    return sizes, steps, (_PANEL, rows, 1, 1)
+
+
 def encode(address, shape, strides, rows, dtype, fetched=256):
     """The map's words (16 integers of eight bytes); the first is the address.
 
@@ -18,12 +40,8 @@ def encode(address, shape, strides, rows, dtype, fetched=256):
     ----------
     address : int
         Of the first element, a multiple of 16.
-    shape : tuple
-        (batch, seqlen, heads, head_dim).
-    strides : tuple
-        (batch, sequence, head) in elements, multiples of 8.
-    rows : int
-        Tokens of a box; a box is ``rows`` × 64 columns of one head, swizzled by 128 bytes.
+    shape, strides, rows
+        As of `geometry`.
     dtype : {"float16", "bfloat16"}
     fetched : {128, 256}
         Bytes that the L2 cache fetches at once.
@@ -35,24 +53,18 @@ def encode(address, shape, strides, rows, dtype, fetched=256):
     """
     from cuda.bindings import driver as cu
 
-    batch, n, heads, head_dim = shape
+    sizes, steps, box = geometry(shape, strides, rows)
     kind = {
         "float16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         "bfloat16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     }[dtype]
-    sizes = (head_dim, n, heads, batch)
-    # An axis of length one is never stepped along: any legal stride will do.
-    steps = [
-        2 * s if size > 1 else ALIGNMENT
-        for s, size in zip((strides[1], strides[2], strides[0]), sizes[1:], strict=True)
-    ]
     status, tensor_map = cu.cuTensorMapEncodeTiled(
         kind,
         4,
         address,
         [cu.cuuint64_t(x) for x in sizes],
         [cu.cuuint64_t(x) for x in steps],
-        [cu.cuuint32_t(x) for x in (_PANEL, rows, 1, 1)],
+        [cu.cuuint32_t(x) for x in box],
         [cu.cuuint32_t(1)] * 4,
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbflash.backends.simt import executor as simt
 from nbflash.backends.simt.decode_host import SimtPartial
 from nbflash.backends.sm90.decode import host as sm90_decode
 from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
+from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
 from nbflash.inputs.decode_problem import check_decode, check_decode_mask
 from nbflash.planning import dispatch
@@ -50,17 +50,16 @@ class _Counts:
 
     def __init__(self, device, tiles):
         (self._sets,) = device.resident([np.zeros((_SETS, tiles), np.uint32)])
-        first, step = self._sets.data.ptr, self._sets.strides[0]
-        self._free, self._of_stream = iter(range(first, first + _SETS * step, step)), {}
+        self._free, self._of_stream = iter(device.rows(self._sets)), {}
 
     def find(self, stream, capturing):
-        """An address; 0 where there are none, or none any more."""
+        """An address; None where there are none, or none any more."""
         found = None if capturing else self._of_stream.get(stream)
         if found is None and stream != _PER_THREAD:
-            found = next(self._free, 0)
-            if found and not capturing:
+            found = next(self._free, None)
+            if found is not None and not capturing:
                 self._of_stream[stream] = found
-        return found or 0
+        return found
 
 
 class CudaDecoder:
@@ -78,7 +77,7 @@ class CudaDecoder:
 
     def __init__(self, problem, mask, q, cache, *, partial=None):
         p, self._lse = problem, (problem.lse_shape, problem.lse_dtype)
-        self._device = device = simt.device_of(p.device_id)
+        self._device = device = cuda_device(p.device_id)
         _, self._current = arrays.allocator(p.device, p.device_id)
         self._partial = self._counts = None
         if not p.batch or not (p.capacity if mask is None else mask.shape[1]):
@@ -119,13 +118,15 @@ class CudaDecoder:
             _captured.append((self, memory))
         if self._counts is None:
             self._partial(q, cache, part_o, part_lse)
-            self._combine((part_o, part_lse, out, no_lse if lse is None else lse), ())
+            lse = no_lse if lse is None else lse
+            self._combine(self._device.words((part_o, part_lse, out, lse)))
             return
         counts = self._counts.find(stream, capturing)
-        if not counts:
+        if counts is None:
+            counts = own
             self._device.clear(own, self._count_bytes, stream)
-        lse = no_lse if lse is None else lse.data.ptr
-        self._partial(q, cache, part_o, part_lse, out.data.ptr, lse, counts or own)
+        lse = no_lse if lse is None else lse
+        self._partial(q, cache, part_o, part_lse, out, lse, counts)
 
 
 def _bind_combine(device, p, splits):
@@ -133,7 +134,7 @@ def _bind_combine(device, p, splits):
     spec = combine_simt_spec(combine_config(p.dtype, p.head_dim, splits))
     rows, token = p.batch * p.nq * p.heads, p.heads * p.head_dim
     constants = (p.nq * token, token, p.head_dim), p.nq, p.heads, splits, rows
-    return device.bind(spec, rows, constants, ())
+    return device.bind(spec, rows, constants)
 
 
 def _chosen(device, problem, mask, q, cache):

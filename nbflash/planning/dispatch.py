@@ -146,7 +146,7 @@ def _why_not_arrays(impl: str, problem) -> list[str]:
         return [f"{impl} runs on NumPy arrays, got CUDA arrays: use cupy.asnumpy, or impl='auto'"]
     if impl in ("sm90", "simt") and on_host and not simulator():
         return [f"{impl} runs on CUDA arrays, got NumPy arrays: use cupy.asarray, or impl='auto'"]
-    if impl == "simt" and not on_host and simulator():
+    if impl in ("sm90", "simt") and not on_host and simulator():
         return [_HOST_ARRAYS]
     return []
 
@@ -186,7 +186,7 @@ def _why_not_cuda() -> list[str]:
 
 def _why_not_hopper(device_id: int) -> list[str]:
     if simulator():
-        return ["the Hopper kernels are not bound to the CUDA simulator (NUMBA_ENABLE_CUDASIM=1)"]
+        return _why_not_simulator()
     if reasons := _why_not_cuda():
         return reasons
     import cupy

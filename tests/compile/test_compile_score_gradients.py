@@ -17,6 +17,7 @@ from nbflash.backends.simt import score_gradient_host as simt_score
 from nbflash.backends.simt.configs import SimtBackwardConfig, backward_configs
 from nbflash.backends.simt.score_gradient import ScoreBackwardConfig, dscore_simt_spec
 from nbflash.cuda import launch, score_params
+from nbflash.cuda.device import Gpu
 from nbflash.inputs import arrays
 from nbflash.inputs.problem import check_forward
 
@@ -150,10 +151,10 @@ def test_the_arguments_of_a_launch(name, dropout, monkeypatch):
         def __call__(self, words):
             found[self.spec.name] = self.spec, list(words), self.trailing
 
-    class Device(simt._Gpu):
+    class Device(Gpu):
         smem_limit, capability, _id = 227 * 1024, HOPPER, 0
         cp_async = vector_red = True
-        _zeros = Array(np.zeros(2, np.uint64))
+        _no_state = 0
 
         def __init__(self):
             pass
@@ -162,7 +163,7 @@ def test_the_arguments_of_a_launch(name, dropout, monkeypatch):
             return Array(np.empty(shape, dtype))
 
     monkeypatch.setattr(launch, "bind", Recorder)
-    monkeypatch.setattr(simt, "device_of", lambda _: Device())
+    monkeypatch.setattr(simt, "cuda_device", lambda _: Device())
     monkeypatch.setattr(arrays, "resident", lambda tables: [Array(np.asarray(x)) for x in tables])
     monkeypatch.setattr(arrays, "alignment", lambda x: 16)
     monkeypatch.setattr(arrays, "resident_params", lambda params: params_of(params))

@@ -78,11 +78,12 @@ def _recorded(bind, problem, score, dropout=0.0, learned=False):
     import masks
     from nbflash.backends.simt import executor as simt
     from nbflash.backends.simt.score_gradient_host import SimtScoreBackward
+    from nbflash.cuda.device import cuda_device
 
-    recorder, mask = Recorder(simt.device_of(0)), masks.dense(problem.nq, problem.nk)
+    recorder, mask = Recorder(cuda_device(0)), masks.dense(problem.nq, problem.nk)
     vectors = simt.vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
     make = SimtScoreBackward if learned else simt.SimtExecutor
-    with patch.object(simt, "device_of", return_value=recorder):
+    with patch.object(simt, "cuda_device", return_value=recorder):
         bind(make(problem, mask, score=score, dropout=dropout), vectors)
     return recorder.specs
 

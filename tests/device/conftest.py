@@ -49,12 +49,12 @@ def pytest_collection_modifyitems(config, items):
         return
     from compile_ahead import compile_ahead, once
 
-    from nbflash.backends.simt.executor import device_of
+    from nbflash.cuda.device import cuda_device
 
     def work():
         calls = dict.fromkeys(call for item in items for call in _kernels(item))
         specs = dict.fromkeys(spec for of, *given in calls for spec in of(*given))
-        compile_ahead(specs, device_of(0).capability)
+        compile_ahead(specs, cuda_device(0).capability)
 
     if worker := getattr(config, "workerinput", None):  # of pytest-xdist
         once(worker["testrunuid"], work)

@@ -78,10 +78,10 @@ def test_negative_strides_are_named():
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_device_without_room_is_named(direction, monkeypatch):
     """No plan without a forward kernel, no gradients without a backward kernel."""
-    from nbflash.backends.simt.executor import _Simulator
+    from nbflash.cuda.device import Simulated
 
     limit = 1024 if direction == "forward" else 48 * 1024
-    monkeypatch.setattr(_Simulator, "smem_limit", limit)
+    monkeypatch.setattr(Simulated, "smem_limit", limit)
     inputs = make_qkv(1, 3, 3, 1, 1, 200)
     with pytest.raises(ValueError, match=f"no {direction} kernel for float32 and head_dim 200"):
         run(inputs)

@@ -10,6 +10,7 @@ import nbflash
 from nbflash.backends.simt import executor as simt
 from nbflash.backends.simt.configs import SimtConfig, forward_config
 from nbflash.backends.simt.forward import make_fwd_simt
+from nbflash.cuda.device import Simulated
 from nbflash.inputs.problem import check_forward
 from nbflash.testing import make_qkv, mask_gallery, poisoned
 
@@ -60,7 +61,7 @@ def test_when_the_table_sends(limit):
 
 
 def too_small(limit, monkeypatch):
-    monkeypatch.setattr(simt._Simulator, "smem_limit", limit)
+    monkeypatch.setattr(Simulated, "smem_limit", limit)
     return f"float64 and head_dim 5 within the {limit} bytes of shared memory"
 
 

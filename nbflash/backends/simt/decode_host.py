@@ -18,7 +18,7 @@ class SimtPartial:
     Parameters
     ----------
     device
-        Of `nbflash.backends.simt.executor.device_of`.
+        Of `nbflash.cuda.device.cuda_device`.
     problem, mask, q, cache
         As of `CudaDecoder`.
     config : DecodeSimtConfig, optional
@@ -46,6 +46,7 @@ class SimtPartial:
         sizes = p.batch, p.nq, p.heads, p.heads // p.heads_kv, self.splits, n_row
         page_size = p.capacity if p.page_size is None else p.page_size
         constants = (*strides, *sizes, page_size, p.capacity, p.scale * LOG2_E)
+        self._words = device.words
         self._run = device.bind(decode_simt_spec(cfg), items * self.splits, constants, tables)
 
     @staticmethod
@@ -64,4 +65,5 @@ class SimtPartial:
         table = self._pages if table is None else table
         if k_scale is None:
             k_scale = v_scale = self._one
-        self._run((q, k, v, k_scale, v_scale, lengths, table, part_o, part_lse), ())
+        tensors = q, k, v, k_scale, v_scale, lengths, table, part_o, part_lse
+        self._run(self._words(tensors))

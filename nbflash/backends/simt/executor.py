@@ -1,13 +1,10 @@
 """The SIMT implementation: which kernels a problem needs, with their arguments bound.
 
-On a GPU a bound kernel is what :func:`nbflash.cuda.launch.bind` makes; under the simulator the same
-argument list goes to the same kernel as NumPy arrays.
+Kernels are bound by a `nbflash.cuda.device`: a GPU, or the simulator.
 """
 
-import itertools
-import math
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 
@@ -16,8 +13,8 @@ from nbflash.backends.simt.configs import backward_configs, forward_config
 from nbflash.backends.simt.convert_dq import round_simt_spec
 from nbflash.backends.simt.forward import fwd_simt_spec
 from nbflash.backends.simt.row_statistics import RowConfig, blocks_for, delta_simt_spec
-from nbflash.cuda import launch, score_params
-from nbflash.cuda.ptx._asm import SIM
+from nbflash.cuda import score_params
+from nbflash.cuda.device import cuda_device
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs import arrays
@@ -49,7 +46,7 @@ class SimtExecutor:
 
     def __init__(self, problem, mask, *, config=None, backward=None, score=None, dropout=0.0):
         self._problem, self._mask = problem, mask
-        self._device = device_of(problem.device_id)
+        self._device = cuda_device(problem.device_id)
         made = score_params.prepare(score, problem, self._device.capability)
         self._score, self._params = made[0], self._device.params(made[1])
         vectors = vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
@@ -94,7 +91,7 @@ class SimtExecutor:
         return p.nq, p.nk, p.heads, p.group
 
     def _bind(self, spec, schedule, work, scales):
-        """Bind sizes and schedule; a call gives the tensors, their strides and dropout's state."""
+        """Bind sizes and schedule; a call gives the words of tensors, strides, dropout's state."""
         p = self._problem
         tables = (
             work,
@@ -133,7 +130,7 @@ class SimtExecutor:
     def forward(self, q, k, v, out, lse, seed=None):
         """Write ``out`` and ``lse``."""
         strides = *self._qkv_strides, arrays.strides(out)
-        self._forward((q, k, v, out, lse), strides, self._state(seed))
+        self._forward(self._device.words((q, k, v, out, lse), *strides, self._state(seed)))
 
     def _passes(self, deterministic, vectors):
         """The bound backward kernels, with their configurations, made once."""
@@ -164,7 +161,7 @@ class SimtExecutor:
         rows = p.batch * p.nq * p.heads
         config, sizes = RowConfig(p.dtype, p.head_dim), (p.nq, p.heads, rows)
         return [
-            self._device.bind(make(config), blocks_for(rows), sizes, ())
+            self._device.bind(make(config), blocks_for(rows), sizes)
             for make in (delta_simt_spec, round_simt_spec)
         ]
 
@@ -179,7 +176,8 @@ class SimtExecutor:
         delta_kernel, _ = self._row_kernels
         lse = lse if lse.flags.c_contiguous else lse.copy()
         delta = self._device.empty(lse.shape, np.dtype(self._problem.lse_dtype))
-        delta_kernel((dout, out, dlse, delta), map(arrays.strides, (dout, out, dlse)))
+        strides = map(arrays.strides, (dout, out, dlse))
+        delta_kernel(self._device.words((dout, out, dlse, delta), *strides))
         return lse, delta
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
@@ -187,7 +185,7 @@ class SimtExecutor:
         passes = self._passes(deterministic, self._vectors_with(dout))
         (_, round_kernel), state = self._row_kernels, self._state(seed)
         lse, delta = self._statistics(dout, out, lse, dlse)
-        wide = delta.dtype
+        wide, words = delta.dtype, self._device.words
         for cfg, kernel in passes:
             target = dq
             if cfg.atomic_dq:
@@ -195,151 +193,6 @@ class SimtExecutor:
                 target.fill(0)
             tensors = (q, k, v, dout, lse, delta, target, dk, dv)
             changing = (arrays.strides(x) for x in (dout, target, dk, dv))
-            kernel(tensors, (*self._qkv_strides, *changing), state)
+            kernel(words(tensors, *self._qkv_strides, *changing, state))
             if target is not dq:
-                round_kernel((target, dq), map(arrays.strides, (target, dq)))
-
-
-@cache
-def device_of(device_id):
-    """What binds kernels and allocates on a CUDA device, or in the simulator."""
-    return _Simulator() if SIM else _Gpu(device_id)
-
-
-class _Gpu:
-    """Binds and allocates on one CUDA device."""
-
-    def __init__(self, device_id):
-        import cupy
-
-        device = cupy.cuda.Device(device_id)
-        self._id = device_id
-        self.empty = cupy.ndarray  # cupy.empty takes twice as long
-        self._alloc, self._stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
-        self._is_capturing = cupy.cuda.runtime.streamIsCapturing
-        self._memset = cupy.cuda.runtime.memsetAsync
-        self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
-        self.vector_red = int(device.compute_capability) >= 90
-        self.cp_async = int(device.compute_capability) >= 80
-        self.capability = divmod(int(device.compute_capability), 10)
-        self.multiprocessors = device.attributes["MultiProcessorCount"]
-        with device:
-            (self._zeros,) = arrays.resident([np.zeros(2, np.uint64)])
-
-    def scratch(self, shapes, dtype):
-        """What allocates memory for arrays of these shapes, in the pool of the current stream.
-
-        It returns the memory, which is free when nobody holds it, and where each array is: what
-        `bind` takes. An array of CuPy's own would cost a microsecond or two.
-        """
-        alloc, itemsize = self._alloc, np.dtype(dtype).itemsize
-        sizes = [-(-math.prod(shape) * itemsize // 16) * 16 for shape in shapes]
-        *starts, total = itertools.accumulate(sizes, initial=0)
-
-        def allocate():
-            memory = alloc(total)
-            first = memory.ptr
-            return memory, [first + start for start in starts]
-
-        return allocate
-
-    def stream(self):
-        """The current stream, and whether a CUDA graph records it: never the legacy one."""
-        stream = self._stream().ptr
-        return stream, bool(stream) and self._is_capturing(stream)
-
-    def clear(self, address, nbytes, stream):
-        """Set memory to 0."""
-        self._memset(address, 0, nbytes, stream)
-
-    def resident(self, tables):
-        """NumPy arrays where the kernels of any stream read them."""
-        return arrays.resident(tables)
-
-    def params(self, given):
-        """A score's parameters as the kernels read them."""
-        return arrays.resident_params(given)
-
-    def state(self, seed):
-        """Dropout's two integers and where what changes them is: zeros, or one's own array."""
-        if isinstance(seed, tuple):
-            return *seed, self._zeros.data.ptr
-        return 0, 0, seed.data.ptr
-
-    def places(self, sums):
-        """Where arrays are and their shapes, for a kernel."""
-        return launch.flattened(tuple((x.data.ptr, x.shape) for x in sums))
-
-    def bind(self, spec, blocks, constants, tables, more=()):
-        """A callable ``bound(tensors, strides, *tuples)``; the arguments end with ``more``.
-
-        ``tensors`` are arrays, or addresses.
-        """
-        held = arrays.resident(tables)
-        addresses = (t.data.ptr for t in held)
-        trailing = (*launch.flattened(constants), *addresses, *launch.flattened(more))
-        bound = launch.bind(spec, blocks, trailing, self._id)
-
-        def run(tensors, strides, *tuples):
-            changing = [x if type(x) is int else x.data.ptr for x in tensors]
-            for words in (*strides, *tuples):
-                changing += words
-            bound(changing)
-
-        run.tables = held, more  # alive as long as the kernel that reads them
-        return run
-
-
-class _Simulator:
-    """Runs kernels on NumPy arrays; every tensor is flat, as a pointer would be."""
-
-    smem_limit = 227 * 1024
-    vector_red = cp_async = True
-    capability = None
-    multiprocessors = 4
-
-    def empty(self, shape, dtype):
-        return np.full(shape, np.nan, dtype)
-
-    def scratch(self, shapes, dtype):
-        return lambda: (None, [self.empty(shape, dtype) for shape in shapes])
-
-    def stream(self):
-        return 0, False
-
-    def resident(self, tables):
-        return tables
-
-    def params(self, given):
-        return given
-
-    def state(self, seed):
-        if isinstance(seed, tuple):
-            return *map(np.uint64, seed), np.zeros(2, np.uint64)
-        return np.uint64(0), np.uint64(0), seed.view(np.uint64)
-
-    def places(self, sums):
-        return tuple((x.reshape(-1), x.shape) for x in sums)
-
-    def bind(self, spec, blocks, constants, tables, more=()):
-        """A callable ``bound(tensors, strides, *tuples)``; the arguments end with ``more``."""
-        flat_tables = [np.ascontiguousarray(t).reshape(-1) for t in tables]
-        wide = np.float64 if spec.config.dtype == "float64" else np.float32
-        constants = [wide(c) if isinstance(c, float) else c for c in constants]
-
-        def run(tensors, strides, *tuples):
-            flat = [_flat(x) for x in tensors]
-            arguments = *flat, *strides, *tuples, *constants, *flat_tables, *more
-            launch.simulate(spec, blocks, arguments)
-
-        return run
-
-
-def _flat(x):
-    """All memory that ``x`` reaches, from its first element on, as one axis."""
-    if min(x.strides) < 0:
-        raise ValueError(f"the simulator takes no negative strides, got {x.strides}; copy it first")
-    span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) // x.itemsize
-    bits = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8}.get(x.dtype.name)
-    x = x if bits is None else x.view(bits)
-    return np.lib.stride_tricks.as_strided(x, (span,), (x.itemsize,))
+                round_kernel(words((target, dq), *map(arrays.strides, (target, dq))))

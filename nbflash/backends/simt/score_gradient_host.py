@@ -46,4 +46,5 @@ class SimtScoreBackward(SimtExecutor):
             total.fill(0)
         strides = *self._qkv_strides, arrays.strides(dout)
         places = self._device.places(sums)
-        kernel((q, k, v, dout, lse, delta), strides, self._state(seed), places)
+        tensors = q, k, v, dout, lse, delta
+        kernel(self._device.words(tensors, *strides, self._state(seed), places))

@@ -2,11 +2,11 @@
 
 from functools import cached_property
 
-from nbflash.backends.simt.executor import device_of
 from nbflash.backends.sm90.backward import host as sm90_backward
 from nbflash.backends.sm90.forward.config import choose, forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
-from nbflash.cuda import launch, score_params, tensor_map
+from nbflash.cuda import score_params, tensor_map
+from nbflash.cuda.device import cuda_device
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
@@ -33,14 +33,12 @@ class Sm90Executor:
     """
 
     def __init__(self, problem, mask, *, config=None, backward=None, score=None, dropout=0.0):
-        import cupy
-
-        self._problem, self._mask, self._cupy = problem, mask, cupy
+        self._problem, self._mask = problem, mask
+        self._device = cuda_device(problem.device_id)
         self._score, params = score_params.prepare(score, problem, HOPPER)
-        self._params = arrays.resident_params(params)
-        self._dropout, self._device = dropout, device_of(problem.device_id)
+        self._params, self._dropout = self._device.params(params), dropout
         self._backward_config, self._backwards = backward, {}  # by whether in two passes
-        self._map = tensor_map.Maps(problem.dtype)
+        self._map = self._device.maps(problem.dtype)
         configs = [config] if config else self._table()
         self._config, self.schedule = choose(configs, self._tiled)
 
@@ -54,26 +52,20 @@ class Sm90Executor:
 
     @cached_property
     def _forward(self):
-        """The bound launch, and what must stay alive."""
         p, cfg, s = self._problem, self._config, self.schedule
         # Most scores of a place fall with the distance: on the way to the diagonal m would rise at
         # every tile, and O be rescaled.
         if self._score and self._score.by_place:
             s = s.outwards
-        device = self._cupy.cuda.Device(p.device_id)
-        most = device.attributes["MultiProcessorCount"] * cfg.min_blocks
+        most = self._device.multiprocessors * cfg.min_blocks
         items = p.batch * p.heads * s.n_row
         blocks = max(1, min(most, items))
         tables, live = row_tables(s, p, blocks)
         scale = max(abs(p.scale) * (1.0 if self._score else LOG2_E), LEAST_SCALE)
-        strides = [s for three in p.strides[:2] for s in three[:3]]
-        sizes = (p.nq, p.nk, p.heads, p.group, s.n_row, items, live, scale)
-        held = arrays.resident(tables)
-        pointers = (t.data.ptr for t in held)
+        strides = *p.strides[0][:3], *p.strides[1][:3]
+        sizes = p.nq, p.nk, p.heads, p.group, s.n_row, items, live, scale
         more = self._params, dropping_of(self._dropout)
-        trailing = (*strides, *sizes, *pointers, *launch.flattened(more))
-        bound = launch.bind(fwd_sm90_spec(cfg), blocks, trailing, p.device_id)
-        return bound, held
+        return self._device.bind(fwd_sm90_spec(cfg), blocks, (*strides, *sizes), tables, more)
 
     @cached_property
     def _layouts(self):
@@ -93,19 +85,19 @@ class Sm90Executor:
 
     def forward(self, q, k, v, out, lse, seed=None):
         """Write ``out`` and ``lse``."""
-        strides, address = arrays.strides(out), out.data.ptr
-        bits = address | 2 * (strides[0] | strides[1] | strides[2])  # any() costs a microsecond
+        strides, address = arrays.strides(out), self._device.address
+        # any() costs a microsecond
+        bits = arrays.pointer(out) | 2 * (strides[0] | strides[1] | strides[2])
         if bits % tensor_map.ALIGNMENT or min(strides) < 0:
-            target = self._cupy.empty(out.shape, out.dtype)
+            target = self._device.empty(out.shape, out.dtype)
             self.forward(q, k, v, target, lse, seed)
             out[...] = target
             return
-        addresses = [x.data.ptr for x in (q, k, v)]
+        addresses, target = [address(x) for x in (q, k, v)], address(out)
         maps = [*zip(addresses, self._layouts, strict=True)]
-        maps.append((address, self._map.layout(out.shape, strides, 64)))
-        bound, _ = self._forward
-        words = [address, lse.data.ptr, *strides, *addresses[:2], *self._state(seed)]
-        bound(words, maps)
+        maps.append((target, self._map.layout(out.shape, strides, 64)))
+        words = [target, address(lse), *strides, *addresses[:2], *self._state(seed)]
+        self._forward(words, maps)
 
     @cached_property
     def two_passes(self):
@@ -122,6 +114,7 @@ class Sm90Executor:
             config = self._backward_config
             fits = config and config.with_dq != two_passes
             made = sm90_backward.Sm90Backward(
+                self._device,
                 self._problem,
                 self._mask,
                 two_passes=two_passes,

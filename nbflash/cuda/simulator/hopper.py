@@ -219,6 +219,37 @@ class SimTensorMap:
     array: np.ndarray
     rows: int
 
+    @classmethod
+    def decoded(cls, memory, sizes, steps, box):
+        """The map of a geometry, as `nbflash.cuda.tensor_map.geometry` has it, checked.
+
+        Parameters
+        ----------
+        memory : array
+            All memory from the tensor's first element on.
+        sizes, steps, box : tuple
+            In elements of two bytes, in bytes, in elements; the innermost axis first.
+
+        Raises
+        ------
+        SimError
+            For what the driver rejects, and where the tensor does not lie in the memory.
+        """
+        words = memory.reshape(-1).view(np.uint16)
+        reach = 2 * sizes[0] + sum((n - 1) * s for n, s in zip(sizes[1:], steps, strict=True))
+        if not all(1 <= n <= 2**32 for n in sizes):
+            raise SimError(f"tensor map: no axis can have the lengths {sizes}")
+        if any(s % CHUNK or not 0 <= s < 2**40 for s in steps):
+            raise SimError(f"tensor map: strides of {steps} bytes are no multiples of {CHUNK}")
+        if not all(1 <= n <= 256 for n in box) or box[0] != PANEL:
+            raise SimError(f"tensor map: there is no box of {box} elements")
+        if reach > words.nbytes:
+            raise SimError(f"tensor map: {reach} bytes of a tensor in memory of {words.nbytes}")
+        row, head, batch = steps
+        strides = batch, row, head, 2
+        shape = sizes[3], sizes[1], sizes[2], sizes[0]
+        return cls(np.lib.stride_tricks.as_strided(words, shape, strides), box[1])
+
     def _inside(self, column, row, head, batch):
         """What a box and the tensor share: views of the tensor, and where it lies in the box."""
         batches, n, heads, head_dim = self.array.shape

@@ -5,7 +5,6 @@ from functools import cached_property
 
 from nbflash.backends.sm90.backward.dq_config import ROWS, completed, dq_config
 from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
-from nbflash.cuda import launch, tensor_map
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions.constants import LOG2_E
 from nbflash.definitions.philox import factor
@@ -19,6 +18,8 @@ class DqPass:
 
     Parameters
     ----------
+    device
+        Of `nbflash.cuda.device.cuda_device`.
     problem : nbflash.inputs.problem.Problem
     mask : masks.Mask
     stats_m : int
@@ -30,40 +31,36 @@ class DqPass:
     dropout : float
     """
 
-    def __init__(self, problem, mask, stats_m, *, config=None, scoring=(None, ()), dropout=0.0):
-        import cupy
-
-        self._problem, self._cupy = problem, cupy
+    def __init__(
+        self, device, problem, mask, stats_m, *, config=None, scoring=(None, ()), dropout=0.0
+    ):
+        self._problem, self._device = problem, device
         score, self._params = scoring
         config = config or dq_config(problem.dtype, problem.head_dim, stats_m)
         self._dropout = dropout
         config = completed(config, score, bool(dropout))
         self.schedule = s = TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
         self.config = replace(config, full_tiles=s.full_tiles)
-        self._map = tensor_map.Maps(problem.dtype)
+        self._map = device.maps(problem.dtype)
 
     @cached_property
     def _kernel(self):
-        """The launch with sizes and tables bound, and what must stay alive."""
-        p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
-        items, device = p.batch * p.heads * s.n_row, cupy.cuda.Device(p.device_id)
-        blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
+        """The launch with sizes and tables bound."""
+        p, cfg, s = self._problem, self.config, self.schedule
+        items = p.batch * p.heads * s.n_row
+        blocks = min(self._device.multiprocessors * cfg.min_blocks, items)
         walked, live = row_tables(s, p, blocks)
-        held = arrays.resident(walked)
         stride = p.nq * p.heads * p.head_dim, p.heads * p.head_dim, p.head_dim
         sizes = p.nq, p.heads, p.group, s.n_row, items, live
         scales = p.scale * (1.0 if cfg.score else LOG2_E), p.scale * factor(self._dropout)
-        tables = (t.data.ptr for t in held)
-        more = self._params, dropping_of(self._dropout)
-        trailing = (*stride, *sizes, *scales, *tables, *launch.flattened(more))
-        return launch.bind(bwd_sm90_dq_spec(cfg), blocks, trailing, p.device_id), held
+        constants, more = (*stride, *sizes, *scales), (self._params, dropping_of(self._dropout))
+        return self._device.bind(bwd_sm90_dq_spec(cfg), blocks, constants, walked, more)
 
     def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state):
         """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
         n = self.config.tile_n
         boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
         maps = [self._map(x, rows) for x, rows in boxes]
-        kernel, _ = self._kernel
-        pointers = (x.data.ptr for x in (dq, out, lse, dlse, stats))
+        words = self._device.words
         strides = *arrays.strides(out), *arrays.strides(dlse)
-        kernel([*pointers, *strides, *state], maps)
+        self._kernel(words((dq, out, lse, dlse, stats), strides, state), maps)

@@ -20,7 +20,7 @@ from nbflash.backends.sm90.backward.pre_post_process import (
     round_sm90_spec,
     statistics_sm90_spec,
 )
-from nbflash.cuda import launch, tensor_map
+from nbflash.cuda import tensor_map
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.cuda.tile.wgmma.gradient import PART
 from nbflash.definitions.constants import LOG2_E
@@ -111,6 +111,8 @@ class Sm90Backward:
 
     Parameters
     ----------
+    device
+        Of `nbflash.cuda.device.cuda_device`.
     problem : nbflash.inputs.problem.Problem
     mask : masks.Mask
     two_passes : bool
@@ -124,11 +126,17 @@ class Sm90Backward:
     """
 
     def __init__(
-        self, problem, mask, *, two_passes=False, config=None, scoring=(None, ()), dropout=0.0
+        self,
+        device,
+        problem,
+        mask,
+        *,
+        two_passes=False,
+        config=None,
+        scoring=(None, ()),
+        dropout=0.0,
     ):
-        import cupy
-
-        self._problem, self._cupy = problem, cupy
+        self._problem, self._device = problem, device
         score, self._params = scoring
         table = columns_config if two_passes else backward_config
         config = config or table(problem.dtype, problem.head_dim)
@@ -137,8 +145,8 @@ class Sm90Backward:
         full = self.schedule.full_tiles
         self.config = cfg = replace(config, score=score, dropout=bool(dropout), full_tiles=full)
         more = {"scoring": scoring, "dropout": dropout}
-        self.rows = DqPass(problem, mask, cfg.tile_m, **more) if two_passes else None
-        self._map = tensor_map.Maps(problem.dtype)
+        self.rows = DqPass(device, problem, mask, cfg.tile_m, **more) if two_passes else None
+        self._map = device.maps(problem.dtype)
 
     @property
     def _slots(self):
@@ -147,34 +155,30 @@ class Sm90Backward:
 
     @cached_property
     def _main(self):
-        """The pass over columns with sizes and tables bound, and what must stay alive."""
-        p, cfg, s, cupy = self._problem, self.config, self.schedule, self._cupy
+        """The pass over columns with sizes and tables bound."""
+        p, cfg, s = self._problem, self.config, self.schedule
         items, heads_kv = s.n_row * p.batch * p.heads // p.group, p.heads // p.group
-        device = cupy.cuda.Device(p.device_id)
-        blocks = min(device.attributes["MultiProcessorCount"] * cfg.min_blocks, items)
+        blocks = min(self._device.multiprocessors * cfg.min_blocks, items)
         walked, live = tables(s, p.batch, p.heads, p.group, p.head_dim, blocks, cfg.with_dq)
-        held = arrays.resident(walked)
         stride = p.nk * heads_kv * p.head_dim, heads_kv * p.head_dim, p.head_dim
         sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)
         scales = p.scale * (1.0 if cfg.score else LOG2_E), p.scale * factor(self._dropout)
-        pointers = (t.data.ptr for t in held)
+        constants = *stride, *sizes, *scales
         more = self._params, dropping_of(self._dropout, inverse=True)
-        trailing = (*stride, *sizes, *scales, *pointers, *launch.flattened(more))
-        return launch.bind(bwd_sm90_spec(cfg), blocks, trailing, p.device_id), held
+        return self._device.bind(bwd_sm90_spec(cfg), blocks, constants, walked, more)
 
     @cached_property
     def _around(self):
         """The launches before and after one pass, bound: statistics and clearing, rounding."""
         p, cfg, n_col = self._problem, self.config, self.schedule.n_col
         rows, queries = rows_config(cfg), self._slots * cfg.tile_m
-        before = launch.bind(
+        before = self._device.bind(
             statistics_sm90_spec(rows),
             rows.statistics_blocks(queries),
             (p.nq, p.heads, n_col, queries),
-            p.device_id,
         )
         sizes, blocks = (p.nq, p.heads, n_col, p.scale), self._slots * cfg.consumers
-        return before, launch.bind(round_sm90_spec(rows), blocks, sizes, p.device_id)
+        return before, self._device.bind(round_sm90_spec(rows), blocks, sizes)
 
     def _readable(self, x):
         """``x``, or a copy that can be read 16 bytes at a time."""
@@ -184,20 +188,18 @@ class Sm90Backward:
 
     def __call__(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, state=()):
         """Write ``dq``, ``dk`` and ``dv``, which are contiguous; ``state`` is dropout's."""
-        cfg, cupy = self.config, self._cupy
+        cfg, words, empty = self.config, self._device.words, self._device.empty
         dout, out = self._readable(dout), self._readable(out)
         lse = lse if lse.flags.c_contiguous else lse.copy()
-        stats = cupy.empty((self._slots, 2, cfg.tile_m), np.float32)
+        stats = empty((self._slots, 2, cfg.tile_m), np.float32)
         boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
         maps = [self._map(x, rows) for x, rows in boxes]
-        main, _ = self._main
         if self.rows:
             self.rows(dout, q, k, v, out, lse, dlse, stats, dq, state)
-            main([0, *(x.data.ptr for x in (stats, dk, dv)), *state], maps)
+            self._main(words((0, stats, dk, dv), state), maps)
             return
-        total = cupy.empty((self._slots, cfg.consumers, PART), np.float32)
+        total = empty((self._slots, cfg.consumers, PART), np.float32)
         before, after = self._around
-        pointers = (x.data.ptr for x in (dout, out, lse, dlse, stats, total))
-        before([*pointers, *strides(dout), *strides(out), *strides(dlse)])
-        main([x.data.ptr for x in (total, stats, dk, dv)], maps)
-        after([total.data.ptr, dq.data.ptr, *strides(dq)])
+        before(words((dout, out, lse, dlse, stats, total), *map(strides, (dout, out, dlse))))
+        self._main(words((total, stats, dk, dv)), maps)
+        after(words((total, dq), strides(dq)))

@@ -6,7 +6,7 @@ from nbflash.backends.sm90.decode.combine_in_block import joined_by_the_last
 from nbflash.backends.sm90.decode.config import ROWS, decode_config
 from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
 from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
-from nbflash.cuda import launch, tensor_map
+from nbflash.cuda import tensor_map
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
 from nbflash.planning import dispatch as config
@@ -60,30 +60,31 @@ class Sm90Partial:
         slots = device.multiprocessors * cfg.min_blocks
         self.splits = splits or splits_for(items, tiles, slots)
         self.counted = items if joined_by_the_last(cfg, p.nq * pack, self.splits) else 0
-        self._held = device.resident(tables)
         group, scale = p.heads // p.heads_kv, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
         table = cache.block_table
         paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
         sizes = *paging, p.capacity, p.batch, p.nq, p.heads, pack, group, self.splits
         strides = arrays.strides(q), *map(scale_strides, (cache.k_scale, cache.v_scale))
-        addresses = [x.data.ptr for x in self._held]
-        trailing = (*launch.flattened(strides), *sizes, scale, *addresses)
-        spec = decode_sm90_spec(cfg)
-        self._launch = launch.bind(spec, items * self.splits, trailing, p.device_id)
-        self._layouts = [_layout(x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
+        constants = *strides, *sizes, scale
+        self._run = device.bind(decode_sm90_spec(cfg), items * self.splits, constants, tables)
+        # A map of a quantised cache fetches 128 bytes, as long as a row mostly is.
+        maps = device.maps(p.dtype, 128 if cfg.quantised else 256)
+        self._layouts = [_layout(maps, x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
+        self._address = device.address
 
-    def __call__(self, q, cache, part_o, part_lse, out=0, lse=0, counts=0):
-        """Write ``part_o`` and ``part_lse``, and with ``counts`` ``out`` and ``lse``: addresses."""
-        k, v, *others = [0 if x is None else x.data.ptr for x in cache]
+    def __call__(self, q, cache, part_o, part_lse, out=0, lse=0, counts=None):
+        """Write ``part_o`` and ``part_lse``, and with ``counts`` ``out`` and ``lse``."""
+        address = self._address
+        k, v, *others = [0 if x is None else address(x) for x in cache]
         k_layout, v_layout = self._layouts
-        words = [q.data.ptr, part_o, part_lse, out, lse, counts, counts != 0, *others]
-        self._launch(words, ((k, k_layout), (v, v_layout)))
+        results = [address(x) for x in (q, part_o, part_lse, out, lse)]
+        counted = (0, False) if counts is None else (address(counts), True)
+        self._run([*results, *counted, *others], ((k, k_layout), (v, v_layout)))
 
 
-def _layout(x, p, cfg):
+def _layout(maps, x, p, cfg):
     """What a cache's tensor map has besides an address; two bytes are an element of it."""
     shrink = 2 // x.itemsize
     shape = *x.shape[:3], p.head_dim // shrink
     strides = [s // shrink for s in arrays.strides(x)]
-    maps = tensor_map.Maps(p.dtype, 128 if cfg.quantised else 256)  # as long as a row mostly is
     return maps.layout(shape, tuple(strides), cfg.box)

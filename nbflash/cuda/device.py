@@ -1,0 +1,212 @@
+"""A CUDA device, or the simulator in its place: what binds kernels, allocates and makes maps.
+
+Executors know no difference. What a kernel takes is a list of *words*, in the order of its
+signature: numbers, and addresses as :meth:`Gpu.address` gives them.
+"""
+
+import itertools
+import math
+from functools import cache
+
+import numpy as np
+
+from nbflash.cuda import launch, tensor_map
+from nbflash.cuda.ptx._asm import SIM
+from nbflash.inputs import arrays
+
+
+@cache
+def cuda_device(device_id):
+    """The CUDA device of that number, or the simulator."""
+    return Simulated() if SIM else Gpu(device_id)
+
+
+class _Device:
+    """What follows from ``address``, ``resident`` and ``_no_state``, two zeros that are."""
+
+    def words(self, tensors, *tuples):
+        """The words of arrays (or of addresses), and then those of tuples of numbers."""
+        found = [self.address(x) for x in tensors]
+        for numbers in tuples:
+            found += numbers
+        return found
+
+    def state(self, seed):
+        """Dropout's two integers and where what changes them is: zeros, or the user's array."""
+        if isinstance(seed, tuple):
+            return *seed, self._no_state
+        return 0, 0, self.address(seed)
+
+    def places(self, sums):
+        """The words of arrays with their shapes."""
+        return [word for x in sums for word in (self.address(x), *x.shape)]
+
+
+class Gpu(_Device):
+    """One CUDA device."""
+
+    def __init__(self, device_id):
+        import cupy
+
+        device = cupy.cuda.Device(device_id)
+        self._id = device_id
+        self.empty = cupy.ndarray  # cupy.empty takes twice as long
+        self._alloc, self._stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
+        self._is_capturing = cupy.cuda.runtime.streamIsCapturing
+        self._memset = cupy.cuda.runtime.memsetAsync
+        self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
+        self.vector_red = int(device.compute_capability) >= 90
+        self.cp_async = int(device.compute_capability) >= 80
+        self.capability = divmod(int(device.compute_capability), 10)
+        self.multiprocessors = device.attributes["MultiProcessorCount"]
+        with device:
+            (self._zeros,) = self.resident([np.zeros(2, np.uint64)])
+        self._no_state = self._zeros.data.ptr
+
+    @staticmethod
+    def address(x):
+        """Where an array is; an address stays one."""
+        return x if type(x) is int else x.data.ptr
+
+    def scratch(self, shapes, dtype):
+        """What allocates memory for arrays of these shapes, in the pool of the current stream.
+
+        It returns the memory, which is free when nobody holds it, and where each array is. An
+        array of CuPy's own would cost a microsecond or two.
+        """
+        alloc, itemsize = self._alloc, np.dtype(dtype).itemsize
+        sizes = [-(-math.prod(shape) * itemsize // 16) * 16 for shape in shapes]
+        *starts, total = itertools.accumulate(sizes, initial=0)
+
+        def allocate():
+            memory = alloc(total)
+            first = memory.ptr
+            return memory, [first + start for start in starts]
+
+        return allocate
+
+    def rows(self, x):
+        """Where each row of an array is."""
+        return range(x.data.ptr, x.data.ptr + x.shape[0] * x.strides[0], x.strides[0])
+
+    def stream(self):
+        """The current stream, and whether a CUDA graph records it: never the legacy one."""
+        stream = self._stream().ptr
+        return stream, bool(stream) and self._is_capturing(stream)
+
+    def clear(self, address, nbytes, stream):
+        """Set memory to 0."""
+        self._memset(address, 0, nbytes, stream)
+
+    def resident(self, tables):
+        """NumPy arrays where the kernels of any stream read them."""
+        return arrays.resident(tables)
+
+    def params(self, given):
+        """A score's parameters as the kernels read them."""
+        return arrays.resident_params(given)
+
+    def maps(self, dtype, fetched=256):
+        """What makes tensor maps: see `nbflash.cuda.tensor_map.Maps`."""
+        return tensor_map.Maps(dtype, fetched)
+
+    def bind(self, spec, blocks, constants=(), tables=(), more=()):
+        """A kernel whose last arguments are bound: constants, tables, and ``more``.
+
+        Parameters
+        ----------
+        spec : nbflash.cuda.kernel_spec.KernelSpec
+        blocks : int
+        constants : tuple
+            Numbers, and tuples of them.
+        tables : sequence of numpy.ndarray
+            Copied to the device.
+        more : tuple
+            Numbers and arrays in tuples, those of `params` among them.
+
+        Returns
+        -------
+        callable
+            ``run(leading, maps=())`` with the words of the first arguments, and with the tensor
+            maps that the kernel begins with.
+        """
+        held = self.resident(tables)
+        addresses = (t.data.ptr for t in held)
+        trailing = (*launch.flattened(constants), *addresses, *launch.flattened(more))
+        run = launch.bind(spec, blocks, trailing, self._id)
+        run.tables = held, more  # alive as long as the kernel that reads them
+        return run
+
+
+class Simulated(_Device):
+    """The simulator: kernels run on NumPy arrays. An address is all memory from an element on."""
+
+    smem_limit = 227 * 1024
+    vector_red = cp_async = True
+    capability = 9, 0
+    multiprocessors = 4
+    _no_state = np.zeros(2, np.uint64)
+
+    @staticmethod
+    def empty(shape, dtype):
+        return np.full(shape, np.nan, dtype)
+
+    @staticmethod
+    def address(x):
+        """All memory that an array reaches, from its first element on, as one axis."""
+        if not isinstance(x, np.ndarray) or not x.size:
+            return x
+        if min(x.strides) < 0:
+            raise ValueError(
+                f"the simulator takes no negative strides, got {x.strides}; copy it first"
+            )
+        reach = sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))
+        span = 1 + reach // x.itemsize
+        return np.lib.stride_tricks.as_strided(x, (span,), (x.itemsize,))
+
+    def scratch(self, shapes, dtype):
+        return lambda: (None, [self.empty(shape, dtype) for shape in shapes])
+
+    @staticmethod
+    def rows(x):
+        return x
+
+    @staticmethod
+    def stream():
+        return 0, False
+
+    @staticmethod
+    def clear(address, nbytes, stream):
+        address.view(np.uint8).reshape(-1)[:nbytes] = 0
+
+    @staticmethod
+    def resident(tables):
+        return [np.ascontiguousarray(t) for t in tables]
+
+    @staticmethod
+    def params(given):
+        return given
+
+    @staticmethod
+    def maps(dtype, fetched=256):
+        return _SimulatedMaps()
+
+    def bind(self, spec, blocks, constants=(), tables=(), more=()):
+        from nbflash.cuda.simulator.arguments import arguments
+
+        held = [self.address(t) for t in self.resident(tables)]
+        trailing = [*launch.numbers(constants), *held, *launch.numbers(more)]
+
+        def run(leading, maps=()):
+            launch.simulate(spec, blocks, arguments(spec.signature, [*leading, *trailing], maps))
+
+        return run
+
+
+class _SimulatedMaps:
+    """As `nbflash.cuda.tensor_map.Maps`; the simulator takes the geometry of a map as it is."""
+
+    layout = staticmethod(tensor_map.geometry)
+
+    def __call__(self, x, rows):
+        return Simulated.address(x), self.layout(x.shape, arrays.strides(x), rows)

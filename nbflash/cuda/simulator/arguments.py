@@ -1,0 +1,48 @@
+"""The arguments of a kernel from words, as a launch on a GPU has them."""
+
+import numpy as np
+from numba.cuda import types
+
+from nbflash.cuda.simulator.device import numpy_dtype
+from nbflash.cuda.simulator.errors import SimError
+from nbflash.cuda.simulator.hopper import SimTensorMap
+
+
+def arguments(signature, words, maps=()):
+    """What a kernel of this signature (Numba types) is called with.
+
+    Parameters
+    ----------
+    signature : tuple of Numba types
+        Tensor maps first.
+    words : sequence
+        Numbers, and for addresses NumPy arrays of one axis: all memory from there on. Anything
+        else in the place of an address is None to the kernel.
+    maps : sequence of (array, tuple)
+        Memory, and the geometry as `nbflash.cuda.tensor_map.geometry` has it.
+
+    Raises
+    ------
+    SimError
+        If there are more or fewer words than the signature has.
+    """
+    left = iter(words)
+    try:
+        found = [_argument(kind, left) for kind in signature[len(maps) :]]
+    except StopIteration:
+        raise SimError("there are fewer words than the kernel's signature has") from None
+    if list(left):
+        raise SimError("there are more words than the kernel's signature has")
+    return [*(SimTensorMap.decoded(memory, *layout) for memory, layout in maps), *found]
+
+
+def _argument(kind, words):
+    """The next argument, of a Numba type."""
+    if isinstance(kind, types.BaseTuple):
+        return tuple(_argument(part, words) for part in kind.types)
+    word = next(words)
+    if isinstance(kind, types.CPointer):
+        return word.view(numpy_dtype(kind.dtype)) if isinstance(word, np.ndarray) else None
+    if isinstance(kind, types.Float) or kind == types.uint64:
+        return numpy_dtype(kind).type(word)
+    return word
