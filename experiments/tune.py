@@ -85,13 +85,13 @@ def candidates(which, dtype, head_dim, specs):
     return found
 
 
-def executor_of(which, config, problem, mask):
+def executor_of(which, config, spec):
     """The Hopper executor with one configuration for a pass and the table's for the other."""
     from nbflash.backends.sm90.executor import Sm90Executor
 
     if which == FORWARD:
-        return Sm90Executor(problem, mask, config=config)
-    return Sm90Executor(problem, mask, backward=config)
+        return Sm90Executor(spec, config=config)
+    return Sm90Executor(spec, backward=config)
 
 
 class Configured(Nbflash):
@@ -106,11 +106,11 @@ class Configured(Nbflash):
 
     def _plan(self, case):
         from nbflash import AttentionPlan
+        from nbflash.inputs.attention_spec import AttentionSpec
         from nbflash.inputs.problem import check_forward
 
-        problem = check_forward(*self._inputs)
-        executor = executor_of(self._which, self._config, problem, case.mask)
-        return AttentionPlan(problem, case.mask, "sm90", executor)
+        spec = AttentionSpec(check_forward(*self._inputs), case.mask)
+        return AttentionPlan(spec, "sm90", executor_of(self._which, self._config, spec))
 
 
 def schedule_of(config, mask):

@@ -71,7 +71,7 @@ def decoder_of(config, splits, problem, q, cache):
     from nbflash.planning.decode_plan import CudaDecoder
 
     make = partial(Sm90Partial, config=config, splits=splits)
-    decoder = CudaDecoder(problem, None, q, cache, partial=make)
+    decoder = CudaDecoder(problem, None, q, cache, make)
     return lambda: decoder(q, cache, False)[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import check_flag, check_forward, check_mask
 from nbflash.planning import dispatch
@@ -276,4 +277,5 @@ def why_not(
     problem = check_forward(q, k, v, scale)
     check_score(score, problem)
     whole = check_mask(mask, problem, causal, window)
-    return dispatch.why_not(impl, problem, whole, score, check_dropout(dropout))
+    spec = AttentionSpec(problem, whole, score, check_dropout(dropout))
+    return dispatch.why_not(impl, spec)

@@ -7,9 +7,11 @@ import functools
 import numpy as np
 
 import masks
-from nbflash.backends.registry import CpuExecutor, EmptyExecutor
+from nbflash.backends.reference import EmptyExecutor
+from nbflash.backends.registry import BACKENDS
 from nbflash.definitions.quantised import LIMITS, dequantise
 from nbflash.inputs.arrays import CUDA, device_of
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.decode_problem import (
     Cache,
     check_contents,
@@ -33,6 +35,7 @@ def decode(
     v_scale=None,
     scale=None,
     return_lse=False,
+    impl="auto",
 ):
     """Attention of the last tokens of every sequence to its cached keys and values.
 
@@ -64,6 +67,8 @@ def decode(
     scale : float, optional
         Default ``head_dim**-0.5``.
     return_lse : bool
+    impl : {"auto", "sm90", "simt", "cpu"}
+        As of `attention`.
 
     Returns
     -------
@@ -105,12 +110,12 @@ def decode(
     return_lse = check_flag("return_lse", return_lse)
     arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
     q, cache = decode_inputs(q, arrays)
-    if device_of(q)[0] == CUDA:
-        out, lse = _cuda().lookup(q, cache, mask, scale)(q, cache, return_lse)
+    if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
+        out, lse = _cuda().lookup(q, cache, mask, scale, impl)(q, cache, return_lse)
         return (out, lse) if return_lse else out
     problem = check_decode(q, cache, scale)
     check_decode_mask(mask, problem)
-    dispatch.check_decode_device(problem)
+    dispatch.choose_decode(impl, problem, mask, q, cache)
     check_contents(problem, cache, mask)
     out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
     executor = functools.cache(functools.partial(_executor, problem))
@@ -133,7 +138,8 @@ def _cuda():
 
 def _executor(problem, mask):
     """What runs all sequences of one mask: their schedule is made once."""
-    return CpuExecutor(problem, mask) if mask.shape[1] else EmptyExecutor()
+    spec = AttentionSpec(problem, mask)
+    return BACKENDS["cpu"].executor(spec) if mask.shape[1] else EmptyExecutor()
 
 
 def _keys(problem, cache, stored, scale, b):

@@ -9,6 +9,7 @@ import platform
 import sys
 
 import nbflash
+from nbflash.cuda import availability
 from nbflash.planning import dispatch
 
 # Names on the package index. Wheels of CuPy carry the CUDA major version in their name.
@@ -47,7 +48,11 @@ def describe() -> list[str]:
         lines += ["", "BLAS of the cpu implementation"]
         lines += [f"  {line}" for line in blas.describe()]
     size, files = cache_size()
-    lines += ["", "kernel cache", f"  {dispatch.cache_dir()}: {files} files, {size / 1e6:.1f} MB"]
+    lines += [
+        "",
+        "kernel cache",
+        f"  {availability.cache_dir()}: {files} files, {size / 1e6:.1f} MB",
+    ]
     return lines
 
 
@@ -59,7 +64,7 @@ def versions() -> dict[str, str]:
     cupy = [f"{name} {version}" for name in _CUPY if (version := _version(name))]
     found["cupy"] = ", ".join(cupy) or "not installed"
     found["driver"] = _driver_version()
-    if dispatch.simulator():
+    if availability.simulator():
         found["simulator"] = "on (NUMBA_ENABLE_CUDASIM)"
     return found
 
@@ -82,7 +87,7 @@ def cuda_devices() -> list[str]:
 
 def cache_size() -> tuple[int, int]:
     """Bytes and number of files in the kernel cache; (0, 0) when there is none yet."""
-    files = [path for path in dispatch.cache_dir().rglob("*") if path.is_file()]
+    files = [path for path in availability.cache_dir().rglob("*") if path.is_file()]
     return sum(path.stat().st_size for path in files), len(files)
 
 

@@ -19,9 +19,9 @@ import threading
 import warnings
 
 from nbflash.cuda import ptxas
+from nbflash.cuda.availability import cache_dir
 from nbflash.cuda.ptx._asm import compiling_for, cuda, types
 from nbflash.cuda.sources import sources_of
-from nbflash.planning.dispatch import cache_dir
 
 MAP_WORDS = 16  # eight bytes each: a tensor map
 KERNELS = 1024  # remembered; a plan holds its own

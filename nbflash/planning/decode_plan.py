@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbflash.backends.simt.decode_host import SimtPartial
-from nbflash.backends.sm90.decode import host as sm90_decode
+from nbflash.backends.registry import BACKENDS
 from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
 from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
@@ -26,16 +25,16 @@ _decoders = _Cache(_LIMIT)
 _captured = []  # what CUDA graphs may run and write to, as long as the process lives
 
 
-def lookup(q, cache, mask, scale) -> CudaDecoder:
-    """The cached decoder of a call of native CUDA arrays, made and checked when the call is new."""
+def lookup(q, cache, mask, scale, impl) -> CudaDecoder:
+    """The cached decoder of a call of native arrays, made and checked when the call is new."""
     signatures = [None if x is None else arrays.signature(x) for x in cache]
-    call = (arrays.signature(q), *signatures, mask, scale, type(scale))
+    call = (arrays.signature(q), *signatures, mask, scale, type(scale), impl)
     found = _decoders.get(call)  # as for plans, what cannot be hashed is not valid
     if found is None:
         problem = check_decode(q, cache, scale)
         check_decode_mask(mask, problem)
-        dispatch.check_decode_device(problem)
-        found = CudaDecoder(problem, mask, q, cache)
+        impl = dispatch.choose_decode(impl, problem, mask, q, cache)
+        found = CudaDecoder(problem, mask, q, cache, BACKENDS[impl].decode_partial)
         _decoders.put(call, found)
     return found
 
@@ -71,11 +70,11 @@ class CudaDecoder:
     mask : masks.Mask or None
     q, cache
         Arrays of the signature; only their layout is read.
-    partial : callable, optional
-        Instead of the kernel that is chosen, as `SimtPartial` is made.
+    make_partial : callable
+        Makes the first kernel: `nbflash.backends.base.Backend.decode_partial`.
     """
 
-    def __init__(self, problem, mask, q, cache, *, partial=None):
+    def __init__(self, problem, mask, q, cache, make_partial):
         p, self._lse = problem, (problem.lse_shape, problem.lse_dtype)
         self._device = device = cuda_device(p.device_id)
         _, self._current = arrays.allocator(p.device, p.device_id)
@@ -83,7 +82,7 @@ class CudaDecoder:
         if not p.batch or not (p.capacity if mask is None else mask.shape[1]):
             return
         with self._current:
-            self._partial = (partial or _chosen)(device, p, mask, q, cache)
+            self._partial = make_partial(device, p, mask, q, cache)
             splits, tiles = self._partial.splits, self._partial.counted
             if tiles:
                 self._counts = _Counts(device, tiles)
@@ -135,10 +134,3 @@ def _bind_combine(device, p, splits):
     rows, token = p.batch * p.nq * p.heads, p.heads * p.head_dim
     constants = (p.nq * token, token, p.head_dim), p.nq, p.heads, splits, rows
     return device.bind(spec, rows, constants)
-
-
-def _chosen(device, problem, mask, q, cache):
-    """The first kernel of a problem: Hopper's where it can run it."""
-    given = problem, mask, q, cache
-    make = SimtPartial if sm90_decode.why_not(*given) else sm90_decode.Sm90Partial
-    return make(device, *given)

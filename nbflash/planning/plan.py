@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from dataclasses import replace
 from functools import cached_property
 
 from nbflash.backends.registry import prepare, prepare_score_backward
 from nbflash.inputs.arrays import allocator, are_native, meet, native, reach, signature, zeros
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import (
     Problem,
@@ -40,6 +42,8 @@ class AttentionPlan:
 
     Attributes
     ----------
+    spec : nbflash.inputs.attention_spec.AttentionSpec
+        What it computes, the four attributes below.
     problem : nbflash.inputs.problem.Problem
     mask : masks.Mask
         With ``causal`` and ``window`` joined in.
@@ -50,12 +54,13 @@ class AttentionPlan:
         Where it is not 0, every call takes ``seed``, as `attention` does.
     """
 
-    def __init__(self, problem: Problem, mask, impl: str, executor=None, score=None, dropout=0.0):
-        self.problem, self.mask, self.impl = problem, mask, impl
-        self.score, self.dropout = score, dropout
+    def __init__(self, spec: AttentionSpec, impl: str, executor=None):
+        self.spec, self.impl, problem = spec, impl, spec.problem
+        self.problem, self.mask = problem, spec.mask
+        self.score, self.dropout = spec.score, spec.dropout
         self._empty, self._device = allocator(problem.device, problem.device_id)
         with self._device:
-            self._executor = executor or prepare(impl, problem, mask, score, dropout)
+            self._executor = executor or prepare(impl, spec)
         self._checked = _Cache(_LIMIT)
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
@@ -140,7 +145,7 @@ class AttentionPlan:
             self._checked.put(call, problem)
         if problem is self.problem:
             return self
-        return _plan(problem, self.mask, self.impl, self.score, self.dropout)
+        return _plan(replace(self.spec, problem=problem), self.impl)
 
     def _state(self, seed):
         """What an executor takes besides its arrays: the seed where there is dropout."""
@@ -206,8 +211,7 @@ class AttentionPlan:
         if self.score is None:
             raise ValueError("score must have an array with a gradient, got None")
         self.score.check_parts(self.problem)
-        what = self.problem, self.mask, self.score, self.dropout
-        return prepare_score_backward(self.impl, *what)
+        return prepare_score_backward(self.impl, self.spec)
 
     def run_score_backward(self, dout, q, k, v, out, lse, dlse, seed):
         """Check the arrays of the results, allocate the score's gradients and launch."""
@@ -282,7 +286,7 @@ class _Cache:
             self._weight = 0
 
 
-# By call and by (problem, mask, impl): different calls may state the same problem.
+# By call and by (spec, impl): different calls may state the same problem.
 _plans = _Cache(_LIMIT)
 
 
@@ -315,18 +319,17 @@ def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) 
         problem = check_forward(q, k, v, scale)
         check_score(score, problem)
         dropout, whole = check_dropout(dropout), check_mask(mask, problem, causal, window)
-        found = _plan(problem, whole, impl, score, dropout)
+        found = _plan(AttentionSpec(problem, whole, score, dropout), impl)
         _plans.put(call, found, _weight(score))
     return found
 
 
-def _plan(problem: Problem, mask, impl: str, score, dropout) -> AttentionPlan:
-    impl = dispatch.choose(impl, problem, mask, score, dropout)
-    what = problem, mask, impl, score, dropout
-    found = _plans.get(what)
+def _plan(spec: AttentionSpec, impl: str) -> AttentionPlan:
+    impl = dispatch.choose(impl, spec)
+    found = _plans.get((spec, impl))
     if found is None:
-        found = AttentionPlan(problem, mask, impl, score=score, dropout=dropout)
-        _plans.put(what, found, _weight(score))
+        found = AttentionPlan(spec, impl)
+        _plans.put((spec, impl), found, _weight(spec.score))
     return found
 
 

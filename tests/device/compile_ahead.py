@@ -53,7 +53,7 @@ def simt_specs(problem, score=None, dropout=0.0, mask=None):
 
     def bind(executor, vectors):
         executor._forward  # noqa: B018
-        executor._row_kernels  # noqa: B018
+        executor._launches.row_kernels  # noqa: B018
         for deterministic in (False, True):
             executor._passes(deterministic, vectors)
 
@@ -66,7 +66,7 @@ def score_specs(problem, score, mask, impl):
     def bind(executor, vectors):
         if impl == "simt":
             executor._forward  # noqa: B018
-        executor._row_kernels  # noqa: B018
+        executor._launches.row_kernels  # noqa: B018
         executor._kernel(vectors)
 
     forward = sm90_forward_specs(problem, score, mask=mask) if impl == "sm90" else []
@@ -79,12 +79,13 @@ def _recorded(bind, problem, score, dropout=0.0, learned=False):
     from nbflash.backends.simt import executor as simt
     from nbflash.backends.simt.score_gradient_host import SimtScoreBackward
     from nbflash.cuda.device import cuda_device
+    from nbflash.inputs.attention_spec import AttentionSpec
 
     recorder, mask = Recorder(cuda_device(0)), masks.dense(problem.nq, problem.nk)
     vectors = simt.vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
     make = SimtScoreBackward if learned else simt.SimtExecutor
     with patch.object(simt, "cuda_device", return_value=recorder):
-        bind(make(problem, mask, score=score, dropout=dropout), vectors)
+        bind(make(AttentionSpec(problem, mask, score, dropout)), vectors)
     return recorder.specs
 
 

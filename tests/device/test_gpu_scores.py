@@ -97,7 +97,7 @@ def test_softcap_of_narrow_heads_in_one_pass(head_dim, dtype):
     inputs, score = make_qkv(2, 257, 256, HEADS, 2, head_dim, dtype), scores.softcap(1.5)
     plan = nbflash.plan(*inputs[:3], score=score, impl="sm90")
     code, _ = score_params.prepare(score, plan.problem, HOPPER)
-    assert not only_two_passes(plan.problem, plan.mask, code)
+    assert not only_two_passes(plan.spec, code)
     check(inputs, plan.mask, score, "sm90")
 
 

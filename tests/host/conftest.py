@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from cuda_arrays import Ampere, DeviceArray, Recorder
 
+from nbflash.cuda import availability
 from nbflash.inputs import arrays
-from nbflash.planning import dispatch
 from nbflash.planning import plan as planning
 
 # Numba compiles a score function once a process, in seconds: tests of the same ones share theirs.
@@ -52,6 +52,6 @@ def cupy(monkeypatch):
 def executor(cupy, monkeypatch):
     """A machine with a GPU whose kernels record their operands."""
     recorder = Recorder()
-    monkeypatch.setattr(dispatch, "_why_not_cuda", lambda: [])
+    monkeypatch.setattr(availability, "why_not_cuda", lambda: [])
     monkeypatch.setattr(planning, "prepare", lambda *what: recorder)
     return recorder

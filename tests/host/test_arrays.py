@@ -8,9 +8,9 @@ from cuda_arrays import LSE_SHAPE, SHAPE, DeviceArray, Foreign, ForeignByDLPack,
 
 import masks
 import nbflash
+from nbflash.cuda import availability
 from nbflash.inputs.arrays import alignment, native, overlaps, signature, span
 from nbflash.inputs.problem import check_forward
-from nbflash.planning import dispatch
 from nbflash.planning import plan as planning
 
 
@@ -198,10 +198,10 @@ def test_a_plan_called_with_another_layout_runs_the_plan_of_that_layout(executor
         plan(*other)
         plan(q, k, v)
     assert len(executor.calls) == 4
-    (_, problem, mask, *_), (_, other_problem, other_mask, *_) = prepared
-    assert problem is plan.problem
-    assert mask is other_mask is plan.mask
-    assert other_problem == check_forward(*other)
+    (_, spec), (_, other_spec) = prepared
+    assert spec.problem is plan.problem
+    assert spec.mask is other_spec.mask is plan.mask
+    assert other_spec.problem == check_forward(*other)
 
 
 def test_signature_holds_what_a_plan_depends_on(cupy):
@@ -218,7 +218,7 @@ def test_signature_holds_what_a_plan_depends_on(cupy):
 
 
 def test_empty_cuda_problems_write_without_a_kernel(cupy, monkeypatch):
-    monkeypatch.setattr(dispatch, "_why_not_cuda", lambda: [])
+    monkeypatch.setattr(availability, "why_not_cuda", lambda: [])
     q, k = DeviceArray(SHAPE), DeviceArray((2, 0, 4, 8))
     out, lse = nbflash.attention(q, k, k, return_lse=True, impl="simt")
     assert (out.filled, lse.filled) == (0, -np.inf)

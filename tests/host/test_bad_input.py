@@ -23,7 +23,7 @@ from bad_input_cases import (
 )
 
 import nbflash
-from nbflash.backends.registry import ReferenceExecutor
+from nbflash.backends.reference import ReferenceExecutor
 from nbflash.testing import make_qkv, poisoned
 
 FORWARD = functools.partial(nbflash.attention, impl="reference")

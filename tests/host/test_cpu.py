@@ -15,8 +15,8 @@ import pytest
 import masks
 from masks.tiles import INTERVAL
 from nbflash import reference
-from nbflash.backends import cpu
 from nbflash.backends.cpu import blas, kernels, sizes, softmax
+from nbflash.backends.cpu import passes as cpu
 from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import (
     assert_blocks_within_reference,

@@ -9,7 +9,9 @@ from bad_input_cases import CONTIGUOUS, CudaInterface, misaligned, zeros
 
 import masks
 import nbflash
-from nbflash.backends import registry
+from nbflash.backends.cpu.executor import CpuExecutor
+from nbflash.backends.reference import EmptyExecutor
+from nbflash.cuda import availability
 from nbflash.inputs.decode_problem import Cache, check_decode
 from nbflash.planning import dispatch
 
@@ -234,7 +236,7 @@ def _nothing_runs(monkeypatch):
     def launched(*arguments):
         raise AssertionError("an implementation was launched")
 
-    for executor in (registry.CpuExecutor, registry.EmptyExecutor):
+    for executor in (CpuExecutor, EmptyExecutor):
         monkeypatch.setattr(executor, "forward", launched)
 
 
@@ -252,20 +254,20 @@ def test_the_unchanged_calls_run(arguments):
 
 def test_cuda_arrays_are_refused_with_the_reason(monkeypatch):
     problem = check_decode(PAGED["q"], Cache(**{k: v for k, v in PAGED.items() if k != "q"}))
-    assert dispatch.why_not_decode("cpu") == []
-    dispatch.check_decode_device(problem)
+    assert dispatch.choose_decode("auto", problem, None, None, None) == "cpu"
     on_cuda = replace(problem, device="cuda")
-    monkeypatch.setattr(dispatch, "_why_not_cuda", lambda: ["no CUDA device is visible"])
-    with pytest.raises(ValueError, match=r"decode cannot run \(.*cuda\):\n  no CUDA device"):
-        dispatch.check_decode_device(on_cuda)
+    monkeypatch.setattr(availability, "why_not_cuda", lambda: ["no CUDA device is visible"])
+    with pytest.raises(ValueError, match=r"impl='simt' cannot run \(.*cuda\):\n  no CUDA device"):
+        dispatch.choose_decode("simt", on_cuda, None, None, None)
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    with pytest.raises(ValueError, match=r"decode cannot run \(.*\):\n  the CUDA simulator .* got"):
-        dispatch.check_decode_device(on_cuda)
+    monkeypatch.setattr(availability, "why_not_simulator", list)
+    with pytest.raises(ValueError, match=r"impl='simt' cannot run \(.*\):\n  the CUDA sim.* got"):
+        dispatch.choose_decode("simt", on_cuda, None, None, None)
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(dispatch, "_installed", lambda module: False)
-    with pytest.raises(ValueError, match=r"decode cannot run .*\n .*numba is not installed"):
+    monkeypatch.setattr(availability, "installed", lambda module: False)
+    with pytest.raises(ValueError, match=r"impl='auto' cannot run .*\n .*numba is not installed"):
         nbflash.decode(**PAGED)
 
 

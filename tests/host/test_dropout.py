@@ -13,8 +13,9 @@ from central_differences import assert_central_differences
 import masks
 import nbflash
 from nbflash import reference, scores
-from nbflash.backends import cpu
+from nbflash.backends.cpu import passes as cpu
 from nbflash.definitions import philox
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 from nbflash.planning.plan import AttentionPlan
 from nbflash.schedule.tile_schedule import TileSchedule
@@ -365,7 +366,7 @@ def test_bad_dropout_and_bad_seeds(how, error, match):
 def test_a_bad_seed_without_dropout(seed, error, match):
     """Every time; what was right once is not looked at again."""
     q, k, v, _ = make_qkv(1, 6, 6, 2, 1, 8)
-    plan = AttentionPlan(check_forward(q, k, v), masks.dense(6, 6), "cpu")
+    plan = AttentionPlan(AttentionSpec(check_forward(q, k, v), masks.dense(6, 6)), "cpu")
     for _ in range(2):
         with pytest.raises(error, match=match):
             plan(q, k, v, seed=seed)
@@ -374,13 +375,8 @@ def test_a_bad_seed_without_dropout(seed, error, match):
             np.testing.assert_array_equal(plan(q, k, v, seed=right)[0], plan(q, k, v)[0])
 
 
-def test_kernels_without_dropout_say_so():
+def test_a_kernel_with_less_dropout_says_so():
     q, k, v, _ = make_qkv(1, 6, 6, 2, 1, 8)
-    reason = "dropout runs on sm90, simt, cpu, reference, not on sm80 yet"
-    assert reason in nbflash.why_not("sm80", q, k, v, dropout=0.5)
-    assert reason not in nbflash.why_not("sm80", q, k, v, dropout=0)
-    with pytest.raises(ValueError, match=reason):
-        nbflash.attention(q, k, v, dropout=0.5, seed=0, impl="sm80")
     reason = "sm90 takes a dropout of at most 0.96875, got 0.97"
     assert reason in nbflash.why_not("sm90", q, k, v, dropout=0.97)
     assert "dropout" not in "".join(nbflash.why_not("sm90", q, k, v, dropout=0.96875))

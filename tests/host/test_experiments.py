@@ -12,7 +12,8 @@ import pytest
 from matplotlib.image import imread
 
 from experiments import cli, sweeps
-from nbflash.backends import registry
+from nbflash.backends.cpu.executor import CpuExecutor
+from nbflash.backends.reference import ReferenceExecutor
 
 PROVENANCE = {"commit", "date", "device", "driver", "python", "nbflash", "numpy", "scipy", "numba"}
 TINY = (
@@ -117,14 +118,14 @@ def test_full_sweep_is_the_default(tmp_path, capsys):
 
 
 def test_one_wrong_tile_is_refused_however_few_rows_are_asked_for(tmp_path, capsys, monkeypatch):
-    right = registry.CpuExecutor.forward
+    right = CpuExecutor.forward
 
     def wrong(self, q, k, v, out, lse):
         right(self, q, k, v, out, lse)
         height = self.schedule.tile_m
         out[:, 3 * height : 4 * height] += 1e-6
 
-    monkeypatch.setattr(registry.CpuExecutor, "forward", wrong)
+    monkeypatch.setattr(CpuExecutor, "forward", wrong)
     options = "--impl cpu --seqlen 1024 --block 64 --check-rows 2"
     status, _, err = run(capsys, TINY, options, "--out", tmp_path)
     assert status == 1
@@ -144,14 +145,14 @@ WRONG = {
 @pytest.mark.parametrize("fault", [lambda x: x + 1e-6 * (1 + abs(x)), lambda x: np.nan])
 def test_a_wrong_result_is_refused(tmp_path, capsys, monkeypatch, array, fault):
     method, argument, index = WRONG[array]
-    right = getattr(registry.ReferenceExecutor, method)
+    right = getattr(ReferenceExecutor, method)
 
     def wrong(self, *args):
         right(self, *args)
         target = args[argument + (method == "forward")]
         target[index] = fault(target[index])
 
-    monkeypatch.setattr(registry.ReferenceExecutor, method, wrong)
+    monkeypatch.setattr(ReferenceExecutor, method, wrong)
     options = f"--impl reference --check-rows 128 --out {tmp_path}"
     status, out, err = run(capsys, TINY, options)
     assert status == 1
@@ -165,7 +166,7 @@ def test_a_wrong_result_is_refused(tmp_path, capsys, monkeypatch, array, fault):
 def test_a_result_that_goes_wrong_while_it_is_timed_is_refused(
     tmp_path, capsys, monkeypatch, method, argument
 ):
-    right, calls = getattr(registry.ReferenceExecutor, method), []
+    right, calls = getattr(ReferenceExecutor, method), []
 
     def wrong(self, *args):
         right(self, *args)
@@ -173,7 +174,7 @@ def test_a_result_that_goes_wrong_while_it_is_timed_is_refused(
         if len(calls) > 30:
             args[argument][:] += 1
 
-    monkeypatch.setattr(registry.ReferenceExecutor, method, wrong)
+    monkeypatch.setattr(ReferenceExecutor, method, wrong)
     status, _, err = run(capsys, TINY, "--impl", "reference", "--out", tmp_path)
     assert status == 1
     assert "as timed: no timing is reported" in err
@@ -181,14 +182,14 @@ def test_a_result_that_goes_wrong_while_it_is_timed_is_refused(
 
 
 def test_an_unwritten_row_outside_the_sample_is_refused(tmp_path, capsys, monkeypatch):
-    right = registry.ReferenceExecutor.forward
+    right = ReferenceExecutor.forward
 
     def wrong(self, q, k, v, out, lse):
         kept = out[:, 1:3].copy()
         right(self, q, k, v, out, lse)
         out[:, 1:3] = kept
 
-    monkeypatch.setattr(registry.ReferenceExecutor, "forward", wrong)
+    monkeypatch.setattr(ReferenceExecutor, "forward", wrong)
     options = f"--impl reference --check-rows 1 --out {tmp_path}"
     status, _, err = run(capsys, TINY, options)
     assert status == 1

@@ -16,7 +16,7 @@ from experiments.features import FEATURES, PLAIN, STATE, Featured
 from experiments.peers import BLOCKS, Case
 from experiments.peers_check import DeviceOracle, random_inputs, sampled
 from nbflash import reference
-from nbflash.backends import registry
+from nbflash.backends.reference import ReferenceExecutor
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SHAPE = (2, 128, 4, 16)
@@ -142,13 +142,13 @@ def test_a_backward_pass_tells_how_many_it_takes(monkeypatch):
 
 
 def test_a_wrong_result_is_refused(tmp_path, capsys, monkeypatch):
-    right = registry.ReferenceExecutor.forward
+    right = ReferenceExecutor.forward
 
     def wrong(self, q, k, v, out, lse, *state):
         right(self, q, k, v, out, lse, *state)
         out *= np.float32(1.01 if state else 1)
 
-    monkeypatch.setattr(registry.ReferenceExecutor, "forward", wrong)
+    monkeypatch.setattr(ReferenceExecutor, "forward", wrong)
     options = "--passes forward --mask dense --feature dropout --feature sink"
     with pytest.raises(SystemExit, match="1"):
         command(TINY, options, "--out", tmp_path)

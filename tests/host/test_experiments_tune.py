@@ -13,7 +13,7 @@ from experiments.grid import read_cases
 from experiments.passes import BACKWARD, FORWARD
 from experiments.provenance import provenance
 from experiments.tune import candidates, judged, name_of, table_of, table_row
-from nbflash.backends import registry
+from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
 from nbflash.backends.sm90.forward.config import Sm90Config
 
@@ -128,9 +128,9 @@ def stand_in(monkeypatch):
     """The CPU kernels in the place of the Hopper kernels; what they were asked for."""
     cpu, origin, made = open_backend("cpu"), provenance("cpu"), []
 
-    def executor_of(which, config, problem, mask):
+    def executor_of(which, config, spec):
         made.append((which, config))
-        return registry.CpuExecutor(problem, mask)
+        return CpuExecutor(spec)
 
     sweep = sweeps.load("tune") | {"tokens": 256, "width": 128, "check_rows": 32}
     sweep["quick"] |= {"seqlen": [256], "rounds": 3}
@@ -166,16 +166,16 @@ def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, 
 
 
 def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, stand_in, capsys):
-    class Wrong(registry.CpuExecutor):
+    class Wrong(CpuExecutor):
         def forward(self, q, k, v, out, lse):
             super().forward(q, k, v, out, lse)
             out[...] = np.nan
 
     wrong = name_of(table_of(FORWARD, DTYPE, 128)[0])
 
-    def executor_of(which, config, problem, mask):
-        cls = Wrong if name_of(config) == wrong else registry.CpuExecutor
-        return cls(problem, mask)
+    def executor_of(which, config, spec):
+        cls = Wrong if name_of(config) == wrong else CpuExecutor
+        return cls(spec)
 
     monkeypatch.setattr(tune, "executor_of", executor_of)
     with pytest.raises(OutOfBudget, match="the table's choice failed: forward, dense, d=128"):

@@ -25,7 +25,7 @@ FLOORS = (
     ("nbflash.backends.cpu", "nbflash.backends.simt", HOPPER),
     (f"{HOPPER}.forward", f"{HOPPER}.backward", f"{HOPPER}.decode"),
     (f"{HOPPER}.shared",),
-    ("nbflash.backends.split_kv",),
+    ("nbflash.backends.split_kv", "nbflash.backends.base"),
     ("nbflash.cuda",),
     (f"{TILE}.simt", f"{TILE}.mma", f"{TILE}.wgmma"),
     (TILE,),
@@ -42,9 +42,6 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # (importer, imported), by prefixes: what is against the order as yet, and what will mend it.
 DEBTS = {
-    ("nbflash.cuda.launch", "nbflash.planning.dispatch"): "cache_dir: availability",
-    ("nbflash.backends.registry", "nbflash.planning.dispatch"): "score_backward_impl: registry",
-    (f"{HOPPER}.decode.host", "nbflash.planning.dispatch"): "why_not_here: availability",
     (f"{HOPPER}.backward", f"{HOPPER}.forward.config"): "Panels, records: shared.config",
     (f"{HOPPER}.decode", f"{HOPPER}.forward.config"): "Panels, records: shared.config",
     (f"{HOPPER}.backward", f"{HOPPER}.forward.producer"): "shared.tile_stream",
@@ -64,6 +61,7 @@ DEVICE = (
     *(f"{HOPPER}.shared", "nbflash.backends.split_kv", TILE, "nbflash.cuda.ptx"),
 )
 HOST = (
+    "nbflash.backends.simt.__init__",
     *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
     *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
     *(f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host", f"{HOPPER}.decode.host"),
@@ -100,6 +98,7 @@ OUTSIDE = {
     "nbflash.backends.split_kv": ("", ""),
     "nbflash.backends.split_kv.splits": ("numpy", ""),
     "nbflash.cuda": ("numpy", ""),
+    "nbflash.cuda.availability": ("", "cupy"),
     "nbflash.cuda.device": ("numpy", "cupy"),
     "nbflash.cuda.launch": ("", "cupy cuda.core cuda.bindings"),
     "nbflash.cuda.tensor_map": ("", "cuda.bindings"),
@@ -151,7 +150,7 @@ def why_not(module: str, name: str, is_lazy: bool) -> str:
             allowed = [part for part in allowed if within(part, GUARDED)]
         return "" if within(name, *allowed) else "not for this room"
     if within(name, SPECIFICATION) and module != SPECIFICATION:
-        chooses = is_lazy and within(module, "nbflash.backends.registry")
+        chooses = is_lazy and module == "nbflash.backends.reference"
         return "" if chooses or within(module, *CHECKERS) else "only tests may"
     if within(module, *WITHOUT_MASKS) and within(name, "masks") and name not in KINDS:
         return "no masks here"
@@ -280,8 +279,8 @@ PLANTED = {
         "nbflash.cuda.launch",
         "def f():\n    from nbflash import reference",
     ),
-    "registry-reference-at-the-top": (
-        "nbflash.backends.registry",
+    "backend-reference-at-the-top": (
+        "nbflash.backends.reference",
         "from nbflash import reference",
     ),
     "api-reference-lazily": ("nbflash.api", "def f():\n    from nbflash import reference"),
@@ -306,8 +305,8 @@ ALLOWED = {
     "kernels-kinds": (KERNEL, "from masks import BITS, FULL"),
     "kernels-cuda-by-the-seam": (KERNEL, "from nbflash.cuda.ptx._asm import cuda"),
     "kernels-their-own-room": (KERNEL, "from .config import Sm90Config"),
-    "registry-reference-lazily": (
-        "nbflash.backends.registry",
+    "backend-reference-lazily": (
+        "nbflash.backends.reference",
         "def f():\n    from nbflash import reference",
     ),
 }

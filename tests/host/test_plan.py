@@ -10,6 +10,7 @@ from api_calls import LAYOUTS, by_impl, heads_first, run_all
 import masks
 import nbflash
 from nbflash import scores
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 from nbflash.planning import plan as planning
 from nbflash.testing import make_qkv, poisoned
@@ -177,7 +178,7 @@ def test_executors_are_made_on_the_device_of_the_arrays(monkeypatch, maker):
     q, k, v, dout = make_qkv(1, 8, 8, 2, 1, 16)
     score = scores.bias(np.zeros((1, 1, 1, 8)))
     problem, mask = check_forward(q, k, v, None), masks.dense(8, 8)
-    plan = planning.AttentionPlan(problem, mask, "cpu", score=score)
+    plan = planning.AttentionPlan(AttentionSpec(problem, mask, score), "cpu")
     _, pullback = plan.vjp(q, k, v, with_score=True)
     *_, (gradient,) = pullback(dout)
     assert gradient.shape == (1, 1, 1, 8)

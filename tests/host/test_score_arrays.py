@@ -35,7 +35,7 @@ def test_a_score_of_cuda_memory_is_read_where_it_is(executor, monkeypatch):
     for wrap in (lambda x: x, Foreign, ForeignByDLPack):
         for score in scores_of(wrap(array), wrap(table)):
             nbflash.attention(q, k, v, score=score)
-    assert [what[3] for what in prepared] == list(kinds)
+    assert [spec.score for _, spec in prepared] == list(kinds)
     others = scores_of(DeviceArray((1, 4, 6, 6)), DeviceArray((4, 5)))
     assert not set(others) & set(kinds)
     for score, given in zip(kinds, (array, table, array, array), strict=True):

@@ -16,7 +16,7 @@ from score_gradients import (
 import masks
 import nbflash
 from nbflash import reference, scores
-from nbflash.planning import dispatch
+from nbflash.backends.registry import BACKENDS
 from nbflash.testing import make_qkv
 
 MASKS = ("dense", "causal", "window")
@@ -254,7 +254,7 @@ def test_bad_param_grads(params, parts, error, match):
 
 def test_hopper_leaves_it_to_the_kernel_without_tensor_cores():
     assert [
-        dispatch.score_backward_impl(impl) for impl in ("sm90", "simt", "cpu", "reference")
+        BACKENDS[impl].score_backward_impl for impl in ("sm90", "simt", "cpu", "reference")
     ] == [
         "simt",
         "simt",

@@ -10,7 +10,9 @@ import pytest
 
 import nbflash
 from nbflash import environment
+from nbflash.cuda import availability
 from nbflash.cuda import simulator as sim
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 from nbflash.planning import dispatch
 from nbflash.testing import make_qkv
@@ -127,19 +129,20 @@ def problem():
 
 
 def test_missing_numba_is_a_reason(monkeypatch, problem):
-    monkeypatch.setattr(dispatch, "_installed", lambda module: module != "numba")
-    assert dispatch.why_not("cpu", problem) == ["numba is not installed: pip install numba"]
-    assert dispatch.why_not("auto", problem) == ["cpu: numba is not installed: pip install numba"]
+    monkeypatch.setattr(availability, "installed", lambda module: module != "numba")
+    reason, spec = "numba is not installed: pip install numba", AttentionSpec(problem)
+    assert dispatch.why_not("cpu", spec) == [reason]
+    assert dispatch.why_not("auto", spec) == [f"cpu: {reason}"]
     with pytest.raises(ValueError, match=r"impl='auto' cannot run \(q .*\n  cpu: numba is not"):
-        dispatch.choose("auto", problem)
+        dispatch.choose("auto", AttentionSpec(problem))
 
 
 def test_simulator_takes_host_arrays(monkeypatch, problem):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    monkeypatch.setattr(dispatch, "_installed", lambda module: True)
+    monkeypatch.setattr(availability, "installed", lambda module: True)
     monkeypatch.setattr(sim, "installed", lambda: True)
-    assert dispatch.why_not("simt", problem) == []
-    assert dispatch.choose("simt", problem) == "simt"
+    assert dispatch.why_not("simt", AttentionSpec(problem)) == []
+    assert dispatch.choose("simt", AttentionSpec(problem)) == "simt"
 
 
 @pytest.mark.parametrize(
@@ -156,9 +159,9 @@ def test_simulator_takes_host_arrays(monkeypatch, problem):
 )
 def test_simulator_needs_its_packages_and_its_engine(monkeypatch, problem, there, reason):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
-    monkeypatch.setattr(dispatch, "_installed", lambda module: module in there)
+    monkeypatch.setattr(availability, "installed", lambda module: module in there)
     monkeypatch.setattr(sim, "installed", lambda: False)
-    (why,) = dispatch.why_not("simt", problem)
+    (why,) = dispatch.why_not("simt", AttentionSpec(problem))
     assert why.startswith(reason)
 
 
@@ -182,7 +185,7 @@ print(config.why_not_here("simt"))
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False)])
 def test_simulator_follows_the_variable_of_numba(monkeypatch, value, on):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", value)
-    assert dispatch.simulator() is on
+    assert availability.simulator() is on
 
 
 @pytest.mark.parametrize(
@@ -201,9 +204,9 @@ def test_cache_dir_follows_the_platform(monkeypatch, platform, environ, expected
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(dispatch.sys, "platform", platform)
-    monkeypatch.setattr(dispatch.Path, "home", lambda: dispatch.Path("/home/me"))
-    assert dispatch.cache_dir().as_posix() == expected
+    monkeypatch.setattr(availability.sys, "platform", platform)
+    monkeypatch.setattr(availability.Path, "home", lambda: availability.Path("/home/me"))
+    assert availability.cache_dir().as_posix() == expected
 
 
 class Runtime:
@@ -234,11 +237,11 @@ def test_simt_needs_a_driver_and_a_device(monkeypatch, answer, reasons):
     cupy.cuda = type(sys)("cupy.cuda")
     cupy.cuda.runtime = Runtime(answer)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(dispatch, "_installed", lambda module: True)
+    monkeypatch.setattr(availability, "installed", lambda module: True)
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
-    dispatch._why_not_cuda.cache_clear()
+    availability.why_not_cuda.cache_clear()
     assert dispatch.why_not_here("simt") == reasons
-    dispatch._why_not_cuda.cache_clear()
+    availability.why_not_cuda.cache_clear()
 
 
 def test_hopper_is_asked_of_the_device_of_the_arrays(monkeypatch):
@@ -247,12 +250,12 @@ def test_hopper_is_asked_of_the_device_of_the_arrays(monkeypatch):
     cupy.cuda = type(sys)("cupy.cuda")
     cupy.cuda.Device = lambda i: SimpleNamespace(compute_capability=("80", "90")[i])
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(dispatch, "_why_not_cuda", list)
+    monkeypatch.setattr(availability, "why_not_cuda", list)
     monkeypatch.setattr("nbflash.cuda.ptxas.find_ptxas", lambda: "ptxas")
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
     problem = check_forward(*make_qkv(1, 8, 8, 1, 1, 16, "float16")[:3], None)
     on_device = [replace(problem, device="cuda", device_id=i, alignment=16) for i in range(2)]
     expected = ["needs compute capability 9.0 (Hopper), this device has 80"]
-    assert [dispatch.why_not("sm90", p) for p in on_device] == [expected, []]
-    (why,) = dispatch.why_not("sm90", replace(on_device[1], alignment=8))
+    assert [dispatch.why_not("sm90", AttentionSpec(p)) for p in on_device] == [expected, []]
+    (why,) = dispatch.why_not("sm90", AttentionSpec(replace(on_device[1], alignment=8)))
     assert why.endswith("q, k and v that are multiples of 16 bytes, got 8")

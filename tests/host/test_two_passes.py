@@ -9,6 +9,7 @@ import masks
 from nbflash import scores
 from nbflash.backends.sm90.backward.config import SUM_KEYS, two_passes_are_faster
 from nbflash.backends.sm90.backward.host import in_two_passes
+from nbflash.inputs.attention_spec import AttentionSpec
 
 N = 8192
 MASKS = {
@@ -23,7 +24,7 @@ MASKS = {
 def takes_two(name, head_dim, code=None, dropout=0.0):
     mask = MASKS[name]
     problem = SimpleNamespace(dtype="bfloat16", head_dim=head_dim, nk=mask.shape[1])
-    return in_two_passes(problem, mask, code, dropout)
+    return in_two_passes(AttentionSpec(problem, mask, dropout=dropout), code)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

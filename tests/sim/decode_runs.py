@@ -7,6 +7,7 @@ import numpy as np
 
 import nbflash
 from nbflash import testing
+from nbflash.backends.simt import decode_host
 from nbflash.backends.split_kv import combine as combine_simt
 from nbflash.cuda import launch
 from nbflash.inputs.decode_problem import Cache, check_decode
@@ -53,19 +54,21 @@ def flat(x):
     return np.lib.stride_tricks.as_strided(x, (span,), (x.itemsize,))
 
 
-def decoded(q, k, v, lengths, *, module=decode_plan, splits=None, scale=None, **options):
+def decoded(q, k, v, lengths, *, modules=None, splits=None, scale=None, **options):
     """``(out, lse)`` of both kernels on poisoned memory.
 
-    ``options`` are block_table, mask, k_scale and v_scale, and fields of the configuration.
+    ``options`` are block_table, mask, k_scale and v_scale, and fields of the configuration;
+    ``modules`` are what to run, by name, if not the modules as they are.
     """
+    host, plan = ((modules[x.__name__] if modules else x) for x in (decode_host, decode_plan))
     named = {name: options.pop(name, None) for name in ("block_table", "k_scale", "v_scale")}
     mask, cache = options.pop("mask", None), Cache(k, v, lengths, **named)
 
     def partial(device, problem, mask, q, cache):
-        config = module.SimtPartial.config_for(problem, mask, q, cache)
+        config = host.SimtPartial.config_for(problem, mask, q, cache)
         config = replace(config, **{"warps": 1} | options)
         how = {"config": config, "splits": splits}
-        return module.SimtPartial(device, problem, mask, q, cache, **how)
+        return host.SimtPartial(device, problem, mask, q, cache, **how)
 
     problem = check_decode(q, cache, scale)
-    return module.CudaDecoder(problem, mask, q, cache, partial=partial)(q, cache)
+    return plan.CudaDecoder(problem, mask, q, cache, partial)(q, cache)

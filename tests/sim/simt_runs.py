@@ -8,6 +8,7 @@ import numpy as np
 from nbflash import reference, testing
 from nbflash.backends.simt.configs import SimtBackwardConfig, SimtConfig
 from nbflash.backends.simt.executor import SimtExecutor
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 
 DTYPES = {
@@ -89,7 +90,8 @@ class Geometry:
         problem = check_forward(q, k, v, scale)
         forward = SimtConfig(**self.base(problem), send_v=self.send_v)
         backward = self.backward(problem)
-        return SimtExecutor(problem, mask, config=forward, backward=backward, **how)
+        spec = AttentionSpec(problem, mask, **how)
+        return SimtExecutor(spec, config=forward, backward=backward)
 
 
 def run(geometry, mask, q, k, v, dout, *, scale=None, outputs=None, seed=None, **how):

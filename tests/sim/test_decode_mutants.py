@@ -5,7 +5,7 @@ import numpy as np
 from decode_cases import check, contiguous, paged
 from decode_runs import decoded
 from mutant_family import Family
-from mutants_decode import CHAIN, CUDA, KERNEL, MUTANTS
+from mutants_decode import CHAIN, KERNEL, MUTANTS
 
 import masks
 from nbflash.cuda import simulator as sim
@@ -20,7 +20,7 @@ def problem(head_dim=64, lengths=LENGTHS, capacity=CAPACITY):
     return contiguous(NQ, (4, 2), head_dim, lengths=lengths, capacity=capacity)
 
 
-def check_paged(module):
+def check_paged(modules):
     """Rows of the table that lie apart, and V in an order of its own."""
     q, k, v = problem()
     k_pages, v_pages, table = paged(k, v, lengths=LENGTHS, page_size=PAGE)
@@ -28,29 +28,29 @@ def check_paged(module):
     table = np.pad(table, ((0, 0), (0, 5)))[:, :-5]
     for race in (False, True):
         with sim.options(race=race):
-            how = {"block_table": table, "module": module, **SMALL}
+            how = {"block_table": table, "modules": modules, **SMALL}
             check(decoded(q, k_pages, v_pages, LENGTHS, **how), q, k, v, LENGTHS)
 
 
-def check_contiguous(module):
+def check_contiguous(modules):
     """Columns that are not used, one split, the last key at the end of memory."""
     lengths = np.array([2, 45], np.int32)
     q, k, v = problem(20, lengths, 45)
-    check(decoded(q, k, v, lengths, module=module, **SMALL | {"splits": 1}), q, k, v, lengths)
+    check(decoded(q, k, v, lengths, modules=modules, **SMALL | {"splits": 1}), q, k, v, lengths)
 
 
-def check_poisoned(module):
+def check_poisoned(modules):
     """V of the last token is infinite: tokens before it do not attend it."""
     lengths = LENGTHS[1:]
     q, k, v = problem(lengths=lengths)
     v[0, lengths[0] - 1] = np.inf
-    out, lse = decoded(q, k, v, lengths, module=module, **SMALL)
+    out, lse = decoded(q, k, v, lengths, modules=modules, **SMALL)
     assert np.isinf(out[:, 2]).all()
     short = lengths - 1
     check((out[:, :2], lse[..., :2]), q[:, :2], k, v, short)
 
 
-def check_masks(module):
+def check_masks(modules):
     """Of every head its own, some of bits, over keys whose NaN nobody sees.
 
     One has keys of the second warp alone.
@@ -65,7 +65,7 @@ def check_masks(module):
         dense = np.broadcast_to(mask.dense(), (2, 4, NQ, CAPACITY))
         seen = dense.any(axis=2).reshape(2, 2, 2, CAPACITY).any(axis=2).swapaxes(1, 2)
         k[~seen], v[~seen] = np.nan, np.nan
-        how = {"mask": mask, "module": module, **SMALL}
+        how = {"mask": mask, "modules": modules, **SMALL}
         if mask is per_head:
             del how["queries"]
         got = decoded(q, k, v, LENGTHS, **how)
@@ -73,12 +73,12 @@ def check_masks(module):
         check(got, q, *clean, LENGTHS, keep=lambda b, dense=dense: dense[b, ..., : LENGTHS[b]])
 
 
-def check_quantised(module):
+def check_quantised(modules):
     q, k, v = problem()
     (k, k_scale), (v, v_scale) = (quantise(x, ml_dtypes.float8_e4m3fn) for x in (k, v))
     v_scale = np.ascontiguousarray(v_scale.swapaxes(0, 1)).swapaxes(0, 1)
     scales = {"k_scale": k_scale, "v_scale": v_scale}
-    got = decoded(q, k, v, LENGTHS, **scales, module=module, **SMALL)
+    got = decoded(q, k, v, LENGTHS, **scales, modules=modules, **SMALL)
     real = np.dtype(np.float32)
     check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS)
 
@@ -86,14 +86,10 @@ def check_quantised(module):
 CHECKS = (check_contiguous, check_poisoned, check_paged, check_masks, check_quantised)
 
 
-def case_of(check):
-    return lambda modules: check(modules[CUDA])
-
-
 FAMILY = Family(
     "decode",
     CHAIN,
-    {check.__name__.removeprefix("check_"): case_of(check) for check in CHECKS},
+    {check.__name__.removeprefix("check_"): check for check in CHECKS},
     MUTANTS,
     generate=(KERNEL,),
 )

@@ -10,7 +10,7 @@ from simt_runs import DTYPES
 from sm90_bwd_runs import ALONE, BROAD, COLUMN, SHARED, TALL, run
 from sm90_bwd_runs import check as check_sm90
 
-import nbflash.backends.cpu
+import nbflash.backends.cpu.passes
 from nbflash import reference
 from nbflash.backends.sm90.backward import pre_post_process as bwd_sm90_rows
 from nbflash.cuda import simulator as sim
@@ -150,7 +150,7 @@ def vjp_of_reference(inputs, scale, sign):
 def vjp_of_cpu(inputs, scale, sign):
     q, k, v, _ = inputs
     fault = Mutant("sign of dlse", "dout, out) - dlse", f"dout, out) {sign} dlse")
-    name = nbflash.backends.cpu.__name__
+    name = nbflash.backends.cpu.passes.__name__
     cpu = mutated_modules(name, fault, ())[name]
 
     def vjp(part):

@@ -27,6 +27,7 @@ import masks
 from nbflash import reference, testing
 from nbflash.backends.simt.configs import SimtBackwardConfig, SimtConfig
 from nbflash.cuda import simulator as sim
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward as problem_of
 
 FWD = "nbflash.backends.simt.forward"
@@ -191,7 +192,8 @@ def expected(case):
 
 def run_forward(executors, config, q, k, v, mask, scale):
     """``(out, lse)`` from the kernels of the module ``executors``."""
-    executor = executors.SimtExecutor(problem_of(q, k, v, scale), mask, config=config)
+    spec = AttentionSpec(problem_of(q, k, v, scale), mask)
+    executor = executors.SimtExecutor(spec, config=config)
     out = testing.poisoned(q.shape, q.dtype)
     lse = testing.poisoned((q.shape[0], q.shape[2], q.shape[1]), np.float32)
     executor.forward(q, k, v, out, lse)
@@ -234,8 +236,7 @@ def run_backward(executors, case, form, mask, inputs, scale):
     _, q, k, v, *_ = inputs
     configs = [case.config(SimtBackwardConfig, **fields) for fields in form]
     executor = executors.SimtExecutor(
-        problem_of(q, k, v, scale),
-        mask,
+        AttentionSpec(problem_of(q, k, v, scale), mask),
         config=configs[0],
         backward=lambda deterministic, vectors: configs,
     )

@@ -11,6 +11,7 @@ from nbflash.backends.simt import executor as simt
 from nbflash.backends.simt.configs import SimtConfig, forward_config
 from nbflash.backends.simt.forward import make_fwd_simt
 from nbflash.cuda.device import Simulated
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 from nbflash.testing import make_qkv, mask_gallery, poisoned
 
@@ -25,7 +26,7 @@ configs = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"d{c.head_di
 
 
 def forward(config, mask, q, k, v):
-    executor = simt.SimtExecutor(check_forward(q, k, v, None), mask, config=config)
+    executor = simt.SimtExecutor(AttentionSpec(check_forward(q, k, v, None), mask), config=config)
     out, lse = poisoned(q.shape, q.dtype), poisoned((q.shape[0], q.shape[2], q.shape[1]), "f4")
     executor.forward(q, k, v, out, lse)
     return out, lse

@@ -17,28 +17,25 @@ HOPPER = 9, 0
 
 
 class Sm90Executor:
-    """Forward and backward of one problem and mask on one Hopper GPU.
+    """Forward and backward of one `AttentionSpec` on one Hopper GPU, or in the simulator.
 
     Parameters
     ----------
-    problem : nbflash.inputs.problem.Problem
-    mask : masks.Mask
+    spec : nbflash.inputs.attention_spec.AttentionSpec
     config : Sm90Config, optional
         Instead of the table's row; but `full_tiles` is the schedule's.
     backward : Sm90BackwardConfig, optional
         Instead of that table's row; it says whether there are two passes, too. `full_tiles` is the
         schedule's.
-    score : nbflash.scores.Score, optional
-    dropout : float
     """
 
-    def __init__(self, problem, mask, *, config=None, backward=None, score=None, dropout=0.0):
-        self._problem, self._mask = problem, mask
-        self._device = cuda_device(problem.device_id)
-        self._score, params = score_params.prepare(score, problem, HOPPER)
-        self._params, self._dropout = self._device.params(params), dropout
+    def __init__(self, spec, *, config=None, backward=None):
+        self._spec, self._problem = spec, spec.problem
+        self._device = cuda_device(spec.problem.device_id)
+        self._score, params = score_params.prepare(spec.score, spec.problem, HOPPER)
+        self._params, self._dropout = self._device.params(params), spec.dropout
         self._backward_config, self._backwards = backward, {}  # by whether in two passes
-        self._map = self._device.maps(problem.dtype)
+        self._map = self._device.maps(spec.problem.dtype)
         configs = [config] if config else self._table()
         self._config, self.schedule = choose(configs, self._tiled)
 
@@ -48,7 +45,7 @@ class Sm90Executor:
         return forward_configs(p.dtype, p.head_dim, negate=p.scale < 0, **more)
 
     def _tiled(self, config):
-        return TileSchedule.from_mask(self._mask, config.tile_m, config.tile_n)
+        return TileSchedule.from_mask(self._spec.mask, config.tile_m, config.tile_n)
 
     @cached_property
     def _forward(self):
@@ -104,7 +101,7 @@ class Sm90Executor:
         """Of `AttentionPlan`."""
         if self._backward_config and not self._dropout:
             return not self._backward_config.with_dq
-        return sm90_backward.in_two_passes(self._problem, self._mask, self._score, self._dropout)
+        return sm90_backward.in_two_passes(self._spec, self._score)
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
         """Write ``dq``, ``dk`` and ``dv``."""
@@ -114,13 +111,11 @@ class Sm90Executor:
             config = self._backward_config
             fits = config and config.with_dq != two_passes
             made = sm90_backward.Sm90Backward(
+                self._spec,
                 self._device,
-                self._problem,
-                self._mask,
+                (self._score, self._params),
                 two_passes=two_passes,
                 config=config if fits else None,
-                scoring=(self._score, self._params),
-                dropout=self._dropout,
             )
             self._backwards[two_passes] = made
         made(dout, q, k, v, out, lse, dlse, dq, dk, dv, self._state(seed))

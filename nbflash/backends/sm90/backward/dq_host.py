@@ -14,34 +14,30 @@ from nbflash.schedule.work_list import row_tables
 
 
 class DqPass:
-    """dQ of one problem and mask on one Hopper GPU, the same bits every time.
+    """dQ of one `AttentionSpec`, the same bits every time.
 
     Parameters
     ----------
+    spec : nbflash.inputs.attention_spec.AttentionSpec
     device
         Of `nbflash.cuda.device.cuda_device`.
-    problem : nbflash.inputs.problem.Problem
-    mask : masks.Mask
+    scoring : (ScoreCode or None, tuple)
+        Functions of the scores and their parameters on the device.
     stats_m : int
         Query tile by which the statistics are laid out.
     config : Sm90DqConfig, optional
         Instead of the table's row.
-    scoring : (ScoreCode or None, tuple)
-        Functions of the scores and their parameters on the device.
-    dropout : float
     """
 
-    def __init__(
-        self, device, problem, mask, stats_m, *, config=None, scoring=(None, ()), dropout=0.0
-    ):
-        self._problem, self._device = problem, device
+    def __init__(self, spec, device, scoring, stats_m, *, config=None):
+        self._problem, self._device = spec.problem, device
         score, self._params = scoring
-        config = config or dq_config(problem.dtype, problem.head_dim, stats_m)
-        self._dropout = dropout
-        config = completed(config, score, bool(dropout))
-        self.schedule = s = TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
+        config = config or dq_config(spec.problem.dtype, spec.problem.head_dim, stats_m)
+        self._dropout = spec.dropout
+        config = completed(config, score, bool(spec.dropout))
+        self.schedule = s = TileSchedule.from_mask(spec.mask, config.tile_m, config.tile_n)
         self.config = replace(config, full_tiles=s.full_tiles)
-        self._map = device.maps(problem.dtype)
+        self._map = device.maps(spec.problem.dtype)
 
     @cached_property
     def _kernel(self):

@@ -78,75 +78,63 @@ def rows_config(cfg):
     return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
 
 
-def only_two_passes(problem, mask, score=None, dropout=0.0):
-    """Whether there is no kernel for one pass. ``score`` is a ScoreCode."""
+def only_two_passes(spec, score=None):
+    """Whether there is no kernel for one pass. ``score`` is the ScoreCode of the spec's score."""
+    problem = spec.problem
     if problem.head_dim > MOST_HEAD_DIM:
         return True
     config = backward_config(problem.dtype, problem.head_dim)
-    config = replace(config, score=score, dropout=bool(dropout))
+    config = replace(config, score=score, dropout=bool(spec.dropout))
     if config.sloped:
-        full = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).full_tiles
+        full = TileSchedule.from_mask(spec.mask, config.tile_m, config.tile_n).full_tiles
         config = replace(config, full_tiles=full)
     return bool(config.why_not())
 
 
-def in_two_passes(problem, mask, score=None, dropout=0.0):
+def in_two_passes(spec, score=None):
     """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
 
     Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
     rounded once a row, however few its tiles.
     """
-    if only_two_passes(problem, mask, score, dropout):
+    if only_two_passes(spec, score):
         return True
-    dtype, head_dim = problem.dtype, problem.head_dim
+    dtype, head_dim = spec.problem.dtype, spec.problem.head_dim
     columns = columns_config(dtype, head_dim)
     configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
-    schedules = [TileSchedule.from_mask(mask, c.tile_m, c.tile_n) for c in configs]
+    schedules = [TileSchedule.from_mask(spec.mask, c.tile_m, c.tile_n) for c in configs]
     keys = (s.density * s.n_col * s.tile_n for s in schedules)
     return two_passes_are_faster(head_dim, *keys)
 
 
 class Sm90Backward:
-    """The backward of one problem and mask on one Hopper GPU.
+    """The backward of one `AttentionSpec`.
 
     Parameters
     ----------
+    spec : nbflash.inputs.attention_spec.AttentionSpec
+        Dropout takes two passes.
     device
         Of `nbflash.cuda.device.cuda_device`.
-    problem : nbflash.inputs.problem.Problem
-    mask : masks.Mask
+    scoring : (ScoreCode or None, tuple)
+        Functions of the scores and their parameters on the device.
     two_passes : bool
         dK and dV by columns and dQ by rows, reproducibly; or all in one pass over columns.
     config : Sm90BackwardConfig, optional
         Of the pass over columns, instead of the table's row; but `full_tiles` is the schedule's.
-    scoring : (ScoreCode or None, tuple)
-        Functions of the scores and their parameters on the device.
-    dropout : float
-        Takes two passes.
     """
 
-    def __init__(
-        self,
-        device,
-        problem,
-        mask,
-        *,
-        two_passes=False,
-        config=None,
-        scoring=(None, ()),
-        dropout=0.0,
-    ):
-        self._problem, self._device = problem, device
+    def __init__(self, spec, device, scoring=(None, ()), *, two_passes=False, config=None):
+        self._problem, self._device = spec.problem, device
         score, self._params = scoring
         table = columns_config if two_passes else backward_config
-        config = config or table(problem.dtype, problem.head_dim)
-        self._dropout = dropout
-        self.schedule = TileSchedule.from_mask(mask, config.tile_m, config.tile_n).T
+        config = config or table(spec.problem.dtype, spec.problem.head_dim)
+        self._dropout = spec.dropout
+        self.schedule = TileSchedule.from_mask(spec.mask, config.tile_m, config.tile_n).T
         full = self.schedule.full_tiles
-        self.config = cfg = replace(config, score=score, dropout=bool(dropout), full_tiles=full)
-        more = {"scoring": scoring, "dropout": dropout}
-        self.rows = DqPass(device, problem, mask, cfg.tile_m, **more) if two_passes else None
-        self._map = device.maps(problem.dtype)
+        self.config = replace(config, score=score, dropout=bool(spec.dropout), full_tiles=full)
+        self.rows = DqPass(spec, device, scoring, config.tile_m) if two_passes else None
+        self._map = device.maps(spec.problem.dtype)
 
     @property
     def _slots(self):

@@ -9,7 +9,6 @@ from nbflash.backends.split_kv.splits import heads_together, scale_strides, spli
 from nbflash.cuda import tensor_map
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
-from nbflash.planning import dispatch as config
 
 
 def config_for(problem, mask):
@@ -25,9 +24,10 @@ def why_not(problem, mask, q, cache) -> list[str]:
     p = problem
     if p.dtype not in ("float16", "bfloat16"):
         return [f"needs float16 or bfloat16, got {p.dtype}"]
-    reasons = config.why_not_here("sm90", p.device_id) + config_for(p, mask).why_not()
+    reasons = config_for(p, mask).why_not()
     paged = q, cache.k_cache, cache.v_cache
-    if (least := min(map(arrays.alignment, paged))) < tensor_map.ALIGNMENT:
+    least = min(map(arrays.alignment, paged))
+    if least < tensor_map.ALIGNMENT and p.device == arrays.CUDA:
         reasons.append(f"needs addresses and strides that are multiples of 16 bytes, got {least}")
     if any(s < 0 for x in paged for s in x.strides):
         reasons.append("needs strides that are not negative: copy the array first")

@@ -1,0 +1,70 @@
+"""What an implementation declares of itself, before any of its modules is imported."""
+
+from __future__ import annotations
+
+from nbflash.cuda import availability
+from nbflash.inputs.arrays import CPU, CUDA
+
+_HOST_ARRAYS = "the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"
+
+
+class Backend:
+    """One implementation. `why_not`, here and on a call, is the only statement of its limits.
+
+    Attributes
+    ----------
+    name : str
+        The value of ``impl`` that chooses it.
+    memory : {"cpu", "cuda"}
+        Where the arrays are that it runs on; "cuda" is host memory in the simulator.
+    score_backward_impl : str
+        Who computes the gradients of a score's arrays.
+    """
+
+    name: str
+    memory = CUDA
+
+    @property
+    def score_backward_impl(self):
+        return self.name
+
+    def why_not_here(self, device_id: int = 0) -> list[str]:
+        """Reasons why it cannot run anything on this machine, on a CUDA device of it."""
+        return availability.why_not_kernels()
+
+    def why_not(self, spec) -> list[str]:
+        """Reasons of its own why it cannot run an `AttentionSpec`, on any machine."""
+        return []
+
+    def why_not_decode(self, problem, mask, q, cache) -> list[str]:
+        """Reasons of its own why it cannot run a `DecodeProblem` in a layout, on any machine."""
+        return [f"decode does not run on {self.name}"]
+
+    def why_not_memory(self, problem) -> list[str]:
+        """Reasons in where the arrays of a problem are."""
+        on_host = problem.device == CPU
+        if self.memory == CPU and not on_host:
+            return [
+                f"{self.name} runs on NumPy arrays, got CUDA arrays: use cupy.asnumpy, or "
+                "impl='auto'"
+            ]
+        if self.memory == CUDA and on_host and not availability.simulator():
+            return [
+                f"{self.name} runs on CUDA arrays, got NumPy arrays: use cupy.asarray, or "
+                "impl='auto'"
+            ]
+        if self.memory == CUDA and not on_host and availability.simulator():
+            return [_HOST_ARRAYS]
+        return []
+
+    def executor(self, spec):
+        """What runs an `AttentionSpec`: see `nbflash.backends.registry`."""
+        raise NotImplementedError
+
+    def score_backward(self, spec):
+        """What computes the gradients of the arrays of the spec's score."""
+        raise NotImplementedError
+
+    def decode_partial(self, device, problem, mask, q, cache):
+        """The first kernel of decode, as `nbflash.planning.decode_plan` runs it."""
+        raise NotImplementedError

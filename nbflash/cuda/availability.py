@@ -1,0 +1,86 @@
+"""What this machine has for CUDA kernels: packages, driver, devices, the simulator, a cache.
+
+Nothing is imported but the standard library; what is there is found out on demand.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+
+def simulator() -> bool:
+    """Whether Numba runs CUDA kernels in its simulator (NUMBA_ENABLE_CUDASIM=1)."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+
+def cache_dir() -> Path:
+    """Directory of the compiled kernels: ``$NBFLASH_CACHE_DIR``, or the user's cache directory."""
+    if chosen := os.environ.get("NBFLASH_CACHE_DIR"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        root = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        root = Path.home() / "Library" / "Caches"
+    else:
+        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "nbflash"
+
+
+def why_not_kernels() -> list[str]:
+    """Reasons why no CUDA kernel runs here, on a device or in the simulator; empty if one does."""
+    return why_not_simulator() if simulator() else why_not_cuda()
+
+
+def why_not_simulator() -> list[str]:
+    """Reasons why the simulator does not run."""
+    if not installed("numba_cuda"):
+        return ["numba-cuda is not installed: pip install numba-cuda"]
+    if not installed("greenlet"):
+        return ["greenlet, of the simulator, is not installed: pip install 'nbflash[test]'"]
+    from nbflash.cuda import simulator as sim
+
+    if sim.installed():
+        return []
+    return [
+        "the simulator's engine is not installed: call nbflash.cuda.simulator.install() before "
+        "nbflash's kernels are imported"
+    ]
+
+
+@lru_cache(maxsize=1)
+def why_not_cuda() -> list[str]:
+    """Reasons why no CUDA device can be used."""
+    missing = {"numba_cuda": "numba-cuda", "cupy": "CuPy", "cuda.core": "cuda-core"}
+    absent = [name for module, name in missing.items() if not installed(module)]
+    if absent:
+        return [
+            f"{', '.join(absent)} not installed: pip install 'nbflash[cuda12]' or 'nbflash[cuda13]'"
+        ]
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        return [f"no usable NVIDIA driver or GPU: {error}"]
+    return [] if count else ["no CUDA device is visible"]
+
+
+def capability(device_id: int) -> str:
+    """Compute capability of a CUDA device: ``"90"``."""
+    import cupy
+
+    return cupy.cuda.Device(device_id).compute_capability
+
+
+@lru_cache
+def installed(module: str) -> bool:
+    """Whether a module can be found."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

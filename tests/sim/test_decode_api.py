@@ -1,0 +1,33 @@
+"""`decode` with the CUDA kernels in the simulator: what chooses, binds and launches them."""
+
+import numpy as np
+import pytest
+from decode_cases import check, contiguous, paged
+
+import nbflash
+
+LENGTHS = np.array([37, 100], np.int32)
+
+
+@pytest.mark.parametrize("impl", ["simt", "sm90"])
+def test_a_paged_cache_of_two_lengths(impl):
+    q, k, v = (
+        x.astype(np.float16) for x in contiguous(2, (4, 2), 64, lengths=LENGTHS, capacity=104)
+    )
+    k_pages, v_pages, table = paged(k, v, lengths=LENGTHS, page_size=8)
+    got = nbflash.decode(
+        q, k_pages, v_pages, LENGTHS, block_table=table, impl=impl, return_lse=True
+    )
+    check(got, q, k, v, LENGTHS)
+    again = nbflash.decode(q, k_pages, v_pages, LENGTHS, block_table=table, impl=impl)
+    np.testing.assert_array_equal(again, got[0])
+
+
+def test_who_cannot_is_named():
+    q, k, v = contiguous(1, (2, 2), 64, lengths=LENGTHS, capacity=104)
+    with pytest.raises(ValueError, match=r"impl='sm90' cannot run .*\n  needs float16 or bfloat16"):
+        nbflash.decode(q, k, v, LENGTHS, impl="sm90")
+    with pytest.raises(ValueError, match=r"\n  decode does not run on reference"):
+        nbflash.decode(q, k, v, LENGTHS, impl="reference")
+    with pytest.raises(ValueError, match="impl must be one of auto, sm90"):
+        nbflash.decode(q, k, v, LENGTHS, impl="sm70")
