@@ -19,6 +19,7 @@ from nbflash.backends.simt.score_gradient import ScoreBackwardConfig, dscore_sim
 from nbflash.cuda import launch, score_params
 from nbflash.cuda.device import Gpu
 from nbflash.inputs import arrays
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 
 HOPPER, SM_75 = (9, 0), (7, 5)
@@ -168,7 +169,8 @@ def test_the_arguments_of_a_launch(name, dropout, monkeypatch):
     monkeypatch.setattr(arrays, "alignment", lambda x: 16)
     monkeypatch.setattr(arrays, "resident_params", lambda params: params_of(params))
     score, problem = learned_scores(100, 120, 2)[name], problem_of("float32", 64)
-    run = simt_score.SimtScoreBackward(problem, masks.causal(100, 120), score, dropout=dropout)
+    spec = AttentionSpec(problem, masks.causal(100, 120), score, dropout)
+    run = simt_score.SimtScoreBackward(spec)
     like_q, like_k = (Array(np.zeros((2, n, HEADS, 64), np.float32)) for n in (100, 120))
     lse = Array(np.zeros((2, HEADS, 100), np.float32))
     sums = [Array(np.ones(p.shape, np.float32)) for parts in score.parts for p in parts]

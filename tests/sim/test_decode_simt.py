@@ -258,13 +258,13 @@ def test_schedules_and_races(seed):
 
 def test_calls_of_one_signature_share_a_decoder():
     q, k, v = contiguous(2, lengths=SHORT)
-    first = lookup(q, Cache(k, v, SHORT), None, None)
-    assert lookup(q.copy(), Cache(v, k, SHORT[::-1].copy()), None, None) is first
+    first = lookup(q, Cache(k, v, SHORT), None, None, "simt")
+    assert lookup(q.copy(), Cache(v, k, SHORT[::-1].copy()), None, None, "simt") is first
     moved = LAYOUTS["heads-outside"](k)
     others = [
-        lookup(q, Cache(moved, v, SHORT), None, None),
-        lookup(q, Cache(k, v, SHORT), None, 0.5),
-        lookup(q, Cache(k, v, SHORT), masks.dense(2, CAPACITY), None),
+        lookup(q, Cache(moved, v, SHORT), None, None, "simt"),
+        lookup(q, Cache(k, v, SHORT), None, 0.5, "simt"),
+        lookup(q, Cache(k, v, SHORT), masks.dense(2, CAPACITY), None, "simt"),
     ]
     assert len({id(x) for x in (first, *others)}) == 4
     out, lse = first(q, Cache(k, v, SHORT))
@@ -278,11 +278,11 @@ def test_calls_of_one_signature_share_a_decoder():
 def test_a_new_call_is_checked():
     q, k, v = contiguous(2, lengths=SHORT)
     with pytest.raises(ValueError, match="mask must have 2 rows"):
-        lookup(q, Cache(k, v, SHORT), masks.dense(3, CAPACITY), None)
+        lookup(q, Cache(k, v, SHORT), masks.dense(3, CAPACITY), None, "simt")
     with pytest.raises(TypeError, match="lengths must have dtype int32"):
-        lookup(q, Cache(k, v, SHORT.astype(np.int64)), None, None)
+        lookup(q, Cache(k, v, SHORT.astype(np.int64)), None, None, "simt")
     with pytest.raises(TypeError, match="scale must be a real number or None"):
-        lookup(q, Cache(k, v, SHORT), None, [1])
+        lookup(q, Cache(k, v, SHORT), None, [1], "simt")
 
 
 NEAR_BEST = 1.05  # of the shortest time there is
