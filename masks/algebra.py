@@ -17,6 +17,7 @@ class _Nary(Mask):
     """Operands in order of first appearance; equality ignores the order."""
 
     __slots__ = ("operands",)
+    _fields = ("operands",)
 
     def __init__(self, operands):
         super().__init__(*operands[0].shape)
@@ -158,6 +159,7 @@ class Complement(Mask):
     """``~m`` of a leaf whose complement has no closed form of its own."""
 
     __slots__ = ("inner",)
+    _fields = ("inner",)
 
     def __init__(self, inner):
         super().__init__(*inner.shape)
@@ -201,6 +203,7 @@ class Transposed(Mask):
     """``m.T`` of a leaf whose transpose has no closed form of its own."""
 
     __slots__ = ("inner",)
+    _fields = ("inner",)
 
     def __init__(self, inner):
         super().__init__(*inner.shape[::-1])

@@ -33,6 +33,8 @@ class Mask:
 
     batch = None
     heads = None
+    #: What a class is called with, as attributes of its masks; nq and nk are those of the shape.
+    _fields = ()
     __array_ufunc__ = None  # NumPy would combine the mask with every element of an array
 
     def __init__(self, nq, nk):
@@ -226,6 +228,15 @@ class Mask:
         if self._digest is None:
             self._digest = (type(self).__name__, self.shape, *map(_digest, self._parts()))
         return self._digest
+
+    def _arguments(self):
+        """Values of `_fields`: they make the mask again, from a file or a pickle."""
+        shape = dict(zip(("nq", "nk"), self.shape, strict=True))
+        return tuple(shape[x] if x in shape else getattr(self, x) for x in self._fields)
+
+    def __reduce__(self):
+        # Nothing that was computed goes along: hashes are those of one process.
+        return type(self), self._arguments()
 
     def __eq__(self, other):
         if not isinstance(other, Mask):

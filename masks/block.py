@@ -23,6 +23,7 @@ class BlockSparse(Mask):
     """
 
     __slots__ = ("block", "cols", "rows")
+    _fields = ("nq", "nk", "block", "rows", "cols")
 
     def __init__(self, nq, nk, block, rows, cols):
         super().__init__(nq, nk)

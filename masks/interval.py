@@ -19,6 +19,7 @@ class Interval(Mask):
     """
 
     __slots__ = ("hi", "lo")
+    _fields = ("nk", "lo", "hi")
 
     def __init__(self, nk, lo, hi):
         super().__init__(lo.size, nk)

@@ -16,21 +16,14 @@ from masks.token import Neighborhood
 
 FORMAT = 1
 
-#: Constructor arguments of each class, as attributes of the mask.
-FIELDS = {
-    Interval: ("nk", "lo", "hi"),
-    BlockSparse: ("nq", "nk", "block", "rows", "cols"),
-    Diagonals: ("nq", "nk", "offsets"),
-    Columns: ("nq", "chosen"),
-    Bitmap: ("nq", "nk", "packed"),
-    Neighborhood: ("sizes", "kernel", "stride", "dilation"),
-    Union: ("operands",),
-    Intersection: ("operands",),
-    Complement: ("inner",),
-    Transposed: ("inner",),
-    Planes: ("planes", "plane_index"),
+#: What a file may hold: any mask without a Python function in it.
+CLASSES = {
+    cls.__name__: cls
+    for cls in (
+        *(Interval, BlockSparse, Diagonals, Columns, Bitmap, Neighborhood),
+        *(Union, Intersection, Complement, Transposed, Planes),
+    )
 }
-CLASSES = {cls.__name__: cls for cls in FIELDS}
 
 
 def save(path, mask):
@@ -60,11 +53,7 @@ def _encode(value, arrays):
             "freeze it with masks.from_dense(mask.dense())"
         )
     if isinstance(value, Mask):
-        shape = dict(zip(("nq", "nk"), value.shape, strict=True))
-        fields = [
-            _encode(shape[name] if name in shape else getattr(value, name), arrays)
-            for name in FIELDS[type(value)]
-        ]
+        fields = [_encode(field, arrays) for field in value._arguments()]
         return {"class": type(value).__name__, "fields": fields}
     if isinstance(value, np.ndarray):
         arrays[name := f"array_{len(arrays)}"] = value

@@ -14,6 +14,7 @@ class Diagonals(Mask):
     """Query ``q`` attends to ``kv`` iff ``q + nk - nq - kv`` is one of the sorted `offsets`."""
 
     __slots__ = ("offsets",)
+    _fields = ("nq", "nk", "offsets")
 
     def __init__(self, nq, nk, offsets):
         super().__init__(nq, nk)
@@ -79,6 +80,7 @@ class Columns(Mask):
     """Every query attends to the keys where the boolean `chosen` ``(nk,)`` is True."""
 
     __slots__ = ("chosen",)
+    _fields = ("nq", "chosen")
 
     def __init__(self, nq, chosen):
         super().__init__(nq, chosen.size)
@@ -133,6 +135,7 @@ class Predicate(_Opaque):
     """A Python function of ``(q, kv)``; equality is that of the function."""
 
     __slots__ = ("fn",)
+    _fields = ("fn", "nq", "nk")
 
     def __init__(self, fn, nq, nk):
         super().__init__(nq, nk)
@@ -156,6 +159,7 @@ class Bitmap(_Opaque):
     """A stored boolean matrix, one bit per cell (``np.packbits`` along keys)."""
 
     __slots__ = ("packed",)
+    _fields = ("nq", "nk", "packed")
 
     def __init__(self, nq, nk, packed):
         super().__init__(nq, nk)

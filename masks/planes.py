@@ -18,6 +18,7 @@ class Planes(Mask):
     """
 
     __slots__ = ("_index", "_planes")
+    _fields = ("planes", "plane_index")
 
     def __init__(self, planes, plane_index):
         super().__init__(*planes[0].shape)

@@ -101,6 +101,7 @@ class Neighborhood(Mask):
     """Product over dimensions of "one of `kernel` keys, `dilation` apart, around the query"."""
 
     __slots__ = ("dilation", "first", "kernel", "sizes", "stride")
+    _fields = ("sizes", "kernel", "stride", "dilation")
 
     def __init__(self, sizes, kernel, stride, dilation):
         super().__init__(math.prod(sizes), math.prod(sizes))

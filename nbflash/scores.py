@@ -109,6 +109,9 @@ class Score:
     def __hash__(self):
         return hash(self._key)
 
+    def __reduce__(self):
+        return Score, (self._stages,)  # the key is made anew: it may hold addresses
+
     def __repr__(self):
         return f"Score({', '.join(map(str, self._stages))})"
 
@@ -122,7 +125,14 @@ class _Stage:
     def __init__(self, name, fn, grad, params, sizes=(), aligned=False, parts=()):
         self._name, self._fn, self.grad, self.params = name, fn, grad, params
         self._sizes, self._aligned, self.parts = sizes, aligned, parts
+        for x in params:
+            if isinstance(x, np.ndarray):
+                x.flags.writeable = False  # unpickled, it would be writeable
         self.key = fn, grad, parts, tuple(map(key_of, params))
+
+    def __reduce__(self):
+        how = self._sizes, self._aligned, self.parts
+        return _Stage, (self._name, self._fn, self.grad, self.params, *how)
 
     def at(self, nq, nk):
         # The last query is aligned with the last key.

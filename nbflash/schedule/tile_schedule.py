@@ -7,7 +7,7 @@ walks the same tiles by columns, for dK and dV.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -105,6 +105,10 @@ class TileSchedule:
             plane_index=np.array(mask.plane_index, dtype=np.int32, ndmin=2),
             planes=len(tiles),
         )
+
+    def __getstate__(self):
+        """Of a pickle: without the transpose and what else was derived."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def n_row(self) -> int:

@@ -1,0 +1,82 @@
+"""Pickles and copies hold what something is made of, and nothing that was computed from it."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from mask_cases import plain_cases
+
+import masks
+from nbflash import scores
+from nbflash.schedule.tile_schedule import TileSchedule
+
+CASES = {name: mask for name, (mask, _) in plain_cases().items() if name != "function"}
+CASES["planes"] = masks.padding([3, 8, 0], 8) & masks.per_head([masks.causal(8), masks.dense(8)])
+
+
+def test_a_mask_of_another_process_has_the_hash_of_this_one():
+    """Hashes of strings differ from process to process."""
+    made = "masks.butterfly(96, 8) & masks.from_dense(np.eye(96, dtype=bool)) | masks.axial(8, 12)"
+    code = (
+        f"import pickle, sys, numpy as np, masks; mask = {made}; hash(mask); mask.tiles(8); "
+        "sys.stdout.buffer.write(pickle.dumps(mask))"
+    )
+    run, environ = [sys.executable, "-c", code], {**os.environ, "PYTHONHASHSEED": "1"}
+    sent = subprocess.run(run, check=True, capture_output=True, env=environ)
+    received, own = pickle.loads(sent.stdout), eval(made)
+    assert received == own
+    assert hash(received) == hash(own)
+    assert (received | masks.causal(96)) == (own | masks.causal(96))
+    assert {own: 1}[received] == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(_bytes(x))])
+def test_every_mask_survives(name, copied):
+    mask = CASES[name]
+    again = copied(mask)
+    assert again == mask
+    assert hash(again) == hash(mask)
+    assert (again.dense() == mask.dense()).all()
+    for part in again._parts():
+        assert not isinstance(part, np.ndarray) or not part.flags.writeable
+
+
+def test_a_pickle_of_a_mask_that_was_used_is_no_longer():
+    mask = masks.butterfly(4096, 64, causal=True) | masks.dilated(4096, 8, 100)
+    before = len(_bytes(mask))
+    hash(mask), mask.tiles(64), mask.tiles(64).counts(), mask.T.tiles(64)
+    assert len(_bytes(mask)) == before
+
+
+def test_a_function_is_pickled_by_its_name():
+    mask = masks.from_function(np.greater_equal, 9)
+    assert pickle.loads(_bytes(mask)) == mask
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        _bytes(masks.from_function(lambda q, kv: q == kv, 9))
+
+
+def test_a_pickle_of_a_schedule_that_was_used_is_no_longer():
+    schedule = TileSchedule.from_mask(masks.butterfly(512, 32, causal=True), 32, 32)
+    before = len(_bytes(schedule))
+    assert schedule.T.row_order.size == schedule.outwards.n_row == 16
+    assert len(_bytes(schedule)) == before
+    again = pickle.loads(_bytes(schedule))
+    assert (again.T.col_idx == schedule.T.col_idx).all()
+
+
+def test_a_score_makes_its_key_anew():
+    score = scores.compose(scores.softcap(3), scores.relative(np.zeros((2, 5))))
+    score._key = "of another process"
+    again = pickle.loads(_bytes(score))
+    assert again == scores.compose(scores.softcap(3), scores.relative(np.zeros((2, 5))))
+    (table,) = again._stages[1].params
+    assert not table.flags.writeable
+
+
+def _bytes(x):
+    return pickle.dumps(x, pickle.HIGHEST_PROTOCOL)
