@@ -223,6 +223,12 @@ class Mask:
     def __invert__(self):
         return self._complement()
 
+    def __bool__(self):
+        raise ValueError(
+            "a mask is neither true nor false: masks combine with &, | and ~, not with and, or "
+            "and not; ask `mask is None` or mask.count_nonzero()"
+        )
+
     @property
     def _key(self):
         if self._digest is None:

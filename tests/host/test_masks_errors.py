@@ -22,7 +22,13 @@ def bsr(data):
     return sparse.bsr_array((np.array(data), [0], [0, 1]), shape=(2, 2))
 
 
+NO_TRUTH = "a mask is neither true nor false: masks combine with &, | and ~, not with and, or and"
+
 VALUE = {
+    "and of Python": (lambda: masks.causal(4) and masks.window(4, left=1), NO_TRUTH),
+    "or of Python": (lambda: masks.causal(4) or masks.window(4, left=1), NO_TRUTH),
+    "not of Python": (lambda: not ~masks.dense(4), NO_TRUTH),
+    "and of planes": (lambda: masks.padding([1, 2], 4) and masks.causal(4), NO_TRUTH),
     "nq negative": (lambda: masks.dense(-1), "nq=-1: must be at least 0"),
     "nk negative": (lambda: masks.causal(4, -2), "nk=-2: must be at least 0"),
     "nq huge": (lambda: masks.dense(2**31), f"nq={2**31}: must be at most"),
