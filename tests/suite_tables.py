@@ -101,10 +101,11 @@ class Results:
     def __init__(self, config, tests):
         self.derive, self.tests = config.option.derive, Path(tests)
         self.quick = config.option.suite == "quick"
-        # Of some tests of a file: they replace what is known of themselves alone.
-        self.in_part = bool(config.option.keyword) or any("::" in name for name in config.args)
+        # Of some tests of a function: the table of signatures stays as it is.
+        self.in_part = bool(config.option.keyword) or any("[" in name for name in config.args)
         self.launched = defaultdict(lambda: defaultdict(dict))  # tier, function, parameters
         self.killed, self.caught, self.planted = defaultdict(dict), 0, 0
+        self.faults = {}  # how many a family has
 
     def pytest_runtest_logreport(self, report):
         if report.when != "call":
@@ -114,7 +115,7 @@ class Results:
             self.planted += 1
             self.caught += report.passed
         if "killed" in found:
-            family, mutant, case = found["killed"]
+            family, self.faults[family], mutant, case = found["killed"]
             self.killed[family][mutant] = case
         elif report.passed and "mutant" not in found:
             path, _, test = report.nodeid.partition("::")
@@ -135,7 +136,8 @@ class Results:
             file = self.tests / "sim" / "kill_map.json"
             kill_map = json.loads(file.read_text()) if file.exists() else {}
             for family, killed in self.killed.items():
-                kill_map[family] = kill_map.get(family, {}) | killed if self.in_part else killed
+                known = {} if len(killed) == self.faults[family] else kill_map.get(family, {})
+                kill_map[family] = known | killed
             write_json(file, kill_map)
 
     @pytest.hookimpl(trylast=True)

@@ -124,7 +124,7 @@ class Suite:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item, nextitem):
         _observed.clear()
-        _watched[0] = not item.get_closest_marker("mutant")
+        _watched[0] = not any(map(item.get_closest_marker, ("mutant", "survivor")))
         return (yield)
 
     @pytest.hookimpl(wrapper=True)

@@ -26,15 +26,3 @@ sim.install(turns=1000)
 import launched  # noqa: E402
 
 launched.install()
-
-
-@pytest.fixture
-def assert_killed(request):
-    """``assert_killed(family, mutant)``; with ``--derive`` by the cheapest case there is."""
-
-    def check(family, mutant):
-        derive = request.config.option.derive
-        case = family.cheapest_killer(mutant) if derive else family.assert_killed(mutant)
-        request.node.user_properties.append(("killed", (family.name, mutant, case)))
-
-    return check

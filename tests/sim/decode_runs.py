@@ -46,6 +46,18 @@ def merged(part_o, part_lse):
     return functools.reduce(lambda a, b: nbflash.merge(*a, *b), parts_)
 
 
+def check_combined(part_o, part_lse, dtype=np.float32, **how):
+    """Hold the kernel that joins to `nbflash.merge` of float64 parts; returns its results."""
+    got = combined(part_o, part_lse, dtype, **how)
+    ref = merged(part_o.astype(np.float64), part_lse.astype(np.float64))
+    low_out, low_lse = merged(part_o, part_lse)
+    with np.errstate(over="ignore"):
+        low = low_out.astype(dtype), low_lse
+    for name, *values in zip(("out", "lse"), got, ref, low, strict=True):
+        testing.assert_within_reference(*values, name=name)
+    return got
+
+
 def flat(x):
     """All memory from the first element of ``x`` on, as a kernel's pointer sees it."""
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) // x.itemsize

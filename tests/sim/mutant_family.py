@@ -15,13 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from generated_mutants import generated, tree_of
 from mutants import mutated_modules
 
 from nbflash.cuda import simulator as sim
 
-FAMILIES = []  # of the test modules that are imported
 KILL_MAP = Path(__file__).with_name("kill_map.json")
 FAULTS = (sim.SimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError)
 # A case known to kill is kept unless another takes less than this share of its time.
@@ -78,26 +76,17 @@ class Family:
     survivors: dict[str, str] = field(default_factory=dict)
     _costs: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self):
-        FAMILIES.append(self)
-
     @functools.cached_property
     def planted(self):
         """``{id: (module, mutant)}``, the written ones first; survivors are among them."""
         found = {}
         for module, mutant in self.mutants:
             self._add(found, module, mutant)
-        generate = [entry.partition(":")[::2] for entry in self.generate]
-        modules = {module for module, _ in generate}
-        trees = {tree_of(*fault): key for key, fault in found.items() if fault[0] in modules}
-        for module, only in generate:
+        for module, _, only in (entry.partition(":") for entry in self.generate):
             for mutant in generated(module):
-                function, twin = mutant.name.partition(":")[0], trees.get(tree_of(module, mutant))
-                if function in self.elsewhere or only not in ("", function):
-                    continue
-                if twin:
-                    raise ValueError(f"{self.name}: {twin!r} is generated too, as {mutant.name!r}")
-                self._add(found, module, mutant)
+                function = mutant.name.partition(":")[0]
+                if function not in self.elsewhere and only in ("", function):
+                    self._add(found, module, mutant)
         unknown = set(self.survivors) - set(found)
         if unknown:
             raise ValueError(f"{self.name}: there are no mutants {sorted(unknown)} to survive")
@@ -112,6 +101,14 @@ class Family:
         if key in found:
             raise ValueError(f"{self.name}: two mutants are called {key!r}")
         found[key] = module, mutant
+
+    def twins(self):
+        """Pairs of ids of the same fault: one that is generated need not be written down."""
+        trees, pairs = {}, []
+        for key, (module, mutant) in self.planted.items():
+            first = trees.setdefault((module, tree_of(module, mutant)), key)
+            pairs += [(first, key)] if first != key else []
+        return pairs
 
     @property
     def harmful(self):
@@ -184,24 +181,3 @@ class Family:
         modules = self.rebuilt(key)
         for case in self.reaching(key):
             self.cases[case](modules)
-
-    # As parameters of the tests.
-
-    @property
-    def each_case(self):
-        """Parameter ``case``; its tests are in every suite: a case that fails kills everything."""
-        params = [pytest.param(name, marks=pytest.mark.case) for name in self.cases]
-        return pytest.mark.parametrize("case", params)
-
-    @property
-    def each_mutant(self):
-        """Parameter ``mutant``; the mark tells the suites what it is."""
-        marked = pytest.mark.mutant
-        params = (pytest.param(key, id=key.replace(" ", "-"), marks=marked) for key in self.harmful)
-        return pytest.mark.parametrize("mutant", list(params))
-
-    @property
-    def each_survivor(self):
-        """Parameter ``mutant``; if such a test fails, a case kills it after all: strike it off."""
-        params = (pytest.param(key, marks=pytest.mark.survivor) for key in self.survivors)
-        return pytest.mark.parametrize("mutant", list(params))

@@ -52,6 +52,18 @@ class Mutant:
         return self.old.join(head) + self.new + self.old.join(tail)
 
 
+def without(what, line, count=1, which=0):
+    """Drop a statement."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return Mutant(f"no {what}", line, f"{indent}pass", which, count)
+
+
+def swapped(name, *parts):
+    """Two statements of the source, first, second, in the other order; then what stays behind."""
+    first, second, *rest = parts
+    return Mutant(name, "".join(parts), "".join([second, first, *rest]))
+
+
 def without_barrier(comment):
     """Drop the barrier whose comment says what it stands for."""
     return Mutant(f"no barrier: {comment}", f"cuda.syncthreads()  # {comment}\n", "pass\n")

@@ -1,126 +1,50 @@
-"""The machinery of planted faults: what is generated, the kill map, and when it is stale."""
-
-import sys
-import types
+"""Every planted fault is caught by a case of its family; see :mod:`mutant_family`."""
 
 import pytest
-from generated_mutants import faults_of
-from mutant_family import FAMILIES, Family, kill_map
-from mutants import Mutant
-
-SOURCE = """
-def make(cfg):
-    def load(base, stage, phase):
-        mbarrier_wait(base + FULL + 8 * stage, phase)
-        stage, phase = advance(stage, phase)
-        copy(base)
-        mbarrier_arrive(base + 8)
-
-    def store():
-        cuda.syncthreads()
-        if True:
-            cuda.syncthreads()
-        store_rows()
-    return load, store
-"""
-GENERATED = {
-    "load: mbarrier_wait deleted": "        pass\n",
-    "load: mbarrier_wait phase flipped": "8 * stage, (phase) ^ 1)",
-    "load: mbarrier_wait stage shifted": "FULL + 8 * ((stage) ^ 1), phase)",
-    "load: advance skipped": "stage, phase = (stage, phase)\n",
-    "load: mbarrier_arrive deleted": "        copy(base)\n        pass\n",
-    "store: syncthreads deleted": "        pass\n        if True:",
-    "store: syncthreads 2 deleted": "        if True:\n            pass\n",
-}
+from families import FAMILIES
+from mutant_family import kill_map
 
 
-def test_what_is_generated():
-    faults = {fault.name: fault.apply(SOURCE) for fault in faults_of(SOURCE)}
-    assert list(faults) == list(GENERATED)
-    for name, text in GENERATED.items():
-        assert text in faults[name]
-        compile(faults[name], name, "exec")
+def each(what, names_of, mark):
+    """Parameters ``family`` and ``what``: a name of ``names_of(family)`` at a time."""
+    params = [
+        pytest.param(family, name, id=f"{family.name}-{name}".replace(" ", "-"), marks=mark)
+        for family in FAMILIES
+        for name in names_of(family)
+    ]
+    return pytest.mark.parametrize(("family", what), params)
 
 
-def test_columns_count_bytes():
-    source = "def store():  # Q Kᵀ\n    x = 'ᵀ'; wait_all()\n"
-    (fault,) = faults_of(source)
-    assert fault.apply(source) == "def store():  # Q Kᵀ\n    x = 'ᵀ'; pass\n"
+@each("case", lambda family: family.cases, pytest.mark.case)
+def test_case_passes(family, case):
+    """On the kernels as they are. In every suite: a case that fails kills everything."""
+    family.passes(case)
+
+
+@each("fault", lambda family: family.harmful, pytest.mark.mutant)
+def test_fault_is_caught(family, fault, request):
+    """By the case of the kill map; with ``--derive`` by the cheapest case there is."""
+    derive = request.config.option.derive
+    case = family.cheapest_killer(fault) if derive else family.assert_killed(fault)
+    killed = family.name, len(family.harmful), fault, case
+    request.node.user_properties.append(("killed", killed))
+
+
+@each("fault", lambda family: family.survivors, pytest.mark.survivor)
+def test_fault_survives(family, fault):
+    """If this fails, a case kills it after all: strike it off."""
+    family.assert_survives(fault)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_no_fault_is_planted_twice(family):
+    assert family.twins() == []
 
 
 def test_the_kill_map_has_every_fault():
-    """And no other, in the families that are collected: `make test-all` writes it anew."""
+    """And no other: ``--derive`` writes it anew."""
+    assert set(kill_map()) == {family.name for family in FAMILIES}
     for family in FAMILIES:
-        named = kill_map().get(family.name, {})
+        named = kill_map()[family.name]
         assert set(named) == set(family.harmful), family.name
         assert set(named.values()) <= set(family.cases), family.name
-
-
-def test_every_signature_has_a_test(request):
-    suite = request.config.pluginmanager.get_plugin("nbflash-suite")
-    assert suite.missing("sim") == []
-
-
-@pytest.fixture
-def family(monkeypatch):
-    """A module of one function, with two faults and three cases: x + 1 of 0, 1 and 2."""
-    source = "def up(x):\n    return x + 1\n"
-    module = types.ModuleType("nbflash_toy")
-    exec(source, module.__dict__)
-    loader = types.SimpleNamespace(get_source=lambda name: source)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(
-        "mutants.importlib.util.find_spec",
-        lambda name: types.SimpleNamespace(loader=loader, origin="toy.py"),
-    )
-
-    def case_of(x):
-        def run_case(modules):
-            assert modules["nbflash_toy"].up(x) == x + 1
-
-        return run_case
-
-    faults = Mutant("twice", "x + 1", "2 * x"), Mutant("one", "x + 1", "1 + 0 * x")
-    toy = Family(
-        "toy",
-        ("nbflash_toy",),
-        {str(x): case_of(x) for x in (1, 0, 2)},
-        [("nbflash_toy", fault) for fault in faults],
-    )
-    FAMILIES.remove(toy)
-    return toy
-
-
-def with_map(monkeypatch, **killers):
-    entries = {f"nbflash_toy: {name}": case for name, case in killers.items()}
-    monkeypatch.setattr("mutant_family.kill_map", lambda: {"toy": entries})
-
-
-def test_the_case_of_the_map_kills(family, monkeypatch):
-    with_map(monkeypatch, twice="2", one="1")
-    assert family.assert_killed("nbflash_toy: twice") == "2"
-    for case in family.cases:
-        family.passes(case)
-
-
-@pytest.mark.parametrize("known", [{"twice": "1"}, {"twice": "gone"}, {}])
-def test_a_stale_map_names_the_line_to_change(family, monkeypatch, known):
-    with_map(monkeypatch, **known)
-    with pytest.raises(AssertionError, match='write "nbflash_toy: twice": "0"'):
-        family.assert_killed("nbflash_toy: twice")
-
-
-def test_a_fault_that_nothing_kills(family, monkeypatch):
-    with_map(monkeypatch, one="1")
-    del family.cases["1"], family.cases["2"]
-    for find in (family.assert_killed, family.cheapest_killer):
-        with pytest.raises(AssertionError, match="nothing kills 'nbflash_toy: one'"):
-            find("nbflash_toy: one")
-
-
-def test_the_cheapest_case_is_found(family, monkeypatch):
-    with_map(monkeypatch, one="2")
-    family._costs.update({"0": 1.0, "1": 5.0, "2": 1.5})
-    assert family.cheapest_killer("nbflash_toy: one") == "2"  # 1 is dearer, 0 does not kill
-    family._costs["1"] = 0.1
-    assert family.cheapest_killer("nbflash_toy: one") == "1"

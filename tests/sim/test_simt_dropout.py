@@ -1,25 +1,20 @@
-"""Dropout in the SIMT kernels, in the simulator, with faults planted in it."""
+"""Dropout in the SIMT kernels, in the simulator."""
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-from mutant_family import Family
-from mutants import Mutant
+from dropout_cases import HOW, SEED
 from simt_runs import DTYPES, RESULTS, Geometry, assert_close, check, expected, run
 
 import masks
 import nbflash
 from nbflash import scores
-from nbflash.backends.simt import executor as simt
 from nbflash.backends.simt.configs import SimtBackwardConfig, SimtConfig
 from nbflash.cuda import simulator as sim
 from nbflash.definitions import philox
 from nbflash.testing import make_qkv, mask_gallery
 
-SEED = 2**63 + 5, 2**40 + 11
-HOW = {"dropout": 0.3, "seed": SEED}  # all 15 bits of a number count
 TILE = Geometry()  # 8 × 8
 SHAPES = (TILE, Geometry(tx=4), Geometry(rm=8), Geometry(ty=1, rm=8, rn=8))
 MASKS = tuple(mask_gallery(8))
@@ -108,85 +103,3 @@ def test_fragments_of_more_scores_than_bits_are_refused(cls):
     assert cls(**shape).rm == 16
     with pytest.raises(ValueError, match=r"dropout needs rm \* rn of at most 64"):
         cls(**shape, dropout=True)
-
-
-DROPOUT, FWD, BWD = (
-    "nbflash.cuda.tile.dropout",
-    "nbflash.backends.simt.forward",
-    "nbflash.backends.simt.backward",
-)
-CHAIN = (DROPOUT, FWD, BWD, simt.__name__)
-MUTANTS = [
-    (DROPOUT, Mutant("rows of the next group", "i // 4 * ROW_STEP + i % 4", "i")),
-    (
-        DROPOUT,
-        Mutant(
-            "runs side by side",
-            "(run * COLUMN_STEP + 2, run * COLUMN_STEP)",
-            "(4 * run + 2, 4 * run)",
-        ),
-    ),
-    (DROPOUT, Mutant("keys of the first 32", "_keys_of(kv)", "_keys_of(kv & 31)")),
-    (DROPOUT, Mutant("queries of the first 16", "_queries_of(q_idx)", "_queries_of(q_idx & 15)")),
-    (DROPOUT, Mutant("words of the first 16", "if kv & 16:", "if False:")),
-    (DROPOUT, Mutant("words of the first keys", "if kv & 8:", "if False:")),
-    (DROPOUT, Mutant("words of the first queries", "if q_idx & 8:", "if False:")),
-    (DROPOUT, Mutant("queries in their places", "if kv & 32:", "if False:")),
-    (DROPOUT, Mutant("bytes of the other word", "_crossed(w0, w1)", "_crossed(w1, w0)")),
-    (DROPOUT, Mutant("a byte twice", "_crossed(w2, w3)", "_crossed(w2, w2)")),
-    (DROPOUT, Mutant("the lower row first", "lower) << ROW | upper", "upper) << ROW | lower")),
-    (DROPOUT, Mutant("one half for both", "halves >> HALF & MASK", "halves & MASK")),
-    (DROPOUT, Mutant("all bits", "halves >> HALF & MASK", "halves >> HALF")),
-    (DROPOUT, Mutant("the last run first", "range(RUNS - 1, -1, -1)", "range(RUNS)")),
-    (
-        DROPOUT,
-        Mutant(
-            "batch for head",
-            "uint32(h), places[0], np.uint32(b)",
-            "uint32(b), places[0], np.uint32(h)",
-        ),
-    ),
-    (DROPOUT, Mutant("seed alone", "offset ^ more[1]", "more[1]")),
-    (DROPOUT, Mutant("nothing in its place", "y * factor", "y")),
-    (DROPOUT, Mutant("run of the fragment", "bits >> first + n", "bits >> n")),
-    (FWD, Mutant("nothing is dropped", "p = drop(p, z, factor)", "pass")),
-    (FWD, Mutant("key of the tile", "n0 + 4 * tx)", "n0)")),
-    (BWD, Mutant("dP as it is", "x = drop(x, z, factor)", "pass")),
-    (BWD, Mutant("dV of all P", "drop_p(smem, P + own, z, factor)", "pass")),
-    (
-        BWD,
-        Mutant(
-            "one mask for the group",
-            "b, h, m0 + 4 * ty, n0 + 4 * tx)\n",
-            "b, h_kv, m0 + 4 * ty, n0 + 4 * tx)\n",
-        ),
-    ),
-]
-
-
-def case_of(deterministic):
-    def run_case(modules):
-        with patch("simt_runs.SimtExecutor", modules[simt.__name__].SimtExecutor):
-            geometry = Geometry(rm=8, rn=8, deterministic=deterministic)
-            check(geometry, masks.causal(17, 41), *make_qkv(2, 17, 41, 2, 1, 8), **HOW)
-
-    return run_case
-
-
-FAMILY = Family(
-    "simt_dropout",
-    CHAIN,
-    {"one-pass": case_of(False), "two-passes": case_of(True)},
-    MUTANTS,
-    errors=(sim.SimError, AssertionError),
-)
-
-
-@FAMILY.each_case
-def test_the_cases_of_the_faults_pass(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)

@@ -1,19 +1,15 @@
-"""Score functions in the SIMT kernels, in the simulator, with faults planted in them."""
+"""Score functions in the SIMT kernels, in the simulator."""
 
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-from mutant_family import Family
-from mutants_scores import BWD, FWD, SCORE, SIMT
 from score_cases import HEADS, NAMES, scores_for
 from simt_runs import DTYPES, RESULTS, Geometry, assert_close, check, expected, run
 
 import masks
 import nbflash
 from nbflash import scores
-from nbflash.backends.simt import executor as simt
 from nbflash.cuda import simulator as sim
 from nbflash.testing import make_qkv, mask_gallery
 
@@ -61,42 +57,6 @@ def test_no_functions_are_no_score():
     plain, none = (run(TILE, masks.causal(9), *inputs, score=s) for s in (None, scores.compose()))
     for a, b in zip(plain, none, strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-CHAIN = (SCORE, FWD, BWD, "nbflash.cuda.score_params", simt.__name__)
-CASES = (((9, 20), "causal"), ((17, 9), "dense"))
-
-
-def case_of(name):
-    """One score in both forms of the backward."""
-
-    def run_case(modules):
-        with patch("simt_runs.SimtExecutor", modules[simt.__name__].SimtExecutor):
-            for i, (lengths, mask_name) in enumerate(CASES):
-                mask, inputs = make_case(lengths, mask_name, i)
-                geometry, score = replace(TILE, deterministic=bool(i)), scores_for(*lengths)[name]
-                check(geometry, mask, *inputs, scale=0.6, score=score)
-
-    return run_case
-
-
-FAMILY = Family(
-    "simt_scores",
-    CHAIN,
-    {name: case_of(name) for name in NAMES},
-    SIMT,
-    errors=(sim.SimError, AssertionError, LookupError, TypeError),
-)
-
-
-@FAMILY.each_case
-def test_the_cases_of_the_faults_pass(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)
 
 
 def test_the_public_functions_take_a_score():

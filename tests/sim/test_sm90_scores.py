@@ -1,4 +1,4 @@
-"""Score functions in the Hopper kernels, in the simulator, with faults planted in them."""
+"""Score functions in the Hopper kernels, in the simulator."""
 
 from dataclasses import replace
 
@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import sm90_bwd_runs
 import sm90_dq_runs
-from mutant_family import Family
-from mutants_scores import COMPUTE, HOPPER, PLACE, SCORE, WHOLE
-from mutants_scores import HALVES as HALVES_MODULE
 from score_cases import NAMES, scores_for
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, inputs, run
 
@@ -122,44 +119,3 @@ def test_narrow_and_wide_heads():
     for head_dim, config in ((8, replace(ALONE, q_stages=1)), (72, ALONE), (128, PAIR)):
         q, k, v, _ = inputs(T + 1, T + 1, head_dim=head_dim, dtype="bfloat16")
         check(config, masks.causal(T + 1), q, k, v, score=scores_for(1, 1, 1)["composed"])
-
-
-FWD = "nbflash.backends.sm90.forward.kernel"
-CHAIN = (SCORE, PLACE, WHOLE, HALVES_MODULE, COMPUTE, FWD)
-
-
-CASES = {f"{name}-{i}": (name, i) for name in NAMES for i in range(2 + (name == "alibi"))}
-
-
-def case_of(name, number):
-    """A score in whole tiles, in halves, and, ALiBi, in wide heads."""
-
-    def run_case(modules):
-        nq, nk = T + 9, 2 * T - 3
-        causal, dense = masks.causal(nq, nk), masks.dense(nq, nk)
-        configs = (ALONE, causal, 16), (HALVES, dense, 16), (ALONE, causal, WIDE)
-        config, mask, head_dim = configs[number]
-        q, k, v, _ = inputs(nq, nk, batch=2, heads=(2, 1), head_dim=head_dim)
-        how = {"scale": 0.4, "score": scores_for(nq, nk, 2)[name]}
-        check(config, mask, q, k, v, spec_of=modules[FWD].fwd_sm90_spec, **how)
-
-    return run_case
-
-
-FAMILY = Family(
-    "sm90_scores",
-    CHAIN,
-    {name: case_of(*case) for name, case in CASES.items()},
-    HOPPER,
-    errors=(sim.SimError, AssertionError, LookupError, TypeError),
-)
-
-
-@FAMILY.each_case
-def test_the_cases_of_the_faults_pass(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)

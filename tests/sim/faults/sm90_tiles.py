@@ -4,7 +4,7 @@ from mutants import Mutant
 
 GEMM, STORE = "nbflash.cuda.tile.wgmma.gemm", "nbflash.cuda.tile.wgmma.store_shared"
 SOFTMAX, CONFIG = "nbflash.cuda.tile.wgmma.softmax", "nbflash.backends.sm90.forward.config"
-FWD, LIST = "nbflash.backends.sm90.forward.kernel", "nbflash.schedule.work_list"
+FWD = "nbflash.backends.sm90.forward.kernel"
 WARPS, KEPT = "nbflash.cuda.tile.warp_math", "nbflash.cuda.tile.wgmma.gemm_register_a"
 SETUP = (
     Mutant("empty K counts one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
@@ -183,38 +183,6 @@ THREADS = (
     Mutant("rows of one warpgroup", "thread // 128 * 64 + thread", "thread"),
     Mutant("warps 8 rows apart", "thread % 128 // 32 * 16", "thread % 128 // 32 * 8"),
     Mutant("turns of the first two", "for i in range(1, count):", "for i in range(1, 1):"),
-)
-WORK_LIST = (
-    Mutant("shortest first", "np.argsort(-length[items]", "np.argsort(length[items]"),
-    Mutant("one head at a time", "head[:live] * groups // heads", "head[:live]"),
-    Mutant(
-        "a small group left",
-        "head[:live] * groups // heads",
-        "head[:live] // heads_at_a_time",
-    ),
-    Mutant("by row tile", "head = work[:, 1]", "head = work[:, 0]"),
-    Mutant("not by heads", "head[:live] * groups // heads", "head[:live] * 0"),
-    Mutant("heads that read the same keys apart", " // together", ""),
-    Mutant("nothing dealt so far", "load[owner] += length[items]", "pass"),
-    Mutant("items counted for their length", "load[owner] += length[items]", "load[owner] += 1"),
-    Mutant("to the block that has most", "np.argsort(load[owner]", "np.argsort(-load[owner]"),
-    Mutant(
-        "every block in the last round",
-        "owner = places if round_ % 2 == 0 else blocks - 1 - places",
-        "owner = places",
-    ),
-    Mutant("never back", "(owner if round_ % 2 == 0 else blocks - 1 - owner)", "owner"),
-    Mutant(
-        "back without there",
-        "(owner if round_ % 2 == 0 else blocks - 1 - owner)",
-        "blocks - 1 - owner",
-    ),
-    Mutant("items without tiles too", "live = np.count_nonzero(length)", "live = len(work)"),
-    Mutant(
-        "another order of length",
-        'items = items[np.argsort(-length[items], kind="stable")]',
-        "pass",
-    ),
 )
 TILES = (
     *((FWD, mutant) for mutant in SETUP),

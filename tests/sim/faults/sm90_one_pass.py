@@ -1,7 +1,6 @@
 """Faults of the computing warpgroups of the Hopper backward in one pass, as data."""
 
-from mutants import Mutant
-from mutants_sm90_load import without
+from mutants import Mutant, without
 
 COMPUTE = "nbflash.backends.sm90.backward.one_pass"
 

@@ -1,7 +1,6 @@
 """Faults of the Hopper forward's two forms, whole tiles and halves."""
 
-from mutants import Mutant
-from mutants_sm90_load import swapped, without
+from mutants import Mutant, swapped, without
 
 ARRIVE_K = "mbarrier_arrive(base + EMPTY_K + 8 * stage)"
 ARRIVE_V = "mbarrier_arrive(base + EMPTY_V + 8 * is_there)"

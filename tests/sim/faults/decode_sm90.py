@@ -1,7 +1,6 @@
 """Faults of the Hopper decode kernel."""
 
-from mutants import Mutant
-from mutants_sm90_load import without
+from mutants import Mutant, without
 
 ROOM = "nbflash.backends.sm90.decode"
 PRODUCTS, SCALES, ROWS, LOADING, COMPUTING, STORED, JOINING, KERNEL = CHAIN = (

@@ -1,9 +1,9 @@
 """Faults of the Hopper backward in one pass, as data: a tile, what is around, set-up, shape."""
 
-from mutants import Mutant
-from mutants_sm90_bwd_compute import COMPUTE, STREAMING
-from mutants_sm90_bwd_load import LOAD, LOADING
-from mutants_sm90_load import without
+from mutants import Mutant, without
+
+from .sm90_backward_producer import LOAD, LOADING
+from .sm90_one_pass import COMPUTE, STREAMING
 
 GRADIENT, CONFIG = "nbflash.cuda.tile.wgmma.gradient", "nbflash.backends.sm90.backward.config"
 TILE, COLUMNS = "nbflash.backends.sm90.backward.tile_math", "nbflash.backends.sm90.backward.dkdv"

@@ -1,15 +1,11 @@
-"""Mutation tests: every fault planted in the SIMT kernels and their tiles is noticed.
-
-A mutant is tried on the cases of its direction: see :mod:`mutant_family`.
-"""
+"""Forward and backward without tensor cores; a fault is tried on the cases of its direction."""
 
 import functools
 from dataclasses import dataclass
 
 import numpy as np
 import poisoned_rows
-from mutant_family import Family
-from mutants_bwd import (
+from faults.simt_backward import (
     BACKWARD,
     BWD,
     DELTA,
@@ -20,8 +16,9 @@ from mutants_bwd import (
     ROW_KERNELS,
     SURVIVORS,
 )
-from mutants_fwd import FORWARD
-from mutants_tile import ASYNC, ATOMIC, COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
+from faults.simt_forward import FORWARD
+from faults.simt_tiles import ASYNC, ATOMIC, COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
+from mutant_family import Family
 
 import masks
 from nbflash import reference, testing
@@ -306,18 +303,3 @@ FAMILY = Family(
     reach=reach,
     survivors=SURVIVORS,
 )
-
-
-@FAMILY.each_case
-def test_kernels_pass(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)
-
-
-@FAMILY.each_survivor
-def test_mutant_survives(mutant):
-    FAMILY.assert_survives(mutant)

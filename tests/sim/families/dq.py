@@ -1,12 +1,12 @@
-"""Mutation tests of the pass for dQ on Hopper: every planted fault is noticed."""
+"""The pass over rows, for dQ, on Hopper."""
 
 import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
+from faults.sm90_dq import CHAIN, COMPUTE, CONFIG, KERNEL, LOAD, MUTANTS, STATISTICS
 from mutant_family import Family
 from mutants import TWO_STAGES
-from mutants_sm90_dq import CHAIN, COMPUTE, CONFIG, KERNEL, LOAD, MUTANTS, STATISTICS
 from sm90_bwd_runs import FACTOR
 from sm90_dq_runs import ALONE, DEEP, PAIR, check_statistics, run
 from sm90_runs import DTYPES
@@ -122,18 +122,3 @@ FAMILY = Family(
     generate=(LOAD, STATISTICS, COMPUTE, KERNEL),
     survivors={"backward.dq_consumer: compute_stream: mbarrier_arrive 3 stage shifted": TWO_STAGES},
 )
-
-
-@FAMILY.each_case
-def test_kernel_passes(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)
-
-
-@FAMILY.each_survivor
-def test_mutant_survives(mutant):
-    FAMILY.assert_survives(mutant)

@@ -1,11 +1,11 @@
-"""Mutation tests: every fault planted in decode's kernels and their binding is noticed."""
+"""Decode without tensor cores: its kernel and what binds it."""
 
 import ml_dtypes
 import numpy as np
 from decode_cases import check, contiguous, paged
 from decode_runs import decoded
+from faults.decode import CHAIN, KERNEL, MUTANTS
 from mutant_family import Family
-from mutants_decode import CHAIN, KERNEL, MUTANTS
 
 import masks
 from nbflash.cuda import simulator as sim
@@ -93,13 +93,3 @@ FAMILY = Family(
     MUTANTS,
     generate=(KERNEL,),
 )
-
-
-@FAMILY.each_case
-def test_kernel_passes(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)

@@ -1,10 +1,9 @@
 """Faults of what the loading warpgroup of the Hopper backward does, as data.
 
-Those that ``test_sm90_columns_mutants`` plants are not repeated.
+Those that the family ``columns`` plants are not repeated.
 """
 
-from mutants import Mutant
-from mutants_sm90_load import without
+from mutants import Mutant, without
 
 LOAD = "nbflash.backends.sm90.backward.producer"
 SEND_Q = "send(base + stage * Q_BYTES, Q_PANEL, q_map, m0, h, b, bar)"

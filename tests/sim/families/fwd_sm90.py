@@ -1,22 +1,17 @@
-"""Mutation tests of the Hopper kernel: every planted fault is noticed.
-
-See :mod:`mutant_family`.
-"""
+"""The forward on Hopper, of both mainloops."""
 
 import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
+from faults.sm90_forward import CHAIN, CONFIG, FORMS, FWD, HALVES_OF, LOAD, MUTANTS, WHOLE_OF
 from mutant_family import Family
-from mutants_sm90 import CHAIN, CONFIG, FORMS, FWD, HALVES_OF, LOAD, MUTANTS, WHOLE_OF
-from mutants_sm90_tile import LIST, WORK_LIST
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, ordered, precise, raise_scores, run
 
 import masks
 from nbflash import reference, testing
 from nbflash.backends.sm90.forward.config import Sm90Config
 from nbflash.cuda import simulator as sim
-from nbflash.cuda.tile.ring import item_of
 
 WIDE = replace(HALVES_PAIR, tile_n=128)
 AHEAD = replace(HALVES, k_stages=2, v_stages=3)
@@ -204,68 +199,3 @@ FAMILY = Family(
     generate=(LOAD, *FORMS, FWD),
     reach=reach,
 )
-
-
-@FAMILY.each_case
-def test_kernel_passes(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)
-
-
-def check_work_list(ordered, heads_at_a_time=5, blocks=3):
-    """Raise unless a work list is whole, in equal groups of heads, and dealt out fairly."""
-    lengths = np.random.default_rng(0).integers(1, 99, 35)
-    work = np.array([(i % 8, i * 3 % 7) for i in range(40)], np.int32)
-    length = np.append(-np.sort(-lengths), np.zeros(5, np.int64))
-    got = ordered(work, length, heads_at_a_time, blocks)
-    assert sorted(map(tuple, got)) == sorted(map(tuple, work))
-    np.testing.assert_array_equal(got[35:], work[35:])
-    tiles = {tuple(item): n for item, n in zip(work, length, strict=True)}
-    n, group = [tiles[tuple(x)] for x in got], got[:, 1] // 4  # four heads, and three
-    load, last, least = np.zeros(blocks, int), 0, np.inf
-    for round_ in range(-(-35 // blocks)):
-        at = [item_of(round_, blocks, block) for block in range(blocks)]
-        dealt = {block: n[i] for block, i in enumerate(at) if i < 35}
-        groups = [int(group[i]) for i in at if i < 35]
-        assert min(groups) >= last
-        if max(groups) == last:
-            assert max(dealt.values()) <= least
-        last = max(groups)
-        least = min(x for x, g in zip(dealt.values(), groups, strict=True) if g == last)
-        shares = [dealt[block] for block in np.argsort(load, kind="stable") if block in dealt]
-        assert shares == sorted(shares, reverse=True)
-        for block, more in dealt.items():
-            load[block] += more
-
-
-def check_heads_together(ordered):
-    """Raise unless heads that read the same keys are of one group: four and three of them here."""
-    work = np.array([(0, head) for head in reversed(range(21))], np.int32)
-    got = ordered(work, np.ones(21, np.int64), 5, 3, 3)
-    assert sorted(got[:12, 1]) == list(range(12))
-
-
-def case_of_work_list(check):
-    return lambda modules: check(modules[LIST].ordered)
-
-
-WORK_LISTS = Family(
-    "work_list",
-    (LIST,),
-    {"order": case_of_work_list(check_work_list), "heads": case_of_work_list(check_heads_together)},
-    [(LIST, mutant) for mutant in WORK_LIST],
-)
-
-
-@WORK_LISTS.each_case
-def test_work_list_passes(case):
-    WORK_LISTS.passes(case)
-
-
-@WORK_LISTS.each_mutant
-def test_mutant_of_the_work_list_is_caught(mutant, assert_killed):
-    assert_killed(WORK_LISTS, mutant)

@@ -1,6 +1,6 @@
-"""Mutation tests of the Hopper backward in one pass: every planted fault is noticed.
+"""The backward on Hopper in one pass.
 
-As in ``test_sm90_mutants``. Not mutated, for nothing changes:
+Not mutated, for nothing changes:
 
 * the wait for empty dO: its consumers release it together with Q, which the loader has waited for;
 * the bytes between panels of dS: a part has one;
@@ -12,8 +12,7 @@ import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
-from mutant_family import Family
-from mutants_sm90_bwd import (
+from faults.sm90_backward import (
     CHAIN,
     COMPUTE,
     CONFIG,
@@ -24,6 +23,7 @@ from mutants_sm90_bwd import (
     SURVIVORS,
     TILE,
 )
+from mutant_family import Family
 from sm90_bwd_runs import ALONE, BROAD, FACTOR, TALL, run
 from sm90_runs import DTYPES
 
@@ -170,18 +170,3 @@ FAMILY = Family(
     elsewhere=("load_keys",),
     survivors=SURVIVORS,
 )
-
-
-@FAMILY.each_case
-def test_kernel_passes(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)
-
-
-@FAMILY.each_survivor
-def test_mutant_survives(mutant):
-    FAMILY.assert_survives(mutant)

@@ -1,7 +1,8 @@
 """Faults of score functions: of their forms, and of where the kernels call them."""
 
 from mutants import Mutant
-from mutants_bwd import BWD
+
+from .simt_backward import BWD
 
 FWD, SCORE = "nbflash.backends.simt.forward", "nbflash.cuda.tile.score"
 FORMS = (

@@ -1,10 +1,11 @@
 """Faults of the Hopper forward kernel and of its computing warpgroups: (module, Mutant)."""
 
-from mutants import Mutant
-from mutants_sm90_forms import HALVES, WHOLE
-from mutants_sm90_load import FINITE, LOAD, LOADING, PIPELINE, swapped
-from mutants_sm90_online import ONLINE
-from mutants_sm90_tile import CONFIG, FWD, GEMM, KEPT, SOFTMAX, STORE, TILES, WARPS
+from mutants import Mutant, swapped
+
+from .sm90_mainloops import HALVES, WHOLE
+from .sm90_online_softmax import ONLINE
+from .sm90_producer import FINITE, LOAD, LOADING, PIPELINE
+from .sm90_tiles import CONFIG, FWD, GEMM, KEPT, SOFTMAX, STORE, TILES, WARPS
 
 COMPUTE = "nbflash.backends.sm90.forward.consumer"
 ROW_OF, HALVES_OF, WHOLE_OF = (

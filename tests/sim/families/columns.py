@@ -1,14 +1,14 @@
-"""Mutation tests of the Hopper pass over columns: every planted fault is noticed.
+"""The pass over columns, for dK and dV, on Hopper.
 
-As in ``test_sm90_mutants``; what the pass shares with the default mode is not mutated.
+What it shares with the backward in one pass is not mutated.
 """
 
 from dataclasses import replace
 
 import numpy as np
+from faults.sm90_backward import REGISTERS
 from mutant_family import Family
 from mutants import Mutant
-from mutants_sm90_bwd import REGISTERS
 from sm90_bwd_runs import COLUMN, COLUMNS, SHARED, check
 from sm90_runs import inputs
 
@@ -166,18 +166,3 @@ FAMILY = Family(
     generate=(ROWS, f"{LOAD}:load_keys", ALONE, WIDE),
     survivors=SURVIVORS,
 )
-
-
-@FAMILY.each_case
-def test_kernel_passes(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)
-
-
-@FAMILY.each_survivor
-def test_mutant_survives(mutant):
-    FAMILY.assert_survives(mutant)

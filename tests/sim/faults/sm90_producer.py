@@ -1,23 +1,9 @@
 """Faults of the loading warpgroup of the Hopper kernel, as data: loader, cleaners, empty rows."""
 
-from mutants import Mutant
+from mutants import Mutant, swapped, without
 
 LOAD, PIPELINE = "nbflash.backends.sm90.forward.producer", "nbflash.cuda.tile.ring"
 FINITE = "nbflash.cuda.tile.finite"
-
-
-def without(what, line, count=1, which=0):
-    """Drop a statement."""
-    indent = " " * (len(line) - len(line.lstrip()))
-    return Mutant(f"no {what}", line, f"{indent}pass", which, count)
-
-
-def swapped(name, *parts):
-    """Two statements of the source, first, second, in the other order; then what stays behind."""
-    first, second, *rest = parts
-    return Mutant(name, "".join(parts), "".join([second, first, *rest]))
-
-
 SEND_Q = "send(to, Q_PANEL, q_map, row * TILE_M, h, b, bar, Q_BYTES)"
 SEND_V = "send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, bar, KV_BYTES)"
 SEND_K = "send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)"

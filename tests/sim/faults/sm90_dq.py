@@ -1,7 +1,6 @@
 """Faults of the pass for dQ on Hopper, as data: loaders, computing warpgroups, geometry."""
 
-from mutants import Mutant
-from mutants_sm90_load import without
+from mutants import Mutant, without
 
 CONFIG, LOAD = (
     "nbflash.backends.sm90.backward.dq_config",

@@ -1,12 +1,10 @@
-"""Mutation tests of the Hopper decode kernel: every planted fault is noticed."""
+"""The decode kernel on Hopper."""
 
 import ml_dtypes
 import numpy as np
 from decode_cases import DTYPES, check, check_tokens, contiguous, paged
 from decode_sm90_runs import joined, run
-from mutant_family import Family
-from mutants import TWO_STAGES
-from mutants_decode_sm90 import (
+from faults.decode_sm90 import (
     CHAIN,
     COMPUTING,
     JOINING,
@@ -18,6 +16,8 @@ from mutants_decode_sm90 import (
     SCALES,
     STORED,
 )
+from mutant_family import Family
+from mutants import TWO_STAGES
 
 import masks
 from nbflash.cuda import simulator as sim
@@ -226,18 +226,3 @@ FAMILY = Family(
     reach=reach,
     survivors={"decode.consumer: compute: mbarrier_arrive stage shifted": TWO_STAGES},
 )
-
-
-@FAMILY.each_case
-def test_kernel_passes(case):
-    FAMILY.passes(case)
-
-
-@FAMILY.each_mutant
-def test_mutant_is_caught(mutant, assert_killed):
-    assert_killed(FAMILY, mutant)
-
-
-@FAMILY.each_survivor
-def test_mutant_survives(mutant):
-    FAMILY.assert_survives(mutant)

@@ -1,0 +1,161 @@
+"""Dropout in the Hopper kernels."""
+
+from dataclasses import replace
+
+import sm90_bwd_runs
+import sm90_dq_runs
+from dropout_cases import HOW
+from mutant_family import Family
+from mutants import Mutant
+from sm90_runs import ALONE, HALVES, check, inputs
+
+import masks
+from nbflash.cuda import simulator as sim
+
+T = 64
+THREE = replace(ALONE, tile_n=96)  # groups of keys, of which one has no neighbour
+HOPPER = "nbflash.backends.sm90."
+TILE, PLACE = "nbflash.cuda.tile.wgmma.dropout", HOPPER + "shared.dropout"
+ROW, WHOLE, HALF, COMPUTE, FWD = (
+    f"{HOPPER}forward.{name}"
+    for name in ("epilogue", "mainloop_pingpong", "mainloop_overlap", "consumer", "kernel")
+)
+ACROSS, COLUMNS, WIDE, BWD = (
+    f"{HOPPER}backward.{name}" for name in ("dropout", "dkdv", "dkdv_wide", "kernel")
+)
+STATISTICS, DQ_COMPUTE, DQ = (
+    f"{HOPPER}backward.{name}" for name in ("dq_statistics", "dq_consumer", "dq_kernel")
+)
+FORWARD = TILE, PLACE, ROW, WHOLE, HALF, COMPUTE, FWD
+BY_COLUMNS = TILE, PLACE, ACROSS, COLUMNS, WIDE, BWD
+BY_ROWS = TILE, PLACE, STATISTICS, DQ_COMPUTE, DQ
+
+
+def check_forward(fwd):
+    """Whole tiles and halves."""
+    n = T + T // 2 + 9
+    values = inputs(T + 9, n, batch=2, heads=(2, 1))[:3]
+    for config in (THREE, HALVES):
+        check(config, masks.dense(T + 9, n), *values, spec_of=fwd.fwd_sm90_spec, **HOW)
+
+
+def check_columns(bwd):
+    values = inputs(T + 9, 41, batch=2, heads=(2, 1))
+    how = {"spec_of": bwd.bwd_sm90_spec, **HOW}
+    sm90_bwd_runs.check(sm90_bwd_runs.COLUMN, masks.dense(T + 9, 41), values, **how)
+
+
+def check_wide(bwd):
+    values, how = inputs(5, 9, head_dim=136), {"spec_of": bwd.bwd_sm90_spec, **HOW}
+    sm90_bwd_runs.check(sm90_bwd_runs.SHARED, masks.dense(5, 9), values, **how)
+
+
+def check_rows(dq):
+    """And what is left to the pass over columns."""
+    n = 2 * T + 25
+    values, mask = inputs(T + 9, n, batch=2, heads=(2, 1)), masks.dense(T + 9, n)
+    stats = sm90_dq_runs.statistics_for(sm90_dq_runs.ALONE, values[0])
+    how = {"spec_of": dq.bwd_sm90_dq_spec, **HOW}
+    sm90_dq_runs.check(sm90_dq_runs.ALONE, mask, values, stats=stats, **how)
+    sm90_bwd_runs.check(sm90_bwd_runs.COLUMN, mask, values, stats=stats, **HOW)
+
+
+OF_FORWARD = (
+    (TILE, Mutant("a number alone", "number ^ mixed[0]", "number")),
+    (TILE, Mutant("a product alone", "a ^ mixed[1], a_low", "a, a_low")),
+    (TILE, Mutant("queries of the first 16", "32(_queries_of(q))", "32(_queries_of(q & 15))")),
+    (TILE, Mutant("calls of the first half", "n // 32 * part, n // 32 * (part + 1)", "n // 32")),
+    (TILE, Mutant("calls of the first pair", "first + group * 4", "first + (group & 1) * 4")),
+    (TILE, Mutant("another lane's words", "shuffle_xor(x, 4)", "shuffle_xor(x, 8)")),
+    (TILE, Mutant("the second half's first call", "second ^ group & 1", "second")),
+    (TILE, Mutant("alone, the other row's", "equal(swapped, 1), y, x", "equal(swapped, 1), x, y")),
+    (TILE, Mutant("groups in turn", "select(second, y, x) for", "select(second, x, y) for")),
+    (TILE, Mutant("words that are not its own", "(c, d, a ^ b)", "(c, d, c ^ d)")),
+    (TILE, Mutant("the next step's words", "_step(*_further(x, y, z))", "_step(x, y)")),
+    (TILE, Mutant("a lower byte twice", "permute(y, x, _CROSSED)", "permute(y, y, _CROSSED)")),
+    (TILE, Mutant("bytes of the first word", "x, y, permute(x, y,", "x, y, permute(y, x,")),
+    (PLACE, Mutant("calls of the quad", "4 * group + thread % 4", "4 * group")),
+    (PLACE, Mutant("calls of even rows", "(group ^ thread >> 2) & 1", "group & 1")),
+    (PLACE, Mutant("keys of the first tile", "n0 >> 5", "n0 >> 9")),
+    (PLACE, Mutant("row of the first tile", "row * TILE_M + row_of", "row_of")),
+    (PLACE, Mutant("batch for head", "drawn, q, h, b)", "drawn, q, b, h)")),
+    (PLACE, Mutant("seed alone", "key_of(state)", "key_of((state[0], state[1] * 0, state[2]))")),
+    (ROW, Mutant("one row's share", "l[1] * share", "l[1]")),
+    (WHOLE, Mutant("all of P", "dropped(pack(weights), scoring[2])", "pack(weights)")),
+    (HALF, Mutant("the first half twice", "dropped_b(pack", "dropped_a(pack")),
+    (
+        COMPUTE,
+        Mutant(
+            "place of the row before",
+            "spot = spot_of(drawn, next_row, next_bh, heads, thread)\n                    drawing",
+            "drawing",
+        ),
+    ),
+)
+OF_COLUMNS = (
+    (TILE, Mutant("calls of the first step", "queries_of(q) + odd * 4", "queries_of(q)")),
+    (TILE, Mutant("keys of the first 32", "philox.keys_of(key)", "philox.keys_of(key & 31)")),
+    (TILE, Mutant("keys of the first step", "(key >> 4 & 1) * _ALL", "key * 0")),
+    (TILE, Mutant("what the others add", "_further(c, d, w)", "_further(c, d, z)")),
+    (TILE, Mutant("calls of the first pair", "first + pair * 8", "first")),
+    (TILE, Mutant("another lane's halves", "shuffle_xor(x, 4)", "shuffle_xor(x, 8)")),
+    (TILE, Mutant("halves that are there", "mine ^ 0x2222", "mine")),
+    (TILE, Mutant("lower halves for all", "^ odd * 0x2222 ^", "^")),
+    (TILE, Mutant("queries in their places", "(key >> 5 & 1) * 0x4444", "key * 0")),
+    (
+        TILE,
+        Mutant(
+            "words in order",
+            "permute(a, c, half), permute(b, d",
+            "permute(a, b, half), permute(c, d",
+        ),
+    ),
+    (
+        TILE,
+        Mutant("queries down", "upper, below, lower, lowest\n", "upper, lower, below, lowest\n"),
+    ),
+    (TILE, Mutant("δ of the first query", "minus_deltas[n // 2 * 2 :]", "minus_deltas")),
+    (ACROSS, Mutant("the quad's first query", "types.uint32(q + pair)", "types.uint32(q)")),
+    (ACROSS, Mutant("the tile's first key", "types.uint32(kv + row)", "types.uint32(kv)")),
+    (ACROSS, Mutant("no factor", "return dropping[1]", "return types.float32(1)")),
+    (COLUMNS, Mutant("dV of all P", "dropped(packed_of(p), drawn)", "packed_of(p)")),
+    (COLUMNS, Mutant("dP as it is", "dp = dropped_dp(", "dropped_dp(")),
+    (COLUMNS, Mutant("no δ where it is dropped", "if DROPOUT:", "if False:")),
+)
+OF_WIDE = (
+    (
+        WIDE,
+        Mutant(
+            "dV of all P",
+            "dropped(packed_of(p), draw(smem, place, stage, row, pair, *drawing))",
+            "packed_of(p)",
+        ),
+    ),
+    (WIDE, Mutant("dP as it is", "dp = dropped_dp(", "dropped_dp(")),
+)
+TILES = [
+    Mutant(f"keys of the {which} tile", "dropping, n0, thread)", "dropping, 0, thread)", i, 2)
+    for i, which in enumerate(("next", "last"))
+]
+OF_ROWS = (
+    (TILE, Mutant("δ of the other row", "minus_delta[n % 2]", "minus_delta[n // 2 % 2]")),
+    (TILE, Mutant("nothing where it is dropped", "pair, (minus, minus)", "pair, (0.0, 0.0)")),
+    (DQ_COMPUTE, Mutant("dP as it is", "dp = dropped_dp(", "dropped_dp(")),
+    (STATISTICS, Mutant("δ as it is", "minus0 * share, minus1 * share", "minus0, minus1")),
+    (
+        DQ_COMPUTE,
+        Mutant("place of the first row", "spot_of(drawn, row,", "spot_of(drawn, 0 * row,"),
+    ),
+    *((DQ_COMPUTE, mutant) for mutant in TILES),
+)
+
+
+def family(name, check_it, chain, faults):
+    cases = {name: lambda modules: check_it(modules[chain[-1]])}
+    return Family(f"dropout_{name}", chain, cases, faults, errors=(sim.SimError, AssertionError))
+
+
+OF_THE_FORWARD = family("forward", check_forward, FORWARD, OF_FORWARD)
+OF_THE_COLUMNS = family("columns", check_columns, BY_COLUMNS, OF_COLUMNS)
+OF_WIDE_COLUMNS = family("wide", check_wide, BY_COLUMNS, OF_WIDE)
+OF_THE_ROWS = family("rows", check_rows, BY_ROWS, OF_ROWS)

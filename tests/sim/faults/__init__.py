@@ -1,0 +1,1 @@
+"""Planted faults that are written down, as data, of the families that have many."""
