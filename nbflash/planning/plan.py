@@ -161,7 +161,7 @@ class AttentionPlan:
         Without ``with_lse`` a small lse goes to a scratch array that nobody reads: an
         allocation is a fifth of the host time of a call.
         """
-        problem, state = self.problem, self._state(seed)
+        problem = self.problem
         with self._device:
             if out is None:
                 out = self._empty(problem.q_shape, q.dtype)
@@ -171,8 +171,12 @@ class AttentionPlan:
                 lse = self._empty(problem.lse_shape, problem.lse_dtype)
             else:
                 lse = self._scratch
-            self._executor.forward(q, k, v, out, lse, *state)
+            self.write_forward(q, k, v, out, lse, seed)
         return out, lse
+
+    def write_forward(self, q, k, v, out, lse, seed=None):
+        """Launch into new arrays of the caller's, on the device that is current."""
+        self._executor.forward(q, k, v, out, lse, *self._state(seed))
 
     @cached_property
     def _no_dlse(self):
@@ -193,17 +197,20 @@ class AttentionPlan:
 
     def run_backward(self, dout, q, k, v, out, lse, dlse, seed, deterministic):
         """Check the arrays of the results, allocate the gradients and launch."""
-        dlse = self._check_results(dout, q, out, lse, dlse)
-        problem, state = self.problem, self._state(seed)
+        problem = self.problem
         with self._device:
             dq = self._empty(problem.q_shape, q.dtype)
             dk = self._empty(problem.kv_shape, q.dtype)
             dv = self._empty(problem.kv_shape, q.dtype)
             gradients = dq, dk, dv
-            self._executor.backward(
-                dout, q, k, v, out, lse, dlse, *gradients, deterministic, *state
-            )
-        return dq, dk, dv
+            self.write_backward(dout, q, k, v, out, lse, dlse, *gradients, seed, deterministic)
+        return gradients
+
+    def write_backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, seed, deterministic):
+        """Check the arrays of the results and launch into new ones, as `write_forward`."""
+        dlse = self._check_results(dout, q, out, lse, dlse)
+        results, gradients = (dout, q, k, v, out, lse, dlse), (dq, dk, dv)
+        self._executor.backward(*results, *gradients, deterministic, *self._state(seed))
 
     @cached_property
     def _score_backward(self):
@@ -213,16 +220,24 @@ class AttentionPlan:
         self.score.check_parts(self.problem)
         return prepare_score_backward(self.impl, self.spec)
 
+    @cached_property
+    def score_shapes(self):
+        """Of the score's arrays that have gradients, in the order of its functions."""
+        self._score_backward  # noqa: B018 - which refuses what has none
+        return [part.shape for parts in self.score.parts for part in parts]
+
     def run_score_backward(self, dout, q, k, v, out, lse, dlse, seed):
         """Check the arrays of the results, allocate the score's gradients and launch."""
-        dlse = self._check_results(dout, q, out, lse, dlse)
-        state = self._state(seed)
         with self._device:
-            run = self._score_backward
-            shapes = [part.shape for parts in self.score.parts for part in parts]
+            shapes = self.score_shapes
             sums = tuple(self._empty(shape, self.problem.lse_dtype) for shape in shapes)
-            run(dout, q, k, v, out, lse, dlse, sums, *state)
+            self.write_score_backward(dout, q, k, v, out, lse, dlse, sums, seed)
         return sums
+
+    def write_score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed):
+        """Check the arrays of the results and launch into new ones, as `write_forward`."""
+        dlse = self._check_results(dout, q, out, lse, dlse)
+        self._score_backward(dout, q, k, v, out, lse, dlse, sums, *self._state(seed))
 
     def _check_out(self, out, q, k, v):
         """Only the addresses and the write flag of ``out`` change between calls of one layout."""
