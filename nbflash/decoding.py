@@ -113,11 +113,31 @@ def decode(
     if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
         out, lse = _cuda().lookup(q, cache, mask, scale, impl)(q, cache, return_lse)
         return (out, lse) if return_lse else out
+    problem = _check_on_host(q, cache, mask, scale)
+    out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
+    _write_on_host(problem, q, cache, mask, out, lse)
+    return (out, lse) if return_lse else out
+
+
+def write_decode(q, cache: Cache, mask, scale, out, lse) -> None:
+    """`decode` of native arrays into new ones of the caller's, on the device that is current."""
+    q, cache = decode_inputs(q, cache)
+    if device_of(q)[0] == CUDA:
+        _cuda().lookup(q, cache, mask, scale).write(q, cache, out, lse)
+    else:
+        problem = _check_on_host(q, cache, mask, scale)
+        _write_on_host(problem, q, cache, mask, out, lse)
+
+
+def _check_on_host(q, cache, mask, scale):
     problem = check_decode(q, cache, scale)
     check_decode_mask(mask, problem)
     dispatch.choose_decode(impl, problem, mask, q, cache)
     check_contents(problem, cache, mask)
-    out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
+    return problem
+
+
+def _write_on_host(problem, q, cache, mask, out, lse):
     executor = functools.cache(functools.partial(_executor, problem))
     for b in range(problem.batch):
         one = slice(b, b + 1)
@@ -125,7 +145,6 @@ def decode(
         v = _keys(problem, cache, cache.v_cache, cache.v_scale, b)
         own = _sequence_mask(problem, mask, b, len(k))
         executor(own).forward(q[one], k[None], v[None], out[one], lse[one])
-    return (out, lse) if return_lse else out
 
 
 @functools.cache

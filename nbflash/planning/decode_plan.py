@@ -98,13 +98,17 @@ class CudaDecoder:
         with self._current:
             out = empty(q.shape, q.dtype)
             lse = empty(*self._lse) if with_lse else None
-            if self._partial is not None:
-                self._run(q, cache, out, lse)
-            else:
-                out.fill(0)
-                if with_lse:
-                    lse.fill(-np.inf)
+            self.write(q, cache, out, lse)
         return out, lse
+
+    def write(self, q, cache, out, lse=None):
+        """Launch into new arrays of the caller's, on the device that is current."""
+        if self._partial is not None:
+            self._run(q, cache, out, lse)
+            return
+        out.fill(0)
+        if lse is not None:
+            lse.fill(-np.inf)
 
     def _run(self, q, cache, out, lse):
         """Parts are in the memory pool of the current stream.

@@ -1,0 +1,20 @@
+"""Attention of PyTorch tensors, on the CPU and on CUDA devices: a part of autograd.
+
+    from nbflash.torch import attention
+
+    out = attention(q, k, v, mask)   # as nbflash.attention, with out.backward()
+
+Importing this imports torch; nothing else in nbflash does, but `nbflash.huggingface`.
+"""
+
+from nbflash.torch import scores
+from nbflash.torch.attention import attention, varlen_attention
+from nbflash.torch.merging import merge, merge_sink
+
+__all__ = [
+    "attention",
+    "merge",
+    "merge_sink",
+    "scores",
+    "varlen_attention",
+]

@@ -1,0 +1,181 @@
+"""attention and varlen_attention of tensors."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+import masks
+from nbflash.inputs.dropout import check_dropout, check_seed
+from nbflash.inputs.problem import check_flag
+from nbflash.torch import operators
+from nbflash.torch.handles import handle_of
+from nbflash.torch.scores import stages_of
+
+_LAYOUTS = ("bshd", "bhsd")
+_SIGN = 1 << 63
+
+
+def attention(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    causal=False,
+    window=None,
+    scale=None,
+    score=None,
+    dropout=0.0,
+    seed=None,
+    return_lse=False,
+    deterministic=None,
+    layout="bshd",
+    impl="auto",
+):
+    """`nbflash.attention` of tensors on the CPU or a CUDA device, with gradients.
+
+    Under ``torch.compile`` one operator, also with ``fullgraph=True``: make masks outside of what
+    is compiled. Under autocast q, k and v are cast as those of torch's own attention are.
+
+    Parameters
+    ----------
+    q : Tensor (batch, seqlen_q, heads, head_dim)
+        float16, bfloat16, float32 or float64; any strides.
+    k, v : Tensor (batch, seqlen_k, heads_kv, head_dim)
+        Of the dtype and device of ``q``; ``heads % heads_kv == 0``.
+    mask, causal, window, scale, dropout, impl
+        As in `nbflash.attention`. In training and in evaluation alike, dropout is what is given.
+    score : TensorScore or nbflash.scores.Score, optional
+        Of `nbflash.torch.scores`: its tensors get gradients.
+    seed : int, (int, int) or int64 Tensor of two, optional
+        Seed and offset of dropout. By default each call draws them from torch's generator of the
+        device, which `torch.manual_seed` sets, and within a CUDA graph every replay.
+    return_lse : bool
+        Also return the log-sum-exp; gradients flow through both.
+    deterministic : bool, optional
+        Gradients are bitwise reproducible; default `torch.are_deterministic_algorithms_enabled`.
+    layout : {"bshd", "bhsd"}
+        ``"bhsd"``: q, k, v and the result are (batch, heads, seqlen, head_dim).
+
+    Returns
+    -------
+    out : Tensor like q
+    lse : Tensor (batch, heads, seqlen_q), only with ``return_lse=True``
+        float32, or float64 for float64 inputs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and what would be right.
+    NotImplementedError
+        For second derivatives, and under ``torch.vmap``.
+    """
+    check_flag("return_lse", return_lse)
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
+    q, k, v = check_tensors(q=q, k=k, v=v)
+    if layout == "bhsd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    check_flag("deterministic", deterministic)
+    stages, arrays = stages_of(score)
+    for x in arrays:
+        if x.device != q.device:
+            raise ValueError(f"score has a tensor on {x.device} but q is on {q.device}")
+    handle = handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
+    seed = _seed_tensor(seed, dropout, q.device)
+    out, lse = operators.attention(q, k, v, arrays, seed, handle)
+    out = out.transpose(1, 2) if layout == "bhsd" else out
+    return (out, lse) if return_lse else out
+
+
+def varlen_attention(
+    q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, causal=False, return_lse=False, **options
+):
+    """Attention within each of several sequences that lie one behind the other.
+
+    Parameters
+    ----------
+    q : Tensor (total_q, heads, head_dim)
+    k, v : Tensor (total_k, heads_kv, head_dim)
+    cu_seqlens_q, cu_seqlens_k : sequence of int, or Tensor
+        Where sequences begin, and the end: ``[0, n_0, n_0 + n_1, ...]``; of the keys by default the
+        same. A tensor of CUDA memory is copied to the host, which waits for the device.
+    causal : bool
+        Of every sequence, bottom-right aligned.
+    return_lse, **options
+        As in `attention`, without ``mask``, ``window`` and ``layout``.
+
+    Returns
+    -------
+    out : Tensor (total_q, heads, head_dim)
+    lse : Tensor (heads, total_q), only with ``return_lse=True``
+    """
+    refused = {"mask", "window", "layout"} & options.keys()
+    if refused:
+        raise TypeError(f"varlen_attention takes no {', '.join(sorted(refused))}")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_tensor(name, x)
+        if x.ndim != 3:
+            raise ValueError(f"{name} must have 3 axes (total, heads, head_dim), got {x.shape}")
+    starts = _integers("cu_seqlens_q", cu_seqlens_q)
+    of_keys = starts if cu_seqlens_k is None else _integers("cu_seqlens_k", cu_seqlens_k)
+    mask = _documents(starts, of_keys, check_flag("causal", causal))
+    out, lse = attention(q[None], k[None], v[None], mask, return_lse=True, **options)
+    return (out[0], lse[0]) if return_lse else out[0]
+
+
+@torch.compiler.assume_constant_result
+def _integers(name, x):
+    x = x.tolist() if isinstance(x, torch.Tensor) else x
+    try:
+        return tuple(map(int, x))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be integers, got {x!r}") from error
+
+
+@torch.compiler.assume_constant_result
+@functools.lru_cache(maxsize=256)
+def _documents(starts_q, starts_k, causal):
+    return masks.documents_from_cu_seqlens(list(starts_q), list(starts_k), causal=causal)
+
+
+def check_tensors(**named):
+    """Tensors of four axes on one device, cast under autocast as torch's own attention does."""
+    q = next(iter(named.values()))
+    for name, x in named.items():
+        _check_tensor(name, x)
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+        if x.ndim != 4:
+            raise ValueError(f"{name} must have 4 axes, got shape {tuple(x.shape)}")
+    kind = q.device.type
+    if not torch.is_autocast_enabled(kind):
+        return named.values()
+    dtype = torch.get_autocast_dtype(kind)
+    return [x if x.dtype == torch.float64 else x.to(dtype) for x in named.values()]
+
+
+def _check_tensor(name, x):
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+
+
+def _seed_tensor(seed, dropout, device):
+    """Seed and offset as a tensor; None without dropout."""
+    if isinstance(seed, torch.Tensor):
+        return seed
+    if seed is not None:
+        return torch.tensor(_words(seed), dtype=torch.int64)
+    if check_dropout(dropout) == 0:
+        return None
+    return torch.randint(_SIGN - 1, (2,), dtype=torch.int64, device=device)
+
+
+@torch.compiler.assume_constant_result
+def _words(seed):
+    """Two integers from 0 to 2**64 - 1 as int64 has them."""
+    return [x - 2 * _SIGN if x >= _SIGN else x for x in check_seed(seed, None)]

@@ -1,0 +1,96 @@
+"""What a call says besides its tensors, behind an integer: schemas take no Python objects.
+
+`handle_of` gives equal calls the same handle. torch.compile sees a constant: it runs the function
+when it compiles, and looks again whether the objects are the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+
+import torch
+
+from nbflash.planning.plan import _Cache
+from nbflash.torch import memory, scores
+
+_LIMIT = 256
+_numbers = itertools.count(1)
+_specs = weakref.WeakValueDictionary()
+_recent = _Cache(_LIMIT)
+_compiled = set()
+
+
+class Spec:
+    """The arguments of a call that are no tensors; alive as long as a call may need it.
+
+    Attributes
+    ----------
+    given : tuple
+        As `nbflash.planning.plan.lookup` takes them: mask, causal, window, scale, impl.
+    stages : tuple of nbflash.torch.scores.Stage, or None
+    dropout : float
+    deterministic : bool
+    has_gradient : list of bool
+        Of the tensors of the score.
+    learned : list of bool
+        Of the score's arrays with a gradient, whether they are tensors.
+    """
+
+    def __init__(self, given, stages, dropout, deterministic):
+        self.given, self.stages, self.dropout = given, stages, dropout
+        self.deterministic, self.handle, self._made = deterministic, next(_numbers), {}
+        self.has_gradient = [has for stage in stages or () for has in stage.arrays]
+        self.learned = [learned for stage in stages or () for learned in stage.learned]
+        if stages is not None and not self.has_gradient:
+            self._made[None] = scores.build(stages, ()), ()
+
+    def score(self, tensors, dtype):
+        """The `nbflash.scores.Score` of a call whose score has these tensors.
+
+        In host memory it is a new one, of copies. In CUDA memory the kernels read a copy that
+        later calls on the same stream overwrite, so that there is one score, and one plan.
+        """
+        if self.stages is None:
+            return None
+        if not tensors:
+            return self._made[None][0]
+        if not tensors[0].is_cuda:
+            return scores.build(self.stages, [memory.array_of(x) for x in tensors])
+        stream = torch.cuda.current_stream(tensors[0].device)
+        key = stream, dtype, *((x.shape, x.dtype) for x in tensors)
+        if key not in self._made:
+            copies = [_room_for(x, dtype) for x in tensors]
+            made = scores.build(self.stages, [memory.array_of(x) for x in copies])
+            self._made[key] = made, copies
+        made, copies = self._made[key]
+        for copy, x in zip(copies, tensors, strict=True):
+            copy.copy_(x)
+        return made
+
+
+def _room_for(x, dtype):
+    """Where the kernels for q, k, v of ``dtype`` read an array."""
+    kept = x.dtype if not x.is_floating_point() else memory.wide(dtype)
+    return torch.empty(x.shape, dtype=kept, device=x.device)
+
+
+@torch.compiler.assume_constant_result
+def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl):
+    """The handle of a call."""
+    window = tuple(window) if isinstance(window, list) else window
+    types = type(causal), type(scale), type(dropout)  # 1 == True, but only one of them is right
+    key = mask, causal, window, scale, stages, dropout, deterministic, impl, types
+    spec = _recent.get(key)
+    if spec is None:
+        spec = Spec((mask, causal, window, scale, impl), stages, dropout, deterministic)
+        _specs[spec.handle] = spec
+        _recent.put(key, spec)
+    if torch.compiler.is_compiling():
+        _compiled.add(spec)  # a graph knows the number alone
+    return spec.handle
+
+
+def spec_of(handle: int) -> Spec:
+    """What a handle stands for."""
+    return _specs[handle]

@@ -1,0 +1,54 @@
+"""merge and merge_sink of tensors: written in torch, which derives and fuses them.
+
+The equations are those of `nbflash.merge` and `nbflash.merge_sink`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_INF = float("inf")
+
+
+def merge(out_a, lse_a, out_b, lse_b):
+    """`nbflash.merge`: attention over disjoint parts of the keys, joined by their log-sum-exp.
+
+    Parameters
+    ----------
+    out_a, out_b : Tensor (batch, seqlen_q, heads, head_dim)
+    lse_a, lse_b : Tensor (batch, heads, seqlen_q)
+        Of `nbflash.torch.attention` with ``return_lse=True``; -inf where nothing is attended.
+
+    Returns
+    -------
+    out, lse : Tensor
+    """
+    largest = torch.maximum(lse_a, lse_b)
+    shift = largest.detach().masked_fill(largest == -_INF, 0)
+    p_a, p_b = torch.exp(lse_a - shift), torch.exp(lse_b - shift)
+    total = p_a + p_b
+    safe = total.masked_fill(total == 0, 1)  # where both parts are empty
+    rows = [(p / safe).transpose(1, 2).unsqueeze(-1) for p in (p_a, p_b)]
+    out = rows[0] * out_a.to(lse_a.dtype) + rows[1] * out_b.to(lse_a.dtype)
+    lse = (shift + torch.log(safe)).masked_fill(total == 0, -_INF)
+    return out.to(out_a.dtype), lse
+
+
+def merge_sink(out, lse, sink):
+    """`nbflash.merge_sink`: one more key for each head, of value 0 and logit ``sink``.
+
+    Parameters
+    ----------
+    out : Tensor (batch, seqlen_q, heads, head_dim)
+    lse : Tensor (batch, heads, seqlen_q)
+        Of `nbflash.torch.attention` with ``return_lse=True``.
+    sink : Tensor (heads,)
+        A logit per head, which gets its gradient.
+
+    Returns
+    -------
+    out, lse : Tensor
+        With the sink.
+    """
+    sink = sink.to(lse.dtype)[:, None].expand_as(lse)
+    return merge(out, lse, torch.zeros_like(out), sink)

@@ -1,0 +1,145 @@
+"""Score functions whose arrays are tensors: `nbflash.scores`, differentiable in them.
+
+Arrays may have any floating dtype. In CUDA memory each call copies them to where the kernels read
+them, which costs no plan: one that is computed anew for every call is as good as a parameter.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from nbflash import scores as core
+
+__all__ = ["TensorScore", "alibi", "bias", "compose", "custom", "relative", "softcap"]
+
+
+_ARRAY = object()  # stands for a tensor among the parameters
+
+
+class Stage(NamedTuple):
+    """One function: what makes it of constants and of tensors, in this order.
+
+    ``learned`` says which of its arrays with a gradient are tensors, and ``arrays`` which of its
+    tensors have a gradient.
+    """
+
+    make: object
+    constants: tuple
+    arrays: tuple = ()
+    learned: tuple = ()
+
+    def build(self, arrays):
+        """The `nbflash.scores.Score` of native arrays."""
+        if self.make is not core.custom:
+            return self.make(*self.constants, *arrays)
+        fn, grad, params, param_grads, _ = self.constants
+        arrays = iter(arrays)
+        given = tuple(next(arrays) if x is _ARRAY else x for x in params)
+        return core.custom(fn, grad, given, param_grads)
+
+
+class TensorScore:
+    """Functions one after the other, and the tensors that they read.
+
+    Made by the functions of this module, and taken by ``score=`` of `nbflash.torch.attention`.
+    """
+
+    def __init__(self, stages, tensors):
+        self.stages, self.tensors = tuple(stages), tuple(tensors)
+
+    def __repr__(self):
+        names = ", ".join(stage.make.__name__ for stage in self.stages)
+        return f"TensorScore({names})"
+
+
+def build(stages, arrays):
+    """The `nbflash.scores.Score` of a TensorScore's stages and native arrays."""
+    made, arrays = [], iter(arrays)
+    for stage in stages:
+        made.append(stage.build([next(arrays) for _ in stage.arrays]))
+    return made[0] if len(made) == 1 else core.compose(*made)
+
+
+def stages_of(score):
+    """The stages and the tensors of what ``score=`` was given."""
+    if score is None:
+        return None, ()
+    if isinstance(score, TensorScore):
+        return score.stages, score.tensors
+    if isinstance(score, core.Score):
+        return (_constant(score),), ()
+    raise TypeError(
+        f"score must be made by nbflash.torch.scores or nbflash.scores, got {type(score).__name__}"
+    )
+
+
+def softcap(cap):
+    """`nbflash.scores.softcap`: ``cap · tanh(s / cap)``."""
+    return TensorScore([_constant(core.softcap(cap))], [])
+
+
+def alibi(slopes):
+    """`nbflash.scores.alibi`: slopes are a number, a list, or a tensor (heads,) in host memory."""
+    if not isinstance(slopes, torch.Tensor):
+        return TensorScore([_constant(core.alibi(slopes))], [])
+    if slopes.is_cuda:
+        raise ValueError(
+            f"slopes must be in host memory, got a tensor on {slopes.device}: call slopes.cpu(), "
+            f"or learn them as params of scores.custom"
+        )
+    return _of_one(core.alibi, "slopes", slopes)
+
+
+def relative(table):
+    """`nbflash.scores.relative`: a table (heads, 2 reach + 1) by the distance of the key."""
+    return _of_one(core.relative, "table", table)
+
+
+def bias(array):
+    """`nbflash.scores.bias`: ``s + array[b, h, q_idx, kv_idx]``, axes of length 1 for all."""
+    return _of_one(core.bias, "array", array)
+
+
+def custom(fn, grad=None, params=(), param_grads=None):
+    """`nbflash.scores.custom`: a function of one's own; its arrays are tensors among ``params``."""
+    if not isinstance(params, tuple | list):
+        raise TypeError(f"params must be a tuple, got {type(params).__name__}")
+    params = tuple(torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in params)
+    grads = (None,) * len(params) if param_grads is None else tuple(param_grads)
+    is_tensor = [isinstance(x, torch.Tensor) for x in params]
+    both = list(zip(is_tensor, grads, strict=False))
+    stage = Stage(
+        core.custom,
+        (
+            fn,
+            grad,
+            tuple(_ARRAY if isinstance(x, torch.Tensor) else x for x in params),
+            None if param_grads is None else grads,
+            tuple(map(type, params)),  # 3 == np.int64(3), but they are not compiled alike
+        ),
+        tuple(part is not None for tensor, part in both if tensor),
+        tuple(tensor for tensor, part in both if part is not None),
+    )
+    return TensorScore([stage], [x for x in params if isinstance(x, torch.Tensor)])
+
+
+def compose(*given):
+    """`nbflash.scores.compose`: the scores one after the other, the first one first."""
+    both = [stages_of(score) for score in given]
+    return TensorScore(
+        [stage for stages, _ in both for stage in stages or ()],
+        [tensor for _, tensors in both for tensor in tensors],
+    )
+
+
+def _constant(score):
+    return Stage(core.compose, (score,), (), (False,) * sum(map(len, score.parts)))
+
+
+def _of_one(make, name, tensor):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    return TensorScore([Stage(make, (), (True,), (True,))], [tensor])
