@@ -9,10 +9,14 @@ Importing this imports torch; nothing else in nbflash does, but `nbflash.hugging
 
 from nbflash.torch import scores
 from nbflash.torch.attention import attention, varlen_attention
+from nbflash.torch.decoding import decode
 from nbflash.torch.merging import merge, merge_sink
+from nbflash.torch.modules import Attention
 
 __all__ = [
+    "Attention",
     "attention",
+    "decode",
     "merge",
     "merge_sink",
     "scores",

@@ -21,26 +21,19 @@ _NO_SECOND = "nbflash: attention has no second derivatives"
 
 ops = torch.ops.nbflash
 _library = torch.library.Library("nbflash", "DEF")
-_library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor[] arrays, Tensor? seed, int handle)"
-    " -> (Tensor out, Tensor lse)"
-)
-_RESULTS = "Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-_library.define(
-    f"attention_backward(Tensor dout, {_RESULTS}Tensor[] arrays, Tensor? seed, int handle)"
-    " -> (Tensor dq, Tensor dk, Tensor dv)"
-)
-_library.define(
-    f"score_backward(Tensor dout, {_RESULTS}Tensor[] arrays, Tensor? seed, int handle) -> Tensor[]"
+_BACKWARD = (
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse,"
+    " Tensor[] arrays, Tensor? seed, int handle"
 )
 
 
-def _kernel(name, *keys):
-    """Register what runs an operator of this name."""
+def define(schema):
+    """Define an operator; what is decorated runs it on the CPU and on CUDA devices."""
 
     def register(fn):
-        for key in keys:
-            _library.impl(name, fn, key)
+        _library.define(schema)
+        for key in ("CPU", "CUDA"):
+            _library.impl(schema.partition("(")[0], fn, key)
         return fn
 
     return register
@@ -57,23 +50,27 @@ def _seed(seed):
     return None if seed is None else array_of(seed)
 
 
-def _new_results(q):
+def new_results(q):
+    """New tensors for ``out`` and ``lse``."""
     batch, nq, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((batch, heads, nq), dtype=wide(q.dtype))
 
 
-@_kernel("attention", "CPU", "CUDA")
+@define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor[] arrays, Tensor? seed, int handle)"
+    " -> (Tensor out, Tensor lse)"
+)
 def _attention(q, k, v, arrays, seed, handle):
     spec = spec_of(handle)
     q, k, v = with_rows(q), with_rows(k), with_rows(v)
     with on_device_of(q):
         plan, native = _plan(spec, q, k, v, arrays)
-        out, lse = _new_results(q)
+        out, lse = new_results(q)
         plan.write_forward(*native, array_of(out), array_of(lse), _seed(seed))
     return out, lse
 
 
-@_kernel("attention_backward", "CPU", "CUDA")
+@define(f"attention_backward({_BACKWARD}) -> (Tensor dq, Tensor dk, Tensor dv)")
 def _attention_backward(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     spec = spec_of(handle)
     q, k, v, dout = with_rows(q), with_rows(k), with_rows(v), with_rows(dout)
@@ -86,7 +83,7 @@ def _attention_backward(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     return tuple(gradients)
 
 
-@_kernel("score_backward", "CPU", "CUDA")
+@define(f"score_backward({_BACKWARD}) -> Tensor[]")
 def _score_backward(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     spec = spec_of(handle)
     q, k, v, dout = with_rows(q), with_rows(k), with_rows(v), with_rows(dout)
@@ -173,17 +170,14 @@ class ScoreBackward(_Backward):
             return tuple(ops.score_backward.default(*given))
 
 
-@_kernel("attention", "Autograd")
 def _attention_autograd(q, k, v, arrays, seed, handle):
     return Attention.apply(q, k, v, seed, handle, *arrays)
 
 
-@_kernel("attention_backward", "Autograd")
 def _attention_backward_autograd(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     return AttentionBackward.apply(dout, q, k, v, out, lse, dlse, seed, handle, *arrays)
 
 
-@_kernel("score_backward", "Autograd")
 def _score_backward_autograd(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     return list(ScoreBackward.apply(dout, q, k, v, out, lse, dlse, seed, handle, *arrays))
 
@@ -201,9 +195,14 @@ def attention(q, k, v, arrays, seed, handle):
     return call(operator, Attention, (q, k, v), arrays, seed, handle)
 
 
+_library.impl("attention", _attention_autograd, "Autograd")
+_library.impl("attention_backward", _attention_backward_autograd, "Autograd")
+_library.impl("score_backward", _score_backward_autograd, "Autograd")
+
+
 @torch.library.register_fake("nbflash::attention", lib=_library)
 def _fake_attention(q, k, v, arrays, seed, handle):
-    return _new_results(q)
+    return new_results(q)
 
 
 @torch.library.register_fake("nbflash::attention_backward", lib=_library)

@@ -1,0 +1,89 @@
+"""decode of tensors: an operator without gradients."""
+
+from __future__ import annotations
+
+import torch
+
+from nbflash.decoding import write_decode
+from nbflash.inputs.decode_problem import Cache
+from nbflash.inputs.problem import check_flag
+from nbflash.torch.handles import handle_of, spec_of
+from nbflash.torch.memory import array_of, on_device_of, with_rows
+from nbflash.torch.operators import define, new_results
+
+_NO_GRADIENT = "nbflash: decode has no gradient; call it under torch.no_grad()"
+
+
+def decode(
+    q,
+    k_cache,
+    v_cache,
+    lengths,
+    *,
+    block_table=None,
+    mask=None,
+    k_scale=None,
+    v_scale=None,
+    scale=None,
+    return_lse=False,
+):
+    """`nbflash.decode` of tensors: the last tokens of every sequence attend to cached keys.
+
+    Parameters
+    ----------
+    q : Tensor (batch, q_len, heads, head_dim)
+    k_cache, v_cache : Tensor (batch, capacity, heads_kv, head_dim)
+        With a ``block_table``: (pages, page_size, heads_kv, head_dim). The dtype of ``q``, or int8
+        or float8_e4m3fn.
+    lengths : int32 Tensor (batch,)
+        On the device of ``q``, as is ``block_table``.
+    block_table, mask, k_scale, v_scale, scale, return_lse
+        As in `nbflash.decode`.
+
+    Returns
+    -------
+    out : Tensor like q
+    lse : Tensor (batch, heads, q_len), only with ``return_lse=True``
+    """
+    check_flag("return_lse", return_lse)
+    named = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths}
+    optional = {"block_table": block_table, "k_scale": k_scale, "v_scale": v_scale}
+    named |= {name: x for name, x in optional.items() if x is not None}
+    for name, x in named.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+    if q.ndim != 4:
+        raise ValueError(f"q must have 4 axes, got shape {tuple(q.shape)}")
+    handle = handle_of(mask, False, None, scale, None, 0.0, False, "auto")
+    arrays = block_table, k_scale, v_scale, handle
+    out, lse = torch.ops.nbflash.decode.default(q, k_cache, v_cache, lengths, *arrays)
+    return (out, lse) if return_lse else out
+
+
+@define(
+    "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? block_table,"
+    " Tensor? k_scale, Tensor? v_scale, int handle) -> (Tensor out, Tensor lse)"
+)
+def _decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, handle):
+    mask, _, _, scale, _ = spec_of(handle).given
+    q = with_rows(q)
+    given = k_cache, v_cache, lengths, block_table, k_scale, v_scale
+    with on_device_of(q):
+        cache = Cache(*(None if x is None else array_of(x) for x in given))
+        out, lse = new_results(q)
+        write_decode(array_of(q), cache, mask, scale, array_of(out), array_of(lse))
+    return out, lse
+
+
+@torch.library.register_fake("nbflash::decode")
+def _fake_decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, handle):
+    return new_results(q)
+
+
+def _no_gradient(ctx, *gradients):
+    raise NotImplementedError(_NO_GRADIENT)
+
+
+torch.library.register_autograd("nbflash::decode", _no_gradient)

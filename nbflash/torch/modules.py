@@ -1,0 +1,67 @@
+"""Attention as a torch.nn.Module."""
+
+from __future__ import annotations
+
+import torch
+
+from nbflash.torch.attention import attention
+from nbflash.torch.merging import merge_sink
+
+
+class Attention(torch.nn.Module):
+    """`nbflash.torch.attention` with its options, for models: what lies between projections.
+
+    Parameters
+    ----------
+    mask, causal, window, scale, score, deterministic, layout
+        As in `nbflash.torch.attention`.
+    dropout : float
+        In training only.
+    sinks : int, optional
+        Number of query heads: each gets a learnable attention sink, `nbflash.torch.merge_sink`,
+        the parameter ``sink``, which begins at 0.
+    """
+
+    def __init__(
+        self,
+        mask=None,
+        *,
+        causal=False,
+        window=None,
+        scale=None,
+        score=None,
+        dropout=0.0,
+        sinks=None,
+        deterministic=None,
+        layout="bshd",
+    ):
+        super().__init__()
+        self.mask, self.causal, self.window, self.scale = mask, causal, window, scale
+        self.score, self.dropout, self.layout = score, dropout, layout
+        self.deterministic = deterministic
+        self.sink = None if sinks is None else torch.nn.Parameter(torch.zeros(sinks))
+
+    def forward(self, q, k, v):
+        """The result for tensors of ``layout``."""
+        if self.layout == "bhsd":
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        out, lse = attention(
+            *(q, k, v, self.mask),
+            causal=self.causal,
+            window=self.window,
+            scale=self.scale,
+            score=self.score,
+            dropout=self.dropout if self.training else 0.0,
+            return_lse=True,
+            deterministic=self.deterministic,
+        )
+        if self.sink is not None:
+            out, _ = merge_sink(out, lse, self.sink)
+        return out.transpose(1, 2) if self.layout == "bhsd" else out
+
+    def extra_repr(self):
+        """What differs from the defaults."""
+        given = {name: getattr(self, name) for name in ("mask", "window", "scale", "score")}
+        given = {name: x for name, x in given.items() if x is not None}
+        given |= {name: x for name in ("causal", "dropout") if (x := getattr(self, name))}
+        return ", ".join(f"{name}={x}" for name, x in given.items())
