@@ -1,0 +1,34 @@
+"""A block-sparse mask for any model."""
+
+from __future__ import annotations
+
+import masks
+from nbflash.huggingface.attention import OVERRIDE
+
+
+def sparsify(model, mask, *, where=None):
+    """Let the attention layers of a model attend within a mask, besides the model's own.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        Changed in place, its attention implementation too.
+    mask : masks.Mask, callable or None
+        Square, for as many tokens as there may be: a call of fewer tokens, or of the last ones
+        behind a cache, takes its first columns and its rows. Or a function of ``(nq, nk)`` that
+        makes a mask. None takes a mask away again.
+    where : callable, optional
+        ``where(name, module)``, of the names of ``model.named_modules()``: which modules it is for.
+        Encoder-decoder models have layers of several sizes.
+
+    Returns
+    -------
+    model
+    """
+    if mask is not None and not isinstance(mask, masks.Mask) and not callable(mask):
+        raise TypeError(f"mask must be a masks.Mask, a function or None, got {type(mask).__name__}")
+    model.set_attn_implementation("nbflash")
+    for name, module in model.named_modules():
+        if where is None or where(name, module):
+            setattr(module, OVERRIDE, mask)
+    return model
