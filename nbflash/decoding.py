@@ -113,7 +113,7 @@ def decode(
     if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
         out, lse = _cuda().lookup(q, cache, mask, scale, impl)(q, cache, return_lse)
         return (out, lse) if return_lse else out
-    problem = _check_on_host(q, cache, mask, scale)
+    problem = _check_on_host(q, cache, mask, scale, impl)
     out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
     _write_on_host(problem, q, cache, mask, out, lse)
     return (out, lse) if return_lse else out
@@ -123,13 +123,13 @@ def write_decode(q, cache: Cache, mask, scale, out, lse) -> None:
     """`decode` of native arrays into new ones of the caller's, on the device that is current."""
     q, cache = decode_inputs(q, cache)
     if device_of(q)[0] == CUDA:
-        _cuda().lookup(q, cache, mask, scale).write(q, cache, out, lse)
+        _cuda().lookup(q, cache, mask, scale, "auto").write(q, cache, out, lse)
     else:
-        problem = _check_on_host(q, cache, mask, scale)
+        problem = _check_on_host(q, cache, mask, scale, "auto")
         _write_on_host(problem, q, cache, mask, out, lse)
 
 
-def _check_on_host(q, cache, mask, scale):
+def _check_on_host(q, cache, mask, scale, impl):
     problem = check_decode(q, cache, scale)
     check_decode_mask(mask, problem)
     dispatch.choose_decode(impl, problem, mask, q, cache)
