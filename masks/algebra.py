@@ -32,6 +32,18 @@ class _Nary(Mask):
     def _cells(self, grid, rows, cols):
         return reduce(self._combine, (m._cells(grid, rows, cols) for m in self.operands))
 
+    def _counts(self, grid, rows, cols):
+        """Those of one operand where all others are neutral."""
+        counts = Mask._counts(self, grid, rows, cols)
+        at = np.flatnonzero(counts < 0)
+        states = np.stack([m._state(grid, rows[at], cols[at]) for m in self.operands])
+        neutral = states == self._neutral
+        alone = neutral.sum(0) == len(states) - 1
+        for m, others in zip(self.operands, neutral, strict=True):
+            own = at[alone & ~others]
+            counts[own] = m._counts(grid, rows[own], cols[own])
+        return counts
+
     def _transposed(self):
         return type(self).of([m.T for m in self.operands])
 
@@ -41,12 +53,17 @@ class _Nary(Mask):
     def _hint(self):
         return self._cached("hint", self._make_hint)
 
+    def _hints(self):
+        """Those of the operands that have one."""
+        return [hint for m in self.operands if (hint := m._hint()) is not None]
+
 
 class Union(_Nary):
     """``a | b | ...``"""
 
     __slots__ = ()
     _combine = staticmethod(np.logical_or)
+    _neutral = ABSENT
 
     @classmethod
     def of(cls, operands):
@@ -58,7 +75,7 @@ class Union(_Nary):
 
     def _make_hint(self):
         """Row by row the hull where the intervals touch, else the first operand's interval."""
-        hints = [hint for m in self.operands if (hint := m._hint()) is not None]
+        hints = self._hints()
         if not hints:
             return None
         lo, hi = hints[0]
@@ -82,8 +99,12 @@ class Union(_Nary):
         state = np.where((states == FULL).any(0), FULL, OPEN).astype(np.int8)
         present = (states != ABSENT).sum(0)
         state[present == 0] = ABSENT
+        sole = len(self._hints()) == 1  # then it is this mask's own
         for m, own in zip(self.operands, states, strict=True):
             alone = np.flatnonzero((own == INTERVAL) & (present == 1))
+            if sole:
+                state[alone] = INTERVAL
+                continue
             for chunk in grid.chunks(alone.size, grid.tile_m):
                 at = alone[chunk]
                 bounds = grid.row_bounds(*m._hint(), rows[at], cols[at])
@@ -96,6 +117,7 @@ class Intersection(_Nary):
 
     __slots__ = ()
     _combine = staticmethod(np.logical_and)
+    _neutral = FULL
 
     @classmethod
     def of(cls, operands):
@@ -106,7 +128,7 @@ class Intersection(_Nary):
         return Union
 
     def _make_hint(self):
-        hints = [hint for m in self.operands if (hint := m._hint()) is not None]
+        hints = self._hints()
         if not hints:
             return None
         lo = reduce(np.maximum, (hint[0] for hint in hints))
@@ -133,7 +155,8 @@ class Intersection(_Nary):
             state[bounded[state[bounded] == FULL]] = INTERVAL
             found.append((m, bounded))
             pending = pending[own != ABSENT]
-        self._settle_intervals(grid, rows, cols, state, found)
+        if len(self._hints()) > 1:  # else the only one is this mask's own
+            self._settle_intervals(grid, rows, cols, state, found)
         return state
 
     def _settle_intervals(self, grid, rows, cols, state, found):
@@ -198,6 +221,10 @@ class Complement(Mask):
         inner = self.inner._state(grid, rows, cols)
         return np.choose(inner, [FULL, OPEN, ABSENT, OPEN]).astype(np.int8)
 
+    def _counts(self, grid, rows, cols):
+        inner = self.inner._counts(grid, rows, cols)
+        return np.where(inner < 0, -1, grid.area(rows, cols) - inner)
+
 
 class Transposed(Mask):
     """``m.T`` of a leaf whose transpose has no closed form of its own."""
@@ -231,6 +258,9 @@ class Transposed(Mask):
     def _state(self, grid, rows, cols):
         state = self.inner._state(grid.T, cols, rows)
         return np.where(state == INTERVAL, OPEN, state).astype(np.int8)
+
+    def _counts(self, grid, rows, cols):
+        return self.inner._counts(grid.T, cols, rows)
 
 
 def _matches_hint(mask, grid, rows, cols, bounds):

@@ -60,6 +60,16 @@ class Mask:
         """int8 per tile: ABSENT, INTERVAL (equals `_hint` there), FULL (all cells) or OPEN."""
         raise NotImplementedError
 
+    def _counts(self, grid, rows, cols):
+        """Attended cells of each tile, int64; -1 where only its cells tell."""
+        state = self._state(grid, rows, cols)
+        counts = np.choose(state, [0, -1, grid.area(rows, cols), -1])
+        inside = state == tiles.INTERVAL
+        if inside.any():
+            bounds = grid, *self._hint(), rows[inside], cols[inside]
+            counts[inside] = tiles.interval_counts(*bounds)
+        return counts
+
     def _parts(self):
         """Arrays, numbers and masks that determine this mask within its class."""
         raise NotImplementedError
@@ -162,8 +172,10 @@ class Mask:
         return self._cached(("tiles", tile_m, tile_n), lambda: tiles.build(self, tile_m, tile_n))
 
     def count_nonzero(self):
-        """Number of attended (query, key) pairs of a plain mask."""
-        return self.tiles(128, 128).count_nonzero()
+        """Number of attended (query, key) pairs, summed over the planes of all (batch, head)."""
+        from masks.counting import total
+
+        return total(self)
 
     def to_scipy(self, block=1, *, touched=False):
         """Blocks of the mask as a boolean `scipy.sparse.csr_array`.
@@ -186,7 +198,7 @@ class Mask:
         return stats(self, tile, head_dim, itemsize)
 
     def draw(self, size=32):
-        """Picture of the mask as text: see `masks.draw.text`."""
+        """Picture of the mask as text, at any size: see `masks.draw.text`."""
         from masks.draw import text
 
         return text(self, size)

@@ -50,7 +50,7 @@ class BlockSparse(Mask):
         """Whether blocks are stored, for broadcasting block coordinates."""
         n_col = self.grid_shape[1]
         keys = self._cached("keys", lambda: self.rows.astype(np.int64) * n_col + self.cols)
-        return _isin_sorted(keys, rows * n_col + cols)
+        return isin_sorted(keys, rows * n_col + cols)
 
     def _at(self, q, kv):
         return self._has(q // self.block[0], kv // self.block[1])
@@ -87,16 +87,31 @@ class BlockSparse(Mask):
     def _live(self, grid):
         return self._retiled(grid)[0]
 
-    def _state(self, grid, rows, cols):
+    def _size(self, grid):
+        tiles_m = _most_overlapped(self.block[0], grid.tile_m)
+        tiles_n = _most_overlapped(self.block[1], grid.tile_n)
+        return min(self.rows.size * tiles_m * tiles_n, grid.n_row * grid.n_col)
+
+    def _counts(self, grid, rows, cols):
+        """Of few small tiles from the blocks that each overlaps, of others from all blocks."""
+        count_q = _most_overlapped(grid.tile_m, self.block[0])
+        count_k = _most_overlapped(grid.tile_n, self.block[1])
+        if rows.size * count_q * count_k <= 8 * self.rows.size:
+            block_q, shared_q = _blocks_within(grid.rows(rows), self.block[0], count_q)
+            block_k, shared_k = _blocks_within(grid.columns(cols), self.block[1], count_k)
+            stored = self._has(block_q[:, :, None], block_k[:, None, :])
+            return np.einsum("tq,tqk,tk->t", shared_q, stored, shared_k)
         live, counts = self._retiled(grid)
-        state = np.full(rows.size, ABSENT, np.int8)
         if not live.size:
-            return state
+            return np.zeros(rows.size, np.int64)
         key = rows * grid.n_col + cols
         at = np.minimum(np.searchsorted(live, key), live.size - 1)
-        found = live[at] == key
-        state[found] = np.where(counts[at] == grid.area(rows, cols), FULL, OPEN)[found]
-        return state
+        return np.where(live[at] == key, counts[at], 0)
+
+    def _state(self, grid, rows, cols):
+        counts = self._counts(grid, rows, cols)
+        full = counts == grid.area(rows, cols)
+        return np.where(counts == 0, ABSENT, np.where(full, FULL, OPEN)).astype(np.int8)
 
     def _join(self, other):
         if self.block != other.block:
@@ -115,11 +130,27 @@ class BlockSparse(Mask):
         return BlockSparse(*self.shape[::-1], self.block[::-1], self.cols, self.rows)
 
 
-def _isin_sorted(sorted_keys, values):
+def isin_sorted(sorted_keys, values):
+    """Whether each value is among the keys, which are sorted."""
     if not sorted_keys.size:
         return np.zeros(np.shape(values), bool)
     at = np.minimum(np.searchsorted(sorted_keys, values), sorted_keys.size - 1)
     return sorted_keys[at] == values
+
+
+def _most_overlapped(length, other):
+    """Most runs of `other` tokens that one of `length` overlaps; both begin at their multiples."""
+    if other % length == 0:
+        return 1
+    return length // other if length % other == 0 else (length + other - 2) // other + 1
+
+
+def _blocks_within(bounds, block, count):
+    """Per tile with these bounds `count` blocks from its first on, and the tokens they share."""
+    start, stop = (bound[:, None] for bound in bounds)
+    blocks = start // block + np.arange(count)
+    shared = np.minimum(stop, (blocks + 1) * block) - np.maximum(start, blocks * block)
+    return np.where(shared > 0, blocks, 0), np.maximum(shared, 0)
 
 
 def _overlap(blocks, block, n, tile):

@@ -3,17 +3,9 @@
 import numpy as np
 
 from masks import _check
+from masks.counting import picture_tile, shares
 
 SHADES = ("··", "░░", "▒▒", "▓▓", "██")
-
-
-def shares(mask, tile_m, tile_n):
-    """Share of attended cells per tile, float ``(n_row, n_col)``."""
-    tiles = mask.tiles(tile_m, tile_n)
-    rows, cols = tiles.coordinates()
-    image = np.zeros(tiles.kinds.shape)
-    image[rows, cols] = tiles.tile_counts() / tiles.grid.area(rows, cols)
-    return image
 
 
 def text(mask, size=32):
@@ -21,10 +13,14 @@ def text(mask, size=32):
 
     ``██`` is a tile attended in full, ``▓▓ ▒▒ ░░`` in part (above 2/3, above 1/3, less), ``··`` an
     absent one. Queries run down, keys to the right.
+
+    Notes
+    -----
+    See `masks.counting.shares` for what is counted and what sampled at a size where not every cell
+    can be looked at.
     """
     size = _check.integer("size", size, 1)
-    tile = max(1, -(-max(mask.shape) // size))
-    image = shares(mask, tile, tile)
+    image = shares(mask, picture_tile(mask, size))
     level = np.where(image == 1, 4, np.where(image == 0, 0, 1 + (image * 3).astype(int)))
     return "\n".join("".join(SHADES[cell] for cell in row) for row in level)
 
@@ -44,11 +40,11 @@ def plot(mask, ax=None, tile=None):
     except ImportError as error:
         raise ImportError("Mask.plot needs matplotlib: pip install matplotlib") from error
     if tile is None:
-        tile = max(1, -(-max(mask.shape) // 256))
+        tile = picture_tile(mask, 256)
     tile = _check.integer("tile", tile, 1)
     ax = plt.subplots()[1] if ax is None else ax
     nq, nk = mask.shape
-    image = shares(mask, tile, tile)
+    image = shares(mask, tile)
     extent = (0, image.shape[1] * tile, image.shape[0] * tile, 0)
     ax.imshow(image, cmap="Blues", vmin=0, vmax=1, extent=extent, interpolation="nearest")
     ax.set(xlabel="key", ylabel="query", xlim=(0, max(nk, 1)), ylim=(max(nq, 1), 0))

@@ -80,9 +80,18 @@ class Interval(Mask):
         state = np.full(rows.size, INTERVAL, np.int8)
         state[(hi_max <= start) | (lo_min >= stop)] = ABSENT
         state[(lo_max <= start) & (hi_min >= stop)] = FULL
-        unsure = np.flatnonzero(state == INTERVAL)
+        first, last = grid.rows(rows)
+        unsure = np.flatnonzero(
+            (state == INTERVAL)
+            & ~self._touches(first, start, stop)
+            & ~self._touches(last - 1, start, stop)
+        )
         state[unsure] = interval_state(grid, self.lo, self.hi, rows[unsure], cols[unsure])
         return state
+
+    def _touches(self, q, start, stop):
+        """Whether the intervals of single rows have a key of ``start <= kv < stop``."""
+        return np.maximum(self.lo[q], start) < np.minimum(self.hi[q], stop)
 
     def _join(self, other):
         """The union where every row of it is one interval, else None."""

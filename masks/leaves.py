@@ -37,18 +37,30 @@ class Diagonals(Mask):
 
     def _cells(self, grid, rows, cols):
         """A tile is a Toeplitz matrix: a window of the table read with strides (1, -1)."""
-        table = np.pad(self._cached("table", self._table), (grid.tile_n, grid.tile_m))
+        margin = grid.tile_n, grid.tile_m
+        table = self._cached(("table", *margin), lambda: np.pad(self._table(), margin))
         corner = rows * grid.tile_m - cols * grid.tile_n + self.shape[1] + grid.tile_n
         shape = (table.size, grid.tile_m, grid.tile_n)
         return np.lib.stride_tricks.as_strided(table, shape, (1, 1, -1), writeable=False)[corner]
 
+    def _runs(self, tile_n):
+        """First and last of every run of offsets at most a tile apart."""
+        cut = np.flatnonzero(np.diff(self.offsets) > tile_n) + 1
+        last = np.append(cut - 1, self.offsets.size - 1)
+        return self.offsets[np.insert(cut, 0, 0)], self.offsets[last]
+
+    def _size(self, grid):
+        if not self.offsets.size:
+            return 0
+        smallest, largest = self._runs(grid.tile_n)
+        in_row = int(((largest - smallest + grid.tile_m) // grid.tile_n + 2).sum())
+        return grid.n_row * min(in_row, grid.n_col)
+
     def _live(self, grid):
-        """Runs of offsets at most a tile apart, shifted along the tile rows."""
+        """Runs of offsets, shifted along the tile rows."""
         if not self.offsets.size:
             return np.zeros(0, np.int64)
-        cut = np.flatnonzero(np.diff(self.offsets) > grid.tile_n) + 1
-        largest = self.offsets[np.append(cut - 1, self.offsets.size - 1)]
-        smallest = self.offsets[np.insert(cut, 0, 0)]
+        smallest, largest = self._runs(grid.tile_n)
         rows = np.arange(grid.n_row)[:, None]
         q0, q1 = grid.rows(rows)
         shift = grid.nk - grid.nq
@@ -64,6 +76,21 @@ class Diagonals(Mask):
         low, high = q0 + shift - k1 + 1, q1 + shift - k0
         count = np.searchsorted(self.offsets, high) - np.searchsorted(self.offsets, low)
         return _by_count(count, high - low)
+
+    def _counts(self, grid, rows, cols):
+        """Second differences of S(x) = Σ max(x + 1 - offset, 0): a row has as many cells as there
+        are offsets in its range of the tile, and the ranges of its rows follow each other.
+        """
+        before = np.concatenate([[0], np.cumsum(self.offsets)])
+
+        def upto(x):
+            count = np.searchsorted(self.offsets, x, side="right")
+            return count * (x + 1) - before[count]
+
+        q0, q1 = grid.rows(rows)
+        k0, k1 = grid.columns(cols)
+        last, first = q1 - 1 + grid.nk - grid.nq, q0 - 1 + grid.nk - grid.nq
+        return upto(last - k0) - upto(first - k0) - upto(last - k1) + upto(first - k1)
 
     def _transposed(self):
         nq, nk = self.shape
@@ -93,20 +120,32 @@ class Columns(Mask):
     def _at(self, q, kv):
         return np.broadcast_to(self.chosen[kv], np.broadcast_shapes(q.shape, kv.shape))
 
-    def _counts(self, grid):
-        return np.add.reduceat(self.chosen, np.arange(0, grid.nk, grid.tile_n), dtype=np.int64)
+    def _in_columns(self, grid):
+        """Attended keys of each tile column."""
+        start = np.arange(0, grid.nk, grid.tile_n)
+        count = lambda: np.add.reduceat(self.chosen, start, dtype=np.int64)
+        return self._cached(("columns", grid.tile_n), count)
 
     def _live(self, grid):
         if not (grid.n_row and grid.n_col):
             return np.zeros(0, np.int64)
-        cols = np.flatnonzero(self._counts(grid))
+        cols = np.flatnonzero(self._in_columns(grid))
         return (np.arange(grid.n_row)[:, None] * grid.n_col + cols).ravel()
+
+    def _size(self, grid):
+        return grid.n_row * np.count_nonzero(self._in_columns(grid)) if grid.n_col else 0
 
     def _state(self, grid, rows, cols):
         if not rows.size:
             return np.zeros(0, np.int8)
         start, stop = grid.columns(cols)
-        return _by_count(self._counts(grid)[cols], stop - start)
+        return _by_count(self._in_columns(grid)[cols], stop - start)
+
+    def _counts(self, grid, rows, cols):
+        if not rows.size:
+            return np.zeros(0, np.int64)
+        start, stop = grid.rows(rows)
+        return self._in_columns(grid)[cols] * (stop - start)
 
     def _complement(self):
         return Columns(self.shape[0], ~self.chosen)

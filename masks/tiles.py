@@ -161,11 +161,8 @@ class Tiles:
         rows, cols = self.coordinates()
         kind, grid = self.kinds.data, self.grid
         counts = grid.area(rows, cols)
-        for chunk in grid.chunks(rows.size, self.tile_m):
-            part = np.flatnonzero(kind[chunk] == INTERVAL) + chunk.start
-            lo, hi = grid.row_bounds(self.lo, self.hi, rows[part], cols[part])
-            q = rows[part, None] * self.tile_m + np.arange(self.tile_m)
-            counts[part] = ((hi - lo) * (q < grid.nq)).sum(1)
+        inside = kind == INTERVAL
+        counts[inside] = interval_counts(grid, self.lo, self.hi, rows[inside], cols[inside])
         bit = kind >= BITS
         counts[bit] = self.bit_cells().sum((1, 2))[kind[bit] - BITS]
         return counts
@@ -180,6 +177,16 @@ def interval_cells(grid, lo, hi, rows, cols):
     q, kv = grid.indices(rows, cols)
     kv = kv.astype(np.int32)  # as lo and hi: comparing mixed integers is three times slower
     return (lo[q] <= kv) & (kv < hi[q])
+
+
+def interval_counts(grid, lo, hi, rows, cols):
+    """Existing cells inside the row intervals of each tile, int64."""
+    counts = np.empty(rows.size, np.int64)
+    for chunk in grid.chunks(rows.size, grid.tile_m):
+        first, last = grid.row_bounds(lo, hi, rows[chunk], cols[chunk])
+        q = rows[chunk, None] * grid.tile_m + np.arange(grid.tile_m)
+        counts[chunk] = ((last - first) * (q < grid.nq)).sum(1)
+    return counts
 
 
 def interval_state(grid, lo, hi, rows, cols):

@@ -6,11 +6,11 @@ import numpy as np
 
 from masks import _check
 from masks.base import Mask
-from masks.block import BlockSparse
+from masks.block import BlockSparse, isin_sorted
 from masks.interval import Interval, causal, chunked, ranges
 from masks.interval import window as window_mask
 from masks.leaves import Columns, Diagonals
-from masks.tiles import OPEN
+from masks.tiles import ABSENT, OPEN
 
 
 def sinks(n, sink, window, *, nk=None):
@@ -130,6 +130,9 @@ class Neighborhood(Mask):
         return inside
 
     def _live(self, grid):
+        return self._cached(("live", grid.tile_m, grid.tile_n), lambda: self._make_live(grid))
+
+    def _make_live(self, grid):
         """Key runs along the last dimension of every (tile row, image line) segment."""
         *lead, last = self.sizes
         starts = np.union1d(np.arange(0, grid.nq, grid.tile_m), np.arange(0, grid.nq, last)).astype(
@@ -148,7 +151,8 @@ class Neighborhood(Mask):
         return np.unique(ranges((row + begin).ravel(), length.ravel()))
 
     def _state(self, grid, rows, cols):
-        return np.full(rows.size, OPEN, np.int8)
+        live = isin_sorted(self._live(grid), rows * grid.n_col + cols)
+        return np.where(live, OPEN, ABSENT).astype(np.int8)
 
 
 def _first_neighbour(size, kernel, stride, dilation):

@@ -1,5 +1,8 @@
 """Masks of every leaf and node kind with their definition written out in plain NumPy."""
 
+import inspect
+import textwrap
+
 import numpy as np
 
 import masks
@@ -187,3 +190,13 @@ def assert_tiles_exact(mask, dense, tile_m, tile_n):
     assert len({word.tobytes() for word in tiles.bits}) == len(tiles.bits)
     assert (tiles.dense() == dense).all()
     assert tiles.count_nonzero() == dense.sum()
+
+
+def plant(monkeypatch, owner, name, text, fault):
+    """Replace a text of a function by a faulty one."""
+    function = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(text) == 1
+    scope = {}
+    exec(source.replace(text, fault), function.__globals__, scope)
+    monkeypatch.setattr(owner, name, scope[name])
