@@ -126,7 +126,7 @@ def choice_of(which, table, mask):
 
     if which == BACKWARD:
         return name_of(table[0])
-    return name_of(choose(table, partial(schedule_of, mask=mask))[0])
+    return name_of(choose(table, mask, partial(schedule_of, mask=mask))[0])
 
 
 def judged(rows, choice):

@@ -12,6 +12,9 @@ import numpy as np
 from masks.base import Mask
 from masks.tiles import ABSENT, FULL, INTERVAL, OPEN
 
+# Patterns of an operand are told apart by a factor of the number of operands.
+_MOST_PATTERNS = 1 << 48
+
 
 class _Nary(Mask):
     """Operands in order of first appearance; equality ignores the order."""
@@ -43,6 +46,19 @@ class _Nary(Mask):
             own = at[alone & ~others]
             counts[own] = m._counts(grid, rows[own], cols[own])
         return counts
+
+    def _patterns(self, grid, rows, cols):
+        """Those of one operand where all others are neutral."""
+        patterns = Mask._patterns(self, grid, rows, cols)
+        states = np.stack([m._state(grid, rows, cols) for m in self.operands])
+        neutral = states == self._neutral
+        alone = neutral.sum(0) == len(states) - 1
+        for i, (m, others) in enumerate(zip(self.operands, neutral, strict=True)):
+            own = np.flatnonzero(alone & ~others)
+            of_operand = m._patterns(grid, rows[own], cols[own])
+            fits = (of_operand >= 0) & (of_operand < _MOST_PATTERNS)
+            patterns[own[fits]] = of_operand[fits] * len(self.operands) + i
+        return patterns
 
     def _transposed(self):
         return type(self).of([m.T for m in self.operands])

@@ -70,6 +70,13 @@ class Mask:
             counts[inside] = tiles.interval_counts(*bounds)
         return counts
 
+    def _patterns(self, grid, rows, cols):
+        """A number for each tile, int64: cells of equal ones are the same; -1 where none is known.
+
+        Asked of tiles that the row intervals of `_hint` cover whole.
+        """
+        return np.full(rows.size, -1)
+
     def _parts(self):
         """Arrays, numbers and masks that determine this mask within its class."""
         raise NotImplementedError
@@ -170,6 +177,26 @@ class Mask:
         tile_m = _check.integer("tile_m", tile_m, 1)
         tile_n = tile_m if tile_n is None else _check.integer("tile_n", tile_n, 1)
         return self._cached(("tiles", tile_m, tile_n), lambda: tiles.build(self, tile_m, tile_n))
+
+    def live_tiles(self, tile_m, tile_n=None):
+        """About how many tiles have attended cells, and how many have no others: without cells.
+
+        Where more than one tile of eight can only be told by its cells, all are classified; else
+        such tiles count as attended in part.
+
+        Parameters
+        ----------
+        tile_m, tile_n
+            As of `tiles`.
+
+        Returns
+        -------
+        live, full : int
+        """
+        tile_m = _check.integer("tile_m", tile_m, 1)
+        tile_n = tile_m if tile_n is None else _check.integer("tile_n", tile_n, 1)
+        count = lambda: tiles.live_and_full(self, tile_m, tile_n)
+        return self._cached(("live tiles", tile_m, tile_n), count)
 
     def count_nonzero(self):
         """Number of attended (query, key) pairs, summed over the planes of all (batch, head)."""

@@ -113,6 +113,18 @@ class BlockSparse(Mask):
         full = counts == grid.area(rows, cols)
         return np.where(counts == 0, ABSENT, np.where(full, FULL, OPEN)).astype(np.int8)
 
+    def _patterns(self, grid, rows, cols):
+        """Where a tile begins in its first block, and which of the blocks that it overlaps are."""
+        inside_q, inside_k, first_q, first_k = _blocks_under(self, grid, rows, cols)
+        spans = inside_q.shape[1] * inside_k.shape[1]
+        if spans > _MOST_BLOCKS:
+            return super()._patterns(grid, rows, cols)
+        stored = self._has(inside_q[:, :, None], inside_k[:, None, :]).reshape(rows.size, spans)
+        number = stored @ (1 << np.arange(spans))
+        of_tile = first_q % self.block[0] * self.block[1] + first_k % self.block[1]
+        offsets, of_tile = np.unique(of_tile, return_inverse=True)
+        return number * offsets.size + of_tile
+
     def _join(self, other):
         if self.block != other.block:
             return None
@@ -151,6 +163,27 @@ def _blocks_within(bounds, block, count):
     blocks = start // block + np.arange(count)
     shared = np.minimum(stop, (blocks + 1) * block) - np.maximum(start, blocks * block)
     return np.where(shared > 0, blocks, 0), np.maximum(shared, 0)
+
+
+# Under a tile: so many bits are a pattern.
+_MOST_BLOCKS = 24
+
+
+def _blocks_under(mask, grid, rows, cols):
+    """Block rows and columns that tiles overlap, as many for all, and first query and key of each.
+
+    Blocks past those that a tile overlaps are what the next tokens would be in, or the last ones.
+    """
+    found = []
+    for tile, size, block, last in (
+        (rows, grid.tile_m, mask.block[0], mask.grid_shape[0] - 1),
+        (cols, grid.tile_n, mask.block[1], mask.grid_shape[1] - 1),
+    ):
+        first = tile * size
+        span = int(((first + size - 1) // block - first // block).max(initial=0)) + 1
+        found.append((np.minimum(first[:, None] // block + np.arange(span), last), first))
+    (inside_q, first_q), (inside_k, first_k) = found
+    return inside_q, inside_k, first_q, first_k
 
 
 def _overlap(blocks, block, n, tile):

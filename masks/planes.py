@@ -84,6 +84,11 @@ class Planes(Mask):
     def tiles(self, tile_m, tile_n=None):
         self._plain_only("tiles")
 
+    def live_tiles(self, tile_m, tile_n=None):
+        """Of all planes together."""
+        counts = [m.live_tiles(tile_m, tile_n) for m in self._planes]
+        return tuple(map(sum, zip(*counts, strict=True)))
+
     def count_nonzero(self):
         """Attended pairs summed over every (batch, head) that the mask distinguishes."""
         counts = np.array([m.count_nonzero() for m in self._planes])

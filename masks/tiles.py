@@ -201,6 +201,24 @@ def interval_state(grid, lo, hi, rows, cols):
     return state
 
 
+#: One of so many tiles, at most, may be known by its cells alone where tiles are estimated.
+_UNKNOWN = 8
+
+
+def live_and_full(mask, tile_m, tile_n):
+    """See `Mask.live_tiles`."""
+    grid = Grid(*mask.shape, tile_m, tile_n)
+    live = mask._live(grid)
+    rows, cols = np.divmod(live, max(grid.n_col, 1))
+    counts = mask._counts(grid, rows, cols)
+    if np.count_nonzero(counts < 0) * _UNKNOWN > counts.size:
+        kinds = mask.tiles(tile_m, tile_n).kinds.data
+        return kinds.size, int(np.count_nonzero(kinds == FULL))
+    whole = cols * tile_n + tile_n <= grid.nk
+    full = (counts == grid.area(rows, cols)) & whole
+    return int(np.count_nonzero(counts)), int(np.count_nonzero(full))
+
+
 def build(mask, tile_m, tile_n):
     """Classify the tiles of a plain mask exactly; cost O(live tiles)."""
     grid = Grid(*mask.shape, tile_m, tile_n)
@@ -216,9 +234,12 @@ def build(mask, tile_m, tile_n):
     kinds[ragged] = OPEN
     pool = _BitPool(grid)
     undecided = np.flatnonzero(kinds == OPEN)
-    for chunk in grid.chunks(undecided.size, tile_m * tile_n):
-        at = undecided[chunk]
+    looked_at, alike = _representatives(mask, grid, lo, hi, rows[undecided], cols[undecided])
+    looked_at = undecided[looked_at]
+    for chunk in grid.chunks(looked_at.size, tile_m * tile_n):
+        at = looked_at[chunk]
         kinds[at] = pool.classify(mask, lo, hi, rows[at], cols[at])
+    kinds[undecided] = kinds[undecided[alike]]
 
     kept = kinds != ABSENT
     rows, cols, kinds = rows[kept], cols[kept], kinds[kept]
@@ -233,6 +254,25 @@ def build(mask, tile_m, tile_n):
     for array in arrays:
         array.setflags(write=False)
     return Tiles(mask.shape, tile_m, tile_n, csr, lo, hi, bits)
+
+
+def _representatives(mask, grid, lo, hi, rows, cols):
+    """Tiles of which no earlier one is known to have the same cells, and for each tile that one."""
+    alike = np.arange(rows.size)
+    patterns = mask._patterns(grid, rows, cols)
+    known = np.flatnonzero(patterns >= 0)
+    if mask._hint() is not None:
+        known = known[interval_state(grid, lo, hi, rows[known], cols[known]) == FULL]
+    if not known.size:
+        return alike, alike
+    ragged_row = rows[known] * grid.tile_m + grid.tile_m > grid.nq
+    ragged_col = cols[known] * grid.tile_n + grid.tile_n > grid.nk
+    edges = 2 * ragged_row + ragged_col
+    _, first, number = np.unique(
+        4 * patterns[known] + edges, return_index=True, return_inverse=True
+    )
+    alike[known] = known[first[number]]
+    return np.unique(alike), alike
 
 
 def trivial_hint(nq, nk):

@@ -100,7 +100,9 @@ def sm90_forward_specs(problem, score=None, dropout=0.0, mask=None):
     given = {"negate": problem.scale < 0, "score": _code(score, problem), "dropout": bool(dropout)}
     configs = forward_configs(problem.dtype, problem.head_dim, **given)
     if mask is not None:
-        configs = [choose(configs, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))[0]]
+        configs = [
+            choose(configs, mask, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))[0]
+        ]
         return list(map(fwd_sm90_spec, configs))
     return [
         fwd_sm90_spec(either)

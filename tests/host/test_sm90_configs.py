@@ -45,7 +45,9 @@ def test_so_do_they_with_dropout(head_dim):
 )
 def test_halves_without_masked_tiles_have_a_kernel_of_their_own(head_dim, mask, full):
     configs = forward_configs("bfloat16", head_dim)
-    config, schedule = choose(configs, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))
+    config, schedule = choose(
+        configs, mask, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n)
+    )
     assert config.full_tiles is full
     assert (config.tile_m, config.tile_n) == (schedule.tile_m, schedule.tile_n)
 
@@ -66,7 +68,7 @@ def test_halves_without_masked_tiles_have_a_kernel_of_their_own(head_dim, mask, 
 def test_the_tiles_that_were_fastest_are_chosen(mask, tile):
     """Of narrow heads, as measured: see the notes."""
     configs = forward_configs("bfloat16", 64)
-    config, _ = choose(configs, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))
+    config, _ = choose(configs, mask, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))
     assert (config.tile_m, config.tile_n) == tile
 
 

@@ -37,7 +37,7 @@ class Sm90Executor:
         self._backward_config, self._backwards = backward, {}  # by whether in two passes
         self._map = self._device.maps(spec.problem.dtype)
         configs = [config] if config else self._table()
-        self._config, self.schedule = choose(configs, self._tiled)
+        self._config, self.schedule = choose(configs, spec.mask, self._tiled)
 
     def _table(self):
         p = self._problem

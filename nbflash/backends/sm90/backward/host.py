@@ -102,9 +102,15 @@ def in_two_passes(spec, score=None):
     dtype, head_dim = spec.problem.dtype, spec.problem.head_dim
     columns = columns_config(dtype, head_dim)
     configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
-    schedules = [TileSchedule.from_mask(spec.mask, c.tile_m, c.tile_n) for c in configs]
-    keys = (s.density * s.n_col * s.tile_n for s in schedules)
+    keys = (_keys_of_a_row(spec.mask, c.tile_m, c.tile_n) for c in configs)
     return two_passes_are_faster(head_dim, *keys)
+
+
+def _keys_of_a_row(mask, tile_m, tile_n):
+    """Keys of the live tiles of a row of tiles, on average."""
+    live, _ = mask.live_tiles(tile_m, tile_n)
+    rows = len(mask.planes) * -(-mask.shape[0] // tile_m)
+    return live * tile_n / rows
 
 
 class Sm90Backward:

@@ -203,22 +203,28 @@ def forward_configs(dtype, head_dim, negate=False, score=None, dropout=False):
     return configs
 
 
-def choose(configs, schedules):
+def choose(configs, mask, tiled):
     """The pair of configuration and schedule that takes the least time; without masks if it can be.
+
+    The mask is tiled for one configuration alone: the others are judged by numbers of tiles.
 
     Parameters
     ----------
     configs : list of Sm90Config
-    schedules : callable
-        ``schedules(config)`` is the mask's `TileSchedule` for its tiles.
+    mask : masks.Mask
+    tiled : callable
+        ``tiled(config)`` is the mask's `TileSchedule` for its tiles.
     """
-    pairs = [(config, schedules(config)) for config in configs]
-    config, schedule = min(pairs, key=lambda pair: _work(pair[1]) / pair[0].speed)
+    config = configs[0]
+    if len(configs) > 1:
+        config = min(configs, key=lambda c: _work(c, mask) / c.speed)
+    schedule = tiled(config)
     # By halves 0 to 4 % faster; whole tiles at d=128 up to 3 % where rows are short, and 2 to 5 %
     # slower where they are long (NVIDIA H100 80GB HBM3, 2026-11-22).
     return replace(config, full_tiles=config.halves and schedule.full_tiles), schedule
 
 
-def _work(schedule):
+def _work(config, mask):
     """Its scores; those of masked tiles, which take 1.8 to 2.6 times as long, count twice."""
-    return (schedule.kind.size + schedule.masked) * schedule.tile_m * schedule.tile_n
+    live, full = mask.live_tiles(config.tile_m, config.tile_n)
+    return (2 * live - full) * config.tile_m * config.tile_n

@@ -1,0 +1,89 @@
+"""Tiles of block masks: what is told from the blocks alone, and what that spares."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import masks
+from masks.tiles import _BitPool
+from nbflash.schedule.tile_schedule import TileSchedule
+
+SIZES = [(8, 8), (16, 16), (16, 8), (12, 7), (3, 5), (32, 24)]
+
+
+def block_mask(nq=90, nk=101, block=(8, 8), density=0.4, seed=0):
+    blocks = -(-nq // block[0]), -(-nk // block[1])
+    matrix = sparse.random_array(blocks, density=density, rng=np.random.default_rng(seed))
+    return masks.from_scipy(matrix.tocsr(), block=block, shape=(nq, nk))
+
+
+def joined(name, own):
+    nq, nk = own.shape
+    return {
+        "alone": own,
+        "causal": own & masks.causal(nq, nk),
+        "window": own & masks.window(nq, nk, left=40, right=9),
+        "union": own | masks.window(nq, nk, left=4, right=0),
+        "two": own & block_mask(nq, nk, (4, 16), seed=1),
+        "outside": masks.causal(nq, nk) & ~own,
+        "transposed": own.T,
+    }[name]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    "name", ["alone", "causal", "window", "union", "two", "outside", "transposed"]
+)
+@pytest.mark.parametrize("block", [(8, 8), (6, 10)], ids=str)
+def test_tiles_are_those_of_the_cells(block, name, size):
+    mask = joined(name, block_mask(block=block))
+    tiles = mask.tiles(*size)
+    np.testing.assert_array_equal(tiles.dense(), mask.dense())
+    words = {bits.tobytes() for bits in tiles.bits}
+    assert len(words) == len(tiles.bits)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("name", ["alone", "causal", "window"])
+def test_numbers_of_tiles_without_cells(name, size):
+    """Exact for blocks alone, and off by the tiles at the diagonal at most with an interval."""
+    mask = joined(name, block_mask())
+    kinds = mask.tiles(*size).kinds.data
+    live, full = type(mask).live_tiles(joined(name, block_mask()), *size)
+    assert full == np.count_nonzero(kinds == masks.FULL)
+    if name == "alone":
+        assert live == kinds.size
+    else:
+        assert kinds.size <= live <= kinds.size * 9 / 8 + 1
+
+
+def test_a_pattern_is_looked_at_once(monkeypatch):
+    """Of 64-blocks at N = 16384 under 128-tiles there are 15 patterns, not 5672 tiles."""
+    looked_at, classify = [], _BitPool.classify
+
+    def counted(self, mask, lo, hi, rows, cols):
+        looked_at.append(rows.size)
+        return classify(self, mask, lo, hi, rows, cols)
+
+    monkeypatch.setattr(_BitPool, "classify", counted)
+    mask = block_mask(16384, 16384, (64, 64), 0.1)
+    tiles = mask.tiles(128)
+    assert tiles.kinds.nnz > 5000
+    assert sum(looked_at) <= 15
+    looked_at.clear()
+    (mask & masks.causal(16384)).tiles(128)
+    assert sum(looked_at) <= 15 + 2 * 128
+
+
+def test_a_mask_is_tiled_for_the_chosen_configuration_alone(monkeypatch):
+    from nbflash.backends.sm90.forward.config import choose, forward_configs
+
+    tiled = []
+    monkeypatch.setattr("masks.tiles.build", lambda *given: pytest.fail("tiled"))
+    mask = block_mask(2048, 2048, (64, 64), 0.1)
+    config, _ = choose(forward_configs("bfloat16", 64), mask, lambda c: tiled.append(c) or EMPTY)
+    assert tiled == [config]
+    assert config.tile_n == 64
+
+
+EMPTY = TileSchedule.from_mask(masks.dense(1), 64, 64)
