@@ -73,6 +73,9 @@ class BlockSparse(Mask):
         """Linear index and number of attended cells of every live tile."""
 
         def make():
+            tile = grid.tile_m, grid.tile_n
+            if all(t % b == 0 or b % t == 0 for t, b in zip(tile, self.block, strict=True)):
+                return self._retiled_by_blocks(grid)
             above, row = _overlap(self.rows, self.block[0], grid.nq, grid.tile_m)
             beside, col = _overlap(self.cols, self.block[1], grid.nk, grid.tile_n)
             shape = above.shape[0], beside.shape[0]
@@ -83,6 +86,20 @@ class BlockSparse(Mask):
             return row * grid.n_col + counts.indices, counts.data
 
         return self._cached(("retiled", grid.tile_m, grid.tile_n), make)
+
+    def _retiled_by_blocks(self, grid):
+        """`_retiled` where tiles are a whole number of blocks, or blocks of tiles, on both axes."""
+        row, height = _parts_of_tiles(self.rows, self.block[0], grid.nq, grid.tile_m)
+        col, width = _parts_of_tiles(self.cols, self.block[1], grid.nk, grid.tile_n)
+        key = (row[:, :, None] * grid.n_col + col[:, None, :]).ravel()
+        cells = (height[:, :, None] * width[:, None, :]).ravel()
+        key, cells = key[cells > 0], cells[cells > 0]
+        if grid.n_row * grid.n_col > 8 * key.size + _SMALL_GRID:
+            live, at = np.unique(key, return_inverse=True)
+            return live, np.bincount(at, cells, live.size).astype(np.int64)
+        counts = np.bincount(key, cells, grid.n_row * grid.n_col).astype(np.int64)
+        live = np.flatnonzero(counts)
+        return live, counts[live]
 
     def _live(self, grid):
         return self._retiled(grid)[0]
@@ -96,7 +113,8 @@ class BlockSparse(Mask):
         """Of few small tiles from the blocks that each overlaps, of others from all blocks."""
         count_q = _most_overlapped(grid.tile_m, self.block[0])
         count_k = _most_overlapped(grid.tile_n, self.block[1])
-        if rows.size * count_q * count_k <= 8 * self.rows.size:
+        known = ("retiled", grid.tile_m, grid.tile_n) in self._memo
+        if not known and rows.size * count_q * count_k <= 8 * self.rows.size:
             block_q, shared_q = _blocks_within(grid.rows(rows), self.block[0], count_q)
             block_k, shared_k = _blocks_within(grid.columns(cols), self.block[1], count_k)
             stored = self._has(block_q[:, :, None], block_k[:, None, :])
@@ -184,6 +202,18 @@ def _blocks_under(mask, grid, rows, cols):
         found.append((np.minimum(first[:, None] // block + np.arange(span), last), first))
     (inside_q, first_q), (inside_k, first_k) = found
     return inside_q, inside_k, first_q, first_k
+
+
+# Tiles of a grid that is counted as a whole, however few blocks there are.
+_SMALL_GRID = 1 << 14
+
+
+def _parts_of_tiles(blocks, block, n, tile):
+    """Tiles of an axis that each block overlaps, (blocks, k), and tokens of it in each, maybe 0."""
+    start = blocks.astype(np.int64) * block
+    stop = np.minimum(start + block, n)
+    parts = start[:, None] + tile * np.arange(max(1, block // tile))
+    return parts // tile, np.maximum(np.minimum(parts + tile, stop[:, None]) - parts, 0)
 
 
 def _overlap(blocks, block, n, tile):

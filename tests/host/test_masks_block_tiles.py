@@ -8,7 +8,7 @@ import masks
 from masks.tiles import _BitPool
 from nbflash.schedule.tile_schedule import TileSchedule
 
-SIZES = [(8, 8), (16, 16), (16, 8), (12, 7), (3, 5), (32, 24)]
+SIZES = [(8, 8), (2, 4), (16, 16), (16, 8), (12, 7), (3, 5), (32, 24)]
 
 
 def block_mask(nq=90, nk=101, block=(8, 8), density=0.4, seed=0):
