@@ -42,7 +42,7 @@ sparsity := $(run) experiments sparsity --quick
 
 .NOTPARALLEL:
 .PHONY: help experiment lint clean
-.PHONY: test test-ci test-all test-host test-sim test-compile test-device test-smoke
+.PHONY: test test-ci test-all test-host test-sim test-compile test-device test-smoke test-frameworks
 
 help:
 	@echo 'make experiment   environment, then runtime against sparsity on random data and on a real sample'
@@ -50,6 +50,8 @@ help:
 	@echo 'make test-ci      every planted fault and every compiled kernel; one test for each that'
 	@echo '                  exercises the same'
 	@echo 'make test-all     every test; writes the tables anew that the other two go by'
+	@echo 'make test-frameworks   nbflash.torch, nbflash.huggingface, nbflash.jax; installs the three, for'
+	@echo '                  which any build of torch will do: its CPU build is the smallest'
 	@echo 'make lint         ruff check and ruff format --check'
 	@echo 'make clean        remove the environment and everything generated'
 	@echo
@@ -65,6 +67,7 @@ tiers := test-host test-compile $(if $(filter none,$(NBFLASH_CUDA)),,test-device
 
 test: suite := quick
 test: $(tiers)
+	@echo 'Left out: tests/frameworks (PyTorch, transformers, JAX). make test-frameworks runs them.'
 
 test-ci: suite := ci
 test-ci: $(tiers)
@@ -87,6 +90,10 @@ test-smoke: $(installed)-smoke
 	NUMBA_ENABLE_CUDASIM=1 $(run) pytest -q --timeout=300 tests/sim/test_simt_api.py \
 		$(wildcard tests/sim/test_engine_*.py)
 
+# The score functions that Numba compiles are those of a file, and so of a process.
+test-frameworks: $(installed)-frameworks
+	$(run) pytest -q -n 2 --dist=loadfile --durations=5 --timeout=300 tests/frameworks
+
 test-device: $(installed)-test
 	$(run) pytest -q --durations=5 -o faulthandler_timeout=120 tests/device
 
@@ -95,13 +102,14 @@ lint: $(installed)-test
 	$(run) ruff format --check .
 
 clean:
-	rm -rf $(VENV) .venv-newest build dist out *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest .venv-frameworks build dist out *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(installed)-experiment: extras = plot$(cuda_extra)
 $(installed)-test: extras = plot,test$(compile_extra)$(cuda_extra)
 $(installed)-smoke: extras = test
-$(installed)-experiment $(installed)-test $(installed)-smoke: $(python) setup.cfg pyproject.toml
+$(installed)-frameworks: extras = test,frameworks
+$(installed)-experiment $(installed)-test $(installed)-smoke $(installed)-frameworks: $(python) setup.cfg pyproject.toml
 	@echo 'Installing nbflash[$(extras)] into $(VENV)'
 	@$(run) pip install -q --disable-pip-version-check -e '.[$(extras)]'
 	@touch $@

@@ -9,7 +9,7 @@ import torch
 
 import masks
 from masks.interval import Interval
-from nbflash.huggingface.mask_functions import from_tensor, shared
+from nbflash.huggingface.mask_functions import ModelMask, from_tensor, shared
 from nbflash.inputs.decode_problem import MAX_QUERIES
 from nbflash.torch import attention, decode, merge_sink, scores
 
@@ -80,8 +80,8 @@ def attention_of(
 
 def _mask_and_bias(module, given, is_causal, nq, nk):
     """What is attended, and what is added to the scores, or None."""
-    if isinstance(given, masks.Mask):
-        return given, None
+    if isinstance(given, ModelMask | masks.Mask):
+        return getattr(given, "mask", given), None
     if isinstance(given, torch.Tensor):
         if given.ndim != 4:
             raise ValueError(
@@ -125,6 +125,7 @@ def rows_of(override, nq, nk):
     return _cut(override, nq, nk)
 
 
+@torch.compiler.assume_constant_result
 @functools.lru_cache(maxsize=64)
 def _cut(mask, nq, nk):
     first = nk - nq
@@ -143,6 +144,7 @@ def _learns(*tensors):
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
+@torch.compiler.assume_constant_result
 @functools.lru_cache(maxsize=256)
 def _causal_end(mask):
     """One past the last query's own key, where every query attends all keys up to its own."""

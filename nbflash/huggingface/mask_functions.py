@@ -10,6 +10,7 @@ import inspect
 
 import numpy as np
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import masking_utils as theirs
 
 import masks
@@ -18,6 +19,42 @@ from nbflash.planning.plan import _Cache
 
 _LIMIT = 256
 _known = _Cache(_LIMIT)
+
+
+class ModelMask(BlockMask):
+    """A `masks.Mask` on its way through a model.
+
+    To transformers a mask that is no tensor is ready if it is one of FlexAttention: it is passed on
+    as it is, from `generate` to every layer.
+
+    Attributes
+    ----------
+    mask : masks.Mask
+    shape : torch.Size
+        (batch, 1, queries, keys).
+    """
+
+    def __init__(self, mask, batch):
+        self.mask, self._size = mask, torch.Size((batch, 1, *mask.shape))
+
+    @property
+    def shape(self):
+        return self._size
+
+    @property
+    def ndim(self):
+        return 4
+
+    def to(self, *args, **kwargs):
+        return self
+
+    def __getitem__(self, index):
+        raise TypeError("nbflash: a mask of a model cannot be cut; set another implementation")
+
+    def __repr__(self):
+        return f"ModelMask({self.mask})"
+
+    __str__ = __repr__
 
 
 class _Unknown(Exception):
@@ -38,7 +75,7 @@ def mask_of(
     device="cpu",
     **kwargs,
 ):
-    """The `masks.Mask` of a call: what transformers asks of an `AttentionMaskInterface`.
+    """The mask of a call, a `ModelMask`: what transformers asks of an `AttentionMaskInterface`.
 
     A padding mask or an offset on a CUDA device is copied to the host, which waits for the device.
     """
@@ -49,15 +86,19 @@ def mask_of(
         mask = place.evaluate(mask_function, use_vmap, device)
     if attention_mask is not None:
         mask = mask & place.keys(attention_mask)
-    return shared(mask)
+    return _shared((batch_size, mask), lambda: ModelMask(mask, batch_size))
 
 
 def shared(mask):
     """An equal mask that was there before, or this one: torch.compile looks for the same object."""
-    known = _known.get(mask)
+    return _shared(mask, lambda: mask)
+
+
+def _shared(key, make):
+    known = _known.get(key)
     if known is None:
-        _known.put(mask, mask)
-        known = mask
+        known = make()
+        _known.put(key, known)
     return known
 
 

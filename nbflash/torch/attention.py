@@ -153,7 +153,7 @@ def check_tensors(**named):
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 axes, got shape {tuple(x.shape)}")
     kind = q.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return named.values()
     dtype = torch.get_autocast_dtype(kind)
     return [x if x.dtype == torch.float64 else x.to(dtype) for x in named.values()]

@@ -16,6 +16,8 @@ HOPPER, TILE = "nbflash.backends.sm90", "nbflash.cuda.tile"
 # From the top. Rooms of one floor do not import each other.
 FLOORS = (
     ("experiments",),
+    ("nbflash.huggingface",),
+    ("nbflash.torch", "nbflash.jax"),
     ("nbflash.__main__", "nbflash.testing"),
     ("nbflash.__init__",),
     ("nbflash.environment", "nbflash.api", "nbflash.decoding"),
@@ -109,6 +111,10 @@ OUTSIDE = {
     "nbflash.kv_cache": ("numpy", "cupy ml_dtypes"),
     "nbflash.environment": ("", "cupy"),
     "nbflash.schedule": ("numpy scipy", ""),
+    # What one imports to have another library's arrays: the rest knows of none.
+    "nbflash.torch": ("numpy torch", "cupy ml_dtypes"),
+    "nbflash.huggingface": ("numpy torch transformers", ""),
+    "nbflash.jax": ("numpy jax", "cupy"),
     "masks": ("numpy scipy", "matplotlib"),
 }
 # Allowing a package does not allow this part of it.
@@ -289,6 +295,12 @@ PLANTED = {
     "reference-schedule": ("nbflash.reference", "from nbflash.schedule import work_list"),
     "api-testing": ("nbflash.api", "from nbflash import testing"),
     "api-torch-lazily": ("nbflash.api", "def f():\n    import torch"),
+    "api-nbflash-torch-lazily": (
+        "nbflash.api",
+        "def f():\n    from nbflash.torch import attention",
+    ),
+    "torch-jax": ("nbflash.torch.attention", "from nbflash import jax"),
+    "torch-transformers-lazily": ("nbflash.torch.attention", "def f():\n    import transformers"),
     "experiments-torch": ("experiments.cli", "import torch.nn"),
     "inline-asm": ("nbflash.cuda.ptx.mma", "def f(ir):\n    return ir.InlineAsm('', '', '')"),
     "inline-asm-by-name": (KERNEL, "InlineAsm = None"),

@@ -133,7 +133,7 @@ def import_without(packages: str, statement: str) -> subprocess.CompletedProcess
     )
 
 
-OPTIONAL = "cupy cuda ml_dtypes matplotlib rich click greenlet torch"
+OPTIONAL = "cupy cuda ml_dtypes matplotlib rich click greenlet torch transformers jax"
 
 
 @pytest.mark.parametrize(

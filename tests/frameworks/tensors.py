@@ -1,0 +1,65 @@
+"""Tensors for the tests, and what nbflash itself makes of them."""
+
+import ml_dtypes
+import numpy as np
+import torch
+
+import nbflash
+from nbflash.testing import make_qkv
+
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def qkv(batch=2, nq=33, nk=33, heads=4, heads_kv=2, head_dim=16, dtype="float64", seed=0):
+    """q, k and v that ask for gradients, and dout."""
+    given = make_qkv(batch, nq, nk, heads, heads_kv, head_dim, seed=seed)
+    *inputs, dout = (torch.tensor(x).to(DTYPES[dtype]) for x in given)
+    return *(x.requires_grad_() for x in inputs), dout
+
+
+def as_numpy(x):
+    """A copy of a tensor as nbflash takes it."""
+    x = x.detach().clone()
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return x.numpy()
+
+
+def of_core(q, k, v, dout, mask=None, *, dlse=None, **options):
+    """``(out, lse, dq, dk, dv)`` of nbflash on NumPy arrays."""
+    q, k, v, dout = map(as_numpy, (q, k, v, dout))
+    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **options)
+    dlse = None if dlse is None else as_numpy(dlse)
+    given = dout, q, k, v, out, lse, mask
+    return out, lse, *nbflash.attention_backward(*given, dlse=dlse, **options)
+
+
+def of_torch(attention, q, k, v, dout, dlse=None):
+    """The same of a function of tensors that returns ``(out, lse)``."""
+    out, lse = attention(q, k, v)
+    gradients = [dout] if dlse is None else [dout, dlse]
+    results = [out] if dlse is None else [out, lse]
+    return out, lse, *torch.autograd.grad(results, (q, k, v), gradients)
+
+
+def assert_same_bits(got, want):
+    """Tensors hold exactly the numbers of arrays."""
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, want, strict=True):
+        assert np.array_equal(as_numpy(a), b, equal_nan=True), name
+
+
+def sdpa(q, k, v, attended=None, score=None):
+    """Attention of torch's own operations: ``(out, lse)``."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    s = s if score is None else score(s)
+    if attended is not None:
+        s = s.masked_fill(~attended, -torch.inf)
+    p = torch.softmax(s, dim=-1)
+    return torch.einsum("bhqk,bkhd->bqhd", p, v), torch.logsumexp(s, dim=-1)

@@ -1,0 +1,179 @@
+"""transformers' models under attn_implementation="nbflash" against its own eager attention."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from models import DECODERS, LENGTH, MODELS, PADS, TOKENS, inputs, like, make
+
+import masks
+from nbflash import huggingface as nh
+from nbflash.testing import assert_within_reference
+
+
+def results(model, given):
+    """Logits of tokens that are no padding, the loss, and all gradients."""
+    model.zero_grad()
+    given = {name: x.to(model.dtype) if x.is_floating_point() else x for name, x in given.items()}
+    out = model(**given)
+    out.loss.backward()
+    logits = out.logits
+    if "attention_mask" in given and logits.shape[1] == LENGTH:
+        logits = logits[given["attention_mask"].bool()]
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return [x.detach().numpy() for x in (logits, out.loss, torch.cat(gradients))]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_within_budget_of_eager(name):
+    model, given = make(name), inputs(name)
+    got = results(model, given)
+    exact = results(like(model, "exact", torch.float64), given)
+    plain = results(like(model, "eager"), given)
+    for what, *three in zip(("logits", "loss", "gradients"), got, exact, plain, strict=True):
+        assert_within_reference(*three, f"{name}: {what}")
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", [*DECODERS, "t5"])
+def test_generates_what_eager_does(name, cache):
+    model, given = make(name), inputs(name)
+    given.pop("labels")
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    if cache == "static":
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    got, want = (m.generate(**given, **options) for m in (model, like(model, "eager")))
+    assert torch.equal(got, want)
+
+
+def changed_rows(model, ids, at, **given):
+    """Which tokens' logits change with the token ``at``."""
+    other = ids.clone()
+    other[0, at] = (other[0, at] + 1) % TOKENS
+    with torch.no_grad():
+        a, b = (model(input_ids=x, **given).logits[0] for x in (ids, other))
+    return np.flatnonzero((a != b).any(dim=1).numpy()).tolist()
+
+
+def test_packed_documents_do_not_see_each_other():
+    model = make("llama")
+    ids = torch.randint(3, TOKENS, (1, 12))
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2]])
+    assert changed_rows(model, ids, 5, position_ids=places, use_cache=False) == [5, 6, 7, 8]
+    starts = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 4, 9, 12]))
+    assert changed_rows(model, ids, 5, **starts) == [5, 6, 7, 8]
+
+
+def test_padding_is_not_seen():
+    model, ids = make("llama"), torch.randint(3, TOKENS, (1, 12))
+    kept = torch.ones(1, 12, dtype=torch.long)
+    kept[0, 3] = 0
+    assert changed_rows(model, ids, 3, attention_mask=kept) in ([], [3])
+
+
+@pytest.mark.parametrize("kind", ["boolean", "added", "bias"])
+def test_mask_of_four_axes(kind):
+    model, ids = make("gpt2"), torch.randint(3, TOKENS, (2, 12))
+    attended = (torch.rand(2, 1, 12, 12) < 0.5) | torch.eye(12, dtype=torch.bool)
+    mask = attended
+    if kind != "boolean":
+        mask = torch.zeros(2, 1, 12, 12).masked_fill(~attended, torch.finfo(torch.float32).min)
+    if kind == "bias":
+        mask = mask + torch.rand(2, 1, 12, 12)
+    eager, exact = like(model, "eager"), like(model, "eager", torch.float64)
+    added = mask if kind != "boolean" else torch.zeros(2, 1, 12, 12).masked_fill(~mask, -1e30)
+    with torch.no_grad():
+        got = model(input_ids=ids, attention_mask=mask).logits
+        plain = eager(input_ids=ids, attention_mask=added).logits
+        want = exact(input_ids=ids, attention_mask=added.double()).logits
+    assert_within_reference(got.numpy(), want.numpy(), plain.numpy())
+
+
+def test_sparsified_model():
+    model = make("gpt2")
+    ids = torch.randint(3, TOKENS, (1, 16))
+    sparse = masks.local(32, block=4, width=0)
+    nh.sparsify(model, sparse)
+    assert changed_rows(model, ids, 5) == [5, 6, 7]
+    nh.sparsify(model, lambda nq, nk: masks.window(nq, nk, left=1, right=0))
+    assert changed_rows(model, ids, 5) == [5, 6, 7]  # two layers see two tokens back
+    nh.sparsify(model, None)
+    assert changed_rows(model, ids, 5) == list(range(5, 16))
+    first = nh.sparsify(model, sparse, where=lambda name, _: name.startswith("transformer.h.0."))
+    assert changed_rows(first, ids, 5) == list(range(5, 16))
+
+
+def test_sparsified_model_generates_from_its_cache():
+    model = nh.sparsify(make("llama"), masks.local(32, block=4, width=1))
+    ids = torch.randint(3, TOKENS, (2, 9))
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    cached, anew = (model.generate(ids, **options, use_cache=flag) for flag in (True, False))
+    assert torch.equal(cached, anew)
+
+
+def test_compiled_and_checkpointed():
+    model, given = make("llama"), inputs("llama")
+    want = results(model, given)
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        logits = compiled(**given).logits[given["attention_mask"].bool()]
+    torch.testing.assert_close(logits, torch.tensor(want[0]))
+    model.train().gradient_checkpointing_enable()
+    for got, expected in zip(results(model, given), want, strict=True):
+        assert np.array_equal(got, expected)
+
+
+def test_dropout_in_training():
+    model, given = make("gpt2", attn_pdrop=0.5).train(), inputs("gpt2")
+    first, second = (results(model, given)[1] for _ in range(2))
+    assert first != second
+
+
+def test_bidirectional_decoder():
+    model = make("llama", is_causal=False)
+    ids = torch.randint(3, TOKENS, (1, 12))
+    assert changed_rows(model, ids, 5) == list(range(12))
+
+
+def test_name_is_no_kernel_of_flash_attn():
+    from transformers import modeling_utils
+    from transformers.utils import generic
+
+    for module in (modeling_utils, generic):
+        asked = module.is_flash_attention_requested
+        assert not asked(requested_attention_implementation="nbflash")
+        assert asked(requested_attention_implementation="flash_attention_2")
+    assert not generic.is_flash_attention_requested(make("gpt2").config)
+
+
+LAYER = torch.nn.Identity()
+X = torch.zeros(1, 2, 4, 8)
+REFUSED = {
+    "weights": ({"output_attentions": True}, ValueError, "no output_attentions"),
+    "two axes": ({"attention_mask": torch.ones(1, 4)}, ValueError, "must have 4 axes"),
+    "list": ({"attention_mask": [1]}, TypeError, r"must be a masks\.Mask or a tensor"),
+    "longer keys": ({"key": torch.zeros(1, 2, 6, 8)}, ValueError, "must be given for 4 queries"),
+}
+
+
+@pytest.mark.parametrize(("given", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(given, error, message):
+    given = {"query": X, "key": X, "value": X, "attention_mask": None} | given
+    with pytest.raises(error, match=message):
+        nh.attention_of(LAYER, **given)
+
+
+def test_sparsify_refuses():
+    model = make("gpt2")
+    with pytest.raises(TypeError, match=r"mask must be a masks\.Mask"):
+        nh.sparsify(model, 3)
+    nh.sparsify(model, masks.local(8, block=4))
+    with pytest.raises(ValueError, match="too small"):
+        model(input_ids=torch.zeros(1, 12, dtype=torch.long))
+
+
+def test_pads_of_the_inputs_are_on_both_sides():
+    kept = [inputs(name)["attention_mask"][1] for name in ("llama", "bert")]
+    assert [int(x[0]) for x in kept] == [0, 1]
+    assert int(kept[0].sum()) == LENGTH - PADS
+    assert transformers.__version__

@@ -1,0 +1,112 @@
+"""mask_of: for every function of transformers the cells that its own dense masks have."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from transformers import masking_utils as theirs
+
+from masks.interval import Interval
+from nbflash.huggingface import mask_functions, mask_of
+
+SIZES = {  # queries, keys, first query, first key
+    "square": (12, 12, 0, 0),
+    "one query": (1, 12, 11, 0),
+    "behind a cache": (4, 12, 8, 0),
+    "a longer cache": (4, 20, 8, 0),
+    "keys of a window": (3, 7, 9, 5),
+}
+FUNCTIONS = {
+    "causal": theirs.causal_mask_function,
+    "bidirectional": theirs.bidirectional_mask_function,
+    "window": theirs.sliding_window_causal_mask_function(5),
+    "window of both sides": theirs.sliding_window_bidirectional_mask_function(3),
+    "union": theirs.or_masks(
+        theirs.sliding_window_causal_mask_function(2),
+        theirs.sliding_window_bidirectional_overlay(1),
+    ),
+}
+PADDING = {
+    "none": None,
+    "left": [[0] * 3 + [1] * 9, [1] * 12],
+    "right": [[1] * 10 + [0] * 2, [1] * 5 + [0] * 7],
+    "holes": [[1, 0] * 6, [1] * 12],
+}
+CASES = list(itertools.product(FUNCTIONS, SIZES, PADDING))
+
+
+def dense(**given):
+    """What transformers makes, as an array of all batch entries."""
+    given |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return theirs.sdpa_mask(**given).numpy()
+
+
+def cells(mask, batch):
+    array = mask.mask.dense()
+    array = array if array.ndim == 4 else array[None, None]
+    return np.broadcast_to(array, (batch, *array.shape[1:]))
+
+
+@pytest.mark.parametrize(("function", "size", "padding"), CASES, ids="-".join)
+def test_known_functions(function, size, padding, monkeypatch):
+    nq, nk, q_offset, kv_offset = SIZES[size]
+    kept = PADDING[padding]
+    given = {
+        "batch_size": 2,
+        "q_length": nq,
+        "kv_length": nk,
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": FUNCTIONS[function],
+        "attention_mask": None if kept is None else torch.tensor(kept, dtype=torch.bool),
+    }
+    want = dense(**given)
+    monkeypatch.setattr(mask_functions._Place, "evaluate", None)  # all of them are read
+    mask = mask_of(**given)
+    assert np.array_equal(cells(mask, 2), want)
+    if padding != "holes":
+        assert all(isinstance(plane, Interval) for plane in mask.mask.planes)
+
+
+def packed(function, places):
+    ids = theirs.find_packed_sequence_indices(places)
+    within = theirs.remap_positions_for_packed_sequence(function, places)
+    return theirs.and_masks(within, theirs.packed_sequence_mask_function(ids))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_packed_sequences(function, monkeypatch):
+    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 5, 0, 1]])
+    sizes = {"batch_size": 2, "q_length": 8, "kv_length": 8}
+    given = sizes | {"mask_function": packed(FUNCTIONS[function], places)}
+    want = dense(**given)
+    monkeypatch.setattr(mask_functions._Place, "evaluate", None)
+    assert np.array_equal(cells(mask_of(**given), 2), want)
+
+
+def images(b, h, q, kv):
+    return (q // 3 == kv // 3) & (b >= 0)
+
+
+OTHERS = {
+    "one's own": images,
+    "joined": theirs.or_masks(theirs.causal_mask_function, images),
+    "chunks": theirs.chunked_causal_mask_function(4, torch.tensor([0, 2])),
+    "blocks": theirs.blockwise_overlay(torch.tensor([[0] * 6 + [-1] * 6, [1] * 12])),
+    "other places": theirs.remap_positions_for_packed_sequence(
+        theirs.causal_mask_function, torch.tensor([[5, 3, 1] * 4, list(range(12))])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_functions_are_evaluated(name):
+    given = {"batch_size": 2, "q_length": 12, "kv_length": 12, "mask_function": OTHERS[name]}
+    assert np.array_equal(cells(mask_of(**given), 2), dense(**given))
+
+
+def test_equal_masks_are_one_object():
+    first, second = (mask_of(1, 8, 8) for _ in range(2))
+    assert first is second
+    assert mask_of(1, 8, 8, q_offset=torch.tensor(0)) is first

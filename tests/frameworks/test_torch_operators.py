@@ -1,0 +1,187 @@
+"""The operators as torch sees them, dropout's random numbers, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from tensors import as_numpy, assert_same_bits, of_core, of_torch, qkv
+
+import masks
+import nbflash
+from nbflash import torch as nt
+from nbflash.torch.handles import handle_of
+
+OPS = torch.ops.nbflash
+
+
+def handle(mask=None):
+    return handle_of(mask, False, None, None, None, 0.0, False, "auto")
+
+
+def test_attention_passes_opcheck():
+    q, k, v, dout = qkv(1, 9, 9, 2, 1, 8)
+    given = q, k, v, [], None, handle(masks.causal(9))
+    torch.library.opcheck(OPS.attention.default, given)
+    out, lse = (x.detach() for x in OPS.attention.default(*given))
+    given = dout, *(x.detach() for x in (q, k, v)), out, lse, torch.ones_like(lse), *given[3:]
+    torch.library.opcheck(OPS.attention_backward.default, given)
+
+
+def test_decode_passes_opcheck():
+    q, k, v, _ = (x.detach() for x in qkv(2, 1, 9))
+    given = q, k, v, torch.tensor([9, 4], dtype=torch.int32), None, None, None, handle()
+    torch.library.opcheck(OPS.decode.default, given)
+
+
+def with_dropout(**options):
+    return lambda q, k, v: nt.attention(q, k, v, dropout=0.25, return_lse=True, **options)
+
+
+@pytest.mark.parametrize("seed", [5, (2**64 - 1, 3)], ids=["one", "two"])
+def test_given_seed_is_that_of_nbflash(seed):
+    q, k, v, dout = qkv()
+    got = of_torch(with_dropout(seed=seed), q, k, v, dout)
+    assert_same_bits(got, of_core(q, k, v, dout, dropout=0.25, seed=seed))
+
+
+def test_seed_of_a_tensor():
+    q, k, v, dout = qkv()
+    got = of_torch(with_dropout(seed=torch.tensor([5, -1])), q, k, v, dout)
+    assert_same_bits(got, of_core(q, k, v, dout, dropout=0.25, seed=(5, 2**64 - 1)))
+
+
+def test_seed_comes_from_the_generator():
+    q, k, v, _ = qkv()
+    torch.manual_seed(3)
+    first, second = (with_dropout()(q, k, v)[0] for _ in range(2))
+    torch.manual_seed(3)
+    again = with_dropout()(q, k, v)[0]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decode_is_that_of_nbflash(dtype):
+    q, k, v, _ = (x.detach() for x in qkv(2, 3, 20, dtype=dtype))
+    lengths = torch.tensor([20, 7], dtype=torch.int32)
+    got = nt.decode(q, k, v, lengths, return_lse=True)
+    arrays = [as_numpy(x) for x in (q, k, v, lengths)]
+    for a, b in zip(got, nbflash.decode(*arrays, return_lse=True), strict=True):
+        assert np.array_equal(as_numpy(a), b)
+
+
+def test_decode_of_pages_and_scales():
+    q, k, v, _ = (x.detach() for x in qkv(2, 1, 16, dtype="float32"))
+    pages = [x.reshape(8, 4, 2, 16) for x in (k, v)]
+    scale = torch.tensor([2.0, 4.0])
+    table = torch.arange(8, dtype=torch.int32).reshape(2, 4)
+    lengths = torch.tensor([16, 5], dtype=torch.int32)
+    whole = nt.decode(q, *(x.round() * scale[:, None] for x in (k, v)), lengths)
+    eight_bits = [x.round().to(torch.int8) for x in pages]
+    scales = {"k_scale": scale, "v_scale": scale}
+    assert torch.equal(nt.decode(q, *eight_bits, lengths, block_table=table, **scales), whole)
+
+
+def test_decode_has_no_gradient():
+    q, k, v, _ = qkv(1, 1, 9)
+    out = nt.decode(q, k, v, torch.tensor([9], dtype=torch.int32))
+    with pytest.raises(NotImplementedError, match="decode has no gradient"):
+        out.sum().backward()
+
+
+def test_module():
+    q, k, v, dout = qkv()
+    layer = nt.Attention(causal=True, dropout=0.5, sinks=4, layout="bhsd").double()
+    given = [x.transpose(1, 2) for x in (q, k, v)]
+    assert not torch.equal(layer(*given), layer(*given))
+    layer.eval()
+    out = layer(*given)
+    want = nt.merge_sink(*nt.attention(q, k, v, causal=True, return_lse=True), layer.sink)[0]
+    assert torch.equal(out.transpose(1, 2), want)
+    out.backward(dout.transpose(1, 2))
+    assert layer.sink.grad.abs().min() > 0
+    assert "causal=True" in repr(layer)
+
+
+def test_second_derivatives_are_refused():
+    q, k, v, _ = qkv()
+    (dq,) = torch.autograd.grad(nt.attention(q, k, v).sin().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, torch.func.grad], ids=["plain", "of grad"])
+def test_vmap_is_refused(transform):
+    q, k, v, _ = qkv()
+    mapped = torch.func.vmap(transform(lambda q: nt.attention(q, k.detach(), v.detach()).sum()))
+    with pytest.raises(NotImplementedError, match="fold the mapped axis into the batch"):
+        mapped(q.detach()[None])
+
+
+X = torch.zeros(1, 4, 2, 8)
+META = X.to("meta")
+REFUSED = {
+    "array": (lambda: nt.attention(X.numpy(), X, X), TypeError, "q must be a torch.Tensor"),
+    "axes": (lambda: nt.attention(X, X[0], X), ValueError, "k must have 4 axes"),
+    "device": (lambda: nt.attention(X, X, META), ValueError, "v must be on the device of q"),
+    "dtype": (lambda: nt.attention(X, X.half(), X), TypeError, "k must have the dtype of q"),
+    "integers": (lambda: nt.attention(X.int(), X.int(), X.int()), TypeError, "q must have dtype"),
+    "shape": (lambda: nt.attention(X, X[..., :4], X), ValueError, "k must have head_dim=8"),
+    "mask": (lambda: nt.attention(X, X, X, masks.causal(5)), ValueError, "mask must have shape"),
+    "layout": (lambda: nt.attention(X, X, X, layout="bnsd"), ValueError, "layout must be one of"),
+    "flag": (lambda: nt.attention(X, X, X, causal=1), TypeError, "causal must be True or False"),
+    "lse": (lambda: nt.attention(X, X, X, return_lse=1), TypeError, "return_lse must be True"),
+    "dropout": (lambda: nt.attention(X, X, X, dropout=1.5), ValueError, "dropout must be at least"),
+    "seed": (
+        lambda: nt.attention(X, X, X, dropout=0.5, seed=2.5),
+        TypeError,
+        "seed must be an integer",
+    ),
+    "score": (lambda: nt.attention(X, X, X, score=3), TypeError, "score must be made by"),
+    "place of a score": (
+        lambda: nt.attention(X, X, X, score=nt.scores.bias(META)),
+        ValueError,
+        "score has a tensor on meta",
+    ),
+    "varlen axes": (lambda: nt.varlen_attention(X, X, X, [0, 4]), ValueError, "q must have 3 axes"),
+    "varlen starts": (
+        lambda: nt.varlen_attention(X[0], X[0], X[0], ["a"]),
+        TypeError,
+        "cu_seqlens_q must be integers",
+    ),
+    "varlen mask": (
+        lambda: nt.varlen_attention(X[0], X[0], X[0], [0, 4], window=(1, 1)),
+        TypeError,
+        "takes no window",
+    ),
+    "decode": (lambda: nt.decode(X, X, X, [4]), TypeError, "lengths must be a torch.Tensor"),
+    "decode axes": (
+        lambda: nt.decode(X[0], X, X, torch.tensor([4])),
+        ValueError,
+        "q must have 4 axes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_shapes_without_data():
+    """On the meta device, as models are made before they are loaded."""
+    q = META.expand(2, 4, 2, 8)
+    out, lse = nt.attention(q, q, q, causal=True, return_lse=True)
+    assert (out.shape, out.device.type, lse.shape) == (q.shape, "meta", (2, 2, 4))
+
+
+def test_import_of_nbflash_brings_no_framework():
+    import subprocess
+    import sys
+
+    script = (
+        "import sys, nbflash, masks; "
+        "print([x for x in ('torch', 'jax', 'transformers') if x in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]"
