@@ -1,0 +1,169 @@
+"""nbflash.jax: the numbers of nbflash under jit, grad, remat, vmap and shard_map."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import masks
+import nbflash
+from nbflash.jax import attention
+from nbflash.testing import make_qkv
+
+MASK = masks.butterfly(33, block=8) & masks.causal(33)
+
+
+def arrays(dtype="float32", batch=2):
+    return [jnp.asarray(x).astype(dtype) for x in make_qkv(batch, 33, 33, 4, 2, 16)]
+
+
+def of_core(given, mask=None, *, dlse=None, **options):
+    q, k, v, dout = (np.asarray(x) for x in given)
+    out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **options)
+    given = dout, q, k, v, out, lse, mask
+    return out, lse, *nbflash.attention_backward(*given, dlse=dlse, **options)
+
+
+def of_jax(given, mask=None, *, dlse=None, **options):
+    q, k, v, dout = given
+
+    def run(q, k, v):
+        return attention(q, k, v, mask, return_lse=True, **options)
+
+    (out, lse), pullback = jax.vjp(jax.jit(run), q, k, v)
+    return out, lse, *pullback((dout, jnp.zeros_like(lse) if dlse is None else dlse))
+
+
+def assert_same_bits(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert np.array_equal(np.asarray(a), b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_same_bits_as_numpy(dtype):
+    given = arrays(dtype)
+    got = of_jax(given, MASK)
+    assert_same_bits(got, of_core(given, MASK))
+    assert got[0].dtype == dtype
+
+
+def test_float64():
+    with jax.enable_x64(True):
+        given = arrays("float64")
+        assert_same_bits(of_jax(given, window=(5, 0)), of_core(given, window=(5, 0)))
+
+
+def test_gradient_into_lse():
+    given = arrays()
+    dlse = np.random.default_rng(0).standard_normal((2, 4, 33), dtype=np.float32)
+    assert_same_bits(of_jax(given, MASK, dlse=dlse), of_core(given, MASK, dlse=dlse))
+
+
+@pytest.mark.parametrize("seed", [5, (2**64 - 1, 2**40)], ids=["one", "two"])
+def test_dropout(seed):
+    given, options = arrays(), {"dropout": 0.25, "seed": seed}
+    assert_same_bits(of_jax(given, **options), of_core(given, **options))
+
+
+def test_seed_of_a_key_is_traced():
+    q, k, v, _ = arrays()
+    run = jax.jit(lambda key: attention(q, k, v, dropout=0.5, seed=key))
+    first, second, again = (run(jax.random.key(i)) for i in (1, 2**40 + 2, 1))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, second)
+    assert run._cache_size() == 1
+    words = jnp.array([1, 0], jnp.uint32)
+    assert np.array_equal(first, attention(q, k, v, dropout=0.5, seed=words))
+    given = [np.asarray(x) for x in (q, k, v)]
+    assert np.array_equal(first, nbflash.attention(*given, dropout=0.5, seed=1))
+
+
+def test_rematerialised():
+    q, k, v, _ = arrays()
+    loss = lambda q: jnp.sin(attention(q, k, v, MASK)).sum()
+    assert np.array_equal(jax.grad(jax.checkpoint(loss))(q), jax.grad(loss)(q))
+
+
+VMAPPED = {
+    "folded": {"mask": MASK},
+    "dropout": {"dropout": 0.25, "seed": 3},
+    "mask of two": {"mask": masks.per_batch([MASK, masks.causal(33)])},
+}
+
+
+@pytest.mark.parametrize("options", VMAPPED.values(), ids=VMAPPED)
+def test_vmap(options):
+    q, k, v, dout = arrays()
+    queries = jnp.stack([q, 2 * q, 3 * q])
+
+    def gradients(q, k):
+        return jax.grad(lambda q, k: (attention(q, k, v, **options) * dout).sum(), (0, 1))(q, k)
+
+    dq, dk = jax.vmap(gradients, in_axes=(0, None))(queries, k)
+    for i, each in enumerate(queries):
+        assert_same_bits((dq[i], dk[i]), map(np.asarray, gradients(each, k)))
+
+
+def test_vmap_of_vmap():
+    q, k, v, _ = arrays()
+    queries = jnp.stack([q, 2 * q, 3 * q, 4 * q]).reshape(2, 2, *q.shape)
+    out = jax.vmap(jax.vmap(lambda q: attention(q, k, v, MASK)))(queries)
+    assert np.array_equal(out[1, 0], attention(3 * q, k, v, MASK))
+
+
+def test_two_devices():
+    """Of a batch shared out; keys that all devices have get the sum of their gradients."""
+    q, k, v, dout = arrays()
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Auto,))
+
+    def loss(attend):
+        return lambda q, k, v: (attend(q, k, v) * dout).sum()
+
+    def one(q, k, v):
+        return attention(q, jnp.broadcast_to(k, (len(q), *k.shape[1:])), v, MASK)
+
+    specs = P("b"), P(), P("b")
+    two = jax.shard_map(one, mesh=mesh, in_specs=specs, out_specs=P("b"))
+    got, want = (jax.jit(jax.grad(loss(f), (0, 1, 2)))(q, k[:1], v) for f in (two, one))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=4 * np.spacing(abs(b).max()))
+
+
+def test_compiled_once():
+    q, k, v, _ = arrays()
+    run = jax.jit(lambda q: attention(q, k, v, causal=True))
+    for i in range(3):
+        run(i * q)
+    assert run._cache_size() == 1
+
+
+X = jnp.zeros((1, 4, 2, 8))
+REFUSED = {
+    "dtype": (lambda: attention(X, X.astype("int32"), X), TypeError, "k must have dtype"),
+    "axes": (lambda: attention(X, X[0], X), ValueError, "k must have 4 axes"),
+    "mask": (lambda: attention(X, X, X, masks.causal(5)), ValueError, "mask must have shape"),
+    "flag": (lambda: attention(X, X, X, return_lse=1), TypeError, "return_lse must be True"),
+    "dropout": (lambda: attention(X, X, X, dropout=2.0), ValueError, "dropout must be at least"),
+    "no seed": (lambda: attention(X, X, X, dropout=0.5), ValueError, "seed must be given"),
+    "seed": (
+        lambda: attention(X, X, X, dropout=0.5, seed=jnp.zeros(3)),
+        TypeError,
+        "seed must be a key or a uint32 array",
+    ),
+    "score": (lambda: attention(X, X, X, score=3), TypeError, "score must be made by"),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_second_derivatives_are_refused():
+    q, k, v, _ = arrays()
+    inner = jax.grad(lambda q: attention(q, k, v).sum())
+    with pytest.raises(ValueError, match="do not support JVP"):
+        jax.grad(lambda q: inner(q).sum())(q)
