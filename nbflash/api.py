@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbflash.inputs.arrays import as_given
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import check_flag, check_forward, check_mask
@@ -70,7 +71,8 @@ def attention(
     Returns
     -------
     out : array like q
-        CuPy for CUDA inputs, NumPy for host inputs. A row that attends nothing is 0.
+        CuPy for CUDA inputs, NumPy for host inputs, tensors for those of PyTorch. A row that
+        attends nothing is 0.
     lse : array (batch, heads, seqlen_q), only with ``return_lse=True``
         float32, or float64 for float64 inputs.
         Natural logarithm; -inf for a row that attends nothing.
@@ -88,11 +90,12 @@ def attention(
     the mask (FlashAttention, arXiv 2205.14135, algorithm 5).
     """
     return_lse = check_flag("return_lse", return_lse)
+    given = q
     q, k, v, target = forward_inputs(q, k, v, out)
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
     result, lse = plan_.run_forward(q, k, v, target, seed, with_lse=return_lse)
     result = result if out is None else out
-    return (result, lse) if return_lse else result
+    return as_given(given, (result, lse) if return_lse else result)
 
 
 def attention_backward(
@@ -146,10 +149,11 @@ def attention_backward(
     P is computed anew, ``exp(S − LSE)``: scores of magnitude |s| are rounded by up to ``|s| 2⁻²³``
     (``2⁻⁵²`` for float64), and P is off by as much of itself.
     """
-    deterministic = check_flag("deterministic", deterministic)
+    deterministic, given = check_flag("deterministic", deterministic), q
     q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
-    return plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
+    gradients = plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
+    return as_given(given, gradients)
 
 
 def score_backward(
@@ -211,9 +215,10 @@ def score_backward(
     every score, which is written once. Other sums there are by atomics: as `attention_backward`
     without ``deterministic``, they differ from run to run in their last bits.
     """
+    given = q
     q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
-    return plan_.run_score_backward(dout, q, k, v, out, lse, dlse, seed)
+    return as_given(given, plan_.run_score_backward(dout, q, k, v, out, lse, dlse, seed))
 
 
 def plan(

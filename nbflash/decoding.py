@@ -10,7 +10,7 @@ import masks
 from nbflash.backends.reference import EmptyExecutor
 from nbflash.backends.registry import BACKENDS
 from nbflash.definitions.quantised import LIMITS, dequantise
-from nbflash.inputs.arrays import CUDA, device_of
+from nbflash.inputs.arrays import CUDA, as_given, device_of
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.decode_problem import (
     Cache,
@@ -109,14 +109,15 @@ def decode(
     """
     return_lse = check_flag("return_lse", return_lse)
     arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
+    given = q
     q, cache = decode_inputs(q, arrays)
     if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
         out, lse = _cuda().lookup(q, cache, mask, scale, impl)(q, cache, return_lse)
-        return (out, lse) if return_lse else out
+        return as_given(given, (out, lse) if return_lse else out)
     problem = _check_on_host(q, cache, mask, scale, impl)
     out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
     _write_on_host(problem, q, cache, mask, out, lse)
-    return (out, lse) if return_lse else out
+    return as_given(given, (out, lse) if return_lse else out)
 
 
 def write_decode(q, cache: Cache, mask, scale, out, lse) -> None:

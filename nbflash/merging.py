@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbflash.inputs.arrays import library, native
+from nbflash.inputs.arrays import as_given, library, native
 from nbflash.inputs.problem import check_parts
 
 
@@ -47,13 +47,15 @@ def merge(out_a, lse_a, out_b, lse_b):
     The reduction of Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023), by the online softmax of
     Milakov and Gimelshein (arXiv 1805.02867).
     """
+    given = out_a
     out_a, lse_a, out_b, lse_b = _parts(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     xp, device = library(out_a)
     with device, np.errstate(over="ignore", invalid="ignore"):
         w_a, w_b, lse = _weights(xp, lse_a, lse_b)
         # O = w_a O_a + w_b O_b
         out = _rows(w_a) * _values(xp, out_a, lse_a) + _rows(w_b) * _values(xp, out_b, lse_b)
-        return xp.ascontiguousarray(out, out_a.dtype), xp.ascontiguousarray(lse)
+        results = xp.ascontiguousarray(out, out_a.dtype), xp.ascontiguousarray(lse)
+    return as_given(given, results)
 
 
 def merge_backward(dout, out_a, lse_a, out_b, lse_b, *, dlse=None):
@@ -92,6 +94,7 @@ def merge_backward(dout, out_a, lse_a, out_b, lse_b, *, dlse=None):
         dO_a = w_a dO      dLSE_a = w_a dLSE + t
         dO_b = w_b dO      dLSE_b = w_b dLSE − t
     """
+    given = out_a
     out_a, lse_a, out_b, lse_b, dout, dlse = _parts(
         out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b, dout=dout, dlse=dlse
     )
@@ -110,7 +113,7 @@ def merge_backward(dout, out_a, lse_a, out_b, lse_b, *, dlse=None):
             dout_p = _values(xp, _rows(w) * wide, lse)
             dlse_p = xp.where(lse == -np.inf, 0, dlse_p)
             gradients += xp.ascontiguousarray(dout_p, dout.dtype), xp.ascontiguousarray(dlse_p)
-        return tuple(gradients)
+    return as_given(given, tuple(gradients))
 
 
 def merge_sink(out, lse, sink):
@@ -144,8 +147,9 @@ def merge_sink(out, lse, sink):
     per head is what gpt-oss calls ``sinks`` and flash-attn ``learnable_sink``; ``sink = 0`` is the
     "softmax off by one". The mask `masks.sinks` is another matter: it keeps the first keys.
     """
+    given = out
     out, lse, sink = _parts(out=out, lse=lse, sink=sink)
-    return merge(out, lse, *_sink_part(out, lse, sink))
+    return as_given(given, merge(out, lse, *_sink_part(out, lse, sink)))
 
 
 def merge_sink_backward(dout, out, lse, sink, *, dlse=None):
@@ -176,12 +180,14 @@ def merge_sink_backward(dout, out, lse, sink, *, dlse=None):
     TypeError, ValueError
         Naming the argument, its value and what would be right.
     """
+    given = out
     out, lse, sink, dout, dlse = _parts(out=out, lse=lse, sink=sink, dout=dout, dlse=dlse)
     part = _sink_part(out, lse, sink)
     dout, dlse, _, dlse_sink = merge_backward(dout, out, lse, *part, dlse=dlse)
     with library(out)[1]:
         dsink = dlse_sink.sum(axis=(0, 2), dtype=np.float64)  # over all tokens
-        return dout, dlse, dsink.astype(sink.dtype)
+        dsink = dsink.astype(sink.dtype)
+    return as_given(given, (dout, dlse, dsink))
 
 
 def _parts(**named):

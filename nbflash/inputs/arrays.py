@@ -57,6 +57,29 @@ def are_native(first, *others) -> bool:
     return True
 
 
+def as_given(x, results):
+    """Native arrays, one or a tuple, as tensors where ``x`` is one of PyTorch, or as they are."""
+    if type(x) in _native_types or not _is_tensor(x):
+        return results
+    if isinstance(results, tuple):
+        return tuple(_tensor(each) for each in results)
+    return _tensor(results)
+
+
+def _is_tensor(x) -> bool:
+    return "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor)
+
+
+def _tensor(x):
+    """A tensor of a native array's memory; those that are tensors already stay it."""
+    torch = sys.modules["torch"]
+    if _is_tensor(x):
+        return x
+    if x.dtype.name == "bfloat16":  # which NumPy and CuPy do not export
+        return torch.from_dlpack(x.view("int16")).view(torch.bfloat16)
+    return torch.from_dlpack(x)
+
+
 def on_cuda(x) -> bool:
     """Whether anything at all is an array of CUDA memory, without importing an array library."""
     cupy = sys.modules.get("cupy")
@@ -242,7 +265,16 @@ def _offers_dlpack(x) -> bool:
 def _to_numpy(name, x) -> np.ndarray:
     if isinstance(x, np.ndarray):
         return x.view(np.ndarray)
-    return _share(name, x, np.from_dlpack)
+    return _share(name, x, _tensor_as_numpy if _is_tensor(x) else np.from_dlpack)
+
+
+def _tensor_as_numpy(x):
+    torch = sys.modules["torch"]
+    if x.dtype != torch.bfloat16:
+        return np.from_dlpack(x)
+    import ml_dtypes
+
+    return np.from_dlpack(x.view(torch.int16)).view(ml_dtypes.bfloat16)
 
 
 def _to_cupy(name, x):
@@ -256,7 +288,9 @@ def _share(name, x, convert):
     try:
         return convert(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"{name} ({_type_name(x)}) cannot be shared: {error}") from error
+        has_gradient = _is_tensor(x) and x.requires_grad
+        hint = "; nbflash.torch takes tensors with gradients" if has_gradient else ""
+        raise TypeError(f"{name} ({_type_name(x)}) cannot be shared: {error}{hint}") from error
 
 
 def _cupy():

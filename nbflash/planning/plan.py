@@ -13,7 +13,16 @@ from dataclasses import replace
 from functools import cached_property
 
 from nbflash.backends.registry import prepare, prepare_score_backward
-from nbflash.inputs.arrays import allocator, are_native, meet, native, reach, signature, zeros
+from nbflash.inputs.arrays import (
+    allocator,
+    are_native,
+    as_given,
+    meet,
+    native,
+    reach,
+    signature,
+    zeros,
+)
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import (
@@ -81,21 +90,25 @@ class AttentionPlan:
 
     def __call__(self, q, k, v, out=None, *, seed=None):
         """``(out, lse)`` of `attention`."""
+        given = q
         q, k, v, target = forward_inputs(q, k, v, out)
         result, lse = self._matching(q, k, v).run_forward(q, k, v, target, seed)
-        return (result if out is None else out), lse
+        return as_given(given, (result if out is None else out, lse))
 
     def backward(self, dout, q, k, v, out, lse, *, dlse=None, seed=None, deterministic=False):
         """``(dq, dk, dv)`` of `attention_backward`."""
-        deterministic = check_flag("deterministic", deterministic)
+        deterministic, given = check_flag("deterministic", deterministic), q
         q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
         plan_ = self._matching(q, k, v)
-        return plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
+        gradients = plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
+        return as_given(given, gradients)
 
     def score_backward(self, dout, q, k, v, out, lse, *, dlse=None, seed=None):
         """The gradients of the score's arrays, as `nbflash.score_backward` returns them."""
+        given = q
         q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
-        return self._matching(q, k, v).run_score_backward(dout, q, k, v, out, lse, dlse, seed)
+        plan_ = self._matching(q, k, v)
+        return as_given(given, plan_.run_score_backward(dout, q, k, v, out, lse, dlse, seed))
 
     def vjp(self, q, k, v, *, seed=None, return_lse=False, with_score=False):
         """The result, and the function that takes its gradient to those of q, k and v.

@@ -107,7 +107,7 @@ OUTSIDE = {
     "nbflash.cuda.ptx._asm": ("numba numba.cuda llvmlite", ""),
     "nbflash.cuda.simulator": ("numpy greenlet numba numba.cuda", ""),
     "nbflash.testing": ("numpy", "ml_dtypes"),
-    "nbflash.inputs": ("numpy", "cupy"),
+    "nbflash.inputs": ("numpy", "cupy ml_dtypes"),
     "nbflash.kv_cache": ("numpy", "cupy ml_dtypes"),
     "nbflash.environment": ("", "cupy"),
     "nbflash.schedule": ("numpy scipy", ""),

@@ -1,0 +1,56 @@
+"""nbflash's own functions of tensors give tensors, with the numbers of arrays."""
+
+import numpy as np
+import pytest
+import torch
+from tensors import as_numpy, qkv
+
+import nbflash
+
+
+def assert_tensors(got, want):
+    for a, b in zip(got, want, strict=True):
+        assert isinstance(a, torch.Tensor)
+        assert np.array_equal(as_numpy(a), b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_and_its_gradients(dtype):
+    tensors = [x.detach() for x in qkv(dtype=dtype)]
+    arrays = [as_numpy(x) for x in tensors]
+    forward, backward = [], []
+    for *inputs, dout in (tensors, arrays):
+        forward.append(nbflash.attention(*inputs, causal=True, return_lse=True))
+        given = dout, *inputs, *forward[-1]
+        backward.append(nbflash.attention_backward(*given, causal=True))
+    assert_tensors(*forward)
+    assert_tensors(*backward)
+    plan = nbflash.plan(*tensors[:3], causal=True)
+    results, pullback = plan.vjp(*tensors[:3], return_lse=True)
+    assert_tensors(results, forward[1])
+    assert_tensors(pullback(tensors[3]), backward[1])
+
+
+def test_out_is_returned():
+    q, k, v, _ = (x.detach() for x in qkv())
+    out = torch.empty_like(q)
+    assert nbflash.attention(q, k, v, out=out) is out
+
+
+def test_merging_and_decode():
+    q, k, v, dout = (x.detach() for x in qkv(2, 4, 20))
+    sink = torch.randn(4, dtype=q.dtype)
+    results = []
+    for a, b, c, d, e in ([q, k, v, dout, sink], map(as_numpy, (q, k, v, dout, sink))):
+        out, lse = nbflash.attention(a, b, c, return_lse=True)
+        made = [*nbflash.merge(out, lse, out, lse), *nbflash.merge_sink(out, lse, e)]
+        made += nbflash.merge_backward(d, out, lse, out, lse)
+        made += nbflash.merge_sink_backward(d, out, lse, e)
+        results.append([*made, nbflash.decode(a, b, c, [20, 9])])
+    assert_tensors(*results)
+
+
+def test_who_wants_gradients_is_sent_to_nbflash_torch():
+    q, k, v, _ = qkv()
+    with pytest.raises(TypeError, match=r"nbflash\.torch takes tensors with gradients"):
+        nbflash.attention(q, k, v)
