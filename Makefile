@@ -108,7 +108,7 @@ clean:
 $(installed)-experiment: extras = plot$(cuda_extra)
 $(installed)-test: extras = plot,test$(compile_extra)$(cuda_extra)
 $(installed)-smoke: extras = test
-$(installed)-frameworks: extras = test,frameworks
+$(installed)-frameworks: extras = plot,test,frameworks
 $(installed)-experiment $(installed)-test $(installed)-smoke $(installed)-frameworks: $(python) setup.cfg pyproject.toml
 	@echo 'Installing nbflash[$(extras)] into $(VENV)'
 	@$(run) pip install -q --disable-pip-version-check -e '.[$(extras)]'

