@@ -1,5 +1,7 @@
 import sys
+from pathlib import Path
 
+CHECKOUT = Path(__file__).parents[1] / "setup.cfg"
 NEEDED = ("click", "rich", "matplotlib")
 
 
@@ -13,7 +15,8 @@ def run():
         package = error.name.partition(".")[0]
         if package not in NEEDED:
             raise
-        print(f"error: needs {package}: pip install '.[plot]'", file=sys.stderr)
+        source = "." if CHECKOUT.is_file() else "nbflash"
+        print(f"error: needs {package}: pip install '{source}[plot]'", file=sys.stderr)
         sys.exit(2)
 
 

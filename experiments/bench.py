@@ -13,7 +13,7 @@ import numpy as np
 from experiments import sweeps
 from experiments.backends import open_backend, parse_dtype
 from experiments.check import sample_rows
-from experiments.errors import OutOfBudget
+from experiments.errors import OutOfBudget, one_line
 from experiments.grid import read_cases
 from experiments.passes import FORWARD, flops
 from experiments.peers import NBFLASH
@@ -235,6 +235,6 @@ def describe(case):
 
 def left_out(name, where, error):
     """Say in one line that a library is not measured there, and why."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    line = f"{name} is left out ({where}): {textwrap.shorten(text, 300, placeholder=' …')}"
+    text = textwrap.shorten(one_line(error), 300, placeholder=" …")
+    line = f"{name} is left out ({where}): {text}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)

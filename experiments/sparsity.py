@@ -17,7 +17,7 @@ from experiments import sweeps
 from experiments.backends import open_backend, parse_dtype
 from experiments.check import Oracle, Verdict, nearest, sample_rows, sampled
 from experiments.dense import DenseBaseline, fits_in_memory
-from experiments.errors import BadInput, OutOfBudget
+from experiments.errors import BadInput, OutOfBudget, one_line
 from experiments.inputs import load_qkv, random_qkv
 from experiments.passes import BACKWARD, BASELINE, BOTH, DENSE, FORWARD, PASSES, both
 from experiments.report import progress
@@ -161,7 +161,7 @@ def _checked_run(case, settings, backend, host, arrays, block):
     try:
         plan = nbflash.plan(q, k, v, case.mask, impl=settings.impl)
     except (ValueError, TypeError) as error:
-        raise BadInput(" ".join(str(error).split())) from None
+        raise BadInput(one_line(error)) from None
     density = 1.0 if case.mask is None else block_density(case.mask, block)
     rows = sample_rows(q.shape[1], settings.check_rows, settings.seed, tile_height(plan))
     oracle = Oracle(*host, case.mask, rows)

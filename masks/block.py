@@ -238,8 +238,8 @@ def from_scipy(matrix, block=None, *, shape=None):
     ----------
     matrix : scipy.sparse array
         CSR, CSC, COO, DIA, ...: one entry per block. BSR: one stored block per mask block; its
-        values must be all non-zero or all zero. Index arrays must be canonical: monotone
-        ``indptr``, sorted distinct indices inside the shape. Explicit zeros are absent.
+        values must be all non-zero or all zero. Entries in any order, but no two of the same
+        place: ``sum_duplicates()`` adds them up. Explicit zeros are absent.
     block : int or (int, int), optional
         Tokens per block along queries and keys. Default 1 (token-exact); for BSR its blocksize.
     shape : (int, int), optional
@@ -249,6 +249,8 @@ def from_scipy(matrix, block=None, *, shape=None):
         raise TypeError(f"matrix is {type(matrix).__name__}: must be a scipy.sparse array")
     if matrix.dtype.kind not in "biuf":
         raise TypeError(f"matrix has dtype {matrix.dtype}: must be bool or a real number")
+    if matrix.ndim != 2:
+        raise ValueError(f"matrix has shape {matrix.shape}: must have 2 dimensions")
     if matrix.format == "bsr":
         block = _block_pair(matrix.blocksize if block is None else block)
         if block != matrix.blocksize:
@@ -293,7 +295,7 @@ def _blocks_of_bsr(matrix):
 
 
 def _check_canonical(matrix):
-    """Raise ValueError unless index arrays are monotone, in range, sorted and distinct."""
+    """Raise ValueError unless index arrays are monotone, in range and distinct."""
     if matrix.format == "coo":
         key = matrix.row.astype(np.int64) * matrix.shape[1] + matrix.col
         for name, index, limit in zip(("row", "col"), matrix.coords, matrix.shape, strict=True):
@@ -311,13 +313,15 @@ def _check_canonical(matrix):
     if indptr[-1] != indices.size or indices.size != matrix.data.size:
         raise ValueError(f"matrix.indptr[-1]={indptr[-1]}: must equal len(indices)={indices.size}")
     _check.integers("matrix.indices", indices, 0, minor - 1)
-    step = np.diff(indices.astype(np.int64))
-    inside = np.repeat(np.arange(major), np.diff(indptr))
-    bad = (step <= 0) & (np.diff(inside) == 0)
-    if bad.any():
-        at = int(np.flatnonzero(bad)[0]) + 1
-        what = "duplicated" if step[at - 1] == 0 else "unsorted"
-        raise ValueError(f"matrix.indices[{at}]={indices[at]}: is {what} within its row")
+    key = np.repeat(np.arange(major) * minor, np.diff(indptr)) + indices
+    order = np.argsort(key, kind="stable")  # products of SciPy are not sorted
+    twice = np.flatnonzero(np.diff(key[order]) == 0)
+    if twice.size:
+        at = order[twice[0] + 1]
+        raise ValueError(
+            f"matrix.indices[{at}]={indices[at]}: is duplicated within its row; "
+            "matrix.sum_duplicates() adds such entries up"
+        )
 
 
 def to_scipy(mask, block, touched):

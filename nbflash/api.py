@@ -60,7 +60,8 @@ def attention(
         has the offset 0. The same seed drops the same elements, bit for bit, on every
         implementation and under every mask. Nothing is stored or advanced: pass
         `attention_backward` the same, and the next call another, the next offset say. An array in
-        CUDA memory is read when the kernels run, and may be added to within a CUDA graph.
+        CUDA memory is read when the kernels run, negative numbers as they are modulo 2⁶⁴, and may
+        be added to within a CUDA graph.
     return_lse : bool
         Also return the log-sum-exp that `attention_backward` needs.
     out : array like q, optional

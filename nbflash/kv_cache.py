@@ -305,9 +305,9 @@ class KVCache:
         sequences = [_at_least(0, **{name: s}) for s in sequences]
         unknown = [s for s in sequences if s not in self._sequences]
         if unknown:
+            held = f"{len(self._sequences)} sequence{'s' if len(self._sequences) != 1 else ''}"
             raise ValueError(
-                f"{name} must be allocated and not freed, got {unknown[0]}; "
-                f"{len(self._sequences)} are"
+                f"{name} must be allocated and not freed, got {unknown[0]}; the cache holds {held}"
             )
         if len(set(sequences)) < len(sequences):
             raise ValueError(f"sequences must be distinct, got {sequences}")

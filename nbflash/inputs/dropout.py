@@ -10,6 +10,7 @@ from nbflash.inputs.arrays import are_native, check_beside_q, native
 
 _LIMIT = 2**64
 _SHARED = "__dlpack__", "__cuda_array_interface__"
+_RANGE = "seed must hold integers from 0 to 2**64 - 1"
 _WANT = "an integer, a pair (seed, offset), or an array of these two of int64 or uint64"
 
 
@@ -49,7 +50,7 @@ def check_seed(seed, problem):
         if isinstance(x, bool | np.bool_) or not hasattr(x, "__index__"):
             raise TypeError(f"seed must be {_WANT}, got {seed!r}")
         if not 0 <= x < _LIMIT:
-            raise ValueError(f"seed must hold integers from 0 to 2**64 - 1, got {seed!r}")
+            raise ValueError(f"{_RANGE}, got {seed!r}")
     return tuple(map(int, pair))
 
 
@@ -62,6 +63,8 @@ def _from_array(seed, problem):
             f"{seed.strides}"
         )
     if isinstance(seed, np.ndarray):
-        return tuple(int(x) % _LIMIT for x in seed)
+        if (seed < 0).any():
+            raise ValueError(f"{_RANGE}, got {seed!r}")
+        return tuple(map(int, seed))
     check_beside_q("seed is", seed, problem)
     return seed

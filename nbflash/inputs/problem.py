@@ -364,6 +364,7 @@ def _check_scale(scale, dtype, head_dim) -> float:
         raise TypeError(f"scale must be a real number or None, got {scale!r}")
     work = np.float64 if dtype == np.float64 else np.float32
     largest = float(np.finfo(work).max) / 2  # the kernels multiply by log2(e) < 2
+    scale = scale.item() if isinstance(scale, np.generic) else scale  # float16 ends at 65504
     if not -largest <= scale <= largest:
         raise ValueError(
             f"scale must be finite in {work.__name__}, at most {largest:.3g} in magnitude, got "

@@ -70,6 +70,7 @@ class AttentionPlan:
         self._empty, self._device = allocator(problem.device, problem.device_id)
         with self._device:
             self._executor = executor or prepare(impl, spec)
+        self._given = executor
         self._checked = _Cache(_LIMIT)
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
@@ -144,6 +145,12 @@ class AttentionPlan:
 
     def __repr__(self) -> str:
         return f"AttentionPlan({self.impl}: {self.problem}, {self.schedule or self.mask})"
+
+    def __reduce__(self):
+        """The spec: who unpickles it plans again, or has planned."""
+        if self._given is None:
+            return _plan, (self.spec, self.impl)
+        return AttentionPlan, (self.spec, self.impl, self._given)
 
     def _matching(self, q, k, v) -> AttentionPlan:
         """The plan for these arrays: this one, or its sibling for another memory layout."""

@@ -224,6 +224,11 @@ SCALES = {
         ValueError,
         "scale must be finite .* got .*nan",
     ),
+    "scale-half-inf": (
+        {"scale": np.float16("inf")},
+        ValueError,
+        r"scale must be finite .* got .*inf",
+    ),
     "scale-string": ({"scale": "0.5"}, TypeError, "scale must be a real number or None, got '0.5'"),
     "scale-bool": ({"scale": True}, TypeError, "scale must be a real number or None, got True"),
     "scale-complex": ({"scale": 1j}, TypeError, "scale must be a real number or None, got 1j"),

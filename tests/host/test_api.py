@@ -316,3 +316,10 @@ def test_inputs_are_left_alone(impl):
     run_all(impl, q, k, v, dout, causal=True)
     for x, y in zip((q, k, v, dout), before, strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, float])
+def test_a_scale_of_any_precision(kind):
+    q, k, v, _ = make_qkv(1, 9, 9, 1, 1, 8)
+    expected = nbflash.attention(q, k, v, scale=0.125)
+    np.testing.assert_array_equal(nbflash.attention(q, k, v, scale=kind(0.125)), expected)

@@ -285,7 +285,7 @@ def test_forms_of_a_seed():
     for seed, same in (
         (7, (7, 0)),
         (np.int64(7), [np.uint8(7), 0]),
-        ((2**64 - 1, 3), np.array([-1, 3])),
+        ((2**63 - 1, 3), np.array([2**63 - 1, 3])),
         ((2**64 - 1, 3), np.array([2**64 - 1, 3], np.uint64)),
     ):
         np.testing.assert_array_equal(run(seed), run(same))
@@ -337,6 +337,7 @@ def test_without_queries_or_keys():
         ({"seed": (1, 2, 3)}, TypeError, r"got \(1, 2, 3\)"),
         ({"seed": (1, 0.5)}, TypeError, r"got \(1, 0.5\)"),
         ({"seed": -1}, ValueError, r"from 0 to 2\*\*64 - 1, got -1"),
+        ({"seed": np.array([-1, 2])}, ValueError, r"from 0 to 2\*\*64 - 1, got array\(\[-1, +2"),
         ({"seed": (0, 2**64)}, ValueError, r"from 0 to 2\*\*64 - 1"),
         ({"seed": np.zeros(2)}, TypeError, "got an array of float64"),
         ({"seed": np.zeros(2, np.int32)}, TypeError, "got an array of int32"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from experiments import __main__ as main_module
 from experiments import cli, sweeps
 from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.reference import ReferenceExecutor
@@ -300,6 +301,17 @@ def test_a_missing_package_is_named_in_one_line(tmp_path, package, command):
     )
     assert done.returncode == 2
     assert done.stderr == f"error: needs {package}: pip install '.[plot]'\n"
+
+
+def test_where_a_missing_package_comes_from(monkeypatch, capsys):
+    """A checkout has a setup.cfg, an installed wheel has none."""
+    monkeypatch.setitem(sys.modules, "experiments.cli", None)
+    monkeypatch.setattr(main_module, "NEEDED", ("experiments",))
+    for checkout, source in ((Path(__file__), "."), (Path("nothing"), "nbflash")):
+        monkeypatch.setattr(main_module, "CHECKOUT", checkout)
+        with pytest.raises(SystemExit, match="2"):
+            main_module.run()
+        assert capsys.readouterr().err.endswith(f": pip install '{source}[plot]'\n")
 
 
 def test_help_needs_no_numba():

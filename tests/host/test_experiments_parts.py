@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import masks
+import nbflash
 from experiments import bench_simt, sweeps
 from experiments.backends import open_backend
-from experiments.errors import BadInput, OutOfBudget
+from experiments.errors import BadInput, OutOfBudget, one_line
 from experiments.figures import draw_simt
 from experiments.gallery import row_of
 from experiments.inputs import load_qkv
@@ -254,3 +255,12 @@ def test_provenance_names_commit_device_and_versions():
     assert found["device"].endswith("cores")
     assert found["numpy"] == np.__version__
     assert all(isinstance(value, str) for value in found.values())
+
+
+def test_reasons_in_one_line():
+    with pytest.raises(ValueError, match="cannot run") as error:
+        nbflash.attention(*np.ones((3, 1, 4, 1, 8), np.float32), impl="sm80")
+    one, two = (one_line(ValueError(str(error.value) + more)) for more in ("", "\n  and so on"))
+    assert one.endswith(", cpu): the tensor-core kernels (mma.sync) are not built yet")
+    assert two == one + "; and so on"
+    assert one_line(KeyError()) == "KeyError"

@@ -206,6 +206,20 @@ def test_token_round_trip_through_every_scipy_format(a, name):
     assert (back.dense() == a.dense()).all()
 
 
+@pytest.mark.parametrize("name", ["csr", "csc", "bsr"])
+def test_entries_in_any_order(name):
+    """As the products of SciPy have them; the matrix stays as it is."""
+    rng = np.random.default_rng(0)
+    a, b = (sparse.csr_array(rng.random((40, 40)) < 0.1).astype(np.int32) for _ in "ab")
+    product = a.T @ b if name == "csc" else a @ b
+    matrix = product.tobsr(blocksize=(1, 1)) if name == "bsr" else product.asformat(name)
+    matrix.indices[:2] = matrix.indices[:2][::-1]
+    matrix.has_sorted_indices = False
+    before = matrix.indices.copy()
+    assert (masks.from_scipy(matrix).dense() == (matrix.toarray() != 0)).all()
+    assert (matrix.indices == before).all()
+
+
 @EXAMPLES
 @given(SEED, SIDE, SIDE, st.integers(1, 9))
 def test_block_round_trip_through_scipy(seed, nq, nk, block):

@@ -130,17 +130,21 @@ VALUE = {
         lambda: masks.from_scipy(csr(indices=(-1, 1))),
         r"matrix.indices\[0\]=-1: must lie in",
     ),
-    "index unsorted": (
-        lambda: masks.from_scipy(csr(indices=(1, 0), indptr=(0, 2, 2))),
-        r"matrix.indices\[1\]=0: is unsorted",
-    ),
     "index duplicate": (
         lambda: masks.from_scipy(csr(indices=(1, 1), indptr=(0, 2, 2))),
         r"matrix.indices\[1\]=1: is duplicated",
     ),
-    "csc unsorted": (
-        lambda: masks.from_scipy(csr(indices=(1, 0), indptr=(0, 2, 2)).T),
-        r"matrix.indices\[1\]=0: is unsorted",
+    "index duplicate unsorted": (
+        lambda: masks.from_scipy(csr(indices=(1, 0, 1), indptr=(0, 3, 3))),
+        r"matrix.indices\[2\]=1: is duplicated .*; matrix.sum_duplicates\(\) adds",
+    ),
+    "coo vector": (
+        lambda: masks.from_scipy(sparse.coo_array(np.ones(3))),
+        r"matrix has shape \(3,\): must have 2 dimensions",
+    ),
+    "csr vector": (
+        lambda: masks.from_scipy(sparse.csr_array(np.ones(3))),
+        r"matrix has shape \(3,\): must have 2 dimensions",
     ),
     "coo duplicate": (
         lambda: masks.from_scipy(sparse.coo_array((np.ones(2), ([1, 1], [0, 0])), shape=(2, 2))),

@@ -1,6 +1,8 @@
 """plan and the cache behind it."""
 
+import copy
 import functools
+import pickle
 import threading
 
 import numpy as np
@@ -183,3 +185,37 @@ def test_executors_are_made_on_the_device_of_the_arrays(monkeypatch, maker):
     *_, (gradient,) = pullback(dout)
     assert gradient.shape == (1, 1, 1, 8)
     assert made == [1]
+
+
+@by_impl
+def test_a_pickled_plan_is_planned_anew(impl):
+    q, k, v, dout = make_qkv(2, 45, 37, 4, 2, 8)
+    how = {"causal": True, "scale": 0.3, "score": scores.softcap(2.0), "dropout": 0.2}
+    plan = nbflash.plan(q, k, v, masks.window(45, 37, left=9), impl=impl, **how)
+    assert copy.copy(plan) is plan
+    (out, lse), sent = plan(q, k, v, seed=3), pickle.dumps(plan)
+    planning._plans.clear()
+    again = pickle.loads(sent)
+    assert again is not plan
+    assert (again.impl, again.mask, again.problem) == (impl, plan.mask, plan.problem)
+    np.testing.assert_array_equal(again(q, k, v, seed=3)[0], out)
+    args = dout, q, k, v, out, lse
+    for x, y in zip(again.backward(*args, seed=3), plan.backward(*args, seed=3), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+class Halved:
+    """An executor of one's own."""
+
+    def forward(self, q, k, v, out, lse):
+        out[...] = q / 2
+
+
+def test_a_plan_is_pickled_with_an_executor_of_ones_own():
+    q, k, v, _ = make_qkv(1, 6, 6, 1, 1, 8)
+    plan = planning.AttentionPlan(
+        AttentionSpec(check_forward(q, k, v), masks.dense(6)), "own", Halved()
+    )
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.impl == "own"
+    np.testing.assert_array_equal(again(q, k, v)[0], q / 2)
