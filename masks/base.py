@@ -271,7 +271,7 @@ class Mask:
     @property
     def _key(self):
         if self._digest is None:
-            self._digest = (type(self).__name__, self.shape, *map(_digest, self._parts()))
+            self._digest = (type(self).__name__, self.shape, *map(digest, self._parts()))
         return self._digest
 
     def _arguments(self):
@@ -306,7 +306,7 @@ def _combines(other):
     return isinstance(other, Mask)
 
 
-def _digest(part):
+def digest(part):
     """Hashable stand-in for one part of a mask; arrays are hashed by content."""
     if isinstance(part, np.ndarray):
         content = hashlib.blake2b(np.ascontiguousarray(part), digest_size=16).digest()

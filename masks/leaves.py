@@ -6,6 +6,7 @@ import numpy as np
 
 from masks import _check
 from masks.base import Mask
+from masks.functions import snapshot
 from masks.interval import ranges
 from masks.tiles import ABSENT, FULL, OPEN
 
@@ -171,20 +172,21 @@ class _Opaque(Mask):
 
 
 class Predicate(_Opaque):
-    """A Python function of ``(q, kv)``; equality is that of the function."""
+    """A Python function of ``(q, kv)`` as it was when the mask was made."""
 
-    __slots__ = ("fn",)
+    __slots__ = ("_call", "_key_of_fn", "fn")
     _fields = ("fn", "nq", "nk")
 
     def __init__(self, fn, nq, nk):
         super().__init__(nq, nk)
-        self.fn = fn
+        self.fn = fn  # for pickles, which hold its name
+        self._call, self._key_of_fn = snapshot(fn)
 
     def _parts(self):
-        return (self.fn,)
+        return (self._key_of_fn,)
 
     def _at(self, q, kv):
-        result = np.asarray(self.fn(q, kv))
+        result = np.asarray(self._call(q, kv))
         if result.dtype != bool:
             raise TypeError(f"fn returned dtype {result.dtype}: must be bool")
         try:
@@ -224,6 +226,13 @@ def from_function(fn, nq, nk=None):
 
     Notes
     -----
+    The function is taken as it is now: with copies of its defaults, of the variables of enclosing
+    functions and of the globals that it reads. What these become later does not change the mask;
+    make another one. Two masks are equal, and share a plan, where code and copies are, also of
+    lambdas made anew in every step. A function that reads other objects than numbers, strings,
+    arrays, masks, functions and collections of them, ``self.width`` say, is equal to itself only:
+    keep the mask, or let the function read a local variable.
+
     Tiling evaluates every cell, O(nq * nk) time in bounded memory, unless the mask is intersected
     with a sparse one: then only that one's tiles are evaluated.
     """
