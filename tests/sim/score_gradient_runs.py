@@ -6,6 +6,7 @@ from simt_runs import Geometry
 import masks
 from nbflash import reference, scores, testing
 from nbflash.backends.simt import score_gradient_host as simt_score
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 from nbflash.testing import make_qkv
 
@@ -22,8 +23,8 @@ def run(geometry, mask, inputs, score, *, module=simt_score, scale=None, dlse=No
     out, lse = reference.attention(*clean, mask, scale, score, **how)
     out, lse = out.astype(q.dtype), lse.astype(problem.lse_dtype)
     fitted = geometry.fitted(problem.dtype, problem.head_dim)
-    options = {"dropout": how.get("dropout", 0.0), "backward": fitted.backward(problem)}
-    executor = module.SimtScoreBackward(problem, mask, score, **options)
+    spec = AttentionSpec(problem, mask, score, how.get("dropout", 0.0))
+    executor = module.SimtScoreBackward(spec, backward=fitted.backward(problem))
     shapes = [part.shape for parts in score.parts for part in parts]
     sums = tuple(testing.poisoned(shape, problem.lse_dtype) for shape in shapes)
     dlse = np.zeros_like(lse) if dlse is None else dlse.astype(lse.dtype)

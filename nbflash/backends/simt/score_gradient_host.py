@@ -11,10 +11,10 @@ from nbflash.schedule.tile_schedule import TileSchedule
 
 
 class SimtScoreBackward:
-    """Those of one `AttentionSpec`."""
+    """Those of one `AttentionSpec`; ``backward`` as of `SimtLaunches`."""
 
-    def __init__(self, spec):
-        self._launches = launches = SimtLaunches(spec)
+    def __init__(self, spec, *, backward=None):
+        self._launches = launches = SimtLaunches(spec, backward)
         parts = [part for parts in spec.score.parts for part in parts]
         problem, capability = spec.problem, launches.device.capability
         self._of_parts = {

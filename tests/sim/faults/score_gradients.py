@@ -91,7 +91,7 @@ BINDING = (
     Mutant("sums not cleared", "            total.fill(0)\n", "            pass\n"),
     Mutant("all alone", "part.alone(problem)", "True"),
     Mutant("strides of dO are q's", "arrays.strides(dout)", "arrays.strides(q)"),
-    Mutant("scores in base 2", "work, (p.scale,)", "work, (p.scale * 1.4427,)"),
+    Mutant("scores in base 2", "(shared.problem.scale,)", "(shared.problem.scale * 1.4427,)"),
 )
 MUTANTS = (
     *((CHAIN_OF_FUNCTIONS, mutant) for mutant in FUNCTIONS),

@@ -172,7 +172,7 @@ ROW_KERNELS = (
             "i * l_stride[1] + h * l_stride[2]",
         ),
     ),
-    (EXECUTOR, Mutant("dlse with O's strides", "(dout, out, dlse)))", "(dout, out, out)))")),
+    (EXECUTOR, Mutant("dlse with O's strides", "(dout, out, dlse))\n", "(dout, out, out))\n")),
     (ROUND, Mutant("target with the source's stride", "i * t_stride[1]", "i * s_stride[1]")),
     (ROUND, Mutant("last column not written", "HEAD_DIM, WARP)", "HEAD_DIM - 1, WARP)")),
     (EXECUTOR, Mutant("atomics add to what was there", "                target.fill(0)\n", "")),
@@ -186,11 +186,11 @@ ROW_KERNELS = (
         EXECUTOR,
         Mutant(
             "strides of out are q's",
-            "_qkv_strides, arrays.strides(out)",
-            "_qkv_strides, arrays.strides(q)",
+            "qkv_strides, arrays.strides(out)",
+            "qkv_strides, arrays.strides(q)",
         ),
     ),
-    (EXECUTOR, Mutant("base e in base 2", "1.0 if self._score else LOG2_E", "1.0")),
+    (EXECUTOR, Mutant("base e in base 2", "1.0 if self.score else LOG2_E", "1.0")),
 )
 SURVIVORS = {
     "simt.backward: bwd_simt: syncthreads 9 deleted": (
