@@ -14,6 +14,7 @@ from nbflash.backends.sm90.decode.combine_in_block import joined_by_the_last
 from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
 from nbflash.cuda import launch
+from nbflash.cuda.device import Gpu
 from nbflash.inputs.decode_problem import Cache, check_decode
 from nbflash.planning import decode_plan
 
@@ -39,6 +40,21 @@ class Array:
         self.itemsize, self.data = x.itemsize, SimpleNamespace(ptr=x.__array_interface__["data"][0])
 
 
+class Device(Gpu):
+    """A GPU as far as what is bound can tell."""
+
+    multiprocessors, _id = 132, 0
+
+    def __init__(self):
+        pass
+
+    def resident(self, tables):
+        return [Array(np.asarray(x)) for x in tables]
+
+    def maps(self, *_):
+        return None
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("paged", [False, True])
 def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypatch):
@@ -60,10 +76,8 @@ def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypat
 
     monkeypatch.setattr(launch, "bind", Recorder)
     monkeypatch.setattr(sm90_decode, "_layout", lambda *_: [0] * (launch.MAP_WORDS - 1))
-    resident = lambda tables: [Array(np.asarray(x)) for x in tables]
-    device = SimpleNamespace(multiprocessors=132, resident=resident)
     cache = Cache(*(None if x is None else Array(x) for x in arrays))
-    partial = sm90_decode.Sm90Partial(device, problem, mask, Array(q), cache)
+    partial = sm90_decode.Sm90Partial(Device(), problem, mask, Array(q), cache)
     partial(Array(q), cache, 64, 128)
     partial(Array(q), cache, 64, 128, 192, 256, 320)
     (spec, trailing), (apart, _), (words, maps) = found
@@ -85,12 +99,10 @@ def test_another_geometry_and_number_of_shares(monkeypatch):
     arrays = Cache(*map(Array, (k, k, np.zeros(2, np.int32))))
     problem = check_decode(q, Cache(k, k, np.zeros(2, np.int32)))
     bound = []
-    monkeypatch.setattr(launch, "bind", lambda *given: bound.append(given))
+    monkeypatch.setattr(launch, "bind", lambda *given: bound.append(given) or SimpleNamespace())
     monkeypatch.setattr(sm90_decode, "_layout", lambda *_: [])
-    resident = lambda tables: [Array(np.asarray(x)) for x in tables]
-    device = SimpleNamespace(multiprocessors=132, resident=resident)
     config = replace(sm90_decode.config_for(problem, None), stages=5)
-    given = device, problem, None, Array(q), arrays
+    given = Device(), problem, None, Array(q), arrays
     partial = sm90_decode.Sm90Partial(*given, config=config, splits=7)
     (spec, blocks, *_) = bound.pop()
     assert (spec.config, blocks, partial.splits) == (config, 2 * 2 * 7, 7)
@@ -112,17 +124,15 @@ def test_how_many_parts_the_last_block_joins(stored, head_dim, rows, most):
 
 def test_counts_of_streams_and_of_graphs():
     """As many sets as there are, each for a stream or for one captured call."""
-    device = SimpleNamespace(resident=lambda tables: [Array(x) for x in tables])
-    counts = decode_plan._Counts(device, 5)
+    counts = decode_plan._Counts(Device(), 5)
     of_streams = [counts.find(stream, False) for stream in (0, 7, 9)]
     of_graphs = [counts.find(7, True) for _ in range(decode_plan._SETS)]
     found = sorted(of_streams + [x for x in of_graphs if x])
     assert len(found) == decode_plan._SETS
     assert set(np.diff(found)) == {20}
     assert [counts.find(stream, False) for stream in (0, 7, 9)] == of_streams
-    assert counts.find(11, False) == counts.find(decode_plan._PER_THREAD, False) == 0
+    assert counts.find(11, False) is counts.find(decode_plan._PER_THREAD, False) is None
 
 
 def test_no_counts_for_the_streams_of_threads():
-    device = SimpleNamespace(resident=lambda tables: [Array(x) for x in tables])
-    assert decode_plan._Counts(device, 1).find(decode_plan._PER_THREAD, False) == 0
+    assert decode_plan._Counts(Device(), 1).find(decode_plan._PER_THREAD, False) is None
