@@ -57,8 +57,8 @@ class Spec:
             return self._made[None][0]
         if not tensors[0].is_cuda:
             return scores.build(self.stages, [memory.array_of(x) for x in tensors])
-        stream = torch.cuda.current_stream(tensors[0].device)
-        key = stream, dtype, *((x.shape, x.dtype) for x in tensors)
+        stream = torch.cuda.current_stream(tensors[0].device).cuda_stream
+        key = stream, dtype, *((x.shape, x.dtype, x.device) for x in tensors)
         if key not in self._made:
             copies = [_room_for(x, dtype) for x in tensors]
             made = scores.build(self.stages, [memory.array_of(x) for x in copies])

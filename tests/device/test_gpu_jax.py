@@ -1,0 +1,61 @@
+"""nbflash.jax on the device: nbflash's bits, on XLA's stream, without allocation of CuPy's."""
+
+import importlib.util
+import os
+
+import cupy
+import numpy as np
+import pytest
+from device_runs import gallery, make_qkv, run
+
+if importlib.util.find_spec("jax") is None:
+    pytest.skip("JAX is not installed", allow_module_level=True)
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import jax.numpy as jnp
+
+from nbflash.jax import attention
+
+
+def kernels(**parameters):
+    """Compiled when they are needed."""
+    return []
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def case(request):
+    """Arrays of both libraries, on the device."""
+    arrays = make_qkv(2, 150, 150, 4, 2, 64, request.param)
+    words = [cupy.asnumpy(x.view("uint8")) for x in arrays]
+    return arrays, [jnp.asarray(x.view(jnp.dtype(request.param))) for x in words]
+
+
+def test_same_bits_as_cupy(case):
+    arrays, (q, k, v, dout) = case
+    mask = gallery(150, 150)["butterfly-causal"]
+
+    @jax.jit
+    def both(q, k, v, dout):
+        given = {"return_lse": True, "deterministic": True}
+        (out, lse), pullback = jax.vjp(lambda *x: attention(*x, mask, **given), q, k, v)
+        return out, lse, *pullback((dout, jnp.zeros_like(lse)))
+
+    got = both(q, k, v, dout)
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    before = pool.total_bytes()
+    got = both(q, k, v, dout)
+    jax.block_until_ready(got)
+    assert pool.total_bytes() == before
+    for a, b in zip(got, run(arrays, mask, deterministic=True), strict=True):
+        assert np.asarray(a).tobytes() == cupy.asnumpy(b.view("uint8")).tobytes()
+
+
+def test_seed_stays_on_the_device(case):
+    _, (q, k, v, _) = case
+    drop = jax.jit(lambda key: attention(q, k, v, dropout=0.25, seed=key))
+    first, second, again = (drop(jax.random.key(i)) for i in (1, 2, 1))
+    assert (first == again).all()
+    assert (first != second).any()
