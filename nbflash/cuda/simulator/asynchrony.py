@@ -11,9 +11,11 @@ import numpy as np
 from nbflash.cuda.simulator import race
 from nbflash.cuda.simulator.engine import current
 from nbflash.cuda.simulator.errors import SimError
+from nbflash.cuda.simulator.memory import wrap
 from nbflash.cuda.simulator.race import ATOMIC, WRITE
 from nbflash.cuda.simulator.sites import capture, show
 from nbflash.cuda.simulator.storage import POISON
+from nbflash.cuda.simulator.window import CHUNK, later, place
 
 
 class Mbarrier:
@@ -149,8 +151,38 @@ def bulk_copy_g2s(destination, source, bar, i):
     thread.block.in_flight.append(complete)
 
 
-def _issued(thread):
-    return thread.block.state.setdefault(("cp.async", thread.tid), [])
+class _Copies:
+    """What a thread has sent by ``cp.async``: groups that it has closed, and the open one."""
+
+    def __init__(self):
+        self.groups, self.open = [], []
+
+
+def _copies(thread):
+    return thread.block.state.setdefault(("cp.async", thread.tid), _Copies())
+
+
+def _send(thread, data, values, home):
+    """Poison the destination; the values come at a moment that the schedule chooses."""
+    landed = []
+
+    def complete():
+        if not landed:
+            data[...] = values
+            landed.append(True)
+
+    _copies(thread).open.append((complete, data, home))
+    later(thread.block, complete)
+
+
+def _landed(copies):
+    """Their writes count as the thread's and as made now: an earlier barrier does not order
+    them.
+    """
+    for complete, data, home in copies:
+        complete()
+        if home.shadow is not None:
+            home.shadow.note_view(data, home.base, WRITE)
 
 
 def cp_async(destination, to, source, at, count):
@@ -161,30 +193,44 @@ def cp_async(destination, to, source, at, count):
     destination, source : device arrays
         1-D, of elements of one size; ``to`` and ``at`` are the first elements, aligned to the copy.
     """
-    thread = current()
     if destination.dtype.itemsize != source.dtype.itemsize:
         raise SimError(f"cp.async of {source.dtype} into {destination.dtype}")
     values = np.array(source.load(at, count)).view(destination.dtype)
     destination.store(to, np.full(values.nbytes, POISON, np.uint8).view(values.dtype))
-    data, landed = destination.data[to : to + count], []
+    _send(current(), destination.data[to : to + count], values, destination.home)
 
-    def complete():
-        if not landed:
-            data[...] = values
-            landed.append(True)
 
-    _issued(thread).append((complete, data, destination.home))
-    thread.block.in_flight.append(complete)
+def cp_async16(to, source, at, inside):
+    """``cp.async`` of 16 bytes to an address of shared memory; zeros unless ``inside``."""
+    raw, home = current().block.shared.dynamic
+    if to % CHUNK:
+        raise SimError(f"cp.async: address {int(to)} is not a multiple of {CHUNK}")
+    first, count = place(to, CHUNK, "cp.async"), CHUNK // source.itemsize
+    data = wrap(raw[first : first + CHUNK].view(np.uint16), home)
+    values = np.array(source.load(at, count)).view(np.uint16) if inside else np.uint16(0)
+    data[0 : len(data)] = np.uint16(0x101 * POISON)
+    _send(current(), data.data, values, home)
+
+
+def cp_async_commit():
+    """``cp.async.commit_group``: what this thread has sent since the last one is a group."""
+    copies = _copies(current())
+    copies.groups.append(copies.open)
+    copies.open = []
+
+
+def cp_async_wait(pending):
+    """``cp.async.wait_group``: this thread's groups have landed, but the last ``pending``."""
+    copies = _copies(current())
+    done = max(0, len(copies.groups) - pending)
+    for group in copies.groups[:done]:
+        _landed(group)
+    copies.groups = copies.groups[done:]
 
 
 def cp_async_wait_all():
-    """``cp.async.wait_all``: every copy that this thread issued has landed.
-
-    Its writes count as this thread's and as made now: an earlier barrier does not order them.
-    """
-    issued = _issued(current())
-    for complete, data, home in issued:
-        complete()
-        if home.shadow is not None:
-            home.shadow.note_view(data, home.base, WRITE)
-    issued.clear()
+    """``cp.async.wait_all``: every copy that this thread issued has landed."""
+    copies = _copies(current())
+    for group in (*copies.groups, copies.open):
+        _landed(group)
+    copies.groups, copies.open = [], []

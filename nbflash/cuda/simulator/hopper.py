@@ -11,7 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbflash.cuda.simulator import bulk, race
-from nbflash.cuda.simulator.asynchrony import find_mbarrier, make_mbarrier
+from nbflash.cuda.simulator.asynchrony import (
+    cp_async_commit,
+    cp_async_wait,
+    find_mbarrier,
+    make_mbarrier,
+)
 from nbflash.cuda.simulator.bulk import (
     atom_inc,
     bulk_add,
@@ -22,6 +27,7 @@ from nbflash.cuda.simulator.bulk import (
 )
 from nbflash.cuda.simulator.engine import WARP, current
 from nbflash.cuda.simulator.errors import SimError
+from nbflash.cuda.simulator.ldmatrix import ldmatrix
 from nbflash.cuda.simulator.memory import wrap
 from nbflash.cuda.simulator.mma import mma
 from nbflash.cuda.simulator.sites import capture, show
@@ -40,9 +46,12 @@ __all__ = [
     "bulk_load",
     "bulk_wait",
     "bulk_wait_read",
+    "cp_async_commit",
+    "cp_async_wait",
     "fence_mbarrier_init",
     "fence_proxy_async",
     "global_address",
+    "ldmatrix",
     "mbarrier_arrive",
     "mbarrier_arrive_expect_tx",
     "mbarrier_init",

@@ -300,16 +300,17 @@ def store(memory, index, value):
 
 
 def store4(memory, index, values):
-    """Four consecutive elements as one vector store; alignment as :func:`load4`."""
+    """Four consecutive elements as one vector store, or as many; alignment as :func:`load4`."""
+    lanes = len(values)
     if not isinstance(memory, Memory):
-        check_quad(index)
-        memory[index : index + 4] = values
+        check_quad(index, lanes)
+        memory[index : index + lanes] = values
         return
-    b, at = memory.builder, memory.address(index, 4)
+    b, at = memory.builder, memory.address(index, lanes)
     vector = ir.Constant(at.type.pointee, ir.Undefined)
     for i, value in enumerate(values):
         vector = b.insert_element(vector, value.value, ir.Constant(ir.IntType(32), i))
-    b.store(vector, at, align=min(16, 4 * memory.itemsize))
+    b.store(vector, at, align=min(16, lanes * memory.itemsize))
 
 
 def _wrap(context, builder, type_, value):

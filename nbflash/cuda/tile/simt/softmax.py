@@ -8,20 +8,13 @@ partial sum per lane until :func:`row_total`.
     P  = 2^(S − m')               l' = α l + Σ P        (Algorithm 1, lines 10 to 12)
 """
 
-import math
 import operator
 
+from nbflash.cuda.tile.guarded_max import NEG_INF, guarded
 from nbflash.cuda.tile.tracing import equal, exp2, fma, maximum, reciprocal, select, total, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
 
-NEG_INF = -math.inf
-
-
-def guarded(m):
-    """0 for a row that has seen no score (m = −inf), so that −inf − m stays −inf."""
-    return select(equal(m, NEG_INF), 0.0, m)
-
-
+__all__ = ["NEG_INF", "guarded", "make_scale_rows", "make_softmax"]
 def make_softmax(rows, columns, tx):
     """The steps for fragments of ``rows × columns`` over ``tx`` lanes.
 
