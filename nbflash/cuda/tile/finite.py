@@ -6,21 +6,32 @@ from nbflash.cuda.tile.tracing import hide, load4, store4, unrolled
 SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
 
 
-def make_not_finite(dtype):
-    """``not_finite(smem, at)``, of the 16 bytes at word ``at``."""
+def not_finite_in(dtype):
+    """``not_finite(words)``, for use within ``@unrolled`` functions: not 0 if words of two numbers
+    hold an infinity or a NaN, an exponent of ones in either half.
+    """
     EXPONENTS, LOWEST_EXPONENTS = {
         "float16": (0x7C007C00, 0x04000400),
         "bfloat16": (0x7F807F80, 0x00800080),
     }[dtype]
 
-    @unrolled
-    def not_finite(smem, at):
-        """Not 0 if 16 bytes hold an infinity or a NaN: an exponent of ones, in either half."""
+    def not_finite(words):
         found = None
-        for x in load4(smem, at):
+        for x in words:
             carried = (x & EXPONENTS) + LOWEST_EXPONENTS
             found = carried if found is None else found | carried
         return found & (SIGNS - 2**32)
+
+    return not_finite
+
+
+def make_not_finite(dtype):
+    """``not_finite(smem, at)``, of the 16 bytes at word ``at``."""
+    of_words = not_finite_in(dtype)
+
+    @unrolled
+    def not_finite(smem, at):
+        return of_words(load4(smem, at))
 
     return not_finite
 

@@ -1,10 +1,12 @@
 """Tiles from global to shared memory by ``cp.async``, and back."""
 
-from nbflash.cuda.ptx._asm import inlined
+from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.cp_async import cp_async16
-from nbflash.cuda.tile.finite import make_not_finite
+from nbflash.cuda.tile.finite import not_finite_in
+from nbflash.cuda.tile.float_bits import signed, unsigned
 from nbflash.cuda.tile.mma.layout import CHUNK
-from nbflash.cuda.tile.tracing import both, load2, store4, unrolled
+from nbflash.cuda.tile.tracing import both, load4, store, store4, unrolled
+from nbflash.definitions.constants import WARP
 
 
 class ChunkCopy:
@@ -21,7 +23,7 @@ class ChunkCopy:
         chunks, total = tile.chunks, rows * tile.chunks
         if total % threads:
             raise ValueError(f"{rows} × {chunks} chunks do not divide among {threads} threads")
-        not_finite = make_not_finite(dtype)
+        not_finite = not_finite_in(dtype)
 
         def places(thread):
             """(row, chunk) of what a thread copies; cheap where the chunks divide the threads."""
@@ -42,27 +44,49 @@ class ChunkCopy:
                 cp_async16(to + tile.place(row, chunk), source, at, inside)
 
         @unrolled
-        def words(at, thread):
-            return tuple(at + tile.place(*place) // 4 for place in places(thread))
-
-        @inlined
         def scan(smem, at, thread):
-            found = 0
-            for word in words(at, thread):
-                found |= not_finite(smem, word)
-            return found
+            words = [at + tile.place(row, chunk) // 4 for row, chunk in places(thread)]
+            return not_finite([x for word in words for x in load4(smem, word)])
 
         self.send, self.scan = send, scan
 
 
 def make_store_rows(tile, m_tiles, head_dim):
-    """``put(smem, at, packed, place, lane)``: a warp's packed fragment to its rows of a tile, and
-    ``chunk_of(i, lane)``, ``copy(out, to, smem, at)`` to take them out again, 16 bytes at a time.
+    """``store_rows(out, base, stride, valid, packed, smem, at, lane)``: a warp's packed fragment.
+
+    It goes through the warp's rows of a tile in shared memory, the first of which is at word
+    ``at``, so that 16 bytes leave at a time; rows from ``valid`` on are not stored. ``out`` is in
+    words, ``base`` and ``stride`` in elements.
     """
-    raise NotImplementedError
+    CHUNKS = head_dim // CHUNK
+    PASSES, words = -(-16 * m_tiles * CHUNKS // WARP), tile.width // 4
 
+    @unrolled
+    def put(smem, at, packed, lane):
+        row, word = lane // 4, lane % 4
+        for i, x in enumerate(packed):
+            t, j, below = i // words, i % words // 2, i % 2
+            place = tile.place(row + (16 * t + 8 * below), row * 0 + j) // 4
+            store(smem, at + place + word, signed(x))
 
-@unrolled
-def copy_chunk(out, to, smem, at):
-    """Eight elements of 16 bits."""
-    store4(out, to, load2(smem, at, 8))
+    @unrolled
+    def place_of(i, lane):
+        """Row, chunk and word of what a lane takes in a pass."""
+        number = i * WARP + lane
+        row, chunk = number // CHUNKS, number % CHUNKS
+        return row, chunk, tile.place(row, chunk) // 4
+
+    @unrolled
+    def copy_chunk(out, to, smem, at):
+        store4(out, to, [unsigned(x) for x in load4(smem, at)])
+
+    @inlined
+    def store_rows(out, base, stride, valid, packed, smem, at, lane):
+        put(smem, at, packed, lane)
+        cuda.syncwarp()
+        for i in range(PASSES):
+            row, chunk, word = place_of(types.int32(i), lane)
+            if row < valid:
+                copy_chunk(out, (base + row * stride + chunk * CHUNK) >> 1, smem, at + word)
+
+    return store_rows

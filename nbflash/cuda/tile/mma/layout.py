@@ -14,8 +14,6 @@ with a constant (:meth:`SharedTile.step`), and 8 rows further on a constant more
                  lane // 8 % 2                                   A = Xᵀ, transposed
 """
 
-from nbflash.cuda.tile.tracing import unrolled
-
 CHUNK = 8  # elements of 16 bytes
 CHUNK_BYTES = 16
 STEP = 16  # contraction of one mma
@@ -39,16 +37,10 @@ class SharedTile:
         g, chunk = self._swizzle, k * 2
         return (address ^ chunk % g * CHUNK_BYTES) + chunk // g * (g * CHUNK_BYTES)
 
-    def lane_places(self):
-        """``by_rows(lane), by_columns(lane)``: a lane's byte of the two operands."""
-        place = self.place
+    def by_rows(self, lane):
+        """A lane's byte of an operand by rows."""
+        return self.place(lane % 16, lane // 16)
 
-        @unrolled
-        def by_rows(lane):
-            return place(lane % 16, lane // 16)
-
-        @unrolled
-        def by_columns(lane):
-            return place(lane // 16 * 8 + lane % 8, lane // 8 % 2)
-
-        return by_rows, by_columns
+    def by_columns(self, lane):
+        """And of one by columns."""
+        return self.place(lane // 16 * 8 + lane % 8, lane // 8 % 2)

@@ -1,0 +1,243 @@
+"""Forward pass by mma: Algorithm 1 (query-outer order) and Algorithm 5.
+
+A block computes one query tile of one head, each of its warps 16 or 32 rows of it. K and V of the
+tiles that the schedule lists come by cp.async, in turn, into a ring of stages:
+
+    copies        K0 V0 K1 V1 …       stages − 1 of them are under way
+    for each live tile of the row:
+        K is there                     behind the barrier all warps are done with the V before:
+                                       its stage takes a copy
+        S  = Q Kᵀ                      registers
+        V is there                     behind the barrier all warps are done with K: likewise
+        S  = score(S)                  if there is one
+        S  = −∞                        where the tile's kind hides it
+        m' = max(m, rowmax S);  α = 2^(m − m');  P = 2^(S − m');  l = α l + rowsum P
+        P  = P ∘ Z                     if there is dropout, packed
+        O  = α O + P V;  m = m'        P stays in registers
+    O / l → out,  (m + log2 l) ln 2 → lse
+
+A masked tile whose V is not finite takes a careful product (:mod:`nbflash.cuda.tile.mma.careful`).
+O leaves through the rows of Q that its warp alone has read.
+"""
+
+import math
+
+from masks import FULL
+from nbflash.backends.sm80.dropout import make_dropped
+from nbflash.backends.sm80.score import make_scored
+from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
+from nbflash.cuda.ptx._asm import cuda, inlined, types
+from nbflash.cuda.ptx.cp_async import cp_async_commit, cp_async_wait
+from nbflash.cuda.tile.addresses import shared_address
+from nbflash.cuda.tile.dropout import dropout_signatures
+from nbflash.cuda.tile.mma.careful import make_gemm_careful
+from nbflash.cuda.tile.mma.copy import ChunkCopy, make_store_rows
+from nbflash.cuda.tile.mma.fragment import Fragment
+from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb
+from nbflash.cuda.tile.mma.layout import ALIGNMENT
+from nbflash.cuda.tile.mma.mask import make_apply_mask
+from nbflash.cuda.tile.mma.rows import make_store_numbers
+from nbflash.cuda.tile.mma.softmax import make_softmax
+from nbflash.cuda.tile.ring import divided, make_advance
+from nbflash.cuda.tile.score import score_signature
+from nbflash.cuda.tile.tracing import unrolled
+from nbflash.cuda.tile.wgmma.softmax import log_of_sum
+
+
+def make_places(cfg):
+    """Where a lane's operands are: ``places(start, thread)``.
+
+    The first aligned address behind ``start`` and its word; the lane's address in Q, and in a stage
+    of K and of V behind Q; the warp's first row and its word in Q.
+    """
+    TILE, M_TILES = cfg.tile, cfg.m_tiles
+    RING, _ = cfg.offsets
+
+    @unrolled
+    def places(start, thread):
+        warp, lane = thread // 32, thread % 32
+        first = thread * 0 + (start + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+        word, row = (first - start) // 4, warp * (16 * M_TILES)
+        q = first + row * TILE.row_bytes + TILE.by_rows(lane)
+        k, v = first + TILE.by_columns(lane) + RING, first + TILE.by_rows(lane) + RING
+        return (first, word), (q, k, v), (row, word + row * (TILE.row_bytes // 4))
+
+    return places
+
+
+def make_fwd_sm80(cfg):
+    """The kernel for a :class:`~.config.Sm80Config`.
+
+    Arguments of the kernel: q, k, v, out (in words), lse; strides (batch, sequence, head) of the
+    first four, in elements; dropout's state; nq, nk, heads, group = heads // heads_kv; tiles per
+    plane; |scale| · log2 e, or |scale| before a score; the schedule; the score's parameters;
+    dropout's threshold, in both halves of a word, and the share of what it keeps.
+    """
+    M_TILES, TILE_M, TILE_N, TILE = cfg.m_tiles, cfg.tile_m, cfg.tile_n, cfg.tile
+    STAGES, STAGE_BYTES, DROPOUT = cfg.stages, cfg.stage_bytes, cfg.dropout
+    RING, _ = cfg.offsets
+    # What is sent when K of tile t is there, and when V is: V or K, of the tile t + so many.
+    EVEN, AT_K, AT_V = STAGES % 2 == 0, (STAGES - 1) // 2, STAGES // 2
+    scores, output = Fragment(M_TILES, TILE_N), Fragment(M_TILES, TILE.width)
+    ZERO, NONE = types.float32(0), types.int32(0)
+    S_START, O_START, L_START = (ZERO,) * scores.size, (ZERO,) * output.size, (ZERO,) * scores.rows
+    M_START = (types.float32(-math.inf),) * scores.rows
+
+    copy_q, copy_kv = cfg.copy(TILE_M), cfg.copy(TILE_N)
+    send_q, send_kv, scan = copy_q.send, copy_kv.send, copy_kv.scan
+    wait, advance, places = cp_async_wait(STAGES - 2), make_advance(STAGES), make_places(cfg)
+    gemm_qk = make_gemm_abt(cfg.dtype, M_TILES, TILE_N, TILE, negate=cfg.negate)
+    gemm_pv = make_gemm_pb(cfg.dtype, M_TILES, TILE_N, TILE)
+    gemm_pv_careful = make_gemm_careful(cfg.dtype, M_TILES, TILE_N, TILE)
+    apply_mask = make_apply_mask(M_TILES, TILE_N, TILE_M)
+    softmax = make_softmax(M_TILES, TILE_N)
+    row_max, has_grown, rescale, probabilities, row_sum, row_total, inverse = softmax
+    pack, pack_o = scores.make_pack(cfg.dtype), output.make_pack(cfg.dtype)
+    scale_rows, store_rows = output.make_scale_rows(), make_store_rows(TILE, M_TILES, cfg.head_dim)
+    store_numbers = make_store_numbers(scores.rows)
+    scored, unit_of = make_scored(cfg, scores.places())
+    keys_of, rows_of, dropped = make_dropped(cfg)
+
+    @unrolled
+    def staged(address, stage):
+        return address + stage * STAGE_BYTES
+
+    @unrolled
+    def times(l, alpha):
+        return tuple(x * y for x, y in zip(l, alpha, strict=True))
+
+    @unrolled
+    def shared_equally(l, share):
+        return tuple(x * share for x in l)
+
+    @unrolled
+    def log_sum_exp(m, l):
+        return tuple(log_of_sum(*pair) for pair in zip(m, l, strict=True))
+
+    @inlined
+    def column_of(col_idx, t, end):
+        """The first key of a tile; −1 past the row's last."""
+        return types.int32(col_idx[t] * TILE_N) if t < end else types.int32(-1)
+
+    @inlined
+    def send(operand, n0, nk, ring, stage, thread):
+        source, base, stride = operand
+        if n0 >= 0:
+            to = staged(ring, stage)
+            send_kv(to, source, base + n0 * stride, stride, types.int32(nk - n0), thread)
+        cp_async_commit()
+
+    def fwd_sm80(
+        q,
+        k,
+        v,
+        out,
+        lse,
+        q_stride,
+        k_stride,
+        v_stride,
+        o_stride,
+        state,
+        nq,
+        nk,
+        heads,
+        group,
+        n_row,
+        scale,
+        work,
+        plane_of,
+        row_ptr,
+        col_idx,
+        kind,
+        lo,
+        hi,
+        bits,
+        params,
+        dropping,
+    ):
+        smem = cuda.shared.array(0, types.int32)
+        thread = types.int32(cuda.threadIdx.x)
+        (first, word), (q_at, k_at, v_at), (own, own_word) = places(shared_address(smem), thread)
+        warp, lane = divided(thread, types.int32(32))
+        row, bh = work[2 * cuda.blockIdx.x], work[2 * cuda.blockIdx.x + 1]
+        b, h = divided(bh, heads)
+        h_kv, _ = divided(h, group)
+        plane, q0 = plane_of[bh], types.int32(row * TILE_M)
+        keys = k, b * k_stride[0] + h_kv * k_stride[2], k_stride[1]
+        values = v, b * v_stride[0] + h_kv * v_stride[2], v_stride[1]
+        quad, ring = types.int32(lane & 3), types.int32(first + RING)
+        top, left = types.int32(own + (lane >> 2)), types.int32(2 * quad)
+        unit, random = unit_of(params, scale), keys_of(state)
+        random_rows = rows_of(random, types.int32(q0 + top), h, b)
+
+        begin, end = row_ptr[plane * n_row + row], row_ptr[plane * n_row + row + 1]
+        stage, free = NONE, types.int32(STAGES - 1)
+        if begin < end:
+            q_from = b * q_stride[0] + h * q_stride[2] + q0 * q_stride[1]
+            send_q(first, q, q_from, q_stride[1], types.int32(nq - q0), thread)
+        for i in range(STAGES - 1):
+            n0 = column_of(col_idx, begin + i // 2, end)
+            if i % 2 == 0:
+                send(keys, n0, nk, ring, types.int32(i), thread)
+            else:
+                send(values, n0, nk, ring, types.int32(i), thread)
+        m_i, l_i, acc_o = M_START, L_START, O_START
+        for t in range(begin, end):
+            n0, tile_kind = types.int32(col_idx[t] * TILE_N), kind[t]
+            wait()
+            cuda.syncthreads()  # K is in place, and everybody is done with the V before
+            at = column_of(col_idx, t + AT_K, end)
+            send(values if EVEN else keys, at, nk, ring, free, thread)
+            # S = Q Kᵀ
+            acc_s = gemm_qk(S_START, q_at, staged(k_at, stage))
+            free = stage
+            stage, _ = advance(stage, NONE)
+            found = NONE
+            wait()
+            if tile_kind != FULL:
+                found = scan(smem, types.int32(word + (staged(ring, stage) - first) // 4), thread)
+            careful = cuda.syncthreads_or(found)  # V is in place, and everybody is done with K
+            at = column_of(col_idx, t + AT_V, end)
+            send(keys if EVEN else values, at, nk, ring, free, thread)
+            acc_s = scored(acc_s, (b, h, types.int32(q0 + top), types.int32(n0 + left)), params, scale)
+            if tile_kind != FULL:
+                acc_s = apply_mask(acc_s, tile_kind, plane, nq, q0, n0, (lo, hi, bits), top, left)
+            m_new = row_max(m_i, acc_s, unit)
+            p = probabilities(acc_s, m_new, unit)
+            if has_grown(m_i, m_new):
+                alpha = rescale(m_i, m_new)
+                acc_o, l_i = scale_rows(acc_o, alpha), times(l_i, alpha)
+            m_i, l_i = m_new, row_sum(l_i, p)
+            p = dropped(pack(p), random, random_rows, dropping, n0, lane)
+            # O += P V
+            if careful:
+                acc_o = gemm_pv_careful(acc_o, p, staged(v_at, stage))
+            else:
+                acc_o = gemm_pv(acc_o, p, staged(v_at, stage))
+            free = stage
+            stage, _ = advance(stage, NONE)
+
+        l_i = row_total(l_i)
+        store_numbers(lse, bh * nq + q0, log_sum_exp(m_i, l_i), top, types.int32(nq - q0), quad)
+        if DROPOUT:
+            l_i = shared_equally(l_i, dropping[1])
+        acc_o = scale_rows(acc_o, inverse(l_i))
+        to = b * o_stride[0] + h * o_stride[2] + (q0 + own) * o_stride[1]
+        left_rows = types.int32(nq - q0 - own)
+        store_rows(out, to, o_stride[1], left_rows, pack_o(acc_o), smem, own_word, lane)
+
+    return fwd_sm80
+
+
+def fwd_sm80_spec(cfg):
+    """How to compile and launch the kernel of ``cfg``."""
+    tensor, words = types.CPointer(types.uint16), types.CPointer(types.uint32)
+    tensors = (tensor,) * 3 + (words, types.CPointer(types.float32), *(STRIDES,) * 4)
+    state, dropping = dropout_signatures(cfg.dropout, types.float32)
+    sizes, params = (types.int32,) * 5, score_signature(cfg.score)
+    return KernelSpec(
+        "nbflash_fwd_sm80",
+        make_fwd_sm80,
+        cfg,
+        (*tensors, state, *sizes, types.float32, *SCHEDULE, params, dropping),
+    )
