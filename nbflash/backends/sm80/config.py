@@ -37,6 +37,8 @@ class Sm80Config:
         Blocks a multiprocessor should hold: bounds the registers.
     negate : bool
         The scale is negative.
+    full_tiles : bool
+        No tile of the schedule is masked.
     score : ScoreCode, optional
     dropout : bool
         Only where ``tile_n`` is a multiple of 32.
@@ -50,6 +52,7 @@ class Sm80Config:
     stages: int = 2
     min_blocks: int = 1
     negate: bool = False
+    full_tiles: bool = False
     score: ScoreCode | None = None
     dropout: bool = False
 

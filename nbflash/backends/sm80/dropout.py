@@ -5,13 +5,13 @@ Without dropout nothing here leaves an instruction.
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.dropout import key_of
-from nbflash.cuda.tile.tracing import unrolled
+from nbflash.cuda.tile.tracing import hide, unrolled
 from nbflash.cuda.tile.wgmma.dropout import make_drop, place_words, round_keys
 
 
 def make_dropped(cfg):
     """``keys_of(state)``, ``rows_of(keys, q, h, b)`` and ``dropped(p, keys, rows, threshold, n0,
-    lane)``: P packed of a forward's tile, without what is dropped.
+    thread)``: P packed of a forward's tile, without what is dropped.
     """
     if not cfg.dropout:
 
@@ -24,7 +24,7 @@ def make_dropped(cfg):
             return types.int32(0)
 
         @inlined
-        def same(p, keys, rows, dropping, n0, lane):
+        def same(p, keys, rows, dropping, n0, thread):
             return p
 
         return no_keys, no_rows, same
@@ -45,8 +45,8 @@ def make_dropped(cfg):
         return place_words(keys, q, h, b), place_words(keys, q + 16, h, b)
 
     @inlined
-    def dropped(p, keys, rows, dropping, n0, lane):
-        threshold, group, number = dropping[0], types.uint32(n0 >> 5), types.uint32(lane)
+    def dropped(p, keys, rows, dropping, n0, thread):
+        threshold, group, number = dropping[0], types.uint32(n0 >> 5), types.uint32(hide(thread))
         call = types.uint32(4 * group + number % 4), types.uint32((group ^ number >> 2) & 1)
         if not TWO:
             return drop(p, rows[0], keys, threshold, call)

@@ -66,7 +66,9 @@ class Sm80Executor:
     def _forward(self):
         p = self._problem
         work = self.schedule.work(p.batch, p.heads)
-        config = replace(self._complete(self._config), negate=p.scale < 0)
+        config = replace(
+            self._complete(self._config), negate=p.scale < 0, full_tiles=self.schedule.full_tiles
+        )
         scale = max(self._factor, LEAST_SCALE)
         return self._bind(fwd_sm80_spec(config), self.schedule, work, (scale,))
 

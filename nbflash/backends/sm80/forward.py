@@ -40,29 +40,39 @@ from nbflash.cuda.tile.mma.rows import make_store_numbers
 from nbflash.cuda.tile.mma.softmax import make_softmax
 from nbflash.cuda.tile.ring import divided, make_advance
 from nbflash.cuda.tile.score import score_signature
-from nbflash.cuda.tile.tracing import unrolled
+from nbflash.cuda.tile.tracing import hide, unrolled
 from nbflash.cuda.tile.wgmma.softmax import log_of_sum
 
 
 def make_places(cfg):
-    """Where a lane's operands are: ``places(start, thread)``.
+    """Where a lane's operands and scores are: ``operands, scores, results``.
 
-    The first aligned address behind ``start`` and its word; the lane's address in Q, and in a stage
-    of K and of V behind Q; the warp's first row and its word in Q.
+    ``operands(start, thread)``: the first aligned address behind ``start``; the lane's address in
+    Q, and in a stage of K and of V. ``scores(thread)``: the lane's first row and column in a tile.
+    ``results(start, thread)``: the warp's first row and its word in Q.
     """
-    TILE, M_TILES = cfg.tile, cfg.m_tiles
+    TILE, ROWS = cfg.tile, 16 * cfg.m_tiles
     RING, _ = cfg.offsets
 
-    @unrolled
-    def places(start, thread):
-        warp, lane = thread // 32, thread % 32
-        first = thread * 0 + (start + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
-        word, row = (first - start) // 4, warp * (16 * M_TILES)
-        q = first + row * TILE.row_bytes + TILE.by_rows(lane)
-        k, v = first + TILE.by_columns(lane) + RING, first + TILE.by_rows(lane) + RING
-        return (first, word), (q, k, v), (row, word + row * (TILE.row_bytes // 4))
+    def aligned(start, thread):
+        return thread * 0 + (start + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
 
-    return places
+    @unrolled
+    def operands(start, thread):
+        warp, lane, first = thread // 32, thread % 32, aligned(start, thread)
+        q = first + warp * (ROWS * TILE.row_bytes) + TILE.by_rows(lane)
+        return first, q, first + RING + TILE.by_columns(lane), first + RING + TILE.by_rows(lane)
+
+    @unrolled
+    def scores(thread):
+        return thread // 32 * ROWS + thread % 32 // 4, thread % 4 * 2
+
+    @unrolled
+    def results(start, thread):
+        row = thread // 32 * ROWS
+        return row, (aligned(start, thread) - start) // 4 + row * (TILE.row_bytes // 4)
+
+    return operands, scores, results
 
 
 def make_fwd_sm80(cfg):
@@ -75,6 +85,7 @@ def make_fwd_sm80(cfg):
     """
     M_TILES, TILE_M, TILE_N, TILE = cfg.m_tiles, cfg.tile_m, cfg.tile_n, cfg.tile
     STAGES, STAGE_BYTES, DROPOUT = cfg.stages, cfg.stage_bytes, cfg.dropout
+    FULL_TILES = cfg.full_tiles
     RING, _ = cfg.offsets
     # What is sent when K of tile t is there, and when V is: V or K, of the tile t + so many.
     EVEN, AT_K, AT_V = STAGES % 2 == 0, (STAGES - 1) // 2, STAGES // 2
@@ -85,7 +96,8 @@ def make_fwd_sm80(cfg):
 
     copy_q, copy_kv = cfg.copy(TILE_M), cfg.copy(TILE_N)
     send_q, send_kv, scan = copy_q.send, copy_kv.send, copy_kv.scan
-    wait, advance, places = cp_async_wait(STAGES - 2), make_advance(STAGES), make_places(cfg)
+    wait, advance = cp_async_wait(STAGES - 2), make_advance(STAGES)
+    operands_of, scores_of, results_of = make_places(cfg)
     gemm_qk = make_gemm_abt(cfg.dtype, M_TILES, TILE_N, TILE, negate=cfg.negate)
     gemm_pv = make_gemm_pb(cfg.dtype, M_TILES, TILE_N, TILE)
     gemm_pv_careful = make_gemm_careful(cfg.dtype, M_TILES, TILE_N, TILE)
@@ -101,6 +113,10 @@ def make_fwd_sm80(cfg):
     @unrolled
     def staged(address, stage):
         return address + stage * STAGE_BYTES
+
+    @unrolled
+    def word_of(start, address):
+        return (address - start) // 4
 
     @unrolled
     def times(l, alpha):
@@ -157,16 +173,14 @@ def make_fwd_sm80(cfg):
     ):
         smem = cuda.shared.array(0, types.int32)
         thread = types.int32(cuda.threadIdx.x)
-        (first, word), (q_at, k_at, v_at), (own, own_word) = places(shared_address(smem), thread)
-        warp, lane = divided(thread, types.int32(32))
+        first, q_at, k_at, v_at = operands_of(shared_address(smem), thread)
         row, bh = work[2 * cuda.blockIdx.x], work[2 * cuda.blockIdx.x + 1]
         b, h = divided(bh, heads)
         h_kv, _ = divided(h, group)
         plane, q0 = plane_of[bh], types.int32(row * TILE_M)
         keys = k, b * k_stride[0] + h_kv * k_stride[2], k_stride[1]
         values = v, b * v_stride[0] + h_kv * v_stride[2], v_stride[1]
-        quad, ring = types.int32(lane & 3), types.int32(first + RING)
-        top, left = types.int32(own + (lane >> 2)), types.int32(2 * quad)
+        ring, (top, _) = types.int32(first + RING), scores_of(thread)
         unit, random = unit_of(params, scale), keys_of(state)
         random_rows = rows_of(random, types.int32(q0 + top), h, b)
 
@@ -192,15 +206,20 @@ def make_fwd_sm80(cfg):
             acc_s = gemm_qk(S_START, q_at, staged(k_at, stage))
             free = stage
             stage, _ = advance(stage, NONE)
-            found = NONE
+            careful = NONE
             wait()
-            if tile_kind != FULL:
-                found = scan(smem, types.int32(word + (staged(ring, stage) - first) // 4), thread)
-            careful = cuda.syncthreads_or(found)  # V is in place, and everybody is done with K
+            if not FULL_TILES:
+                if tile_kind != FULL:
+                    careful = scan(smem, word_of(shared_address(smem), staged(ring, stage)), thread)
+                careful = cuda.syncthreads_or(careful)  # V is in place, and all are done with K
+            else:
+                cuda.syncthreads()
             at = column_of(col_idx, t + AT_V, end)
             send(keys if EVEN else values, at, nk, ring, free, thread)
-            acc_s = scored(acc_s, (b, h, types.int32(q0 + top), types.int32(n0 + left)), params, scale)
-            if tile_kind != FULL:
+            top, left = scores_of(hide(thread))
+            place = b, h, types.int32(q0 + top), types.int32(n0 + left)
+            acc_s = scored(acc_s, place, params, scale)
+            if not FULL_TILES and tile_kind != FULL:
                 acc_s = apply_mask(acc_s, tile_kind, plane, nq, q0, n0, (lo, hi, bits), top, left)
             m_new = row_max(m_i, acc_s, unit)
             p = probabilities(acc_s, m_new, unit)
@@ -208,23 +227,24 @@ def make_fwd_sm80(cfg):
                 alpha = rescale(m_i, m_new)
                 acc_o, l_i = scale_rows(acc_o, alpha), times(l_i, alpha)
             m_i, l_i = m_new, row_sum(l_i, p)
-            p = dropped(pack(p), random, random_rows, dropping, n0, lane)
+            p = dropped(pack(p), random, random_rows, dropping, n0, thread)
             # O += P V
-            if careful:
+            if not FULL_TILES and careful:
                 acc_o = gemm_pv_careful(acc_o, p, staged(v_at, stage))
             else:
                 acc_o = gemm_pv(acc_o, p, staged(v_at, stage))
             free = stage
             stage, _ = advance(stage, NONE)
 
-        l_i = row_total(l_i)
-        store_numbers(lse, bh * nq + q0, log_sum_exp(m_i, l_i), top, types.int32(nq - q0), quad)
+        l_i, thread = row_total(l_i), hide(thread)
+        (top, _), (own, word) = scores_of(thread), results_of(shared_address(smem), thread)
+        left_rows = types.int32(nq - q0)
+        store_numbers(lse, bh * nq + q0, log_sum_exp(m_i, l_i), top, left_rows, thread)
         if DROPOUT:
             l_i = shared_equally(l_i, dropping[1])
-        acc_o = scale_rows(acc_o, inverse(l_i))
+        packed = pack_o(scale_rows(acc_o, inverse(l_i)))
         to = b * o_stride[0] + h * o_stride[2] + (q0 + own) * o_stride[1]
-        left_rows = types.int32(nq - q0 - own)
-        store_rows(out, to, o_stride[1], left_rows, pack_o(acc_o), smem, own_word, lane)
+        store_rows(out, to, o_stride[1], types.int32(left_rows - own), packed, smem, word, thread)
 
     return fwd_sm80
 

@@ -52,7 +52,7 @@ class ChunkCopy:
 
 
 def make_store_rows(tile, m_tiles, head_dim):
-    """``store_rows(out, base, stride, valid, packed, smem, at, lane)``: a warp's packed fragment.
+    """``store_rows(out, base, stride, valid, packed, smem, at, thread)``: a warp's packed fragment.
 
     It goes through the warp's rows of a tile in shared memory, the first of which is at word
     ``at``, so that 16 bytes leave at a time; rows from ``valid`` on are not stored. ``out`` is in
@@ -81,7 +81,8 @@ def make_store_rows(tile, m_tiles, head_dim):
         store4(out, to, [unsigned(x) for x in load4(smem, at)])
 
     @inlined
-    def store_rows(out, base, stride, valid, packed, smem, at, lane):
+    def store_rows(out, base, stride, valid, packed, smem, at, thread):
+        lane = types.int32(thread & (WARP - 1))
         put(smem, at, packed, lane)
         cuda.syncwarp()
         for i in range(PASSES):

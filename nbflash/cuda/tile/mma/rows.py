@@ -1,11 +1,11 @@
 """A number for each row of a warp's tile, from the lanes of a quad, which all have them."""
 
-from nbflash.cuda.ptx._asm import inlined
+from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.tracing import equal, select, unrolled
 
 
 def make_store_numbers(rows):
-    """``store_numbers(target, at, values, row, valid, lane)``: a lane of a quad stores one.
+    """``store_numbers(target, at, values, row, valid, thread)``: a lane of a quad stores one.
 
     ``rows`` numbers, at most four; the quad's first row is ``at`` + ``row``.
     """
@@ -22,7 +22,8 @@ def make_store_numbers(rows):
         return row + quad // 2 * 16 + quad % 2 * 8
 
     @inlined
-    def store_numbers(target, at, values, row, valid, quad):
+    def store_numbers(target, at, values, row, valid, thread):
+        quad = types.int32(thread & 3)
         value, place = mine(values, quad), place_of(row, quad)
         if quad < rows and place < valid:
             target[at + place] = value
