@@ -1,6 +1,6 @@
 """Frozen configurations of the portable tensor-core kernels and the tables they come from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbflash.cuda.ptx._asm import types
 from nbflash.cuda.tile.mma.copy import ChunkCopy
@@ -95,6 +95,113 @@ class Sm80Config:
         return ALIGNMENT + self.offsets[-1]
 
 
+@dataclass(frozen=True)
+class Sm80BackwardConfig:
+    """Geometry of ``bwd_sm80``: a block keeps the rows of one tile and walks those of others.
+
+    Attributes
+    ----------
+    dtype, head_dim, warps, m_tiles, min_blocks, negate, full_tiles, score, dropout
+        As in :class:`Sm80Config`; the rows that a warp owns are those that are kept.
+    length : int
+        Rows of a tile that is walked, a multiple of 16.
+    stages : int
+        Such tiles that shared memory holds.
+    walk : {"columns", "rows"}
+        Keys are kept and queries walked, or the other way round.
+    atomic_dq : bool
+        Add dQ to global memory while walking columns.
+    vector_red : bool
+        Four numbers at once (compute capability 9.0).
+    """
+
+    dtype: str
+    head_dim: int
+    warps: int
+    m_tiles: int
+    length: int
+    stages: int = 2
+    min_blocks: int = 1
+    walk: str = "columns"
+    atomic_dq: bool = False
+    vector_red: bool = False
+    negate: bool = False
+    full_tiles: bool = False
+    score: ScoreCode | None = None
+    dropout: bool = False
+
+    def __post_init__(self):
+        if self.head_dim % 8 or self.length % (32 if self.dropout else 16) or self.stages < 1:
+            raise ValueError(f"no such kernel: {self}")
+
+    accumulator = types.float32
+
+    @property
+    def threads(self):
+        return WARP * self.warps
+
+    @property
+    def kept(self):
+        """Rows of the tile that a block keeps."""
+        return 16 * self.m_tiles * self.warps
+
+    @property
+    def tile_m(self):
+        return self.length if self.walk == "columns" else self.kept
+
+    @property
+    def tile_n(self):
+        return self.kept if self.walk == "columns" else self.length
+
+    @property
+    def tile(self):
+        """How rows of all operands lie in shared memory."""
+        width = _padded(self.head_dim, (self.kept, self.length), self.threads)
+        while self.atomic_dq and not self._dq_parts(width):
+            width = _padded(width + 16, (self.kept, self.length), self.threads)
+        return SharedTile(width)
+
+    def _dq_parts(self, width):
+        """(16-row tiles, columns) of dQ for a warp, the least operands to load first."""
+        steps, tiles = width // 16, self.length // 16
+        return sorted(
+            (16 * tiles * parts // self.warps + width // parts, tiles * parts // self.warps, parts)
+            for parts in range(1, self.warps + 1)
+            if self.warps % parts == 0 and steps % parts == 0 and tiles * parts % self.warps == 0
+        )
+
+    @property
+    def dq_part(self):
+        """16-row tiles and columns of dQ that a warp computes of a tile."""
+        _, tiles, parts = self._dq_parts(self.tile.width)[0]
+        return tiles, self.tile.width // parts
+
+    @property
+    def ds_tile(self):
+        """How dSᵀ lies in shared memory."""
+        return SharedTile(self.length)
+
+    def copy(self, rows):
+        """Copies of tiles of so many rows by the whole block."""
+        return ChunkCopy(self.tile, rows, self.threads, self.head_dim, self.dtype)
+
+    @property
+    def offsets(self):
+        """Bytes from the first aligned one: where the second kept tile, the ring, dSᵀ and the
+        queries' numbers start (the first tile is at 0), and the end.
+        """
+        row_bytes, columns = self.tile.row_bytes, self.walk == "columns"
+        ring = 2 * self.kept * row_bytes
+        ds = ring + 2 * self.stages * self.length * row_bytes
+        numbers = ds + (self.kept * self.ds_tile.row_bytes if self.atomic_dq else 0)
+        end = numbers + (8 * self.stages * self.length if columns else 0)
+        return ring // 2, ring, ds, numbers, end
+
+    @property
+    def smem_bytes(self):
+        return ALIGNMENT + self.offsets[-1]
+
+
 # Rows (head_dim up to, warps, m_tiles, tile_n, stages, min_blocks), best first among those that fit.
 _FORWARD = (
     (64, 4, 2, 64, 2, 2),
@@ -112,3 +219,25 @@ def forward_config(dtype, head_dim, *, smem_limit):
             if config.smem_bytes <= smem_limit:
                 return config
     return None
+
+
+# Rows (head_dim up to, warps, m_tiles, length, stages, min_blocks), best first among those that fit.
+_BACKWARD = (
+    (64, 8, 1, 64, 2, 1),
+    (128, 8, 1, 64, 2, 1),
+    (128, 4, 1, 64, 1, 1),
+    (256, 4, 1, 32, 1, 1),
+)
+
+
+def backward_configs(dtype, head_dim, *, smem_limit, deterministic, vector_red):
+    """The passes of a backward: one with atomics or two without; empty if none fits."""
+    for reach, *geometry in _BACKWARD:
+        if head_dim <= reach:
+            base = Sm80BackwardConfig(dtype, head_dim, *geometry)
+            passes = (replace(base, atomic_dq=True, vector_red=vector_red),)
+            if deterministic:
+                passes = replace(base, walk="rows"), base
+            if all(config.smem_bytes <= smem_limit for config in passes):
+                return passes
+    return ()

@@ -30,7 +30,6 @@ from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.cp_async import cp_async_commit, cp_async_wait
 from nbflash.cuda.tile.addresses import shared_address
 from nbflash.cuda.tile.dropout import dropout_signatures
-from nbflash.cuda.tile.mma.careful import make_gemm_careful
 from nbflash.cuda.tile.mma.copy import ChunkCopy, make_store_rows
 from nbflash.cuda.tile.mma.fragment import Fragment
 from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb
@@ -99,8 +98,9 @@ def make_fwd_sm80(cfg):
     wait, advance = cp_async_wait(STAGES - 2), make_advance(STAGES)
     operands_of, scores_of, results_of = make_places(cfg)
     gemm_qk = make_gemm_abt(cfg.dtype, M_TILES, TILE_N, TILE, negate=cfg.negate)
-    gemm_pv = make_gemm_pb(cfg.dtype, M_TILES, TILE_N, TILE)
-    gemm_pv_careful = make_gemm_careful(cfg.dtype, M_TILES, TILE_N, TILE)
+    gemm_pv, gemm_pv_careful = (
+        make_gemm_pb(cfg.dtype, M_TILES, TILE_N, TILE, careful=careful) for careful in (False, True)
+    )
     apply_mask = make_apply_mask(M_TILES, TILE_N, TILE_M)
     softmax = make_softmax(M_TILES, TILE_N)
     row_max, has_grown, rescale, probabilities, row_sum, row_total, inverse = softmax

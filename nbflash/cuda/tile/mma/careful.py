@@ -9,12 +9,10 @@ Three products instead of one: for tiles with garbage in masked places.
 import itertools
 import math
 
-from nbflash.cuda.ptx.ldmatrix import ldmatrix
 from nbflash.cuda.ptx.mma import mma
 from nbflash.cuda.tile.finite import SIGNS
 from nbflash.cuda.tile.float_bits import bits_float
-from nbflash.cuda.tile.mma.layout import STEP
-from nbflash.cuda.tile.tracing import opaque, select, unrolled
+from nbflash.cuda.tile.tracing import opaque, select
 
 ALL, LOWER = 0xFFFFFFFF, 0x7FFF7FFF  # and both halves without their signs
 
@@ -37,26 +35,25 @@ def make_sort(dtype):
     return sort
 
 
-def make_gemm_careful(dtype, m_tiles, n, tile, *, signed=False):
-    """``gemm(acc, p, b)``: as that of :func:`~.gemm.make_gemm_pb`; P may be negative if ``signed``."""
-    rows, pairs, sort = 16 * tile.row_bytes, tile.width // 16, make_sort(dtype)
+def careful_products(dtype, acc, m_tiles, steps, pairs, a_of, b_of, *, signed):
+    """As :func:`~.gemm.products`, one 16-row tile and 8 columns after the other: registers are few.
 
-    @unrolled
-    def gemm(acc, p, b):
-        acc, size, zero = list(acc), len(p) // m_tiles, bits_float(b * 0)
-        for j, t, half in itertools.product(range(pairs), range(m_tiles), (0, 1)):
-            at, two = 4 * (2 * (pairs * t + j) + half), slice(2 * half, 2 * half + 2)
-            c, up, down = acc[at : at + 4], (zero,) * 4, (zero,) * 4
-            for k in range(n // STEP):
-                words = ldmatrix(tile.step(b, j) + k * rows, transposed=True)[two]
-                a = tuple(p[size * t + 4 * k : size * t + 4 * k + 4])
-                weights = tuple(opaque(x) & LOWER for x in a) if signed else a
-                finite, plus, minus = zip(*map(sort, words), strict=True)
-                c = mma(dtype, c, a, finite)
-                up, down = mma(dtype, up, weights, plus), mma(dtype, down, weights, minus)
-            for e in range(4):
-                x = select(up[e] > 0.0, c[e] + math.inf, c[e])
-                acc[at + e] = select(down[e] > 0.0, x - math.inf, x)
-        return tuple(acc)
-
-    return gemm
+    ``signed``: P may be negative.
+    """
+    acc, sort = list(acc), make_sort(dtype)
+    for j, t, half in itertools.product(range(pairs), range(m_tiles), (0, 1)):
+        at, two = 4 * (2 * (pairs * t + j) + half), slice(2 * half, 2 * half + 2)
+        c = acc[at : at + 4]
+        up = down = None
+        for k in range(steps):
+            words, a = b_of(k, j)[two], a_of(k)[t]
+            zero = bits_float(words[0] & 0)
+            up, down = up or (zero,) * 4, down or (zero,) * 4
+            weights = tuple(opaque(x) & LOWER for x in a) if signed else a
+            finite, plus, minus = zip(*map(sort, words), strict=True)
+            c = mma(dtype, c, a, finite)
+            up, down = mma(dtype, up, weights, plus), mma(dtype, down, weights, minus)
+        for e in range(4):
+            x = select(up[e] > 0.0, c[e] + math.inf, c[e])
+            acc[at + e] = select(down[e] > 0.0, x - math.inf, x)
+    return tuple(acc)

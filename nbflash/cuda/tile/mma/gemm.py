@@ -8,15 +8,18 @@ C is a fragment (:mod:`.fragment`), A, B and X are addresses of lanes (:mod:`.la
 a product are loaded before the products of the one before it.
 """
 
+import functools
+
 from nbflash.cuda.ptx.ldmatrix import ldmatrix
 from nbflash.cuda.ptx.mma import mma
+from nbflash.cuda.tile.mma.careful import careful_products
 from nbflash.cuda.tile.mma.layout import STEP
 from nbflash.cuda.tile.tracing import unrolled
 
 SIGNS = 0x80008000  # of two halves
 
 
-def _products(dtype, acc, m_tiles, steps, pairs, a_of, b_of):
+def products(dtype, acc, m_tiles, steps, pairs, a_of, b_of):
     """``steps`` of the contraction, ``pairs`` of 8 columns each; b_of gives both of a pair."""
     acc, order = list(acc), [(k, j) for k in range(steps) for j in range(pairs)]
     a, a_next, b_next = None, a_of(0), b_of(0, 0)
@@ -31,6 +34,11 @@ def _products(dtype, acc, m_tiles, steps, pairs, a_of, b_of):
                 at = 4 * (2 * (pairs * t + j) + half)
                 acc[at : at + 4] = mma(dtype, acc[at : at + 4], a[t], b[2 * half : 2 * half + 2])
     return tuple(acc)
+
+
+def _rows_of_p(p, m_tiles, k):
+    size = len(p) // m_tiles
+    return [tuple(p[size * t + 4 * k : size * t + 4 * k + 4]) for t in range(m_tiles)]
 
 
 def make_gemm_abt(dtype, m_tiles, n, tile, *, negate=False):
@@ -52,19 +60,22 @@ def make_gemm_abt(dtype, m_tiles, n, tile, *, negate=False):
         def b_of(k, j):
             return ldmatrix(tile.step(b, k) + j * rows)
 
-        return _products(dtype, acc, m_tiles, tile.width // STEP, n // 16, a_of, b_of)
+        return products(dtype, acc, m_tiles, tile.width // STEP, n // 16, a_of, b_of)
 
     return gemm
 
 
-def _rows_of_p(p, m_tiles, k):
-    size = len(p) // m_tiles
-    return [tuple(p[size * t + 4 * k : size * t + 4 * k + 4]) for t in range(m_tiles)]
+def _chosen(careful, signed):
+    """The products, or those of a B that may not be finite (:mod:`.careful`)."""
+    return functools.partial(careful_products, signed=signed) if careful else products
 
 
-def make_gemm_pb(dtype, m_tiles, n, tile):
-    """``gemm(acc, p, b)``: P of ``n`` columns, packed; ``b`` is a lane's address by rows."""
-    rows = 16 * tile.row_bytes
+def make_gemm_pb(dtype, m_tiles, n, tile, *, careful=False, signed=False):
+    """``gemm(acc, p, b)``: P of ``n`` columns, packed; ``b`` is a lane's address by rows.
+
+    ``careful``: B may hold infinities and NaN where P is 0; ``signed``: P may be negative.
+    """
+    rows, run = 16 * tile.row_bytes, _chosen(careful, signed)
 
     @unrolled
     def gemm(acc, p, b):
@@ -74,18 +85,18 @@ def make_gemm_pb(dtype, m_tiles, n, tile):
         def a_of(k):
             return _rows_of_p(p, m_tiles, k)
 
-        return _products(dtype, acc, m_tiles, n // STEP, tile.width // 16, a_of, b_of)
+        return run(dtype, acc, m_tiles, n // STEP, tile.width // 16, a_of, b_of)
 
     return gemm
 
 
-def make_gemm_xtb(dtype, m_tiles, n, x_tile, tile, columns):
+def make_gemm_xtb(dtype, m_tiles, n, x_tile, tile, columns, *, careful=False):
     """``gemm(acc, x, b, x_step, b_step)``: ``n`` rows of X and of B, of which ``columns`` count.
 
     ``x`` is a lane's address by columns in X, ``b`` one by rows in B; the steps of 16 columns are
-    those that count first.
+    those that count first. ``careful``: as above.
     """
-    x_rows, rows = 16 * x_tile.row_bytes, 16 * tile.row_bytes
+    x_rows, rows, run = 16 * x_tile.row_bytes, 16 * tile.row_bytes, _chosen(careful, True)
 
     @unrolled
     def gemm(acc, x, b, x_step, b_step):
@@ -98,6 +109,6 @@ def make_gemm_xtb(dtype, m_tiles, n, x_tile, tile, columns):
         def b_of(k, j):
             return ldmatrix(b_places[j] + k * rows, transposed=True)
 
-        return _products(dtype, acc, m_tiles, n // STEP, columns // 16, a_of, b_of)
+        return run(dtype, acc, m_tiles, n // STEP, columns // 16, a_of, b_of)
 
     return gemm

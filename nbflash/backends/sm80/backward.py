@@ -1,0 +1,441 @@
+"""Backward pass by mma: Algorithm 4, and its block-sparse form, in one body for both walks.
+
+A block keeps the rows of one tile, each of its warps 16 or 32 of them, and walks the tiles that the
+schedule lists; what a warp multiplies with stays in registers:
+
+    walk = "columns": keys are kept               walk = "rows": queries are kept
+    Sᵀ  = K Qᵀ                                    S  = Q Kᵀ
+    dPᵀ = V dOᵀ                                   dP = dO Vᵀ
+    P   = 2^(S · unit − lse), masked to 0;  dS = P ∘ (dP − δ), ∘ ∂score/∂S
+    dV += Pᵀ dO
+    dK += dSᵀ Q                                   dQ += dS K
+    dSᵀ → shared;  dQ = dS K → global, added
+
+Columns with ``atomic_dq`` are one pass of five products; rows plus columns without are the
+deterministic form, two passes of seven. dQ's accumulator has fragments (:mod:`.row_kernels`).
+
+    copies, ``stages`` − 1 tiles ahead            Q and dO, with shifts and δ; or K and V
+
+Exponents are masked to −∞, so that a row of NaN stays with what it attends. A masked tile with
+operands that are not finite takes careful products (:mod:`nbflash.cuda.tile.mma.careful`).
+"""
+
+from masks import FULL
+from nbflash.backends.sm80.row_kernels import PIECE
+from nbflash.backends.sm80.score import make_scored
+from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
+from nbflash.cuda.ptx._asm import cuda, inlined, types
+from nbflash.cuda.ptx.cp_async import cp_async16, cp_async_commit, cp_async_wait
+from nbflash.cuda.tile.addresses import shared_address
+from nbflash.cuda.tile.dropout import dropout_signatures
+from nbflash.cuda.tile.float_bits import signed
+from nbflash.cuda.tile.mma.copy import make_store_rows
+from nbflash.cuda.tile.mma.fragment import Fragment
+from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb, make_gemm_xtb
+from nbflash.cuda.tile.mma.gradient import make_gradients, make_query_numbers
+from nbflash.cuda.tile.mma.layout import ALIGNMENT
+from nbflash.cuda.tile.mma.mask import make_apply_mask, make_apply_mask_transposed
+from nbflash.cuda.tile.ring import divided, make_advance
+from nbflash.cuda.tile.score import score_signature
+from nbflash.cuda.tile.simt.atomic import atomic_add, atomic_add4
+from nbflash.cuda.tile.tracing import hide, store, unrolled
+
+
+def make_places(cfg):
+    """Where a lane's operands are: ``operands(start, thread)``, ``own(thread)``, ``words(start,
+    thread)``.
+
+    The first aligned address behind ``start``, the lane's in the kept tile by rows, and in the ring
+    by columns and by rows; the lane's first row, of those that are kept, and column; the warp's
+    first row and the words of it in both kept tiles.
+    """
+    TILE, ROWS = cfg.tile, 16 * cfg.m_tiles
+    SECOND, RING, *_ = cfg.offsets
+
+    def aligned(start, thread):
+        return thread * 0 + (start + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
+
+    @unrolled
+    def operands(start, thread):
+        warp, lane, first = thread // 32, thread % 32, aligned(start, thread)
+        kept = first + warp * (ROWS * TILE.row_bytes) + TILE.by_rows(lane)
+        return first, kept, first + RING + TILE.by_columns(lane), first + RING + TILE.by_rows(lane)
+
+    @unrolled
+    def own(thread):
+        return thread // 32 * ROWS + thread % 32 // 4, thread % 4 * 2
+
+    @unrolled
+    def words(start, thread):
+        row = thread // 32 * ROWS
+        at = (aligned(start, thread) - start) // 4 + row * (TILE.row_bytes // 4)
+        return row, at, at + SECOND // 4
+
+    return operands, own, words
+
+
+def make_dq_part(cfg):
+    """``share(smem, first, start, packed, thread)`` puts a warp's dSᵀ in its place; when all have,
+    ``add_part(dq, base, dq_tile, first, careful, thread)`` adds the warp's part of dQ to global
+    memory, from the tile's number ``base`` on.
+    """
+    TILE, DS_TILE, M_TILES = cfg.tile, cfg.ds_tile, cfg.m_tiles
+    _, _, DS, _, _ = cfg.offsets
+    TILES, COLUMNS = cfg.dq_part
+    PARTS, PIECES = TILE.width // COLUMNS, TILE.width // 8
+    START = (types.float32(0),) * (TILES * COLUMNS // 2)
+    gemm, gemm_careful = (
+        make_gemm_xtb(cfg.dtype, TILES, cfg.kept, DS_TILE, TILE, COLUMNS, careful=careful)
+        for careful in (False, True)
+    )
+
+    @unrolled
+    def share(smem, at, packed, thread):
+        lane = thread % 32
+        row, word = thread // 32 * (16 * M_TILES) + lane // 4, lane % 4
+        per_tile = cfg.length // 4
+        for i, x in enumerate(packed):
+            t, j, below = i // per_tile, i % per_tile // 2, i % 2
+            place = DS_TILE.place(row + (16 * t + 8 * below), row * 0 + j) // 4
+            store(smem, at + place + word, signed(x))
+
+    @unrolled
+    def places(first, thread):
+        """The lane's addresses of dSᵀ and of K, and the first steps of both that count."""
+        warp, lane = thread // 32, thread % 32
+        x, b = first + DS + DS_TILE.by_columns(lane), first + TILE.by_rows(lane)
+        return x, b, warp // PARTS * TILES, warp % PARTS * (COLUMNS // 16)
+
+    @unrolled
+    def scatter(dq, base, x_step, b_step, acc, thread):
+        lane = thread % 32
+        for i in range(0, len(acc), 4):
+            t, j = divmod(i // 4, COLUMNS // 8)
+            piece = (x_step + t) * PIECES + b_step * 2 + j
+            if cfg.vector_red:
+                atomic_add4(dq, base + (piece * PIECE + lane * 4), acc[i : i + 4])
+            else:
+                for e in range(4):
+                    atomic_add(dq, base + (piece * PIECE + 32 * e + lane), acc[i + e])
+
+    @inlined
+    def add_part(dq, base, first, careful, thread):
+        x, b, x_step, b_step = places(first, thread)
+        if not cfg_full_tiles and careful:
+            part = gemm_careful(START, x, b, x_step, b_step)
+        else:
+            part = gemm(START, x, b, x_step, b_step)
+        scatter(dq, base, x_step, b_step, part, thread)
+
+    cfg_full_tiles = cfg.full_tiles
+    return share, add_part
+
+
+def make_bwd_sm80(cfg):
+    """The kernel for a :class:`~.config.Sm80BackwardConfig`.
+
+    Arguments of the kernel: q, k, v, dout, shift, delta, dq, dk, dv (in words); strides (batch,
+    sequence, head) of q, k, v, dout, dq, dk, dv, in elements; dropout's state; nq, nk, heads, group
+    = heads // heads_kv; tiles per plane, and rows of shift and delta of a head; the scale, and the
+    scale · log2 e, or the scale before a score; the schedule; the score's parameters; dropout's
+    threshold and factor. If dq is added to it is its accumulator.
+    """
+    M_TILES, LENGTH, TILE, KEPT = cfg.m_tiles, cfg.length, cfg.tile, cfg.kept
+    TILE_M, TILE_N, STAGES, FULL_TILES = cfg.tile_m, cfg.tile_n, cfg.stages, cfg.full_tiles
+    COLUMNS, ATOMIC, WIDTH = cfg.walk == "columns", cfg.atomic_dq, TILE.width
+    SECOND, RING, DS, NUMBERS, _ = cfg.offsets
+    STAGE_BYTES, OTHER = 2 * LENGTH * TILE.row_bytes, LENGTH * TILE.row_bytes
+    scores, output = Fragment(M_TILES, LENGTH), Fragment(M_TILES, WIDTH)
+    ZERO, NONE, ONE = types.float32(0), types.int32(0), types.float32(1)
+    S_START, ACC_START = (ZERO,) * scores.size, (ZERO,) * output.size
+    V_START = ACC_START if COLUMNS else (ZERO,)
+
+    copy_kept, copy_walked = cfg.copy(KEPT), cfg.copy(LENGTH)
+    send_kept, send_walked = copy_kept.send, copy_walked.send
+    scan_kept, scan_walked = copy_kept.scan, copy_walked.scan
+    wait, advance = cp_async_wait(max(STAGES - 2, 0)), make_advance(STAGES)
+    operands_of, own_of, words_of = make_places(cfg)
+    gemm_s = make_gemm_abt(cfg.dtype, M_TILES, LENGTH, TILE, negate=cfg.negate)
+    gemm_dp = make_gemm_abt(cfg.dtype, M_TILES, LENGTH, TILE)
+    gemm, gemm_careful, gemm_signed = (
+        make_gemm_pb(cfg.dtype, M_TILES, LENGTH, TILE, careful=careful, signed=negative)
+        for careful, negative in ((False, False), (True, False), (True, True))
+    )
+    if COLUMNS:
+        apply_mask = make_apply_mask_transposed(M_TILES, LENGTH, TILE_M, TILE_N)
+        places = [(column, row) for row, column in scores.places()]
+    else:
+        apply_mask, places = make_apply_mask(M_TILES, LENGTH, TILE_M), scores.places()
+    numbers_of = make_query_numbers(scores, transposed=COLUMNS)
+    SLOPED = cfg.score is not None and cfg.score.has_slope
+    exponents, weights, slopes, gradients, gradients_masked = make_gradients(
+        M_TILES, LENGTH, cfg.score, transposed=COLUMNS
+    )
+    scored, unit_of = make_scored(cfg, places, with_slope=True)
+    pack, pack_acc = scores.make_pack(cfg.dtype), output.make_pack(cfg.dtype)
+    store_rows = make_store_rows(TILE, M_TILES, cfg.head_dim)
+    if ATOMIC:
+        share, add_part = make_dq_part(cfg)
+
+    @unrolled
+    def staged(address, stage):
+        return address + stage * STAGE_BYTES
+
+    @unrolled
+    def word_of(start, address):
+        return (address - start) // 4
+
+    @unrolled
+    def send_chunk(to, source, at, n):
+        cp_async16(to + n * 16, source, at + n * 4, n >= 0)
+
+    @unrolled
+    def times(x, factor):
+        return tuple(v * factor for v in x)
+
+    @inlined
+    def send_numbers(to, shift, delta, at, thread):
+        """The first threads, 16 bytes each."""
+        if thread < LENGTH // 4:
+            send_chunk(to, shift, at, thread)
+        elif thread < LENGTH // 2:
+            n = types.int32(thread - LENGTH // 4)
+            send_chunk(types.int32(to + 4 * LENGTH), delta, at, n)
+
+    @inlined
+    def send_tile(operands, numbers, there, h, start, valid, first, stage, thread):
+        """Both tiles that begin at row ``start``, and the queries' numbers."""
+        if there:
+            one, other = operands
+            ring = staged(types.int32(first + RING), stage)
+            source, base, stride, per_head = one
+            send_walked(ring, source, base + h * per_head + start * stride, stride, valid, thread)
+            source, base, stride, per_head = other
+            at = base + h * per_head + start * stride
+            send_walked(types.int32(ring + OTHER), source, at, stride, valid, thread)
+            if COLUMNS:
+                shift, delta, base, per_head = numbers
+                to = types.int32(first + NUMBERS + stage * (8 * LENGTH))
+                send_numbers(to, shift, delta, base + h * per_head + start, thread)
+        cp_async_commit()
+
+    @inlined
+    def first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile):
+        """The first of the heads from ``h`` on whose row is not empty, and where that is."""
+        t, end = NONE, NONE
+        while h < last:
+            at = plane_of[b * heads + h] * n_row + tile
+            t, end = row_ptr[at], row_ptr[at + 1]
+            if t < end:
+                break
+            h = types.int32(h + 1)
+        return h, t, end
+
+    @inlined
+    def next_tile(h, t, end, last, b, heads, plane_of, row_ptr, n_row, tile):
+        """The one behind: of the same head, or of a later one."""
+        t = types.int32(t + 1)
+        if t < end:
+            return h, t, end
+        h = types.int32(h + 1)
+        return first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile)
+
+    def bwd_sm80(
+        q,
+        k,
+        v,
+        dout,
+        shift,
+        delta,
+        dq,
+        dk,
+        dv,
+        q_stride,
+        k_stride,
+        v_stride,
+        do_stride,
+        dq_stride,
+        dk_stride,
+        dv_stride,
+        state,
+        nq,
+        nk,
+        heads,
+        group,
+        n_row,
+        padded,
+        scale,
+        factor,
+        work,
+        plane_of,
+        row_ptr,
+        col_idx,
+        kind,
+        lo,
+        hi,
+        bits,
+        params,
+        dropping,
+    ):
+        smem, stats = cuda.shared.array(0, types.int32), cuda.shared.array(0, types.float32)
+        thread = types.int32(cuda.threadIdx.x)
+        first, kept_at, by_columns, by_rows = operands_of(shared_address(smem), thread)
+        tile, bh = work[2 * cuda.blockIdx.x], work[2 * cuda.blockIdx.x + 1]
+        kept_row = types.int32(tile * KEPT)
+        if COLUMNS:
+            b, h_kv = divided(bh, types.int32(heads // group))
+            h, last = types.int32(h_kv * group), types.int32((h_kv + 1) * group)
+            kept_length, length = nk, nq
+        else:
+            b, h = divided(bh, heads)
+            h_kv, _ = divided(h, group)
+            last = types.int32(h + 1)
+            kept_length, length = nq, nk
+        queries = q, b * q_stride[0], q_stride[1], q_stride[2]
+        gradients_out = dout, b * do_stride[0], do_stride[1], do_stride[2]
+        kv_head = types.int64(h_kv)
+        keys = k, b * k_stride[0] + kv_head * k_stride[2], k_stride[1], k_stride[2] * 0
+        values = v, b * v_stride[0] + kv_head * v_stride[2], v_stride[1], v_stride[2] * 0
+        kept, walked = (queries, gradients_out), (keys, values)
+        if COLUMNS:
+            kept, walked = (keys, values), (queries, gradients_out)
+        numbers = shift, delta, types.int64(b * heads) * padded, types.int64(padded)
+        unit, (top, _) = unit_of(params, factor), own_of(thread)
+
+        h, t, end = first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile)
+        if h < last:
+            valid = types.int32(kept_length - kept_row)
+            source, base, stride, per_head = kept[0]
+            at = base + h * per_head + kept_row * stride
+            send_kept(first, source, at, stride, valid, thread)
+            source, base, stride, per_head = kept[1]
+            at = base + h * per_head + kept_row * stride
+            send_kept(types.int32(first + SECOND), source, at, stride, valid, thread)
+        ahead = h, t, end
+        for i in range(STAGES - 1):
+            there = ahead[0] < last
+            start = types.int32(col_idx[ahead[1]] * LENGTH) if there else NONE
+            valid, stage = types.int32(length - start), types.int32(i)
+            send_tile(walked, numbers, there, ahead[0], start, valid, first, stage, thread)
+            ahead = next_tile(*ahead, last, b, heads, plane_of, row_ptr, n_row, tile)
+        if not COLUMNS:
+            at = types.int64(bh) * padded + kept_row
+            own_shifts, own_deltas = numbers_of(shift, at, top), numbers_of(delta, at, top)
+        stage, free, bad_kept, met = NONE, types.int32(STAGES - 1), NONE, False
+        acc_1, acc_2 = V_START, ACC_START
+        while h < last:
+            tile_kind, start = kind[t], types.int32(col_idx[t] * LENGTH)
+            if STAGES == 1:
+                cuda.syncthreads()  # everybody is done with the last tile
+                valid = types.int32(length - start)
+                send_tile(walked, numbers, True, h, start, valid, first, stage, thread)
+            wait()
+            ring = types.int32(staged(types.int32(first + RING), stage))
+            careful = NONE
+            if not FULL_TILES:
+                at = word_of(shared_address(smem), first)
+                if ATOMIC and not met:
+                    met, bad_kept = True, scan_kept(smem, at, thread)
+                if tile_kind != FULL:
+                    at = word_of(shared_address(smem), ring)
+                    careful = types.int32(bad_kept | scan_walked(smem, at, thread))
+                    if COLUMNS:
+                        at = types.int32(at + OTHER // 4)
+                        careful = types.int32(careful | scan_walked(smem, at, thread))
+                careful = cuda.syncthreads_or(careful)  # the tile is in place, the last one done
+            else:
+                cuda.syncthreads()
+            if STAGES > 1:
+                there = ahead[0] < last
+                begin = types.int32(col_idx[ahead[1]] * LENGTH) if there else NONE
+                valid = types.int32(length - begin)
+                send_tile(walked, numbers, there, ahead[0], begin, valid, first, free, thread)
+                ahead = next_tile(*ahead, last, b, heads, plane_of, row_ptr, n_row, tile)
+            top, left = own_of(hide(thread))
+            if COLUMNS:
+                q0, n0 = start, kept_row
+                place = b, h, types.int32(q0 + left), types.int32(n0 + top)
+                at = types.int32(word_of(shared_address(smem), first) + NUMBERS // 4)
+                at = types.int32(at + stage * (2 * LENGTH) + left)
+            else:
+                q0, n0 = kept_row, start
+                place = b, h, types.int32(q0 + top), types.int32(n0 + left)
+            # S = Q Kᵀ, or its transpose
+            acc_s = gemm_s(S_START, kept_at, staged(by_columns, stage))
+            acc_s = scored(acc_s, place, params, factor)
+            if COLUMNS:
+                p = exponents(acc_s, unit, numbers_of(stats, at))
+            else:
+                p = exponents(acc_s, unit, own_shifts)
+            if not FULL_TILES and tile_kind != FULL:
+                plane = plane_of[b * heads + h]
+                p = apply_mask(p, tile_kind, plane, nq, q0, n0, (lo, hi, bits), top, left)
+            p = weights(p)
+            # dP = dO Vᵀ, or its transpose
+            other = types.int32(staged(by_columns, stage) + OTHER)
+            acc_dp = gemm_dp(S_START, types.int32(kept_at + SECOND), other)
+            packed_p = pack(p)
+            if SLOPED:
+                p = slopes(p, acc_s)
+            if COLUMNS:
+                deltas = numbers_of(stats, types.int32(at + LENGTH))
+            else:
+                deltas = own_deltas
+            if not FULL_TILES and tile_kind != FULL:
+                ds = pack(gradients_masked(p, acc_dp, deltas))
+            else:
+                ds = pack(gradients(p, acc_dp, deltas))
+            if ATOMIC:
+                to = types.int32(word_of(shared_address(smem), first) + DS // 4)
+                share(smem, to, ds, hide(thread))
+            # dV += Pᵀ dO;  dK += dSᵀ Q, or dQ += dS K
+            one = staged(by_rows, stage)
+            other = types.int32(one + OTHER)
+            if not FULL_TILES and careful:
+                if COLUMNS:
+                    acc_1 = gemm_careful(acc_1, packed_p, other)
+                acc_2 = gemm_signed(acc_2, ds, one)
+            else:
+                if COLUMNS:
+                    acc_1 = gemm(acc_1, packed_p, other)
+                acc_2 = gemm(acc_2, ds, one)
+            if ATOMIC:
+                cuda.syncthreads()  # dSᵀ is in place
+                to = (numbers[2] + h * numbers[3] + start) * WIDTH
+                add_part(dq, to, first, careful, hide(thread))
+            free = stage
+            stage, _ = advance(stage, NONE)
+            h, t, end = next_tile(h, t, end, last, b, heads, plane_of, row_ptr, n_row, tile)
+
+        cuda.syncthreads()  # the kept tiles are free
+        thread = hide(thread)
+        own, word, second = words_of(shared_address(smem), thread)
+        valid, row = types.int32(kept_length - kept_row - own), types.int64(kept_row + own)
+        if COLUMNS:
+            to = b * dv_stride[0] + h_kv * dv_stride[2] + row * dv_stride[1]
+            store_rows(dv, to, dv_stride[1], valid, pack_acc(acc_1), smem, second, thread)
+            to = b * dk_stride[0] + h_kv * dk_stride[2] + row * dk_stride[1]
+            packed = pack_acc(times(acc_2, scale))
+            store_rows(dk, to, dk_stride[1], valid, packed, smem, word, thread)
+        else:
+            to = b * dq_stride[0] + (last - 1) * dq_stride[2] + row * dq_stride[1]
+            packed = pack_acc(times(acc_2, scale))
+            store_rows(dq, to, dq_stride[1], valid, packed, smem, word, thread)
+
+    return bwd_sm80
+
+
+def bwd_sm80_spec(cfg):
+    """How to compile and launch the kernel of ``cfg``."""
+    tensor, words = types.CPointer(types.uint16), types.CPointer(types.uint32)
+    real = types.CPointer(types.float32)
+    gradients = real if cfg.atomic_dq else words, words, words
+    state, dropping = dropout_signatures(cfg.dropout, types.float32)
+    sizes, params = (types.int32,) * 6, score_signature(cfg.score)
+    tensors = (*(tensor,) * 4, real, real, *gradients, *(STRIDES,) * 7)
+    return KernelSpec(
+        f"nbflash_bwd_sm80_{cfg.walk}",
+        make_bwd_sm80,
+        cfg,
+        (*tensors, state, *sizes, *(types.float32,) * 2, *SCHEDULE, params, dropping),
+    )

@@ -1,0 +1,69 @@
+"""P and dS of a backward's fragments of mma (:mod:`.fragment`), from S and dP.
+
+    P = 2^(unit · S + shift)        dS = P ∘ (dP − δ)        shift = −LSE · log2 e
+
+A query's numbers belong to a lane's rows, or, where keys are down and queries across
+(``transposed``), to its columns: then there are n / 4 of them. The shift of a query that attends
+nothing is −∞.
+"""
+
+from nbflash.cuda.tile.mma.fragment import Fragment
+from nbflash.cuda.tile.score import slope_at, weighed
+from nbflash.cuda.tile.tracing import equal, exp2, fma, load, load2, select, unrolled
+
+
+def make_query_numbers(fragment, *, transposed):
+    """``of_columns(memory, at)``, from the lane's first; or ``of_rows(memory, at, row, last)``."""
+
+    @unrolled
+    def of_columns(memory, at):
+        return tuple(x for j in range(fragment.n // 8) for x in load2(memory, at + 8 * j))
+
+    @unrolled
+    def of_rows(memory, at, row):
+        return tuple(load(memory, at + row + fragment.row_offset(i)) for i in range(fragment.rows))
+
+    return of_columns if transposed else of_rows
+
+
+def make_gradients(m_tiles, n, score=None, *, transposed):
+    """``exponents(s, unit, shifts)``, ``weights(e)``, ``slopes(w, s, hidden)``, ``full(w, dp,
+    deltas)`` and ``masked(w, dp, deltas)``.
+
+    The last two are dS of W = P ∘ ∂S'/∂S, which is P without a score function; ``slopes`` makes W
+    of P and of what :func:`nbflash.cuda.tile.score.make_score` gives with slopes.
+    """
+    fragment = Fragment(m_tiles, n)
+
+    def query(element):
+        if transposed:
+            return fragment.column(element) // 8 * 2 + element % 2
+        return fragment.row(element)
+
+    @unrolled
+    def exponents(s, unit, shifts):
+        return tuple(fma(s[i], unit, shifts[query(i)]) for i in range(fragment.size))
+
+    @unrolled
+    def weights(e):
+        return tuple(map(exp2, e))
+
+    @unrolled
+    def slopes(p, s):
+        """0 where P is: a slope may be NaN."""
+        return tuple(weighed(x, slope_at(score, s, i), True) for i, x in enumerate(p))
+
+    def gradient(w, dp, deltas, i):
+        return w[i] * (dp[i] - deltas[query(i)])
+
+    @unrolled
+    def full(w, dp, deltas):
+        return tuple(gradient(w, dp, deltas, i) for i in range(fragment.size))
+
+    @unrolled
+    def masked(w, dp, deltas):
+        """0 where P is 0: there dP may be NaN."""
+        values = (gradient(w, dp, deltas, i) for i in range(fragment.size))
+        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(w, values, strict=True))
+
+    return exponents, weights, slopes, full, masked
