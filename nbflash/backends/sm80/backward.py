@@ -12,7 +12,8 @@ schedule lists; what a warp multiplies with stays in registers:
     dSᵀ → shared;  dQ = dS K → global, added
 
 Columns with ``atomic_dq`` are one pass of five products; rows plus columns without are the
-deterministic form, two passes of seven. dQ's accumulator has fragments (:mod:`.row_kernels`).
+deterministic form, two passes of seven. Where the registers do not hold both, dV and dK are sums of
+passes of their own (``sums``), with S once more. dQ's accumulator has fragments (:mod:`.row_kernels`).
 
     copies, ``stages`` − 1 tiles ahead            Q and dO, with shifts and δ; or K and V
 
@@ -148,7 +149,8 @@ def make_bwd_sm80(cfg):
     scores, output = Fragment(M_TILES, LENGTH), Fragment(M_TILES, WIDTH)
     ZERO, NONE, ONE = types.float32(0), types.int32(0), types.float32(1)
     S_START, ACC_START = (ZERO,) * scores.size, (ZERO,) * output.size
-    V_START = ACC_START if COLUMNS else (ZERO,)
+    WITH_DV, WITH_DS = COLUMNS and cfg.sums != "dk", cfg.sums != "dv"
+    V_START, K_START = (ACC_START if on else (ZERO,) for on in (WITH_DV, WITH_DS))
 
     copy_kept, copy_walked = cfg.copy(KEPT), cfg.copy(LENGTH)
     send_kept, send_walked = copy_kept.send, copy_walked.send
@@ -322,7 +324,7 @@ def make_bwd_sm80(cfg):
             at = types.int64(bh) * padded + kept_row
             own_shifts, own_deltas = numbers_of(shift, at, top), numbers_of(delta, at, top)
         stage, free, bad_kept, met = NONE, types.int32(STAGES - 1), NONE, False
-        acc_1, acc_2 = V_START, ACC_START
+        acc_1, acc_2 = V_START, K_START
         while h < last:
             tile_kind, start = kind[t], types.int32(col_idx[t] * LENGTH)
             if STAGES == 1:
@@ -371,34 +373,38 @@ def make_bwd_sm80(cfg):
                 plane = plane_of[b * heads + h]
                 p = apply_mask(p, tile_kind, plane, nq, q0, n0, (lo, hi, bits), top, left)
             p = weights(p)
-            # dP = dO Vᵀ, or its transpose
-            other = types.int32(staged(by_columns, stage) + OTHER)
-            acc_dp = gemm_dp(S_START, types.int32(kept_at + SECOND), other)
-            packed_p = pack(p)
-            if SLOPED:
-                p = slopes(p, acc_s)
-            if COLUMNS:
-                deltas = numbers_of(stats, types.int32(at + LENGTH))
-            else:
-                deltas = own_deltas
-            if not FULL_TILES and tile_kind != FULL:
-                ds = pack(gradients_masked(p, acc_dp, deltas))
-            else:
-                ds = pack(gradients(p, acc_dp, deltas))
+            one = staged(by_rows, stage)
+            other = types.int32(one + OTHER)
+            if WITH_DV:
+                packed = pack(p)
+            if WITH_DS:
+                # dP = dO Vᵀ, or its transpose; dS = P ∘ (dP − δ)
+                second = types.int32(staged(by_columns, stage) + OTHER)
+                acc_dp = gemm_dp(S_START, types.int32(kept_at + SECOND), second)
+                if SLOPED:
+                    p = slopes(p, acc_s)
+                if COLUMNS:
+                    deltas = numbers_of(stats, types.int32(at + LENGTH))
+                else:
+                    deltas = own_deltas
+                if not FULL_TILES and tile_kind != FULL:
+                    ds = pack(gradients_masked(p, acc_dp, deltas))
+                else:
+                    ds = pack(gradients(p, acc_dp, deltas))
             if ATOMIC:
                 to = types.int32(word_of(shared_address(smem), first) + DS // 4)
                 share(smem, to, ds, hide(thread))
             # dV += Pᵀ dO;  dK += dSᵀ Q, or dQ += dS K
-            one = staged(by_rows, stage)
-            other = types.int32(one + OTHER)
             if not FULL_TILES and careful:
-                if COLUMNS:
-                    acc_1 = gemm_careful(acc_1, packed_p, other)
-                acc_2 = gemm_signed(acc_2, ds, one)
+                if WITH_DV:
+                    acc_1 = gemm_careful(acc_1, packed, other)
+                if WITH_DS:
+                    acc_2 = gemm_signed(acc_2, ds, one)
             else:
-                if COLUMNS:
-                    acc_1 = gemm(acc_1, packed_p, other)
-                acc_2 = gemm(acc_2, ds, one)
+                if WITH_DV:
+                    acc_1 = gemm(acc_1, packed, other)
+                if WITH_DS:
+                    acc_2 = gemm(acc_2, ds, one)
             if ATOMIC:
                 cuda.syncthreads()  # dSᵀ is in place
                 to = (numbers[2] + h * numbers[3] + start) * WIDTH
@@ -411,13 +417,14 @@ def make_bwd_sm80(cfg):
         thread = hide(thread)
         own, word, second = words_of(shared_address(smem), thread)
         valid, row = types.int32(kept_length - kept_row - own), types.int64(kept_row + own)
-        if COLUMNS:
+        if WITH_DV:
             to = b * dv_stride[0] + h_kv * dv_stride[2] + row * dv_stride[1]
             store_rows(dv, to, dv_stride[1], valid, pack_acc(acc_1), smem, second, thread)
+        if COLUMNS and WITH_DS:
             to = b * dk_stride[0] + h_kv * dk_stride[2] + row * dk_stride[1]
             packed = pack_acc(times(acc_2, scale))
             store_rows(dk, to, dk_stride[1], valid, packed, smem, word, thread)
-        else:
+        if not COLUMNS:
             to = b * dq_stride[0] + (last - 1) * dq_stride[2] + row * dq_stride[1]
             packed = pack_acc(times(acc_2, scale))
             store_rows(dq, to, dq_stride[1], valid, packed, smem, word, thread)

@@ -109,6 +109,8 @@ class Sm80BackwardConfig:
         Such tiles that shared memory holds.
     walk : {"columns", "rows"}
         Keys are kept and queries walked, or the other way round.
+    sums : {"both", "dv", "dk"}
+        What is summed over a column.
     atomic_dq : bool
         Add dQ to global memory while walking columns.
     vector_red : bool
@@ -123,6 +125,7 @@ class Sm80BackwardConfig:
     stages: int = 2
     min_blocks: int = 1
     walk: str = "columns"
+    sums: str = "both"
     atomic_dq: bool = False
     vector_red: bool = False
     negate: bool = False
@@ -226,18 +229,27 @@ _BACKWARD = (
     (64, 8, 1, 64, 2, 1),
     (128, 8, 1, 64, 2, 1),
     (128, 4, 1, 64, 1, 1),
-    (256, 4, 1, 32, 1, 1),
+    (256, 4, 1, 64, 1, 1),
+    (256, 4, 1, 16, 1, 1),
 )
+_BOTH_SUMS = 128  # the largest head_dim of which the registers hold dK and dV
 
 
 def backward_configs(dtype, head_dim, *, smem_limit, deterministic, vector_red):
-    """The passes of a backward: one with atomics or two without; empty if none fits."""
+    """The passes of a backward: one or two with atomics, one more without; empty if none fits."""
     for reach, *geometry in _BACKWARD:
         if head_dim <= reach:
             base = Sm80BackwardConfig(dtype, head_dim, *geometry)
-            passes = (replace(base, atomic_dq=True, vector_red=vector_red),)
-            if deterministic:
-                passes = replace(base, walk="rows"), base
+            passes = passes_of(base, deterministic=deterministic, vector_red=vector_red)
             if all(config.smem_bytes <= smem_limit for config in passes):
                 return passes
     return ()
+
+
+def passes_of(base, *, deterministic, vector_red):
+    """The passes of a backward with the geometry of ``base``."""
+    sums = ("both",) if base.head_dim <= _BOTH_SUMS else ("dv", "dk")
+    columns = [replace(base, sums=which) for which in sums]
+    if deterministic:
+        return (replace(base, walk="rows"), *columns)
+    return (*columns[:-1], replace(columns[-1], atomic_dq=True, vector_red=vector_red))
