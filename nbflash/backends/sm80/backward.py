@@ -17,8 +17,9 @@ passes of their own (``sums``), with S once more. dQ's accumulator has fragments
 
     copies, ``stages`` − 1 tiles ahead            Q and dO, with shifts and δ; or K and V
 
-Exponents are masked to −∞, so that a row of NaN stays with what it attends. A masked tile with
-operands that are not finite takes careful products (:mod:`nbflash.cuda.tile.mma.careful`).
+Exponents are masked to −∞, so that a row of NaN stays with what it attends. Of a masked tile what is
+not finite becomes zeros when S and dP have met it (:mod:`nbflash.cuda.tile.mma.poison`); so does K at
+the beginning of a column, of which S then is made NaN.
 """
 
 from masks import FULL
@@ -36,6 +37,7 @@ from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb, make_gemm_xt
 from nbflash.cuda.tile.mma.gradient import make_gradients, make_query_numbers
 from nbflash.cuda.tile.mma.layout import ALIGNMENT
 from nbflash.cuda.tile.mma.mask import make_apply_mask, make_apply_mask_transposed
+from nbflash.cuda.tile.mma.poison import make_poison_units
 from nbflash.cuda.tile.ring import divided, make_advance
 from nbflash.cuda.tile.score import score_signature
 from nbflash.cuda.tile.simt.atomic import atomic_add, atomic_add4
@@ -77,7 +79,7 @@ def make_places(cfg):
 
 def make_dq_part(cfg):
     """``share(smem, first, start, packed, thread)`` puts a warp's dSᵀ in its place; when all have,
-    ``add_part(dq, base, dq_tile, first, careful, thread)`` adds the warp's part of dQ to global
+    ``add_part(dq, base, first, thread)`` adds the warp's part of dQ to global
     memory, from the tile's number ``base`` on.
     """
     TILE, DS_TILE, M_TILES = cfg.tile, cfg.ds_tile, cfg.m_tiles
@@ -85,10 +87,7 @@ def make_dq_part(cfg):
     TILES, COLUMNS = cfg.dq_part
     PARTS, PIECES = TILE.width // COLUMNS, TILE.width // 8
     START = (types.float32(0),) * (TILES * COLUMNS // 2)
-    gemm, gemm_careful = (
-        make_gemm_xtb(cfg.dtype, TILES, cfg.kept, DS_TILE, TILE, COLUMNS, careful=careful)
-        for careful in (False, True)
-    )
+    gemm = make_gemm_xtb(cfg.dtype, TILES, cfg.kept, DS_TILE, TILE, COLUMNS)
 
     @unrolled
     def share(smem, at, packed, thread):
@@ -120,15 +119,10 @@ def make_dq_part(cfg):
                     atomic_add(dq, base + (piece * PIECE + 32 * e + lane), acc[i + e])
 
     @inlined
-    def add_part(dq, base, first, careful, thread):
+    def add_part(dq, base, first, thread):
         x, b, x_step, b_step = places(first, thread)
-        if not cfg_full_tiles and careful:
-            part = gemm_careful(START, x, b, x_step, b_step)
-        else:
-            part = gemm(START, x, b, x_step, b_step)
-        scatter(dq, base, x_step, b_step, part, thread)
+        scatter(dq, base, x_step, b_step, gemm(START, x, b, x_step, b_step), thread)
 
-    cfg_full_tiles = cfg.full_tiles
     return share, add_part
 
 
@@ -154,14 +148,16 @@ def make_bwd_sm80(cfg):
 
     copy_kept, copy_walked = cfg.copy(KEPT), cfg.copy(LENGTH)
     send_kept, send_walked = copy_kept.send, copy_walked.send
-    scan_kept, scan_walked = copy_kept.scan, copy_walked.scan
+    (scan_kept, clean_kept), (scan, clean) = (
+        (copy.scan, copy.clean) for copy in (copy_kept, copy_walked)
+    )
     wait, advance = cp_async_wait(max(STAGES - 2, 0)), make_advance(STAGES)
     operands_of, own_of, words_of = make_places(cfg)
     gemm_s = make_gemm_abt(cfg.dtype, M_TILES, LENGTH, TILE, negate=cfg.negate)
     gemm_dp = make_gemm_abt(cfg.dtype, M_TILES, LENGTH, TILE)
-    gemm, gemm_careful, gemm_signed = (
-        make_gemm_pb(cfg.dtype, M_TILES, LENGTH, TILE, careful=careful, signed=negative)
-        for careful, negative in ((False, False), (True, False), (True, True))
+    gemm, poison_units = (
+        make_gemm_pb(cfg.dtype, M_TILES, LENGTH, TILE),
+        make_poison_units(cfg.dtype, M_TILES, TILE),
     )
     if COLUMNS:
         apply_mask = make_apply_mask_transposed(M_TILES, LENGTH, TILE_M, TILE_N)
@@ -170,7 +166,7 @@ def make_bwd_sm80(cfg):
         apply_mask, places = make_apply_mask(M_TILES, LENGTH, TILE_M), scores.places()
     numbers_of = make_query_numbers(scores, transposed=COLUMNS)
     SLOPED = cfg.score is not None and cfg.score.has_slope
-    exponents, weights, slopes, gradients, gradients_masked = make_gradients(
+    exponents, weights, poisoned, slopes, gradients, gradients_masked = make_gradients(
         M_TILES, LENGTH, cfg.score, transposed=COLUMNS
     )
     scored, unit_of = make_scored(cfg, places, with_slope=True)
@@ -190,6 +186,10 @@ def make_bwd_sm80(cfg):
     @unrolled
     def send_chunk(to, source, at, n):
         cp_async16(to + n * 16, source, at + n * 4, n >= 0)
+
+    @unrolled
+    def units_of(unit):
+        return (unit,) * scores.rows
 
     @unrolled
     def times(x, factor):
@@ -323,7 +323,7 @@ def make_bwd_sm80(cfg):
         if not COLUMNS:
             at = types.int64(bh) * padded + kept_row
             own_shifts, own_deltas = numbers_of(shift, at, top), numbers_of(delta, at, top)
-        stage, free, bad_kept, met = NONE, types.int32(STAGES - 1), NONE, False
+        stage, free, met, units = NONE, types.int32(STAGES - 1), False, units_of(unit)
         acc_1, acc_2 = V_START, K_START
         while h < last:
             tile_kind, start = kind[t], types.int32(col_idx[t] * LENGTH)
@@ -335,16 +335,19 @@ def make_bwd_sm80(cfg):
             ring = types.int32(staged(types.int32(first + RING), stage))
             careful = NONE
             if not FULL_TILES:
-                at = word_of(shared_address(smem), first)
-                if ATOMIC and not met:
-                    met, bad_kept = True, scan_kept(smem, at, thread)
+                at = word_of(shared_address(smem), ring)
                 if tile_kind != FULL:
-                    at = word_of(shared_address(smem), ring)
-                    careful = types.int32(bad_kept | scan_walked(smem, at, thread))
+                    careful = scan(smem, at, thread)
                     if COLUMNS:
-                        at = types.int32(at + OTHER // 4)
-                        careful = types.int32(careful | scan_walked(smem, at, thread))
+                        careful = types.int32(careful | scan(smem, at + OTHER // 4, thread))
                 careful = cuda.syncthreads_or(careful)  # the tile is in place, the last one done
+                if ATOMIC and not met:
+                    met, at = True, word_of(shared_address(smem), first)
+                    if cuda.syncthreads_or(scan_kept(smem, at, thread)):
+                        units = poison_units(units, kept_at)
+                        cuda.syncthreads()  # all have seen K
+                        clean_kept(smem, at, thread)
+                        cuda.syncthreads()  # K is finite
             else:
                 cuda.syncthreads()
             if STAGES > 1:
@@ -366,27 +369,27 @@ def make_bwd_sm80(cfg):
             acc_s = gemm_s(S_START, kept_at, staged(by_columns, stage))
             acc_s = scored(acc_s, place, params, factor)
             if COLUMNS:
-                p = exponents(acc_s, unit, numbers_of(stats, at))
+                p = exponents(acc_s, units, numbers_of(stats, at))
             else:
-                p = exponents(acc_s, unit, own_shifts)
+                p = exponents(acc_s, units, own_shifts)
             if not FULL_TILES and tile_kind != FULL:
                 plane = plane_of[b * heads + h]
                 p = apply_mask(p, tile_kind, plane, nq, q0, n0, (lo, hi, bits), top, left)
             p = weights(p)
-            one = staged(by_rows, stage)
-            other = types.int32(one + OTHER)
+            if COLUMNS:
+                deltas = numbers_of(stats, types.int32(at + LENGTH))
+            else:
+                deltas = own_deltas
             if WITH_DV:
                 packed = pack(p)
+                if not FULL_TILES and careful:
+                    packed = pack(poisoned(p, deltas))
             if WITH_DS:
                 # dP = dO Vᵀ, or its transpose; dS = P ∘ (dP − δ)
                 second = types.int32(staged(by_columns, stage) + OTHER)
                 acc_dp = gemm_dp(S_START, types.int32(kept_at + SECOND), second)
                 if SLOPED:
                     p = slopes(p, acc_s)
-                if COLUMNS:
-                    deltas = numbers_of(stats, types.int32(at + LENGTH))
-                else:
-                    deltas = own_deltas
                 if not FULL_TILES and tile_kind != FULL:
                     ds = pack(gradients_masked(p, acc_dp, deltas))
                 else:
@@ -394,21 +397,23 @@ def make_bwd_sm80(cfg):
             if ATOMIC:
                 to = types.int32(word_of(shared_address(smem), first) + DS // 4)
                 share(smem, to, ds, hide(thread))
-            # dV += Pᵀ dO;  dK += dSᵀ Q, or dQ += dS K
             if not FULL_TILES and careful:
-                if WITH_DV:
-                    acc_1 = gemm_careful(acc_1, packed, other)
-                if WITH_DS:
-                    acc_2 = gemm_signed(acc_2, ds, one)
-            else:
-                if WITH_DV:
-                    acc_1 = gemm(acc_1, packed, other)
-                if WITH_DS:
-                    acc_2 = gemm(acc_2, ds, one)
+                cuda.syncthreads()  # all have seen the tile
+                to = word_of(shared_address(smem), ring)
+                clean(smem, to, hide(thread))
+                if COLUMNS:
+                    clean(smem, to + OTHER // 4, hide(thread))
+                cuda.syncthreads()  # it is finite
+            # dV += Pᵀ dO;  dK += dSᵀ Q, or dQ += dS K
+            one = staged(by_rows, stage)
+            if WITH_DV:
+                acc_1 = gemm(acc_1, packed, types.int32(one + OTHER))
+            if WITH_DS:
+                acc_2 = gemm(acc_2, ds, one)
             if ATOMIC:
                 cuda.syncthreads()  # dSᵀ is in place
                 to = (numbers[2] + h * numbers[3] + start) * WIDTH
-                add_part(dq, to, first, careful, hide(thread))
+                add_part(dq, to, first, hide(thread))
             free = stage
             stage, _ = advance(stage, NONE)
             h, t, end = next_tile(h, t, end, last, b, heads, plane_of, row_ptr, n_row, tile)

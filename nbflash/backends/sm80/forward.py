@@ -16,8 +16,8 @@ tiles that the schedule lists come by cp.async, in turn, into a ring of stages:
         O  = α O + P V;  m = m'        P stays in registers
     O / l → out,  (m + log2 l) ln 2 → lse
 
-A masked tile whose V is not finite takes a careful product (:mod:`nbflash.cuda.tile.mma.careful`).
-O leaves through the rows of Q that its warp alone has read.
+A masked tile whose V is not finite poisons the rows that attend what is not, and V is cleaned
+(:mod:`nbflash.cuda.tile.mma.poison`). O leaves through the rows of Q that its warp alone has read.
 """
 
 import math
@@ -35,6 +35,7 @@ from nbflash.cuda.tile.mma.fragment import Fragment
 from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb
 from nbflash.cuda.tile.mma.layout import ALIGNMENT
 from nbflash.cuda.tile.mma.mask import make_apply_mask
+from nbflash.cuda.tile.mma.poison import make_poison_rows
 from nbflash.cuda.tile.mma.rows import make_store_numbers
 from nbflash.cuda.tile.mma.softmax import make_softmax
 from nbflash.cuda.tile.ring import divided, make_advance
@@ -98,9 +99,8 @@ def make_fwd_sm80(cfg):
     wait, advance = cp_async_wait(STAGES - 2), make_advance(STAGES)
     operands_of, scores_of, results_of = make_places(cfg)
     gemm_qk = make_gemm_abt(cfg.dtype, M_TILES, TILE_N, TILE, negate=cfg.negate)
-    gemm_pv, gemm_pv_careful = (
-        make_gemm_pb(cfg.dtype, M_TILES, TILE_N, TILE, careful=careful) for careful in (False, True)
-    )
+    gemm_pv = make_gemm_pb(cfg.dtype, M_TILES, TILE_N, TILE)
+    poison_rows, clean = make_poison_rows(cfg.dtype, M_TILES, TILE_N, TILE), copy_kv.clean
     apply_mask = make_apply_mask(M_TILES, TILE_N, TILE_M)
     softmax = make_softmax(M_TILES, TILE_N)
     row_max, has_grown, rescale, probabilities, row_sum, row_total, inverse = softmax
@@ -228,11 +228,13 @@ def make_fwd_sm80(cfg):
                 acc_o, l_i = scale_rows(acc_o, alpha), times(l_i, alpha)
             m_i, l_i = m_new, row_sum(l_i, p)
             p = dropped(pack(p), random, random_rows, dropping, n0, thread)
-            # O += P V
             if not FULL_TILES and careful:
-                acc_o = gemm_pv_careful(acc_o, p, staged(v_at, stage))
-            else:
-                acc_o = gemm_pv(acc_o, p, staged(v_at, stage))
+                acc_o = poison_rows(acc_o, p, staged(v_at, stage))
+                cuda.syncthreads()  # all have seen V
+                clean(smem, word_of(shared_address(smem), staged(ring, stage)), hide(thread))
+                cuda.syncthreads()  # V is finite
+            # O += P V
+            acc_o = gemm_pv(acc_o, p, staged(v_at, stage))
             free = stage
             stage, _ = advance(stage, NONE)
 

@@ -5,7 +5,7 @@ from nbflash.cuda.ptx.cp_async import cp_async16
 from nbflash.cuda.tile.finite import not_finite_in
 from nbflash.cuda.tile.float_bits import signed, unsigned
 from nbflash.cuda.tile.mma.layout import CHUNK
-from nbflash.cuda.tile.tracing import both, load4, store, store4, unrolled
+from nbflash.cuda.tile.tracing import both, equal, load4, select, store, store4, unrolled
 from nbflash.definitions.constants import WARP
 
 
@@ -17,6 +17,8 @@ class ChunkCopy:
             columns from ``head_dim`` on, become zero.
         scan(smem, at, thread)
             Of the tile at word ``at`` what this thread has sent: 0 if it is finite.
+        clean(smem, at, thread)
+            And those chunks of it that are not become zeros.
     """
 
     def __init__(self, tile, rows, threads, head_dim, dtype):
@@ -48,7 +50,15 @@ class ChunkCopy:
             words = [at + tile.place(row, chunk) // 4 for row, chunk in places(thread)]
             return not_finite([x for word in words for x in load4(smem, word)])
 
-        self.send, self.scan = send, scan
+        @unrolled
+        def clean(smem, at, thread):
+            for row, chunk in places(thread):
+                word = at + tile.place(row, chunk) // 4
+                found = load4(smem, word)
+                good = equal(not_finite(found), 0)
+                store4(smem, word, [select(good, x, 0) for x in found])
+
+        self.send, self.scan, self.clean = send, scan, clean
 
 
 def make_store_rows(tile, m_tiles, head_dim):

@@ -8,11 +8,8 @@ C is a fragment (:mod:`.fragment`), A, B and X are addresses of lanes (:mod:`.la
 a product are loaded before the products of the one before it.
 """
 
-import functools
-
 from nbflash.cuda.ptx.ldmatrix import ldmatrix
 from nbflash.cuda.ptx.mma import mma
-from nbflash.cuda.tile.mma.careful import careful_products
 from nbflash.cuda.tile.mma.layout import STEP
 from nbflash.cuda.tile.tracing import unrolled
 
@@ -65,17 +62,9 @@ def make_gemm_abt(dtype, m_tiles, n, tile, *, negate=False):
     return gemm
 
 
-def _chosen(careful, signed):
-    """The products, or those of a B that may not be finite (:mod:`.careful`)."""
-    return functools.partial(careful_products, signed=signed) if careful else products
-
-
-def make_gemm_pb(dtype, m_tiles, n, tile, *, careful=False, signed=False):
-    """``gemm(acc, p, b)``: P of ``n`` columns, packed; ``b`` is a lane's address by rows.
-
-    ``careful``: B may hold infinities and NaN where P is 0; ``signed``: P may be negative.
-    """
-    rows, run = 16 * tile.row_bytes, _chosen(careful, signed)
+def make_gemm_pb(dtype, m_tiles, n, tile):
+    """``gemm(acc, p, b)``: P of ``n`` columns, packed; ``b`` is a lane's address by rows."""
+    rows = 16 * tile.row_bytes
 
     @unrolled
     def gemm(acc, p, b):
@@ -85,18 +74,18 @@ def make_gemm_pb(dtype, m_tiles, n, tile, *, careful=False, signed=False):
         def a_of(k):
             return _rows_of_p(p, m_tiles, k)
 
-        return run(dtype, acc, m_tiles, n // STEP, tile.width // 16, a_of, b_of)
+        return products(dtype, acc, m_tiles, n // STEP, tile.width // 16, a_of, b_of)
 
     return gemm
 
 
-def make_gemm_xtb(dtype, m_tiles, n, x_tile, tile, columns, *, careful=False):
+def make_gemm_xtb(dtype, m_tiles, n, x_tile, tile, columns):
     """``gemm(acc, x, b, x_step, b_step)``: ``n`` rows of X and of B, of which ``columns`` count.
 
     ``x`` is a lane's address by columns in X, ``b`` one by rows in B; the steps of 16 columns are
-    those that count first. ``careful``: as above.
+    those that count first.
     """
-    x_rows, rows, run = 16 * x_tile.row_bytes, 16 * tile.row_bytes, _chosen(careful, True)
+    x_rows, rows = 16 * x_tile.row_bytes, 16 * tile.row_bytes
 
     @unrolled
     def gemm(acc, x, b, x_step, b_step):
@@ -109,6 +98,6 @@ def make_gemm_xtb(dtype, m_tiles, n, x_tile, tile, columns, *, careful=False):
         def b_of(k, j):
             return ldmatrix(b_places[j] + k * rows, transposed=True)
 
-        return run(dtype, acc, m_tiles, n // STEP, columns // 16, a_of, b_of)
+        return products(dtype, acc, m_tiles, n // STEP, columns // 16, a_of, b_of)
 
     return gemm
