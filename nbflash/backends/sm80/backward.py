@@ -281,7 +281,7 @@ def make_bwd_sm80(cfg):
     ):
         smem, stats = cuda.shared.array(0, types.int32), cuda.shared.array(0, types.float32)
         thread = types.int32(cuda.threadIdx.x)
-        first, kept_at, by_columns, by_rows = operands_of(shared_address(smem), thread)
+        first, _, _, _ = operands_of(shared_address(smem), thread)
         tile, bh = work[2 * cuda.blockIdx.x], work[2 * cuda.blockIdx.x + 1]
         kept_row = types.int32(tile * KEPT)
         if COLUMNS:
@@ -327,6 +327,9 @@ def make_bwd_sm80(cfg):
         acc_1, acc_2 = V_START, K_START
         while h < last:
             tile_kind, start = kind[t], types.int32(col_idx[t] * LENGTH)
+            # What follows from the thread is made anew: registers are few.
+            thread = hide(types.int32(cuda.threadIdx.x))
+            first, kept_at, by_columns, _ = operands_of(shared_address(smem), thread)
             if STAGES == 1:
                 cuda.syncthreads()  # everybody is done with the last tile
                 valid = types.int32(length - start)
@@ -356,7 +359,7 @@ def make_bwd_sm80(cfg):
                 valid = types.int32(length - begin)
                 send_tile(walked, numbers, there, ahead[0], begin, valid, first, free, thread)
                 ahead = next_tile(*ahead, last, b, heads, plane_of, row_ptr, n_row, tile)
-            top, left = own_of(hide(thread))
+            top, left = own_of(thread)
             if COLUMNS:
                 q0, n0 = start, kept_row
                 place = b, h, types.int32(q0 + left), types.int32(n0 + top)
@@ -405,6 +408,8 @@ def make_bwd_sm80(cfg):
                     clean(smem, to + OTHER // 4, hide(thread))
                 cuda.syncthreads()  # it is finite
             # dV += Pᵀ dO;  dK += dSᵀ Q, or dQ += dS K
+            thread = hide(types.int32(cuda.threadIdx.x))
+            first, _, _, by_rows = operands_of(shared_address(smem), thread)
             one = staged(by_rows, stage)
             if WITH_DV:
                 acc_1 = gemm(acc_1, packed, types.int32(one + OTHER))
@@ -413,13 +418,13 @@ def make_bwd_sm80(cfg):
             if ATOMIC:
                 cuda.syncthreads()  # dSᵀ is in place
                 to = (numbers[2] + h * numbers[3] + start) * WIDTH
-                add_part(dq, to, first, hide(thread))
+                add_part(dq, to, first, thread)
             free = stage
             stage, _ = advance(stage, NONE)
             h, t, end = next_tile(h, t, end, last, b, heads, plane_of, row_ptr, n_row, tile)
 
         cuda.syncthreads()  # the kept tiles are free
-        thread = hide(thread)
+        thread = hide(types.int32(cuda.threadIdx.x))
         own, word, second = words_of(shared_address(smem), thread)
         valid, row = types.int32(kept_length - kept_row - own), types.int64(kept_row + own)
         if WITH_DV:

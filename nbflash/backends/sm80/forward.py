@@ -103,7 +103,7 @@ def make_fwd_sm80(cfg):
     poison_rows, clean = make_poison_rows(cfg.dtype, M_TILES, TILE_N, TILE), copy_kv.clean
     apply_mask = make_apply_mask(M_TILES, TILE_N, TILE_M)
     softmax = make_softmax(M_TILES, TILE_N)
-    row_max, has_grown, rescale, probabilities, row_sum, row_total, inverse = softmax
+    row_max, has_grown, rescale, probabilities, row_sums, row_total, inverse = softmax
     pack, pack_o = scores.make_pack(cfg.dtype), output.make_pack(cfg.dtype)
     scale_rows, store_rows = output.make_scale_rows(), make_store_rows(TILE, M_TILES, cfg.head_dim)
     store_numbers = make_store_numbers(scores.rows)
@@ -117,6 +117,10 @@ def make_fwd_sm80(cfg):
     @unrolled
     def word_of(start, address):
         return (address - start) // 4
+
+    @unrolled
+    def plus(l, sums):
+        return tuple(x + y for x, y in zip(l, sums, strict=True))
 
     @unrolled
     def times(l, alpha):
@@ -136,10 +140,10 @@ def make_fwd_sm80(cfg):
         return types.int32(col_idx[t] * TILE_N) if t < end else types.int32(-1)
 
     @inlined
-    def send(operand, n0, nk, ring, stage, thread):
+    def send(operand, n0, nk, first, stage, thread):
         source, base, stride = operand
         if n0 >= 0:
-            to = staged(ring, stage)
+            to = staged(types.int32(first + RING), stage)
             send_kv(to, source, base + n0 * stride, stride, types.int32(nk - n0), thread)
         cp_async_commit()
 
@@ -173,14 +177,14 @@ def make_fwd_sm80(cfg):
     ):
         smem = cuda.shared.array(0, types.int32)
         thread = types.int32(cuda.threadIdx.x)
-        first, q_at, k_at, v_at = operands_of(shared_address(smem), thread)
+        first, _, _, _ = operands_of(shared_address(smem), thread)
         row, bh = work[2 * cuda.blockIdx.x], work[2 * cuda.blockIdx.x + 1]
         b, h = divided(bh, heads)
         h_kv, _ = divided(h, group)
         plane, q0 = plane_of[bh], types.int32(row * TILE_M)
         keys = k, b * k_stride[0] + h_kv * k_stride[2], k_stride[1]
         values = v, b * v_stride[0] + h_kv * v_stride[2], v_stride[1]
-        ring, (top, _) = types.int32(first + RING), scores_of(thread)
+        top, _ = scores_of(thread)
         unit, random = unit_of(params, scale), keys_of(state)
         random_rows = rows_of(random, types.int32(q0 + top), h, b)
 
@@ -192,53 +196,60 @@ def make_fwd_sm80(cfg):
         for i in range(STAGES - 1):
             n0 = column_of(col_idx, begin + i // 2, end)
             if i % 2 == 0:
-                send(keys, n0, nk, ring, types.int32(i), thread)
+                send(keys, n0, nk, first, types.int32(i), thread)
             else:
-                send(values, n0, nk, ring, types.int32(i), thread)
+                send(values, n0, nk, first, types.int32(i), thread)
         m_i, l_i, acc_o = M_START, L_START, O_START
         for t in range(begin, end):
             n0, tile_kind = types.int32(col_idx[t] * TILE_N), kind[t]
             wait()
             cuda.syncthreads()  # K is in place, and everybody is done with the V before
+            # What follows from the thread is made anew: registers are few.
+            thread = hide(types.int32(cuda.threadIdx.x))
+            first, q_at, k_at, _ = operands_of(shared_address(smem), thread)
             at = column_of(col_idx, t + AT_K, end)
-            send(values if EVEN else keys, at, nk, ring, free, thread)
+            send(values if EVEN else keys, at, nk, first, free, thread)
             # S = Q Kᵀ
             acc_s = gemm_qk(S_START, q_at, staged(k_at, stage))
             free = stage
             stage, _ = advance(stage, NONE)
+            thread = hide(types.int32(cuda.threadIdx.x))
+            first, _, _, v_at = operands_of(shared_address(smem), thread)
+            stage_word = types.int32(word_of(shared_address(smem), staged(first, stage)) + RING // 4)
             careful = NONE
             wait()
             if not FULL_TILES:
                 if tile_kind != FULL:
-                    careful = scan(smem, word_of(shared_address(smem), staged(ring, stage)), thread)
+                    careful = scan(smem, stage_word, thread)
                 careful = cuda.syncthreads_or(careful)  # V is in place, and all are done with K
             else:
                 cuda.syncthreads()
             at = column_of(col_idx, t + AT_V, end)
-            send(keys if EVEN else values, at, nk, ring, free, thread)
-            top, left = scores_of(hide(thread))
+            send(keys if EVEN else values, at, nk, first, free, thread)
+            top, left = scores_of(thread)
             place = b, h, types.int32(q0 + top), types.int32(n0 + left)
             acc_s = scored(acc_s, place, params, scale)
             if not FULL_TILES and tile_kind != FULL:
                 acc_s = apply_mask(acc_s, tile_kind, plane, nq, q0, n0, (lo, hi, bits), top, left)
             m_new = row_max(m_i, acc_s, unit)
             p = probabilities(acc_s, m_new, unit)
+            sums = row_sums(p)
+            p = dropped(pack(p), random, random_rows, dropping, n0, thread)
             if has_grown(m_i, m_new):
                 alpha = rescale(m_i, m_new)
                 acc_o, l_i = scale_rows(acc_o, alpha), times(l_i, alpha)
-            m_i, l_i = m_new, row_sum(l_i, p)
-            p = dropped(pack(p), random, random_rows, dropping, n0, thread)
+            m_i, l_i = m_new, plus(l_i, sums)
             if not FULL_TILES and careful:
                 acc_o = poison_rows(acc_o, p, staged(v_at, stage))
                 cuda.syncthreads()  # all have seen V
-                clean(smem, word_of(shared_address(smem), staged(ring, stage)), hide(thread))
+                clean(smem, stage_word, hide(thread))
                 cuda.syncthreads()  # V is finite
             # O += P V
             acc_o = gemm_pv(acc_o, p, staged(v_at, stage))
             free = stage
             stage, _ = advance(stage, NONE)
 
-        l_i, thread = row_total(l_i), hide(thread)
+        l_i, thread = row_total(l_i), hide(types.int32(cuda.threadIdx.x))
         (top, _), (own, word) = scores_of(thread), results_of(shared_address(smem), thread)
         left_rows = types.int32(nq - q0)
         store_numbers(lse, bh * nq + q0, log_sum_exp(m_i, l_i), top, left_rows, thread)

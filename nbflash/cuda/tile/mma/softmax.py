@@ -16,7 +16,7 @@ from nbflash.cuda.tile.warp_reduce import QUAD, across_lanes
 
 
 def make_softmax(m_tiles, n):
-    """``row_max, has_grown, rescale, probabilities, row_sum, row_total, inverse``."""
+    """``row_max, has_grown, rescale, probabilities, row_sums, row_total, inverse``."""
     fragment = Fragment(m_tiles, n)
 
     @unrolled
@@ -42,8 +42,8 @@ def make_softmax(m_tiles, n):
         return tuple(exp2(fma(x, unit, shifts[fragment.row(i)])) for i, x in enumerate(s))
 
     @unrolled
-    def row_sum(l, p):
-        return tuple(map(operator.add, l, fragment.fold(p, operator.add)))
+    def row_sums(p):
+        return tuple(fragment.fold(p, operator.add))
 
     @unrolled
     def row_total(l):
@@ -53,4 +53,4 @@ def make_softmax(m_tiles, n):
     def inverse(l):
         return tuple(select(equal(x, 0.0), 0.0, approximate_reciprocal(x)) for x in l)
 
-    return row_max, has_grown, rescale, probabilities, row_sum, row_total, inverse
+    return row_max, has_grown, rescale, probabilities, row_sums, row_total, inverse
