@@ -23,6 +23,13 @@ the beginning of a column, of which S then is made NaN.
 """
 
 from masks import FULL
+from nbflash.backends.sm80.dropout import (
+    drop_packed,
+    drop_values,
+    make_kept,
+    make_kept_across,
+    make_random,
+)
 from nbflash.backends.sm80.row_kernels import PIECE
 from nbflash.backends.sm80.score import make_scored
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
@@ -174,6 +181,9 @@ def make_bwd_sm80(cfg):
     store_rows = make_store_rows(TILE, M_TILES, cfg.head_dim)
     if ATOMIC:
         share, add_part = make_dq_part(cfg)
+    DROPOUT, (keys_of, rows_of) = cfg.dropout, make_random(cfg)
+    if DROPOUT:
+        kept_of = (make_kept_across if COLUMNS else make_kept)(M_TILES, LENGTH)
 
     @unrolled
     def staged(address, stage):
@@ -303,6 +313,7 @@ def make_bwd_sm80(cfg):
             kept, walked = (keys, values), (queries, gradients_out)
         numbers = shift, delta, types.int64(b * heads) * padded, types.int64(padded)
         unit, (top, _) = unit_of(params, factor), own_of(thread)
+        random = keys_of(state)
 
         h, t, end = first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile)
         if h < last:
@@ -323,6 +334,7 @@ def make_bwd_sm80(cfg):
         if not COLUMNS:
             at = types.int64(bh) * padded + kept_row
             own_shifts, own_deltas = numbers_of(shift, at, top), numbers_of(delta, at, top)
+            random_rows = rows_of(random, types.int32(kept_row + top), h, b)
         stage, free, met, units = NONE, types.int32(STAGES - 1), False, units_of(unit)
         acc_1, acc_2 = V_START, K_START
         while h < last:
@@ -383,14 +395,23 @@ def make_bwd_sm80(cfg):
                 deltas = numbers_of(stats, types.int32(at + LENGTH))
             else:
                 deltas = own_deltas
+            if DROPOUT:
+                if COLUMNS:
+                    kept_words = kept_of(random, dropping[0], n0 + top, q0 + left, h, b)
+                else:
+                    kept_words = kept_of(random, random_rows, dropping[0], n0, thread)
             if WITH_DV:
                 packed = pack(p)
                 if not FULL_TILES and careful:
                     packed = pack(poisoned(p, deltas))
+                if DROPOUT:
+                    packed = drop_packed(packed, kept_words)
             if WITH_DS:
                 # dP = dO Vᵀ, or its transpose; dS = P ∘ (dP − δ)
                 second = types.int32(staged(by_columns, stage) + OTHER)
                 acc_dp = gemm_dp(S_START, types.int32(kept_at + SECOND), second)
+                if DROPOUT:
+                    acc_dp = drop_values(acc_dp, kept_words)
                 if SLOPED:
                     p = slopes(p, acc_s)
                 if not FULL_TILES and tile_kind != FULL:
@@ -427,7 +448,11 @@ def make_bwd_sm80(cfg):
         thread = hide(types.int32(cuda.threadIdx.x))
         own, word, second = words_of(shared_address(smem), thread)
         valid, row = types.int32(kept_length - kept_row - own), types.int64(kept_row + own)
+        if DROPOUT:
+            scale *= dropping[1]
         if WITH_DV:
+            if DROPOUT:
+                acc_1 = times(acc_1, dropping[1])
             to = b * dv_stride[0] + h_kv * dv_stride[2] + row * dv_stride[1]
             store_rows(dv, to, dv_stride[1], valid, pack_acc(acc_1), smem, second, thread)
         if COLUMNS and WITH_DS:

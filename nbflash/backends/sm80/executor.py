@@ -18,6 +18,7 @@ from nbflash.backends.sm80.row_kernels import (
 from nbflash.cuda import score_params
 from nbflash.cuda.ptx._asm import SIM
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
+from nbflash.definitions import philox
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
 from nbflash.schedule.tile_schedule import TileSchedule
@@ -45,7 +46,7 @@ class Sm80Executor:
         self._device = device_of(problem.device_id)
         self._score, params = score_params.prepare(score, problem, self._device.capability)
         self._params = self._device.params(params)
-        self._dropping = dropping_of(dropout)
+        self._dropout, self._dropping = dropout, dropping_of(dropout)
         self._backward_configs, self._bound = backward or self._table_backward, {}
         self._config = config or forward_config(
             problem.dtype, problem.head_dim, smem_limit=self._device.smem_limit
@@ -73,12 +74,12 @@ class Sm80Executor:
         """What scores are multiplied with: they are in base 2, a score function's are natural."""
         return abs(self._problem.scale) * (1.0 if self._score else LOG2_E)
 
-    def _bind(self, spec, schedule, work, sizes):
+    def _bind(self, spec, schedule, work, sizes, dropping):
         p, s = self._problem, schedule
         planes = s.plane_of(p.batch, p.heads)
         tables = work, planes, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits
         constants = p.nq, p.nk, p.heads, p.group, s.n_row, *sizes
-        return self._device.bind(spec, len(work), constants, tables, (self._params, self._dropping))
+        return self._device.bind(spec, len(work), constants, tables, (self._params, dropping))
 
     def _complete(self, config, schedule):
         """A row of a table with what this problem asks for besides."""
@@ -92,7 +93,7 @@ class Sm80Executor:
         work = self.schedule.work(p.batch, p.heads)
         config = self._complete(self._config, self.schedule)
         scale = max(self._factor, LEAST_SCALE)
-        return self._bind(fwd_sm80_spec(config), self.schedule, work, (scale,))
+        return self._bind(fwd_sm80_spec(config), self.schedule, work, (scale,), self._dropping)
 
     def forward(self, q, k, v, out, lse, seed=None):
         """Write ``out`` and ``lse``."""
@@ -110,7 +111,8 @@ class Sm80Executor:
             raise self._does_not_fit("backward")
         padded = max(-(-p.nq // cfg.tile_m) * cfg.tile_m for cfg in configs)
         rows, walks, convert = p.batch * p.heads * padded, [], None
-        row = RowConfig(p.dtype, p.head_dim)
+        row, dropping = RowConfig(p.dtype, p.head_dim), dropping_of(self._dropout, inverse=True)
+        factor = philox.factor(self._dropout) if self._dropout else 1.0
         for cfg in configs:
             schedule, group = TileSchedule.from_mask(self._mask, cfg.tile_m, cfg.tile_n), 1
             if cfg.walk == "columns":
@@ -119,12 +121,12 @@ class Sm80Executor:
             if cfg.atomic_dq:
                 row = replace(row, width=cfg.tile.width, vector_red=cfg.vector_red)
                 number = rows * cfg.tile.width // 16
-                sizes = p.nq, p.heads, padded, number, float(p.scale)
+                sizes = p.nq, p.heads, padded, number, float(p.scale * factor)
                 convert = device.bind(convert_dq_sm80_spec(row), -(-number // 128), sizes, ())
             sizes = padded, float(p.scale), float(max(self._factor, LEAST_SCALE))
             spec = bwd_sm80_spec(self._complete(cfg, schedule))
-            walks.append((cfg, self._bind(spec, schedule, work, sizes)))
-        sizes = p.nq, p.heads, padded, rows
+            walks.append((cfg, self._bind(spec, schedule, work, sizes, dropping)))
+        sizes = p.nq, p.heads, padded, rows, 1.0 / factor
         statistics = device.bind(statistics_sm80_spec(row), -(-rows // WARPS), sizes, ())
         return rows, row.width, statistics, walks, convert
 

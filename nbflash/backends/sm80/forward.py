@@ -23,7 +23,7 @@ A masked tile whose V is not finite poisons the rows that attend what is not, an
 import math
 
 from masks import FULL
-from nbflash.backends.sm80.dropout import make_dropped
+from nbflash.backends.sm80.dropout import drop_packed, make_kept, make_random
 from nbflash.backends.sm80.score import make_scored
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
@@ -108,7 +108,8 @@ def make_fwd_sm80(cfg):
     scale_rows, store_rows = output.make_scale_rows(), make_store_rows(TILE, M_TILES, cfg.head_dim)
     store_numbers = make_store_numbers(scores.rows)
     scored, unit_of = make_scored(cfg, scores.places())
-    keys_of, rows_of, dropped = make_dropped(cfg)
+    keys_of, rows_of = make_random(cfg)
+    kept_of = make_kept(M_TILES, TILE_N) if DROPOUT else None
 
     @unrolled
     def staged(address, stage):
@@ -234,7 +235,9 @@ def make_fwd_sm80(cfg):
             m_new = row_max(m_i, acc_s, unit)
             p = probabilities(acc_s, m_new, unit)
             sums = row_sums(p)
-            p = dropped(pack(p), random, random_rows, dropping, n0, thread)
+            p = pack(p)
+            if DROPOUT:
+                p = drop_packed(p, kept_of(random, random_rows, dropping[0], n0, thread))
             if has_grown(m_i, m_new):
                 alpha = rescale(m_i, m_new)
                 acc_o, l_i = scale_rows(acc_o, alpha), times(l_i, alpha)

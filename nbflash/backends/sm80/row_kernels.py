@@ -1,7 +1,7 @@
 """Before and behind the backward: a query's numbers, and dQ from its accumulator.
 
     shift = −LSE · log2 e        −∞ for a row that attends nothing, and for rows past the end
-    δ     = rowsum(dO ∘ O) − dLSE
+    δ     = rowsum(dO ∘ O) − dLSE        times 1 − p with dropout
 
 Both have whole tiles of rows for each batch element and head, as dQ's accumulator has, which is
 cleared here too. That holds fragments, so that what a warp adds lies side by side:
@@ -54,7 +54,7 @@ class RowConfig:
 def make_statistics_sm80(cfg):
     """The kernel: dout, out (in words), lse, dlse, shift, delta, dq's accumulator; strides of dout
     and out, and of dlse along batch, heads and queries; nq, heads, rows of a head with those past
-    the end, and of all. A warp has a row.
+    the end, and of all; what dropout keeps, 1 − p. A warp has a row.
     """
     CHUNKS, WIDTH = cfg.head_dim // CHUNK, cfg.width
     ZERO, NEG_INF, BASE = types.float32(0), types.float32(-math.inf), types.float32(LOG2_E)
@@ -77,7 +77,7 @@ def make_statistics_sm80(cfg):
         store4(memory, at, (zero,) * 4)
 
     def statistics_sm80(
-        dout, out, lse, dlse, shift, delta, total, do_stride, o_stride, l_stride, nq, heads, padded, rows
+        dout, out, lse, dlse, shift, delta, total, do_stride, o_stride, l_stride, nq, heads, padded, rows, share
     ):
         row = types.int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP)
         lane = types.int32(cuda.threadIdx.x % WARP)
@@ -99,7 +99,7 @@ def make_statistics_sm80(cfg):
                 if natural != NEG_INF:
                     found = -natural * BASE
             if lane == 0:
-                shift[row], delta[row] = found, number
+                shift[row], delta[row] = found, number * share
 
     return statistics_sm80
 
@@ -107,7 +107,7 @@ def make_statistics_sm80(cfg):
 def statistics_sm80_spec(cfg):
     """How to compile and launch the kernel of a :class:`RowConfig`."""
     words, real = types.CPointer(types.uint32), types.CPointer(types.float32)
-    signature = (words, words, *(real,) * 5, *(STRIDES,) * 3, *(types.int32,) * 4)
+    signature = (words, words, *(real,) * 5, *(STRIDES,) * 3, *(types.int32,) * 4, types.float32)
     return KernelSpec("nbflash_statistics_sm80", make_statistics_sm80, cfg, signature)
 
 

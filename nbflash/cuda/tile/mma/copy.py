@@ -69,7 +69,8 @@ def make_store_rows(tile, m_tiles, head_dim):
     words, ``base`` and ``stride`` in elements.
     """
     CHUNKS = head_dim // CHUNK
-    PASSES, words = -(-16 * m_tiles * CHUNKS // WARP), tile.width // 4
+    ROWS, words = 16 * m_tiles, tile.width // 4
+    PASSES = -(-ROWS * CHUNKS // WARP)
 
     @unrolled
     def put(smem, at, packed, lane):
@@ -97,7 +98,7 @@ def make_store_rows(tile, m_tiles, head_dim):
         cuda.syncwarp()
         for i in range(PASSES):
             row, chunk, word = place_of(types.int32(i), lane)
-            if row < valid:
+            if row < min(valid, ROWS):
                 copy_chunk(out, (base + row * stride + chunk * CHUNK) >> 1, smem, at + word)
 
     return store_rows
