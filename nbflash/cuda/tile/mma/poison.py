@@ -9,8 +9,8 @@ import operator
 
 from nbflash.cuda.ptx.ldmatrix import ldmatrix
 from nbflash.cuda.ptx.mma import mma
-from nbflash.cuda.tile.finite import SIGNS, not_finite_in
-from nbflash.cuda.tile.float_bits import bits_float
+from nbflash.cuda.tile.finite import not_finite_in
+from nbflash.cuda.tile.float_bits import bits_float, signed, unsigned
 from nbflash.cuda.tile.mma.fragment import Fragment
 from nbflash.cuda.tile.mma.layout import STEP
 from nbflash.cuda.tile.tracing import equal, select, unrolled
@@ -33,9 +33,9 @@ def make_poison_rows(dtype, m_tiles, n, tile):
         for j in range(tile.width // 16):
             words = ldmatrix(tile.step(b, j) + k * rows, transposed=True)
             for i, word in enumerate(words):
-                found[i % 2] = found[i % 2] | not_finite([word])
+                found[i % 2] = found[i % 2] | not_finite([signed(word)])
         found = across_lanes(found, WARP // QUAD, operator.or_, first=QUAD)
-        return tuple(((x & SIGNS) >> 15 & 0x10001) * ONE[dtype] for x in found)
+        return tuple((unsigned(x) >> 15 & 0x10001) * ONE[dtype] for x in found)
 
     @unrolled
     def poison_rows(acc, p, b):
@@ -65,7 +65,7 @@ def make_poison_units(dtype, m_tiles, tile):
         for t in range(m_tiles):
             for k in range(tile.width // STEP):
                 for i, word in enumerate(ldmatrix(tile.step(a, k) + t * rows)):
-                    found[2 * t + i % 2] = found[2 * t + i % 2] | not_finite([word])
+                    found[2 * t + i % 2] = found[2 * t + i % 2] | not_finite([signed(word)])
         found = across_lanes(found, QUAD, operator.or_)
         return tuple(
             select(equal(bad, 0), unit, math.nan) for bad, unit in zip(found, units, strict=True)
