@@ -18,24 +18,14 @@ which writes every element of the arrays ``sums``, in the order of the score's; 
 
 from __future__ import annotations
 
-from nbflash.backends.base import Backend
 from nbflash.backends.cpu import Cpu
 from nbflash.backends.reference import EmptyExecutor, Reference
 from nbflash.backends.simt import Simt
+from nbflash.backends.sm80 import Sm80
 from nbflash.backends.sm90 import Sm90
 
-
-class _Sm80(Backend):
-    """To come."""
-
-    name = "sm80"
-
-    def why_not_here(self, device_id: int = 0) -> list[str]:
-        return ["the tensor-core kernels (mma.sync) are not built yet"]
-
-
 #: By name, in the order in which "auto" tries those that run where the arrays are.
-BACKENDS = {backend.name: backend for backend in (Sm90(), _Sm80(), Simt(), Cpu(), Reference())}
+BACKENDS = {backend.name: backend for backend in (Sm90(), Sm80(), Simt(), Cpu(), Reference())}
 
 
 def prepare(impl: str, spec):

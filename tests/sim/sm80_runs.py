@@ -9,6 +9,7 @@ from simt_runs import assert_close, expected
 from nbflash import testing
 from nbflash.backends.sm80.config import Sm80BackwardConfig, Sm80Config, passes_of
 from nbflash.backends.sm80.executor import Sm80Executor
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -46,7 +47,8 @@ class Geometry:
             return passes_of(base, deterministic=deterministic, vector_red=self.vector_red)
 
         forward = Sm80Config(problem.dtype, problem.head_dim, *shape, self.stages)
-        return Sm80Executor(problem, mask, config=forward, backward=backward, **how)
+        spec = AttentionSpec(problem, mask, **how)
+        return Sm80Executor(spec, config=forward, backward=backward)
 
 
 def run(geometry, mask, q, k, v, dout, *, scale=None, seed=None, dlse=None, **how):

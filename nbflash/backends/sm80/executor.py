@@ -1,78 +1,102 @@
-"""The portable tensor-core implementation: which kernels a problem needs, with arguments bound."""
+"""The portable tensor-core implementation: which kernels a spec needs, with arguments bound."""
 
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from nbflash.backends.simt.executor import device_of
 from nbflash.backends.sm80.backward import bwd_sm80_spec
 from nbflash.backends.sm80.config import backward_configs, forward_config
 from nbflash.backends.sm80.forward import fwd_sm80_spec
 from nbflash.backends.sm80.row_kernels import (
-    WARPS,
     RowConfig,
+    blocks_for_pieces,
+    blocks_for_rows,
     convert_dq_sm80_spec,
     statistics_sm80_spec,
 )
 from nbflash.cuda import score_params
-from nbflash.cuda.ptx._asm import SIM
+from nbflash.cuda.device import cuda_device
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
 from nbflash.schedule.tile_schedule import TileSchedule
 
+ALIGNMENT = 16  # bytes, of the rows of every tensor
+
+
+class _Backward(NamedTuple):
+    """A backward with its kernels bound."""
+
+    rows: int  # of the queries' numbers: whole tiles
+    width: int  # of dQ's accumulator; 0 without one
+    statistics: object
+    walks: list  # of (whether it adds to the accumulator, kernel)
+    convert: object
+
 
 class Sm80Executor:
-    """Forward and backward of one problem and mask on one device (or in the simulator).
+    """Forward and backward of one `AttentionSpec` on one device, or in the simulator.
 
     Parameters
     ----------
-    problem : nbflash.inputs.problem.Problem
-    mask : masks.Mask
+    spec : nbflash.inputs.attention_spec.AttentionSpec
     config : Sm80Config, optional
         Instead of the forward table's row.
     backward : callable, optional
         Instead of the backward table: ``backward(deterministic) -> configs``.
-    score : nbflash.scores.Score, optional
-    dropout : float
     """
 
     two_passes = None
 
-    def __init__(self, problem, mask, *, config=None, backward=None, score=None, dropout=0.0):
-        self._problem, self._mask = problem, mask
-        self._device = device_of(problem.device_id)
-        self._score, params = score_params.prepare(score, problem, self._device.capability)
+    def __init__(self, spec, *, config=None, backward=None):
+        self._spec, self._problem = spec, spec.problem
+        self._device = cuda_device(spec.problem.device_id)
+        capability, problem = self._device.capability, spec.problem
+        self._score, params = score_params.prepare(spec.score, problem, capability)
         self._params = self._device.params(params)
-        self._dropout, self._dropping = dropout, dropping_of(dropout)
-        self._backward_configs, self._bound = backward or self._table_backward, {}
-        self._config = config or forward_config(
-            problem.dtype, problem.head_dim, smem_limit=self._device.smem_limit
+        self._backward_configs, self._backwards = backward or self._table_backward, {}
+        self._config = config or self._fitting(
+            "forward",
+            forward_config(problem.dtype, problem.head_dim, smem_limit=self._device.smem_limit),
         )
-        if self._config is None:
-            raise self._does_not_fit("forward")
-        self.schedule = TileSchedule.from_mask(mask, self._config.tile_m, self._config.tile_n)
+        self.schedule = TileSchedule.from_mask(spec.mask, self._config.tile_m, self._config.tile_n)
         self._qkv_strides = tuple(three[:3] for three in problem.strides)
 
+    def _fitting(self, direction, found):
+        if not found:
+            raise ValueError(
+                f"impl='sm80' has no {direction} kernel for head_dim {self._problem.head_dim} "
+                f"within the {self._device.smem_limit} bytes of shared memory of this device"
+            )
+        return found
+
     def _table_backward(self, deterministic):
-        return backward_configs(
+        configs = backward_configs(
             self._problem.dtype,
             self._problem.head_dim,
             smem_limit=self._device.smem_limit,
             deterministic=deterministic,
             vector_red=self._device.vector_red,
         )
+        return self._fitting("backward", configs)
 
-    def _state(self, seed):
-        """The kernels' argument of that name."""
-        return self._device.state(seed) if self._dropping else ()
+    def _complete(self, config, schedule):
+        """A row of a table with what the spec asks for besides."""
+        return replace(
+            config,
+            negate=self._problem.scale < 0,
+            full_tiles=schedule.full_tiles,
+            score=self._score,
+            dropout=bool(self._spec.dropout),
+        )
 
     @property
     def _factor(self):
         """What scores are multiplied with: they are in base 2, a score function's are natural."""
-        return abs(self._problem.scale) * (1.0 if self._score else LOG2_E)
+        return max(abs(self._problem.scale) * (1.0 if self._score else LOG2_E), LEAST_SCALE)
 
     def _bind(self, spec, schedule, work, sizes, dropping):
         p, s = self._problem, schedule
@@ -81,85 +105,80 @@ class Sm80Executor:
         constants = p.nq, p.nk, p.heads, p.group, s.n_row, *sizes
         return self._device.bind(spec, len(work), constants, tables, (self._params, dropping))
 
-    def _complete(self, config, schedule):
-        """A row of a table with what this problem asks for besides."""
-        more = {"score": self._score, "dropout": bool(self._dropping)}
-        negate, full_tiles = self._problem.scale < 0, schedule.full_tiles
-        return replace(config, negate=negate, full_tiles=full_tiles, **more)
+    def _state(self, seed):
+        """The kernels' argument of that name."""
+        return self._device.state(seed) if self._spec.dropout else ()
 
     @cached_property
     def _forward(self):
-        p = self._problem
-        work = self.schedule.work(p.batch, p.heads)
-        config = self._complete(self._config, self.schedule)
-        scale = max(self._factor, LEAST_SCALE)
-        return self._bind(fwd_sm80_spec(config), self.schedule, work, (scale,), self._dropping)
+        p, s = self._problem, self.schedule
+        spec = fwd_sm80_spec(self._complete(self._config, s))
+        dropping = dropping_of(self._spec.dropout)
+        return self._bind(spec, s, s.work(p.batch, p.heads), (self._factor,), dropping)
 
     def forward(self, q, k, v, out, lse, seed=None):
         """Write ``out`` and ``lse``."""
+        if not _in_chunks(out):
+            target = self._device.empty(out.shape, out.dtype)
+            self.forward(q, k, v, target, lse, seed)
+            out[...] = target
+            return
         strides = *self._qkv_strides, arrays.strides(out)
-        tensors = *map(_bits, (q, k, v)), _words(out), lse
-        self._forward(tensors, strides, self._state(seed))
+        self._forward(self._device.words((q, k, v, out, lse), *strides, self._state(seed)))
 
-    def _passes(self, deterministic):
-        """Of a backward: how many rows a head has in whole tiles, what makes the queries' numbers,
-        the kernels that walk, with their configurations, and what converts dQ.
-        """
-        p, device = self._problem, self._device
+    def _bound(self, deterministic):
+        """The kernels of a backward, bound once."""
+        found = self._backwards.get(deterministic)
+        if found is None:
+            found = self._backwards[deterministic] = self._bind_backward(deterministic)
+        return found
+
+    def _bind_backward(self, deterministic):
+        p, device, dropout = self._problem, self._device, self._spec.dropout
         configs = self._backward_configs(deterministic)
-        if not configs:
-            raise self._does_not_fit("backward")
         padded = max(-(-p.nq // cfg.tile_m) * cfg.tile_m for cfg in configs)
         rows, walks, convert = p.batch * p.heads * padded, [], None
-        row, dropping = RowConfig(p.dtype, p.head_dim), dropping_of(self._dropout, inverse=True)
-        factor = philox.factor(self._dropout) if self._dropout else 1.0
+        factor = philox.factor(dropout) if dropout else 1.0
+        row, dropping = RowConfig(p.dtype, p.head_dim), dropping_of(dropout, inverse=True)
         for cfg in configs:
-            schedule, group = TileSchedule.from_mask(self._mask, cfg.tile_m, cfg.tile_n), 1
+            schedule, group = TileSchedule.from_mask(self._spec.mask, cfg.tile_m, cfg.tile_n), 1
             if cfg.walk == "columns":
                 schedule, group = schedule.T, p.group
-            work = schedule.work(p.batch, p.heads, group)
             if cfg.atomic_dq:
                 row = replace(row, width=cfg.tile.width, vector_red=cfg.vector_red)
-                number = rows * cfg.tile.width // 16
-                sizes = p.nq, p.heads, padded, number, float(p.scale * factor)
-                convert = device.bind(convert_dq_sm80_spec(row), -(-number // 128), sizes, ())
-            sizes = padded, float(p.scale), float(max(self._factor, LEAST_SCALE))
+                sizes = p.nq, p.heads, padded, rows // 16, float(p.scale * factor)
+                convert = device.bind(convert_dq_sm80_spec(row), blocks_for_pieces(row, rows), sizes)
+            work, sizes = schedule.work(p.batch, p.heads, group), (padded, p.scale, self._factor)
             spec = bwd_sm80_spec(self._complete(cfg, schedule))
-            walks.append((cfg, self._bind(spec, schedule, work, sizes, dropping)))
+            walks.append((cfg.atomic_dq, self._bind(spec, schedule, work, sizes, dropping)))
         sizes = p.nq, p.heads, padded, rows, 1.0 / factor
-        statistics = device.bind(statistics_sm80_spec(row), -(-rows // WARPS), sizes, ())
-        return rows, row.width, statistics, walks, convert
+        statistics = device.bind(statistics_sm80_spec(row), blocks_for_rows(rows), sizes)
+        return _Backward(rows, row.width, statistics, walks, convert)
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
         """Write ``dq``, ``dk`` and ``dv``."""
-        if deterministic not in self._bound:
-            self._bound[deterministic] = self._passes(deterministic)
-        rows, width, statistics, walks, convert = self._bound[deterministic]
-        lse = lse if lse.flags.c_contiguous else lse.copy()
-        shift, delta = (self._device.empty((rows,), np.dtype(np.float32)) for _ in range(2))
-        total = self._device.empty((max(rows * width, 1),), np.dtype(np.float32))
-        tensors = _words(dout), _words(out), lse, dlse, shift, delta, total
-        statistics(tensors, map(arrays.strides, (dout, out, dlse)))
+        bound, (words, empty) = self._bound(deterministic), (self._device.words, self._device.empty)
+        dout, out = map(_aligned, (dout, out))
+        lse, real = (lse if lse.flags.c_contiguous else lse.copy()), np.dtype(np.float32)
+        shift, delta = (empty((bound.rows,), real) for _ in range(2))
+        total = empty((max(bound.rows * bound.width, 1),), real)
+        strides = map(arrays.strides, (dout, out, dlse))
+        bound.statistics(words((dout, out, lse, dlse, shift, delta, total), *strides))
         strides = [arrays.strides(x) for x in (dout, dq, dk, dv)]
-        for cfg, kernel in walks:
-            target = total if cfg.atomic_dq else _words(dq)
-            tensors = *map(_bits, (q, k, v, dout)), shift, delta, target, _words(dk), _words(dv)
-            kernel(tensors, (*self._qkv_strides, *strides), self._state(seed))
-        if convert is not None:
-            convert((total, _words(dq)), (arrays.strides(dq),))
-
-    def _does_not_fit(self, direction):
-        return ValueError(
-            f"impl='sm80' has no {direction} kernel for head_dim {self._problem.head_dim} within "
-            f"the {self._device.smem_limit} bytes of shared memory of this device"
-        )
+        for adds, kernel in bound.walks:
+            tensors = q, k, v, dout, shift, delta, total if adds else dq, dk, dv
+            kernel(words(tensors, *self._qkv_strides, *strides, self._state(seed)))
+        if bound.convert is not None:
+            bound.convert(words((total, dq), arrays.strides(dq)))
 
 
-def _bits(x):
-    """An array as its kernel has it: 16 bits an element, of any type."""
-    return x.view(np.uint16) if SIM else x
+def _in_chunks(x):
+    """Whether the rows of an array lie in whole chunks of 16 bytes."""
+    strides = arrays.strides(x)
+    bits = arrays.pointer(x) | x.itemsize * (strides[0] | strides[1] | strides[2])
+    return bits % ALIGNMENT == 0
 
 
-def _words(x):
-    """And as words of two elements."""
-    return x.view(np.uint32) if SIM else x
+def _aligned(x):
+    """An array whose rows are whole chunks: itself, or a copy."""
+    return x if _in_chunks(x) else x.copy()

@@ -51,6 +51,16 @@ class RowConfig:
     smem_bytes: int = 0
 
 
+def blocks_for_rows(rows):
+    """Blocks for one warp per row."""
+    return -(-rows // WARPS)
+
+
+def blocks_for_pieces(cfg, rows):
+    """Blocks for eight threads per piece of dQ's accumulator."""
+    return -(-rows * cfg.width // 16 // (WARP * WARPS))
+
+
 def make_statistics_sm80(cfg):
     """The kernel: dout, out (in words), lse, dlse, shift, delta, dq's accumulator; strides of dout
     and out, and of dlse along batch, heads and queries; nq, heads, rows of a head with those past
@@ -113,8 +123,8 @@ def statistics_sm80_spec(cfg):
 
 def make_convert_dq_sm80(cfg):
     """The kernel: dq's accumulator, dq (in words); strides of dq; nq, heads, rows of a head with
-    those past the end, and pieces of 8 rows × 8 columns twice, of all; the factor. A thread has a
-    row and the one 8 below.
+    those past the end, and 16-row tiles of all; the factor. A thread has eight columns of a row and
+    of the one 8 below.
     """
     PIECES, CHUNKS, VECTORS = cfg.width // CHUNK, cfg.head_dim // CHUNK, cfg.vector_red
 
@@ -136,11 +146,11 @@ def make_convert_dq_sm80(cfg):
         pairs = (pack_half(cfg.dtype, x[n] * factor, x[n + 1] * factor) for n in range(0, 8, 2))
         store4(target, at, list(pairs))
 
-    def convert_dq_sm80(total, dq, stride, nq, heads, padded, number, factor):
+    def convert_dq_sm80(total, dq, stride, nq, heads, padded, tiles, factor):
         at = types.int32(cuda.blockIdx.x * (WARPS * WARP) + cuda.threadIdx.x)
-        if at < number:
-            piece, r = divided(at, types.int32(8))
-            block, column = divided(piece, types.int32(PIECES))
+        piece, r = divided(at, types.int32(8))
+        block, column = divided(piece, types.int32(PIECES))
+        if block < tiles:
             bh, first = divided(types.int32(block * 16), padded)
             b, h = divided(bh, heads)
             row = types.int32(first + r)
