@@ -52,7 +52,7 @@ def make_kept(m_tiles, n):
         call = types.uint32(4 * group + number % 4), types.uint32((group ^ number >> 2) & 1)
         words = drop(ONES, rows[0], keys, threshold, call)
         if m_tiles == 2:
-            words += drop(ONES, rows[1], keys, threshold, call)
+            words = words + drop(ONES, rows[1], keys, threshold, call)
         return words
 
     return kept
@@ -69,7 +69,7 @@ def make_kept_across(m_tiles, n):
         at = types.uint32(q), types.uint32(h), types.uint32(b)
         words = masks(keys, threshold, types.uint32(key), *at)
         if m_tiles == 2:
-            words += masks(keys, threshold, types.uint32(key + 16), *at)
+            words = words + masks(keys, threshold, types.uint32(key + 16), *at)
         return words
 
     return kept
