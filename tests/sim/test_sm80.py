@@ -21,13 +21,13 @@ LENGTHS = (lambda t: 1, lambda t: t - 1, lambda t: t, lambda t: t + 1, lambda t:
 FACTORS = {
     "geometry": (
         Geometry(),
-        Geometry(width=32),
+        Geometry(width=48),
         Geometry(m_tiles=2),
         Geometry(warps=2),
-        Geometry(warps=2, m_tiles=2, width=48),
+        Geometry(warps=2, m_tiles=2, width=32),
     ),
     "dtype": tuple(DTYPES),
-    "head_dim": (8, 16, 24, 40, 64),
+    "head_dim": (8, 16, 24, 40),
     "heads": ((2, 2), (2, 1), (4, 2)),
     "stages": (2, 3, 4),
     "walk_stages": (1, 2, 3),

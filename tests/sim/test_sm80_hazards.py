@@ -38,8 +38,9 @@ def test_garbage_where_nothing_attends(name, poison, form):
     """Padding of Q, K, V and dO changes no bit of any result, NaN or not."""
     mask = mask_gallery(2 * T - 1, 2 * T + 1)[name]
     dtype = DTYPES["bfloat16" if name == "padding" else "float16"]
-    clean = make_qkv(1, *mask.shape, 2, 1, 8, dtype)
-    rows, keys = unused(mask, 1, 2, 1)
+    batch = mask.batch or 1
+    clean = make_qkv(batch, *mask.shape, 2, 1, 8, dtype)
+    rows, keys = unused(mask, batch, 2, 1)
     assert rows.any() | keys.any()
     dirty = [x.copy() for x in clean]
     for x, where in zip(dirty, (rows, keys, keys, rows), strict=True):
