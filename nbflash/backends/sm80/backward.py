@@ -115,15 +115,17 @@ def make_dq_part(cfg):
 
     @unrolled
     def scatter(dq, base, x_step, b_step, acc, thread):
+        first = base + (x_step * PIECES + b_step * 2) * PIECE
         lane = thread % 32
+        at = first + (lane * 4 if cfg.vector_red else lane)
         for i in range(0, len(acc), 4):
             t, j = divmod(i // 4, COLUMNS // 8)
-            piece = (x_step + t) * PIECES + b_step * 2 + j
+            piece = (t * PIECES + j) * PIECE
             if cfg.vector_red:
-                atomic_add4(dq, base + (piece * PIECE + lane * 4), acc[i : i + 4])
+                atomic_add4(dq, at + piece, acc[i : i + 4])
             else:
                 for e in range(4):
-                    atomic_add(dq, base + (piece * PIECE + 32 * e + lane), acc[i + e])
+                    atomic_add(dq, at + (piece + 32 * e), acc[i + e])
 
     @inlined
     def add_part(dq, base, first, thread):
@@ -215,20 +217,27 @@ def make_bwd_sm80(cfg):
             send_chunk(types.int32(to + 4 * LENGTH), delta, at, n)
 
     @inlined
-    def send_tile(operands, numbers, there, h, start, valid, first, stage, thread):
+    def place_of(strides, b, h, row):
+        """Where a row of a head is; made anew, as what follows from the thread."""
+        return hide(b) * strides[0] + hide(h) * strides[2] + row * strides[1]
+
+    @inlined
+    def send_tile(operands, numbers, there, b, h, group, start, valid, first, stage, thread):
         """Both tiles that begin at row ``start``, and the queries' numbers."""
         if there:
-            one, other = operands
+            (one, strides), (other, other_strides) = operands
+            head = h
+            if not COLUMNS:
+                head, _ = divided(h, group)
             ring = staged(types.int32(first + RING), stage)
-            source, base, stride, per_head = one
-            send_walked(ring, source, base + h * per_head + start * stride, stride, valid, thread)
-            source, base, stride, per_head = other
-            at = base + h * per_head + start * stride
-            send_walked(types.int32(ring + OTHER), source, at, stride, valid, thread)
+            send_walked(ring, one, place_of(strides, b, head, start), strides[1], valid, thread)
+            ring, at = types.int32(ring + OTHER), place_of(other_strides, b, head, start)
+            send_walked(ring, other, at, other_strides[1], valid, thread)
             if COLUMNS:
-                shift, delta, base, per_head = numbers
+                shift, delta, heads, padded = numbers
                 to = types.int32(first + NUMBERS + stage * (8 * LENGTH))
-                send_numbers(to, shift, delta, base + h * per_head + start, thread)
+                at = types.int64(hide(b) * heads + h) * padded + start
+                send_numbers(to, shift, delta, at, thread)
         cp_async_commit()
 
     @inlined
@@ -303,33 +312,33 @@ def make_bwd_sm80(cfg):
             h_kv, _ = divided(h, group)
             last = types.int32(h + 1)
             kept_length, length = nq, nk
-        queries = q, b * q_stride[0], q_stride[1], q_stride[2]
-        gradients_out = dout, b * do_stride[0], do_stride[1], do_stride[2]
-        kv_head = types.int64(h_kv)
-        keys = k, b * k_stride[0] + kv_head * k_stride[2], k_stride[1], k_stride[2] * 0
-        values = v, b * v_stride[0] + kv_head * v_stride[2], v_stride[1], v_stride[2] * 0
+        queries, gradients_out = (q, q_stride), (dout, do_stride)
+        keys, values = (k, k_stride), (v, v_stride)
         kept, walked = (queries, gradients_out), (keys, values)
+        kept_head = h
         if COLUMNS:
             kept, walked = (keys, values), (queries, gradients_out)
-        numbers = shift, delta, types.int64(b * heads) * padded, types.int64(padded)
+            kept_head = h_kv
+        numbers = shift, delta, heads, padded
         unit, (top, _) = unit_of(params, factor), own_of(thread)
         random = keys_of(state)
 
         h, t, end = first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile)
         if h < last:
             valid = types.int32(kept_length - kept_row)
-            source, base, stride, per_head = kept[0]
-            at = base + h * per_head + kept_row * stride
-            send_kept(first, source, at, stride, valid, thread)
-            source, base, stride, per_head = kept[1]
-            at = base + h * per_head + kept_row * stride
-            send_kept(types.int32(first + SECOND), source, at, stride, valid, thread)
+            (one, strides), (other, other_strides) = kept
+            at = place_of(strides, b, kept_head, kept_row)
+            send_kept(first, one, at, strides[1], valid, thread)
+            at = place_of(other_strides, b, kept_head, kept_row)
+            send_kept(types.int32(first + SECOND), other, at, other_strides[1], valid, thread)
         ahead = h, t, end
         for i in range(STAGES - 1):
             there = ahead[0] < last
             start = types.int32(col_idx[ahead[1]] * LENGTH) if there else NONE
             valid, stage = types.int32(length - start), types.int32(i)
-            send_tile(walked, numbers, there, ahead[0], start, valid, first, stage, thread)
+            send_tile(
+                walked, numbers, there, b, ahead[0], group, start, valid, first, stage, thread
+            )
             ahead = next_tile(*ahead, last, b, heads, plane_of, row_ptr, n_row, tile)
         if not COLUMNS:
             at = types.int64(bh) * padded + kept_row
@@ -345,7 +354,9 @@ def make_bwd_sm80(cfg):
             if STAGES == 1:
                 cuda.syncthreads()  # everybody is done with the last tile
                 valid = types.int32(length - start)
-                send_tile(walked, numbers, True, h, start, valid, first, stage, thread)
+                send_tile(
+                    walked, numbers, True, b, h, group, start, valid, first, stage, thread
+                )
             wait()
             ring = types.int32(staged(types.int32(first + RING), stage))
             careful = NONE
@@ -369,7 +380,9 @@ def make_bwd_sm80(cfg):
                 there = ahead[0] < last
                 begin = types.int32(col_idx[ahead[1]] * LENGTH) if there else NONE
                 valid = types.int32(length - begin)
-                send_tile(walked, numbers, there, ahead[0], begin, valid, first, free, thread)
+                send_tile(
+                    walked, numbers, there, b, ahead[0], group, begin, valid, first, free, thread
+                )
                 ahead = next_tile(*ahead, last, b, heads, plane_of, row_ptr, n_row, tile)
             top, left = own_of(thread)
             if COLUMNS:
@@ -438,7 +451,7 @@ def make_bwd_sm80(cfg):
                 acc_2 = gemm(acc_2, ds, one)
             if ATOMIC:
                 cuda.syncthreads()  # dSᵀ is in place
-                to = (numbers[2] + h * numbers[3] + start) * WIDTH
+                to = (types.int64(b * heads + h) * padded + start) * WIDTH
                 add_part(dq, to, first, thread)
             free = stage
             stage, _ = advance(stage, NONE)

@@ -223,7 +223,7 @@ _BACKWARD = (
     (128, 8, 1, 64, 2, 1),
     (128, 8, 1, 32, 1, 1),
     (256, 8, 1, 32, 2, 1),
-    (256, 4, 1, 64, 1, 1),
+    (256, 4, 1, 32, 2, 1),
     (256, 4, 1, 16, 2, 1),
 )
 _BOTH_SUMS = 128  # the largest head_dim of which the registers hold dK and dV

@@ -142,10 +142,12 @@ def make_fwd_sm80(cfg):
 
     @inlined
     def send(operand, n0, nk, first, stage, thread):
-        source, base, stride = operand
+        source, (per_batch, stride, per_head), b, h = operand
         if n0 >= 0:
             to = staged(types.int32(first + RING), stage)
-            send_kv(to, source, base + n0 * stride, stride, types.int32(nk - n0), thread)
+            # What follows from the head is made anew, as what does from the thread.
+            base = hide(b) * per_batch + hide(h) * per_head + n0 * stride
+            send_kv(to, source, base, stride, types.int32(nk - n0), thread)
         cp_async_commit()
 
     def fwd_sm80(
@@ -183,8 +185,7 @@ def make_fwd_sm80(cfg):
         b, h = divided(bh, heads)
         h_kv, _ = divided(h, group)
         plane, q0 = plane_of[bh], types.int32(row * TILE_M)
-        keys = k, b * k_stride[0] + h_kv * k_stride[2], k_stride[1]
-        values = v, b * v_stride[0] + h_kv * v_stride[2], v_stride[1]
+        keys, values = (k, k_stride, b, h_kv), (v, v_stride, b, h_kv)
         top, _ = scores_of(thread)
         unit, random = unit_of(params, scale), keys_of(state)
         random_rows = rows_of(random, types.int32(q0 + top), h, b)
