@@ -143,5 +143,7 @@ def test_gradient_of_the_lse(form):
 def test_strides(form):
     """Rows, heads and batch in any order, with gaps, as long as rows are whole chunks."""
     mask = masks.causal(33, 40)
-    packed = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in make_qkv(2, 33, 40, 2, 1, 16, np.float16)]
+    packed = [
+        np.ascontiguousarray(x.swapaxes(1, 2)) for x in make_qkv(2, 33, 40, 2, 1, 16, np.float16)
+    ]
     check(FORMS[form], mask, *(x.swapaxes(1, 2) for x in packed))

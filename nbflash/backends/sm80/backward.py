@@ -354,9 +354,7 @@ def make_bwd_sm80(cfg):
             if STAGES == 1:
                 cuda.syncthreads()  # everybody is done with the last tile
                 valid = types.int32(length - start)
-                send_tile(
-                    walked, numbers, True, b, h, group, start, valid, first, stage, thread
-                )
+                send_tile(walked, numbers, True, b, h, group, start, valid, first, stage, thread)
             wait()
             ring = types.int32(staged(types.int32(first + RING), stage))
             careful = NONE

@@ -147,7 +147,9 @@ class Sm80Executor:
             if cfg.atomic_dq:
                 row = replace(row, width=cfg.tile.width, vector_red=cfg.vector_red)
                 sizes = p.nq, p.heads, padded, rows // 16, float(p.scale * factor)
-                convert = device.bind(convert_dq_sm80_spec(row), blocks_for_pieces(row, rows), sizes)
+                convert = device.bind(
+                    convert_dq_sm80_spec(row), blocks_for_pieces(row, rows), sizes
+                )
             work, sizes = schedule.work(p.batch, p.heads, group), (padded, p.scale, self._factor)
             spec = bwd_sm80_spec(self._complete(cfg, schedule))
             walks.append((cfg.atomic_dq, self._bind(spec, schedule, work, sizes, dropping)))

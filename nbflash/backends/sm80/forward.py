@@ -217,7 +217,9 @@ def make_fwd_sm80(cfg):
             stage, _ = advance(stage, NONE)
             thread = hide(types.int32(cuda.threadIdx.x))
             first, _, _, v_at = operands_of(shared_address(smem), thread)
-            stage_word = types.int32(word_of(shared_address(smem), staged(first, stage)) + RING // 4)
+            stage_word = types.int32(
+                word_of(shared_address(smem), staged(first, stage)) + RING // 4
+            )
             careful = NONE
             wait()
             if not FULL_TILES:

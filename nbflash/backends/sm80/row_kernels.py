@@ -87,7 +87,21 @@ def make_statistics_sm80(cfg):
         store4(memory, at, (zero,) * 4)
 
     def statistics_sm80(
-        dout, out, lse, dlse, shift, delta, total, do_stride, o_stride, l_stride, nq, heads, padded, rows, share
+        dout,
+        out,
+        lse,
+        dlse,
+        shift,
+        delta,
+        total,
+        do_stride,
+        o_stride,
+        l_stride,
+        nq,
+        heads,
+        padded,
+        rows,
+        share,
     ):
         row = types.int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP)
         lane = types.int32(cuda.threadIdx.x % WARP)

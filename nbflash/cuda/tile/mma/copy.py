@@ -12,13 +12,13 @@ from nbflash.definitions.constants import WARP
 class ChunkCopy:
     """Copies of ``rows`` rows of a `SharedTile` by ``threads`` threads, 16 bytes at a time.
 
-        send(to, source, base, stride, valid, thread)
-            From the element ``base`` on to the tile at address ``to``; rows from ``valid`` on, and
-            columns from ``head_dim`` on, become zero.
-        scan(smem, at, thread)
-            Of the tile at word ``at`` what this thread has sent: 0 if it is finite.
-        clean(smem, at, thread)
-            And those chunks of it that are not become zeros.
+    send(to, source, base, stride, valid, thread)
+        From the element ``base`` on to the tile at address ``to``; rows from ``valid`` on, and
+        columns from ``head_dim`` on, become zero.
+    scan(smem, at, thread)
+        Of the tile at word ``at`` what this thread has sent: 0 if it is finite.
+    clean(smem, at, thread)
+        And those chunks of it that are not become zeros.
     """
 
     def __init__(self, tile, rows, threads, head_dim, dtype):

@@ -15,6 +15,8 @@ from nbflash.cuda.tile.tracing import equal, exp2, fma, maximum, reciprocal, sel
 from nbflash.cuda.tile.warp_reduce import across_lanes
 
 __all__ = ["NEG_INF", "guarded", "make_scale_rows", "make_softmax"]
+
+
 def make_softmax(rows, columns, tx):
     """The steps for fragments of ``rows × columns`` over ``tx`` lanes.
 
