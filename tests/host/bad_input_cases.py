@@ -307,7 +307,7 @@ IMPLS = {
         ValueError,
         "impl='sm90' cannot run (.|\n)*(not installed|no usable|9.0|CUDA arrays)",
     ),
-    "impl-sm80": ({"impl": "sm80"}, ValueError, "impl='sm80' cannot run (.|\n)*are not built yet"),
+    "impl-sm80": ({"impl": "sm80"}, ValueError, "impl='sm80' cannot run (.|\n)*needs float16"),
 }
 OUTS = {
     "out-list": ({"out": []}, TypeError, "out must be a NumPy or CuPy array, .* got list"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOPPER, TILE = "nbflash.backends.sm90", "nbflash.cuda.tile"
+AMPERE, HOPPER, TILE = "nbflash.backends.sm80", "nbflash.backends.sm90", "nbflash.cuda.tile"
 
 # From the top. Rooms of one floor do not import each other.
 FLOORS = (
@@ -24,7 +24,7 @@ FLOORS = (
     ("nbflash.kv_cache", "nbflash.merging"),
     ("nbflash.planning",),
     ("nbflash.backends",),
-    ("nbflash.backends.cpu", "nbflash.backends.simt", HOPPER),
+    ("nbflash.backends.cpu", "nbflash.backends.simt", AMPERE, HOPPER),
     (f"{HOPPER}.forward", f"{HOPPER}.backward", f"{HOPPER}.decode"),
     (f"{HOPPER}.shared",),
     ("nbflash.backends.split_kv", "nbflash.backends.base"),
@@ -50,8 +50,6 @@ DEBTS = {
     (f"{HOPPER}.decode", f"{HOPPER}.forward.producer"): "shared.tile_stream",
     (f"{HOPPER}.backward", f"{HOPPER}.forward.epilogue"): "shared.masking",
     (f"{HOPPER}.decode", f"{HOPPER}.forward.epilogue"): "shared.masking",
-    (f"{TILE}.split_kv", f"{TILE}.simt.softmax"): "guarded: guarded_max",
-    (f"{TILE}.wgmma", f"{TILE}.simt.softmax"): "guarded, NEG_INF: guarded_max",
     (f"{TILE}.score", "nbflash.scores"): "its functions: definitions.score_functions",
 }
 # Arrows that stay: the version is in the package's __init__, which imports what shows it.
@@ -59,11 +57,13 @@ EXCEPTIONS = {("nbflash.environment", "nbflash")}
 
 # What runs on a device, and the modules beside it that bind it, which do not.
 DEVICE = (
-    *("nbflash.backends.simt", f"{HOPPER}.forward", f"{HOPPER}.backward", f"{HOPPER}.decode"),
-    *(f"{HOPPER}.shared", "nbflash.backends.split_kv", TILE, "nbflash.cuda.ptx"),
+    *("nbflash.backends.simt", AMPERE, f"{HOPPER}.forward", f"{HOPPER}.backward"),
+    *(f"{HOPPER}.decode", f"{HOPPER}.shared", "nbflash.backends.split_kv"),
+    *(TILE, "nbflash.cuda.ptx"),
 )
 HOST = (
     "nbflash.backends.simt.__init__",
+    *(f"{AMPERE}.__init__", f"{AMPERE}.executor"),
     *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
     *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
     *(f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host", f"{HOPPER}.decode.host"),
@@ -89,6 +89,8 @@ OUTSIDE = {
     "nbflash": ("numpy", ""),
     "nbflash.planning": ("numpy", "cupy"),
     "nbflash.backends.cpu": ("numpy scipy numba llvmlite", "ml_dtypes"),
+    AMPERE: ("", ""),
+    f"{AMPERE}.executor": ("numpy", ""),
     "nbflash.backends.simt": ("", ""),
     "nbflash.backends.simt.executor": ("numpy", ""),
     "nbflash.backends.simt.decode_host": ("numpy", ""),

@@ -28,11 +28,12 @@ from masks import FULL
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.convert import STORAGE
+from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.ring import divided
 from nbflash.cuda.tile.simt.mask import make_apply_mask
 from nbflash.cuda.tile.simt.paged_rows import PAGED, make_load_queries, make_load_rows, make_locate
 from nbflash.cuda.tile.simt.slots import make_hide, make_join, make_products
-from nbflash.cuda.tile.simt.softmax import guarded, make_scale_rows, make_softmax
+from nbflash.cuda.tile.simt.softmax import make_scale_rows, make_softmax
 from nbflash.cuda.tile.tracing import exp2, maximum, store, store4, unrolled
 from nbflash.cuda.tile.warp_reduce import first_behind
 from nbflash.definitions.constants import LN2, WARP

@@ -28,12 +28,12 @@ from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.convert import STORAGE, TileCopy
 from nbflash.cuda.tile.dropout import dropout_signatures, key_of, make_dropout
+from nbflash.cuda.tile.guarded_max import NEG_INF
 from nbflash.cuda.tile.score import score_signature
 from nbflash.cuda.tile.simt.gemm import make_gemm_nn
 from nbflash.cuda.tile.simt.gradient import make_fill_stats, make_store_x
 from nbflash.cuda.tile.simt.mask import make_apply_mask
 from nbflash.cuda.tile.simt.score_sums import make_sums
-from nbflash.cuda.tile.simt.softmax import NEG_INF
 from nbflash.cuda.tile.tracing import either, equal, exp2, select, unrolled
 from nbflash.definitions.constants import LOG2_E
 from nbflash.definitions.score_chain import chain

@@ -12,17 +12,19 @@ schedule lists; what a warp multiplies with stays in registers:
     dSᵀ → shared;  dQ = dS K → global, added
 
 Columns with ``atomic_dq`` are one pass of five products; rows plus columns without are the
-deterministic form, two passes of seven. Where the registers do not hold both, dV and dK are sums of
-passes of their own (``sums``), with S once more. dQ's accumulator has fragments (:mod:`.row_kernels`).
+deterministic form, two passes of seven. Where the registers do not hold both, dV and dK are sums
+of passes of their own (``sums``), with S once more. dQ's accumulator has fragments
+(:mod:`.row_kernels`).
 
     copies, ``stages`` − 1 tiles ahead            Q and dO, with shifts and δ; or K and V
 
-Exponents are masked to −∞, so that a row of NaN stays with what it attends. Of a masked tile what is
-not finite becomes zeros when S and dP have met it (:mod:`nbflash.cuda.tile.mma.poison`); so does K at
-the beginning of a column, of which S then is made NaN.
+Exponents are masked to −∞, so that a row of NaN stays with what it attends. What is not finite in a
+masked tile becomes zeros when S and dP have met it (:mod:`nbflash.cuda.tile.mma.poison`); so does K
+at the beginning of a column, of which S is made NaN then.
 """
 
 from masks import FULL
+from nbflash.backends.sm80.dq_part import make_dq_part
 from nbflash.backends.sm80.dropout import (
     drop_packed,
     drop_values,
@@ -30,109 +32,22 @@ from nbflash.backends.sm80.dropout import (
     make_kept_across,
     make_random,
 )
-from nbflash.backends.sm80.row_kernels import PIECE
 from nbflash.backends.sm80.score import make_scored
+from nbflash.backends.sm80.walk import first_tile, make_copies, make_places, next_tile
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
-from nbflash.cuda.ptx._asm import cuda, inlined, types
-from nbflash.cuda.ptx.cp_async import cp_async16, cp_async_commit, cp_async_wait
+from nbflash.cuda.ptx._asm import cuda, types
+from nbflash.cuda.ptx.cp_async import cp_async_wait
 from nbflash.cuda.tile.addresses import shared_address
 from nbflash.cuda.tile.dropout import dropout_signatures
-from nbflash.cuda.tile.float_bits import signed
 from nbflash.cuda.tile.mma.copy import make_store_rows
 from nbflash.cuda.tile.mma.fragment import Fragment
-from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb, make_gemm_xtb
+from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb
 from nbflash.cuda.tile.mma.gradient import make_gradients, make_query_numbers
-from nbflash.cuda.tile.mma.layout import ALIGNMENT
 from nbflash.cuda.tile.mma.mask import make_apply_mask, make_apply_mask_transposed
 from nbflash.cuda.tile.mma.poison import make_poison_units
 from nbflash.cuda.tile.ring import divided, make_advance
 from nbflash.cuda.tile.score import score_signature
-from nbflash.cuda.tile.simt.atomic import atomic_add, atomic_add4
-from nbflash.cuda.tile.tracing import hide, store, unrolled
-
-
-def make_places(cfg):
-    """Where a lane's operands are: ``operands(start, thread)``, ``own(thread)``, ``words(start,
-    thread)``.
-
-    The first aligned address behind ``start``, the lane's in the kept tile by rows, and in the ring
-    by columns and by rows; the lane's first row, of those that are kept, and column; the warp's
-    first row and the words of it in both kept tiles.
-    """
-    TILE, ROWS = cfg.tile, 16 * cfg.m_tiles
-    SECOND, RING, *_ = cfg.offsets
-
-    def aligned(start, thread):
-        return thread * 0 + (start + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
-
-    @unrolled
-    def operands(start, thread):
-        warp, lane, first = thread // 32, thread % 32, aligned(start, thread)
-        kept = first + warp * (ROWS * TILE.row_bytes) + TILE.by_rows(lane)
-        return first, kept, first + RING + TILE.by_columns(lane), first + RING + TILE.by_rows(lane)
-
-    @unrolled
-    def own(thread):
-        return thread // 32 * ROWS + thread % 32 // 4, thread % 4 * 2
-
-    @unrolled
-    def words(start, thread):
-        row = thread // 32 * ROWS
-        at = (aligned(start, thread) - start) // 4 + row * (TILE.row_bytes // 4)
-        return row, at, at + SECOND // 4
-
-    return operands, own, words
-
-
-def make_dq_part(cfg):
-    """``share(smem, first, start, packed, thread)`` puts a warp's dSᵀ in its place; when all have,
-    ``add_part(dq, base, first, thread)`` adds the warp's part of dQ to global
-    memory, from the tile's number ``base`` on.
-    """
-    TILE, DS_TILE, M_TILES = cfg.tile, cfg.ds_tile, cfg.m_tiles
-    _, _, DS, _, _ = cfg.offsets
-    TILES, COLUMNS = cfg.dq_part
-    PARTS, PIECES = TILE.width // COLUMNS, TILE.width // 8
-    START = (types.float32(0),) * (TILES * COLUMNS // 2)
-    gemm = make_gemm_xtb(cfg.dtype, TILES, cfg.kept, DS_TILE, TILE, COLUMNS)
-
-    @unrolled
-    def share(smem, at, packed, thread):
-        lane = thread % 32
-        row, word = thread // 32 * (16 * M_TILES) + lane // 4, lane % 4
-        per_tile = cfg.length // 4
-        for i, x in enumerate(packed):
-            t, j, below = i // per_tile, i % per_tile // 2, i % 2
-            place = DS_TILE.place(row + (16 * t + 8 * below), row * 0 + j) // 4
-            store(smem, at + place + word, signed(x))
-
-    @unrolled
-    def places(first, thread):
-        """The lane's addresses of dSᵀ and of K, and the first steps of both that count."""
-        warp, lane = thread // 32, thread % 32
-        x, b = first + DS + DS_TILE.by_columns(lane), first + TILE.by_rows(lane)
-        return x, b, warp // PARTS * TILES, warp % PARTS * (COLUMNS // 16)
-
-    @unrolled
-    def scatter(dq, base, x_step, b_step, acc, thread):
-        first = base + (x_step * PIECES + b_step * 2) * PIECE
-        lane = thread % 32
-        at = first + (lane * 4 if cfg.vector_red else lane)
-        for i in range(0, len(acc), 4):
-            t, j = divmod(i // 4, COLUMNS // 8)
-            piece = (t * PIECES + j) * PIECE
-            if cfg.vector_red:
-                atomic_add4(dq, at + piece, acc[i : i + 4])
-            else:
-                for e in range(4):
-                    atomic_add(dq, at + (piece + 32 * e), acc[i + e])
-
-    @inlined
-    def add_part(dq, base, first, thread):
-        x, b, x_step, b_step = places(first, thread)
-        scatter(dq, base, x_step, b_step, gemm(START, x, b, x_step, b_step), thread)
-
-    return share, add_part
+from nbflash.cuda.tile.tracing import hide, unrolled
 
 
 def make_bwd_sm80(cfg):
@@ -150,13 +65,13 @@ def make_bwd_sm80(cfg):
     SECOND, RING, DS, NUMBERS, _ = cfg.offsets
     STAGE_BYTES, OTHER = 2 * LENGTH * TILE.row_bytes, LENGTH * TILE.row_bytes
     scores, output = Fragment(M_TILES, LENGTH), Fragment(M_TILES, WIDTH)
-    ZERO, NONE, ONE = types.float32(0), types.int32(0), types.float32(1)
+    ZERO, NONE = types.float32(0), types.int32(0)
     S_START, ACC_START = (ZERO,) * scores.size, (ZERO,) * output.size
     WITH_DV, WITH_DS = COLUMNS and cfg.sums != "dk", cfg.sums != "dv"
     V_START, K_START = (ACC_START if on else (ZERO,) for on in (WITH_DV, WITH_DS))
 
     copy_kept, copy_walked = cfg.copy(KEPT), cfg.copy(LENGTH)
-    send_kept, send_walked = copy_kept.send, copy_walked.send
+    send_kept, send_tile = make_copies(cfg)
     (scan_kept, clean_kept), (scan, clean) = (
         (copy.scan, copy.clean) for copy in (copy_kept, copy_walked)
     )
@@ -196,70 +111,12 @@ def make_bwd_sm80(cfg):
         return (address - start) // 4
 
     @unrolled
-    def send_chunk(to, source, at, n):
-        cp_async16(to + n * 16, source, at + n * 4, n >= 0)
-
-    @unrolled
     def units_of(unit):
         return (unit,) * scores.rows
 
     @unrolled
     def times(x, factor):
         return tuple(v * factor for v in x)
-
-    @inlined
-    def send_numbers(to, shift, delta, at, thread):
-        """The first threads, 16 bytes each."""
-        if thread < LENGTH // 4:
-            send_chunk(to, shift, at, thread)
-        elif thread < LENGTH // 2:
-            n = types.int32(thread - LENGTH // 4)
-            send_chunk(types.int32(to + 4 * LENGTH), delta, at, n)
-
-    @inlined
-    def place_of(strides, b, h, row):
-        """Where a row of a head is; made anew, as what follows from the thread."""
-        return hide(b) * strides[0] + hide(h) * strides[2] + row * strides[1]
-
-    @inlined
-    def send_tile(operands, numbers, there, b, h, group, start, valid, first, stage, thread):
-        """Both tiles that begin at row ``start``, and the queries' numbers."""
-        if there:
-            (one, strides), (other, other_strides) = operands
-            head = h
-            if not COLUMNS:
-                head, _ = divided(h, group)
-            ring = staged(types.int32(first + RING), stage)
-            send_walked(ring, one, place_of(strides, b, head, start), strides[1], valid, thread)
-            ring, at = types.int32(ring + OTHER), place_of(other_strides, b, head, start)
-            send_walked(ring, other, at, other_strides[1], valid, thread)
-            if COLUMNS:
-                shift, delta, heads, padded = numbers
-                to = types.int32(first + NUMBERS + stage * (8 * LENGTH))
-                at = types.int64(hide(b) * heads + h) * padded + start
-                send_numbers(to, shift, delta, at, thread)
-        cp_async_commit()
-
-    @inlined
-    def first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile):
-        """The first of the heads from ``h`` on whose row is not empty, and where that is."""
-        t, end = NONE, NONE
-        while h < last:
-            at = plane_of[b * heads + h] * n_row + tile
-            t, end = row_ptr[at], row_ptr[at + 1]
-            if t < end:
-                break
-            h = types.int32(h + 1)
-        return h, t, end
-
-    @inlined
-    def next_tile(h, t, end, last, b, heads, plane_of, row_ptr, n_row, tile):
-        """The one behind: of the same head, or of a later one."""
-        t = types.int32(t + 1)
-        if t < end:
-            return h, t, end
-        h = types.int32(h + 1)
-        return first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile)
 
     def bwd_sm80(
         q,
@@ -326,11 +183,7 @@ def make_bwd_sm80(cfg):
         h, t, end = first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile)
         if h < last:
             valid = types.int32(kept_length - kept_row)
-            (one, strides), (other, other_strides) = kept
-            at = place_of(strides, b, kept_head, kept_row)
-            send_kept(first, one, at, strides[1], valid, thread)
-            at = place_of(other_strides, b, kept_head, kept_row)
-            send_kept(types.int32(first + SECOND), other, at, other_strides[1], valid, thread)
+            send_kept(kept, b, kept_head, kept_row, valid, first, thread)
         ahead = h, t, end
         for i in range(STAGES - 1):
             there = ahead[0] < last

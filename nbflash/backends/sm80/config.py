@@ -231,7 +231,7 @@ _RESERVED = 1024  # bytes of shared memory that every block has besides
 
 
 def _fits(config, smem_limit):
-    """Whether a multiprocessor holds ``min_blocks``; it has what a block may have, and 1 KB more."""
+    """Whether a multiprocessor holds ``min_blocks``: it has 1 KB more than a block may have."""
     return config.min_blocks * (config.smem_bytes + _RESERVED) <= smem_limit + _RESERVED
 
 

@@ -59,8 +59,8 @@ def make_kept(m_tiles, n):
 
 
 def make_kept_across(m_tiles, n):
-    """``kept(keys, threshold, key, q, h, b)`` of a tile of ``n`` queries, keys down: of the thread's
-    first key and query.
+    """``kept(keys, threshold, key, q, h, b)`` of a tile of ``n`` queries, keys down: of the
+    thread's first key and query.
     """
     masks, _, _ = make_drop_across(n)
 

@@ -30,7 +30,7 @@ from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.cp_async import cp_async_commit, cp_async_wait
 from nbflash.cuda.tile.addresses import shared_address
 from nbflash.cuda.tile.dropout import dropout_signatures
-from nbflash.cuda.tile.mma.copy import ChunkCopy, make_store_rows
+from nbflash.cuda.tile.mma.copy import make_store_rows
 from nbflash.cuda.tile.mma.fragment import Fragment
 from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb
 from nbflash.cuda.tile.mma.layout import ALIGNMENT

@@ -10,7 +10,7 @@ import math
 import operator
 
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.simt.softmax import guarded
+from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.tracing import exp2, fma, load, maximum, select, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
 from nbflash.definitions.constants import LN2, LOG2_E, WARP

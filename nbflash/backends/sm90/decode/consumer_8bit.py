@@ -29,6 +29,7 @@ from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.tile.float_bits import EXPONENT, INVERSE, ONES, bits_float, float_bits
+from nbflash.cuda.tile.guarded_max import NEG_INF, guarded
 from nbflash.cuda.tile.mma.quantised_gemm import (
     WARPS,
     StoredLayout,
@@ -37,7 +38,6 @@ from nbflash.cuda.tile.mma.quantised_gemm import (
     make_stored_scores,
 )
 from nbflash.cuda.tile.ring import divided, make_advance, read_record
-from nbflash.cuda.tile.simt.softmax import NEG_INF, guarded
 from nbflash.cuda.tile.tracing import (
     either,
     equal,

@@ -5,9 +5,9 @@ scale · log2 e, and nothing here leaves an instruction.
 """
 
 from nbflash.cuda.ptx._asm import inlined, types
+from nbflash.cuda.tile.guarded_max import NEG_INF
 from nbflash.cuda.tile.ring import divided
 from nbflash.cuda.tile.score import make_score, slope_at, weighed
-from nbflash.cuda.tile.simt.softmax import NEG_INF
 from nbflash.cuda.tile.tracing import exp2, fma, hide, select, unrolled
 from nbflash.cuda.tile.warp_math import row_of_thread
 from nbflash.cuda.tile.wgmma.softmax import (

@@ -11,8 +11,8 @@ def make_apply_mask(m_tiles, n, tile_m):
     """``S = −inf`` where the tile's kind hides it: queries down, keys across.
 
     Returns ``apply_mask(s, kind, plane, nq, q0, n0, mask, row, column)``: ``mask`` is (lo, hi,
-    bits) of the schedule, ``row`` and ``column`` are the lane's first ones in the tile, which starts
-    at query ``q0`` and key ``n0``. Rows past the end repeat the last one.
+    bits) of the schedule; the lane's first row and column are in the tile, which starts at query
+    ``q0`` and key ``n0``. Rows past the end repeat the last one.
     """
     fragment, words = Fragment(m_tiles, n), -(-n // 32)
     rows = [fragment.row_offset(i) for i in range(fragment.rows)]

@@ -54,8 +54,8 @@ def make_poison_rows(dtype, m_tiles, n, tile):
 
 
 def make_poison_units(dtype, m_tiles, tile):
-    """``poison_units(units, a)``: NaN for a warp's rows of A that hold NaN or infinities; ``a`` is a
-    lane's address by rows.
+    """``poison_units(units, a)``: NaN for a warp's rows of A that hold NaN or infinities; ``a`` is
+    a lane's address by rows.
     """
     rows, not_finite = 16 * tile.row_bytes, not_finite_in(dtype)
 

@@ -6,7 +6,7 @@ of a tile; the offsets are static. FULL tiles never come here.
 
 from masks import BITS, INTERVAL
 from nbflash.cuda.ptx._asm import inlined
-from nbflash.cuda.tile.simt.softmax import NEG_INF
+from nbflash.cuda.tile.guarded_max import NEG_INF
 from nbflash.cuda.tile.tracing import both, equal, load, select, unrolled
 
 

@@ -7,7 +7,7 @@ tuple of ``rows × keys``, the same in all lanes of the slot.
 
 import operator
 
-from nbflash.cuda.tile.simt.softmax import NEG_INF
+from nbflash.cuda.tile.guarded_max import NEG_INF
 from nbflash.cuda.tile.tracing import equal, fma, maximum, select, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
 from nbflash.definitions.constants import WARP

@@ -10,11 +10,9 @@ partial sum per lane until :func:`row_total`.
 
 import operator
 
-from nbflash.cuda.tile.guarded_max import NEG_INF, guarded
+from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.tracing import equal, exp2, fma, maximum, reciprocal, select, total, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
-
-__all__ = ["NEG_INF", "guarded", "make_scale_rows", "make_softmax"]
 
 
 def make_softmax(rows, columns, tx):

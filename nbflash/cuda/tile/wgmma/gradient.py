@@ -12,8 +12,8 @@ dO have been set to zero in masked tiles, where 0 · NaN would reach keys that i
 """
 
 from nbflash.cuda.ptx.wgmma import wgmma
+from nbflash.cuda.tile.guarded_max import NEG_INF
 from nbflash.cuda.tile.score import slope_at, weighed
-from nbflash.cuda.tile.simt.softmax import NEG_INF
 from nbflash.cuda.tile.tracing import (
     both,
     equal,

@@ -13,8 +13,8 @@ import operator
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.float_bits import EXPONENT, INVERSE, bits_float, float_bits
+from nbflash.cuda.tile.guarded_max import NEG_INF, guarded
 from nbflash.cuda.tile.score_math import to_float
-from nbflash.cuda.tile.simt.softmax import NEG_INF, guarded
 from nbflash.cuda.tile.tracing import (
     both,
     either,
