@@ -17,7 +17,7 @@ from faults.simt_backward import (
     SURVIVORS,
 )
 from faults.simt_forward import FORWARD
-from faults.simt_tiles import ASYNC, ATOMIC, COPY, GEMM, MASK, SOFTMAX, TILES, UNROLL
+from faults.simt_tiles import ASYNC, ATOMIC, COPY, GEMM, GUARD, MASK, SOFTMAX, TILES, UNROLL
 from mutant_family import Family
 
 import masks
@@ -34,6 +34,7 @@ CHAIN = (
     ATOMIC,
     ASYNC,
     COPY,
+    GUARD,
     SOFTMAX,
     MASK,
     GEMM,

@@ -7,7 +7,7 @@ UNROLL, COPY, GEMM = (
     "nbflash.cuda.tile.convert",
     "nbflash.cuda.tile.simt.gemm",
 )
-ATOMIC = "nbflash.cuda.tile.simt.atomic"
+ATOMIC, GUARD = "nbflash.cuda.tile.simt.atomic", "nbflash.cuda.tile.guarded_max"
 MASK, SOFTMAX, ASYNC = (
     "nbflash.cuda.tile.simt.mask",
     "nbflash.cuda.tile.simt.softmax",
@@ -61,7 +61,7 @@ TILES = (
         ),
     ),
     (MASK, Mutant("intervals read as bits", "kind == INTERVAL", "kind != INTERVAL")),
-    (SOFTMAX, Mutant("no guard against -inf", "select(equal(m, NEG_INF), 0.0, m)", "m")),
+    (GUARD, Mutant("no guard against -inf", "select(equal(m, NEG_INF), 0.0, m)", "m")),
     (SOFTMAX, Mutant("maximum of the last tile only", "best = m[i]", "best = row(s, i)[0]")),
     (
         SOFTMAX,
