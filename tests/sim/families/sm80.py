@@ -8,6 +8,7 @@ import poisoned_rows
 from faults.sm80 import BACKWARD, CHAIN, CONFIG, DQ_PART, EXECUTOR, FORWARD, MUTANTS, WALK
 from mutant_family import Family
 
+import masks
 from nbflash import reference, scores, testing
 from nbflash.cuda import simulator as sim
 from nbflash.inputs.attention_spec import AttentionSpec
@@ -70,6 +71,9 @@ BOTH = (
     Case("", "dense", 32, 64, (1, 1), dropout=0.3, width=64, warps=2),
     Case("", "strided", 20, 36, (1, 1), score="softcap"),
     Case("", "window", 33, 40, (2, 2), score="alibi", m_tiles=2),
+    Case("", "dead-keys", 40, 70, (1, 1), warps=2, hide="qkvo", race=True),
+    Case("", "scattered", 40, 70, (1, 1), warps=2, m_tiles=2, width=32),
+    Case("", "by-head", 20, 37, (2, 1)),
 )
 FORWARD_CASES = tuple(replace(case, form=F) for case in BOTH)
 BACKWARD_CASES = tuple(replace(case, form=form) for case in BOTH for form in (ONE, TWO))
@@ -77,6 +81,7 @@ ONE_STAGE = (
     Case(ONE, "causal", 33, 40, stages=1, race=True, width=32),
     Case(ONE, "checkerboard", 20, 70, (1, 1), warps=2, width=64, head_dim=64, vector_red=False),
     Case(TWO, "causal", 20, 24, (1, 1), head_dim=136, stages=1),
+    Case(TWO, "causal", 40, 40, (1, 1), stages=1, warps=2, race=True),
 )
 
 
@@ -85,11 +90,22 @@ def relaid(x, axes):
     return np.ascontiguousarray(x.transpose(axes)).transpose(np.argsort(axes))
 
 
+def mask_of(case):
+    """Of the gallery, intervals that differ from head to head, or bits without a period of 32."""
+    if case.mask == "by-head":
+        sizes = case.nq, case.nk
+        return masks.per_head([masks.causal(*sizes), masks.window(*sizes, left=3, right=2)])
+    if case.mask == "scattered":
+        rows, columns = np.ogrid[: case.nq, : case.nk]
+        return masks.from_dense((5 * rows + 7 * columns) % 11 < 4)
+    return testing.mask_gallery(case.nq, case.nk, batch=case.batch, heads=case.heads[0])[case.mask]
+
+
 @functools.cache
 def problem(case):
     """``mask, (q, k, v, dout), dlse``, each tensor with its own order of axes in memory."""
     heads, heads_kv = case.heads
-    mask = testing.mask_gallery(case.nq, case.nk, batch=case.batch, heads=heads)[case.mask]
+    mask = mask_of(case)
     sizes = case.batch, case.nq, case.nk, heads, heads_kv, case.head_dim
     q, k, v, dout = testing.make_qkv(*sizes, case.dtype, seed=3)
     keep = np.broadcast_to(mask.dense(), (case.batch, heads, case.nq, case.nk))
@@ -191,12 +207,25 @@ def check_a_row_of_nan(modules, form, which):
     poisoned_rows.check(run, mask, inputs, which, 19)
 
 
+def check_one_element_of_v(modules):
+    """Raise unless NaN in a late, odd column of a key is in that column of who attends it."""
+    case, n = Case(F, "window", 33, 33, (1, 1), head_dim=32), 33
+    mask = testing.mask_gallery(n, n)["window"]
+    q, k, v, dout = testing.make_qkv(1, n, n, 1, 1, case.head_dim, np.float16)
+    v[0, 19, 0, 27] = np.nan
+    out, _ = results(modules, case, mask, q, k, v, dout, np.zeros((1, 1, n), np.float32))
+    attends = mask.dense()[:, 19]
+    assert np.isnan(out[0, attends, 0, 27]).all()
+    assert np.isfinite(out[0, ~attends]).all()
+
+
 CASES = {str(case): (check, case) for case in (*FORWARD_CASES, *BACKWARD_CASES, *ONE_STAGE)}
 CASES |= {
     f"{form}-nan-{which}": (check_a_row_of_nan, form, which)
     for form, names in ((F, "v"), (ONE, ("q", "k", "dout")), (TWO, ("k", "v")))
     for which in names
 }
+CASES["forward-nan-element"] = (check_one_element_of_v,)
 OF_FORWARD = tuple(name for name in CASES if name.startswith(F))
 OF_BACKWARD = tuple(name for name in CASES if not name.startswith(F))
 
@@ -212,6 +241,15 @@ def case_of(run, *arguments):
     return lambda modules: run(modules, *arguments)
 
 
+BY_LSE = "a query that attends a key of NaN has an LSE of NaN, which makes its P NaN"
+SURVIVORS = {
+    "mma.poison: no unit is poisoned": BY_LSE,
+    "mma.poison: bad keys of one lane": BY_LSE,
+    "sm80.backward: units not poisoned": BY_LSE,
+    "mma.softmax: grown in one lane": "no collective depends on it: lanes may take two branches",
+    "sm80.row_kernels: a row that attends nothing": "all its pairs are masked, whatever its shift",
+}
+
 FAMILY = Family(
     "sm80",
     CHAIN,
@@ -219,4 +257,5 @@ FAMILY = Family(
     MUTANTS,
     generate=(FORWARD, WALK, BACKWARD),
     reach=reach,
+    survivors=SURVIVORS,
 )
