@@ -124,6 +124,11 @@ def alignment(*arrays) -> int:
     """
     if isinstance(arrays[0], np.ndarray):
         return arrays[0].dtype.itemsize
+    return alignment_in_memory(*arrays)
+
+
+def alignment_in_memory(*arrays) -> int:
+    """:func:`alignment`, of NumPy arrays too."""
     bits = _ALIGNMENT
     for x in arrays:
         bits |= pointer(x)

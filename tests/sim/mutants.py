@@ -52,6 +52,11 @@ class Mutant:
         return self.old.join(head) + self.new + self.old.join(tail)
 
 
+def lines(indent, *text):
+    """Lines of the source."""
+    return "".join(f"{' ' * indent}{line}\n" for line in text)
+
+
 def without(what, line, count=1, which=0):
     """Drop a statement."""
     indent = " " * (len(line) - len(line.lstrip()))
@@ -100,7 +105,7 @@ def mutated_modules(target, mutant, dependents):
         Fresh modules; those in ``sys.modules`` stay as they are.
     """
     names = [target, *(name for name in dependents if name != target)]
-    original = {name: sys.modules.get(name) for name in names}
+    original = {name: importlib.import_module(name) for name in names}
     built = {}
     try:
         for name in names:
@@ -110,12 +115,18 @@ def mutated_modules(target, mutant, dependents):
             module.__file__, module.__package__ = spec.origin, name.rpartition(".")[0]
             if name == target:
                 source = mutant.apply(source)
-            sys.modules[name] = built[name] = module
+            built[name] = module
+            _bind(name, module)
             _execute(source, f"{spec.origin}<{mutant.name}>", module.__dict__)
     finally:
         for name, module in original.items():
-            if module is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = module
+            _bind(name, module)
     return built
+
+
+def _bind(name, module):
+    """Have imports of a dotted name find a module, by its package too."""
+    package, _, leaf = name.rpartition(".")
+    sys.modules[name] = module
+    if package:
+        setattr(sys.modules[package], leaf, module)

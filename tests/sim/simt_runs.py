@@ -1,6 +1,7 @@
 """Runs of the SIMT kernels in the simulator with tiles of a few rows, and their yardsticks."""
 
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from nbflash import reference, testing
 from nbflash.backends.simt.configs import SimtBackwardConfig, SimtConfig
 from nbflash.backends.simt.executor import SimtExecutor
+from nbflash.inputs import arrays
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 
@@ -92,6 +94,11 @@ class Geometry:
         backward = self.backward(problem)
         spec = AttentionSpec(problem, mask, **how)
         return SimtExecutor(spec, config=forward, backward=backward)
+
+
+def with_alignment():
+    """A context in which vectors are read where memory allows it, as on a GPU."""
+    return patch.object(arrays, "alignment", arrays.alignment_in_memory)
 
 
 def run(geometry, mask, q, k, v, dout, *, scale=None, outputs=None, seed=None, **how):

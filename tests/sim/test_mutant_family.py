@@ -1,12 +1,13 @@
 """The machinery of planted faults: what is generated, the kill map, and when it is stale."""
 
+import importlib
 import sys
 import types
 
 import pytest
 from generated_mutants import faults_of
 from mutant_family import Family
-from mutants import Mutant
+from mutants import Mutant, mutated_modules
 
 SOURCE = """
 def make(cfg):
@@ -51,6 +52,17 @@ def test_columns_count_bytes():
 def test_every_signature_has_a_test(request):
     suite = request.config.pluginmanager.get_plugin("nbflash-suite")
     assert suite.missing("sim") == []
+
+
+def test_what_imports_a_faulty_module_binds_it():
+    """From its package too; and what was imported before stays as it is."""
+    fault = Mutant("steeper", "STEEPEST = 32.0", "STEEPEST = 64.0")
+    params, executor = "nbflash.cuda.score_params", "nbflash.backends.simt.executor"
+    built = mutated_modules(params, fault, (executor,))
+    assert built[executor].score_params is built[params]
+    assert built[params].STEEPEST == 64
+    assert importlib.import_module(params).STEEPEST == 32
+    assert importlib.import_module(executor).score_params.STEEPEST == 32
 
 
 @pytest.fixture

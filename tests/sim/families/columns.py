@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from faults.sm90_backward import REGISTERS
 from mutant_family import Family
-from mutants import Mutant
+from mutants import Mutant, lines, swapped
 from sm90_bwd_runs import COLUMN, COLUMNS, SHARED, check
 from sm90_runs import inputs
 
@@ -32,7 +32,7 @@ CASES = {
     "shared-race": (SHARED, "causal", 193, 129, (1, 1), 1, 1),
     "columns-race": (COLUMNS, "window", 257, 257, (1, 1), 1, 1),
     "full-race": (KEPT, "dense", 321, 129, (1, 1), 1, 3),
-    "dead-keys": (KEPT, "dead-keys", 70, 150, (1, 1), 1, 0),
+    "dead-keys": (KEPT, "dead-keys", 70, 150, (1, 1), 2, 0),
 }
 
 STORE = (
@@ -46,11 +46,14 @@ STORE = (
     Mutant("upper rows twice", "swizzled + 4 * CHUNKS * ROWS * i)", "swizzled)"),
     Mutant("columns past the end", "if chunk < chunks:", "if chunk <= chunks:"),
     Mutant("half of the columns", "chunks = min(columns, head_dim - first) // 8", "chunks = 2"),
+    Mutant("columns stored over the first ones", "(first + 8 * chunk)) // 2", "(8 * chunk)) // 2"),
+    Mutant("last chunk not stored", "range((chunks + 1) // 2)", "range(chunks // 2)"),
 )
 KEPT_KEYS = (
     Mutant("keys not swizzled", "(swizzle ^ chunk)", "(chunk)"),
     Mutant("lower key is the upper one", "8 * i * (ROW_BYTES // 4)", "0 * i"),
     Mutant("one step of Q", "2 * STEP * i >> 4", "0 * i"),
+    Mutant("products that begin anew", "accumulate=accumulate or i > 0", "accumulate=i > 0"),
 )
 LOADING = (
     Mutant("V in K's phase", "empty, bar, v_phase)", "empty, bar, phase ^ 1)"),
@@ -64,6 +67,7 @@ LOADING = (
         "n_block, b, h_kv = work[at], 0",
     ),
     Mutant("dO not counted", "(1 if cfg.with_dq else 2)", "1"),
+    Mutant("keys of an empty column", "if item < live:", "if item <= live:", 0, 3),
 )
 BITS_AT_ONCE = "        if kind == INTERVAL:\n            mask, key"
 COPIES = (
@@ -74,6 +78,28 @@ COPIES = (
         "        if kind != kind:\n            return full(",
     ),
     Mutant("dS of what is hidden", "return masked(p, gradients(p, dp))", "return gradients(p, dp)"),
+)
+READ = lines(
+    16,
+    "_, n_block, bh, _ = read_record(",
+    "    smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)",
+    ")",
+)
+ENDED = lines(
+    16,
+    "if speaks(thread):",
+    "    mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))",
+    "    mbarrier_arrive(base + EMPTY_V)",
+    "acc_dk, acc_dv = accumulate(",
+    "    acc_dk, acc_dv, p, dp, kind, smem, stats, place, tile, drawing, thread",
+    ")",
+    "tile += one",
+    "column += one",
+    "kind = following",
+    "if kind != END:",
+    "    k = arrived_keys(smem, place, column, turn, thread)",
+    "s = scores(k, place, tile)",
+    "acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)",
 )
 COMPUTE = (
     Mutant("K of stage 0", "K + stage * KV_BYTES", "K"),
@@ -106,6 +132,28 @@ COMPUTE = (
     Mutant("head 0", "b * stride[0] + h * stride[2]", "b * stride[0]"),
     Mutant("batch 0", "b * stride[0] + h * stride[2]", "h * stride[2]"),
     Mutant("last row left out", "nk - first)", "nk - first - 1)"),
+    Mutant(
+        "batch for head",
+        "warp, (b, h) = types.int32(thread >> 5), divided(bh, heads_kv)",
+        "warp, (h, b) = types.int32(thread >> 5), divided(bh, heads_kv)",
+    ),
+    Mutant(
+        "statistics of the last column's tile",
+        "minus_deltas, shifts = statistics_of(stats, place, tile, thread)",
+        "pass",
+        2,
+        3,
+    ),
+    Mutant(
+        "record read after its release",
+        READ + ENDED,
+        ENDED + READ.replace("tile)", "types.int32(tile - one))"),
+    ),
+    swapped(
+        "V kept before it is there",
+        lines(16, "mbarrier_wait(base + FULL_V, v_phase_of(column))"),
+        lines(16, "v = keys_of(smem, place, V, turn, thread)"),
+    ),
 )
 ROLES = (
     Mutant("P stored before it is read", "bar_sync(P_FREE, THREADS)\n        store", "store"),
@@ -119,7 +167,13 @@ ROLES = (
     Mutant(
         "P free from the start twice", "bar_arrive(P_FREE, THREADS)\n            thread", "thread"
     ),
+    swapped(
+        "P free before it is loaded",
+        lines(8, "p = load_part(stats, place[1] + P // 4 + 4 * thread)"),
+        lines(8, "bar_arrive(P_FREE, THREADS)"),
+    ),
 )
+ARRIVALS = (Mutant("dO of its own without dQ", "cfg.with_dq, 1 + cfg.with_dq", "cfg.with_dq, 2"),)
 MUTANTS = [
     (module, mutant)
     for module, mutants in (
@@ -129,6 +183,7 @@ MUTANTS = [
         (TILE, COPIES),
         (ALONE, COMPUTE),
         (WIDE, ROLES),
+        (KERNEL, ARRIVALS),
     )
     for mutant in mutants
 ]

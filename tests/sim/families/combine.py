@@ -26,6 +26,32 @@ JOINING = (
         "accumulator(math.log2(l)) * accumulator(LN2)",
         "accumulator(math.log2(l))",
     ),
+    Mutant(
+        "maximum of the first 32 splits",
+        "for s in range(lane, splits, WARP):",
+        "for s in range(lane, min(splits, WARP), WARP):",
+        0,
+        2,
+    ),
+    Mutant(
+        "sum of the first 32 splits",
+        "for s in range(lane, splits, WARP):",
+        "for s in range(lane, min(splits, WARP), WARP):",
+        1,
+        2,
+    ),
+    Mutant("maximum of split 0", "part_lse[s * rows + at]", "part_lse[at]", 0, 2),
+    Mutant("columns behind the last part", "if head_dim % WARP:", "if False:"),
+    Mutant(
+        "weights of the row of O",
+        "load(part_lse, first + at + s)",
+        "load(part_lse, first + row + s)",
+    ),
+    Mutant(
+        "parts behind the last are read",
+        "[select(t, u * step * rows, 0) for u, t in enumerate(there)]",
+        "[u * step * rows for u, _ in enumerate(there)]",
+    ),
 )
 COMBINING = (
     Mutant("query and head swapped", "row % heads, row //", "row % nq, row //"),
@@ -34,6 +60,18 @@ COMBINING = (
     Mutant("one warp's sum", "for w in range(WARPS)", "for w in range(1)"),
     Mutant("never divided", "total /= l", "total *= 1"),
     Mutant("out as if contiguous", "+ i * o_stride[1]", "+ i * o_stride[2] * heads"),
+    Mutant("warps as far apart as columns", "smem[w * WIDTH + d]", "smem[w * HEAD_DIM + d]"),
+    Mutant("out of batch 0", "o_base = b * o_stride[0] + i", "o_base = i"),
+    Mutant(
+        "nothing divided by nothing",
+        "            if l != ZERO:\n                total /= l\n",
+        "            total /= l\n",
+    ),
+    Mutant(
+        "shared memory of one warp",
+        "self.warps * self.width * self.accumulator",
+        "self.width * self.accumulator",
+    ),
 )
 MUTANTS = [(PARTS, mutant) for mutant in JOINING] + [(COMBINE, mutant) for mutant in COMBINING]
 
@@ -44,10 +82,11 @@ def several(module):
 
 
 def strided(module):
-    """One query without keys; out lies in an order of its own."""
-    part_o, part_lse = parts(9, 1, 2, 1, 8)
-    part_lse[:, 0, 0, 1], part_o[:, 0, 1] = -np.inf, 0
-    out = testing.poisoned((1, 1, 2, 11)).transpose(0, 2, 1, 3)[..., :8]
+    """A query without keys and one with the last split's alone; out has an order of its own."""
+    part_o, part_lse = parts(33, 1, 3, 1, 8)
+    for query, empty in ((1, 33), (2, 32)):
+        part_lse[:empty, 0, 0, query], part_o[:empty, 0, query] = -np.inf, 0
+    out = testing.poisoned((1, 1, 3, 11)).transpose(0, 2, 1, 3)[..., :8]
     check_combined(part_o, part_lse, module=module, warps=1, out=out)
 
 

@@ -6,6 +6,7 @@ from decode_cases import check, contiguous, paged
 from decode_runs import decoded
 from faults.decode import CHAIN, KERNEL, MUTANTS
 from mutant_family import Family
+from simt_runs import with_alignment
 
 import masks
 from nbflash.cuda import simulator as sim
@@ -33,15 +34,24 @@ def check_paged(modules):
 
 
 def check_contiguous(modules):
-    """Columns that are not used, one split, the last key at the end of memory."""
+    """Columns that are not used, one split, the last key at the end of memory.
+
+    One length counts up to there, and rows of V are no whole vectors apart.
+    """
     lengths = np.array([2, 45], np.int32)
     q, k, v = problem(20, lengths, 45)
-    check(decoded(q, k, v, lengths, modules=modules, **SMALL | {"splits": 1}), q, k, v, lengths)
+    v, far = np.pad(v, ((0, 0), (0, 0), (0, 0), (0, 1)))[..., :-1], np.array([2, 54], np.int32)
+    with with_alignment():
+        got = decoded(q, k, v, far, modules=modules, **SMALL | {"splits": 1})
+    check(got, q, k, v, lengths)
 
 
 def check_poisoned(modules):
-    """V of the last token is infinite: tokens before it do not attend it."""
-    lengths = LENGTHS[1:]
+    """V of the last token is infinite: tokens before it do not attend it.
+
+    The first one attends all but the last key of two tiles.
+    """
+    lengths = np.array([33], np.int32)
     q, k, v = problem(lengths=lengths)
     v[0, lengths[0] - 1] = np.inf
     out, lse = decoded(q, k, v, lengths, modules=modules, **SMALL)

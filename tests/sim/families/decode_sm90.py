@@ -137,6 +137,17 @@ def uneven_bytes(spec_of):
     check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), lengths)
 
 
+def low_bytes(spec_of):
+    """A scale below 0, and scores too: most warps have no key, rows of two heads fill a tile."""
+    lengths = np.array([5], np.int32)
+    q, k, v = contiguous(4, (8, 2), 16, DTYPES["f16"], lengths, T)
+    q, k, v = q + 10, *((4 * np.nan_to_num(x)).astype(np.int8) for x in (k, v))
+    k += 60
+    named = {"scale": -0.3, "scales": (np.ones(2, np.float32),) * 2}
+    got = run(q, k, v, lengths, splits=1, spec_of=spec_of, **named)
+    check(got, q, *(x.astype(np.float32) for x in (k, v)), lengths, scale=named["scale"])
+
+
 def sink_bytes(spec_of):
     """A key with 2^20 times the weight of every other, and nothing to give."""
     lengths = np.array([T], np.int32)
@@ -170,10 +181,10 @@ def beyond(spec_of):
     check(run(q, k, v, lengths + 9, splits=1, spec_of=spec_of), q, k, v, lengths)
 
 
-def join(spec_of, nq, heads, head_dim, lengths, capacity=CAPACITY, *, race=False, **options):
+def join(spec_of, nq, heads, head_dim, lengths, capacity=CAPACITY, dtype="f16", **options):
     """Parts joined by the last block; the counts are 0 again."""
-    lengths = np.array(lengths, np.int32)
-    q, k, v = contiguous(nq, heads, head_dim, DTYPES["f16"], lengths, capacity)
+    lengths, race = np.array(lengths, np.int32), options.pop("race", False)
+    q, k, v = contiguous(nq, heads, head_dim, DTYPES[dtype], lengths, capacity)
     counts = np.zeros(len(lengths) * heads[1] * -(-nq * heads[0] // heads[1] // T), np.uint32)
     with sim.options(race=race, seed=1):
         got = joined(q, k, v, lengths, counts=counts, spec_of=spec_of, **options)
@@ -195,16 +206,23 @@ def join_spans(spec_of):
     join(spec_of, 1, (2, 1), 136, (T + 1,), splits=2)
 
 
+ROOM = {"tile_n": 32, "box": 32, "stages": 2}  # for eight parts
+
+
 def join_rounds(spec_of):
-    """More parts than there is room for, eight, and by two warps."""
-    room = {"tile_n": 32, "box": 32, "stages": 2}
-    join(spec_of, 1, (2, 1), 16, (32 * 11 - 5,), 32 * 11, splits=11, race=True, **room)
+    """More parts than there is room for, and by two warps."""
+    join(spec_of, 1, (2, 1), 16, (32 * 11 - 5,), 32 * 11, splits=11, race=True, **ROOM)
+
+
+def join_steps(spec_of):
+    """Where two parts more would be, the last block has had keys of NaN, as float32 too."""
+    join(spec_of, 1, (2, 1), 16, (32 * 6 - 10,), 32 * 6, "bf16", splits=6, **ROOM)
 
 
 WORDS = beyond, poisoned, masked, rows, causal
-BYTES = outlier_bytes, sink_bytes, uneven_bytes, poisoned_bytes
+BYTES = outlier_bytes, sink_bytes, uneven_bytes, poisoned_bytes, low_bytes
 BYTES += wide_bytes, masked_bytes, bytes_with_scales
-JOINS = join_spans, join_row_tiles, join_heads, join_rounds
+JOINS = join_spans, join_row_tiles, join_heads, join_rounds, join_steps
 CASES = WORDS + JOINS + BYTES
 CASES_OF = {JOINING: JOINS, STORED: BYTES, PRODUCTS: BYTES, SCALES: BYTES}
 

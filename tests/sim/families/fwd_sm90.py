@@ -13,7 +13,7 @@ from nbflash import reference, testing
 from nbflash.backends.sm90.forward.config import Sm90Config
 from nbflash.cuda import simulator as sim
 
-WIDE = replace(HALVES_PAIR, tile_n=128)
+TRIPLE, WIDE = replace(PAIR, consumers=3), replace(HALVES_PAIR, tile_n=128)
 AHEAD = replace(HALVES, k_stages=2, v_stages=3)
 WORDS = replace(ALONE, tile_n=112)
 STRAIGHT = replace(HALVES, q_stages=1)
@@ -59,6 +59,7 @@ CASES = (
     Case("bad", ALONE, "dead-scattered", 70, 135, head_dim=72, dtype="bfloat16", bad=(5, 70, 130)),
     Case("pair", PAIR, "window-causal", 129, 65, head_dim=72, scale=-0.3),
     Case("rows", ALONE, "causal", 200, 200, head_dim=72, race=True),
+    Case("triple", TRIPLE, "dense", 5, 65),
     Case("zero", ALONE, "dense", 3, 1, scale=0.0),
     Case("grows-whole", ALONE, "dense", 20, 193, grows=9),
     Case("late-whole", ALONE, "staggered", 64, 129, apart=6),
@@ -79,6 +80,8 @@ CASES = (
         levels=((64, 500),),
         strided=True,
     ),
+    # A weight between the largest of float16 and what four lanes' sums would allow.
+    Case("limit", WORDS, "dense", 8, 121, levels=((120, 32),)),
     Case("words", WORDS, "dead-scattered", 70, 230, bad=(100, 116, 220)),
     Case(
         "straight-whole",

@@ -1,7 +1,7 @@
 """Forward and backward without tensor cores; a fault is tried on the cases of its direction."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import poisoned_rows
@@ -19,6 +19,7 @@ from faults.simt_backward import (
 from faults.simt_forward import FORWARD
 from faults.simt_tiles import ASYNC, ATOMIC, COPY, GEMM, GUARD, MASK, SOFTMAX, TILES, UNROLL
 from mutant_family import Family
+from simt_runs import with_alignment
 
 import masks
 from nbflash import reference, testing
@@ -70,8 +71,8 @@ def gallery(name, nq, nk, batch, heads):
 class Case:
     """One problem, as small as it can be and still tell. Tiles are 8 queries by 16 keys.
 
-    Of the tensors named in ``hide``, what nothing attends is NaN; ``variant`` changes the
-    configuration.
+    Of the tensors named in ``hide``, what nothing attends ends with a NaN; ``apart`` puts all
+    scores far below 0; ``variant`` changes the configuration.
     """
 
     mask: str
@@ -83,12 +84,14 @@ class Case:
     dtype: str = "float32"
     scale: float = 0.3
     hide: str = ""
+    apart: float = 0.0
     race: bool = False
     variant: tuple = ()
 
     def __str__(self):
         parts = [self.mask, f"{self.nq}x{self.nk}", f"d{self.head_dim}", self.dtype]
-        parts += ["race"] * self.race + [f"{key}-{value}" for key, value in self.variant]
+        parts += ["apart"] * bool(self.apart) + ["race"] * self.race
+        parts += [f"{key}-{value}" for key, value in self.variant]
         return "-".join(parts)
 
     def config(self, kind, **more):
@@ -106,6 +109,7 @@ CASES = (
     Case("padding", 12, 21, batch=2, hide="kv"),
     Case("window-causal", 20, 20),
     Case("dense", 9, 17, head_dim=5),
+    Case("dead-keys", 5, 9, head_dim=6, hide="v"),
     Case("causal", 9, 17, head_dim=20),
     Case("causal", 9, 17, dtype="bfloat16"),
     Case("causal", 9, 17, dtype="float16"),
@@ -115,6 +119,8 @@ CASES = (
 )
 FORWARD_CASES = (
     *CASES,
+    Case("dense", 5, 9, dtype="float64"),
+    Case("dense", 5, 17, apart=8),
     Case("causal", 20, 37, variant=(("p_over_k", True),)),
     Case("dense", 12, 37, race=True, variant=(("p_over_k", True),)),
     Case("causal", 40, 40, race=True, variant=(("tx", 8), ("ty", 8), ("rn", 4))),
@@ -156,7 +162,9 @@ def problem(case):
         ("v", v, seen),
     ):
         if name in case.hide:
-            x[~used] = np.nan
+            x[~used, -1] = np.nan
+    if case.apart:  # scores that are much alike
+        q[...], k[...] = q / 16 + case.apart, k / 16 - case.apart
     return mask, (
         relaid(q, (0, 2, 1, 3)),
         relaid(k, (1, 0, 2, 3)),
@@ -190,10 +198,10 @@ def expected(case):
 
 def run_forward(executors, config, q, k, v, mask, scale):
     """``(out, lse)`` from the kernels of the module ``executors``."""
-    spec = AttentionSpec(problem_of(q, k, v, scale), mask)
-    executor = executors.SimtExecutor(spec, config=config)
-    out = testing.poisoned(q.shape, q.dtype)
-    lse = testing.poisoned((q.shape[0], q.shape[2], q.shape[1]), np.float32)
+    problem = problem_of(q, k, v, scale)
+    executor = executors.SimtExecutor(AttentionSpec(problem, mask), config=config)
+    out = relaid(testing.poisoned(q.shape, q.dtype), (1, 0, 2, 3))
+    lse = testing.poisoned((q.shape[0], q.shape[2], q.shape[1]), problem.lse_dtype)
     executor.forward(q, k, v, out, lse)
     return out, lse
 
@@ -220,13 +228,18 @@ def check_exactly(executors, nq=9, nk=20):
 def check_backward(executors, case):
     """Raise unless both forms of the backward kernel are right on ``case``."""
     mask, (q, k, v, dout) = problem(case)
-    _, (out, lse), exact, low = expected(case)
-    dlse = gradient_of_lse(case)
+    _, (out, lse), *_ = expected(case)
+    dlse, lse = gradient_of_lse(case), relaid(lse, (1, 0, 2))
     for form in (ROWS_AND_COLUMNS, ONE_PASS):
         inputs = dout, q, k, v, out, lse, dlse
-        got = run_backward(executors, case, form, mask, inputs, case.scale)
-        for name, *values in zip(("dq", "dk", "dv"), got, exact, low, strict=True):
-            testing.assert_within_reference(*values, name=name, factor=GRADIENT_FACTOR)
+        assert_gradients(case, run_backward(executors, case, form, mask, inputs, case.scale))
+
+
+def assert_gradients(case, got):
+    """Hold dq, dk and dv to their budgets."""
+    _, _, exact, low = expected(case)
+    for name, *values in zip(("dq", "dk", "dv"), got, exact, low, strict=True):
+        testing.assert_within_reference(*values, name=name, factor=GRADIENT_FACTOR)
 
 
 def run_backward(executors, case, form, mask, inputs, scale):
@@ -243,6 +256,26 @@ def run_backward(executors, case, form, mask, inputs, scale):
     with sim.options(race=case.race):
         executor.backward(*inputs, *got, form is ROWS_AND_COLUMNS)
     return got
+
+
+def check_another_alignment(executors):
+    """Raise unless a second dout may have rows that are no whole vectors apart."""
+    case = Case("causal", 5, 5)
+    mask, (q, k, v, dout) = problem(case)
+    _, (out, lse), *_ = expected(case)
+    executor = executors.SimtExecutor(
+        AttentionSpec(replace(problem_of(q, k, v, case.scale), alignment=16), mask),
+        config=case.config(SimtConfig),
+        backward=lambda deterministic, vectors: [
+            case.config(SimtBackwardConfig, **ONE_PASS[0], vectors=vectors)
+        ],
+    )
+    apart = np.pad(dout, ((0, 0), (0, 0), (0, 0), (0, 1)))[..., :-1]
+    for x in (dout, apart):
+        got = [testing.poisoned(y.shape, y.dtype) for y in (q, k, v)]
+        with with_alignment():
+            executor.backward(x, q, k, v, out, lse, gradient_of_lse(case), *got, False)
+        assert_gradients(case, got)
 
 
 def check_a_row_of_nan(executors):
@@ -288,6 +321,7 @@ FORWARD_CHECKS = {f"forward-{case}": (check_forward, case) for case in FORWARD_C
 FORWARD_CHECKS["saturated"] = (check_exactly,)
 BACKWARD_CHECKS = {f"backward-{case}": (check_backward, case) for case in BACKWARD_CASES}
 BACKWARD_CHECKS["row-of-nan"] = (check_a_row_of_nan,)
+BACKWARD_CHECKS["another-alignment"] = (check_another_alignment,)
 BACKWARD_CHECKS["row-without-weight"] = (check_a_row_without_weight,)
 
 

@@ -2,14 +2,16 @@
 
 from unittest.mock import patch
 
-from dropout_cases import HOW
+import numpy as np
+from dropout_cases import HOW, SEED
 from mutant_family import Family
-from mutants import Mutant
-from simt_runs import Geometry, check
+from mutants import Mutant, lines, swapped
+from simt_runs import Geometry, assert_close, check, expected, run
 
 import masks
 from nbflash.backends.simt import executor as simt
 from nbflash.cuda import simulator as sim
+from nbflash.definitions import philox
 from nbflash.testing import make_qkv
 
 DROPOUT, FWD, BWD = (
@@ -63,6 +65,49 @@ MUTANTS = [
             "b, h_kv, m0 + 4 * ty, n0 + 4 * tx)\n",
         ),
     ),
+    (
+        FWD,
+        swapped(
+            "sum of what is kept",
+            lines(12, "l = row_sum(l, alpha, p)"),
+            lines(
+                12,
+                "m = m_new",
+                "if DROPOUT:",
+                "    z = kept(key, threshold, b, h, q0 + 4 * ty, n0 + 4 * tx)",
+                "    p = drop(p, z, factor)",
+            ),
+        ),
+    ),
+    (
+        DROPOUT,
+        Mutant(
+            "the threshold itself is dropped",
+            "first = ONE if halves & MASK >= threshold",
+            "first = ONE if halves & MASK > threshold",
+        ),
+    ),
+    (
+        DROPOUT,
+        swapped(
+            "queries change places behind the keys",
+            lines(8, "if q_idx & 8:", "    w0, w1, w2, w3 = w1, w0, w3, w2"),
+            lines(
+                8,
+                "if kv & 8:",
+                "    w0, w2 = np.uint32(_crossed(w0, w1)), np.uint32(_crossed(w2, w3))",
+            ),
+        ),
+    ),
+    (DROPOUT, Mutant("a state's offset alone", "_key(seed ^ more[0],", "_key(seed,")),
+    (
+        BWD,
+        swapped(
+            "dS of what is left of P",
+            lines(20, "store_ds(smem, DS + own, P + own, x, STATS + TILE_M + 4 * ty)"),
+            lines(20, "if DROPOUT:", "    drop_p(smem, P + own, z, factor)"),
+        ),
+    ),
 ]
 
 
@@ -75,10 +120,20 @@ def case_of(deterministic):
     return run_case
 
 
+def of_a_state(modules):
+    """A state in memory; the first score is kept, for its number is the threshold itself."""
+    first = philox.philox(*np.zeros(4, np.uint32), *philox.key(*map(np.uint64, SEED)))[0]
+    dropout = int(first & philox.MASK) / (int(philox.MASK) + 1)
+    mask, inputs = masks.dense(5, 9), make_qkv(1, 5, 9, 1, 1, 8)
+    with patch("simt_runs.SimtExecutor", modules[simt.__name__].SimtExecutor):
+        got = run(Geometry(), mask, *inputs, dropout=dropout, seed=np.array(SEED, np.uint64))
+    assert_close(got, *expected(mask, *inputs, dropout=dropout, seed=SEED))
+
+
 FAMILY = Family(
     "simt_dropout",
     CHAIN,
-    {"one-pass": case_of(False), "two-passes": case_of(True)},
+    {"one-pass": case_of(False), "two-passes": case_of(True), "of-a-state": of_a_state},
     MUTANTS,
     errors=(sim.SimError, AssertionError),
 )

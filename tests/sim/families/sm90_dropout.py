@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import sm90_bwd_runs
 import sm90_dq_runs
 from dropout_cases import HOW
 from mutant_family import Family
-from mutants import Mutant
+from mutants import Mutant, lines, swapped
 from sm90_runs import ALONE, HALVES, check, inputs
 
 import masks
@@ -51,9 +52,11 @@ def check_wide(bwd):
 
 
 def check_rows(dq):
-    """And what is left to the pass over columns."""
+    """And what is left to the pass over columns; V is NaN where nobody sees it."""
     n = 2 * T + 25
-    values, mask = inputs(T + 9, n, batch=2, heads=(2, 1)), masks.dense(T + 9, n)
+    values = inputs(T + 9, n, batch=2, heads=(2, 1))
+    mask = masks.from_function(lambda q, kv: (kv != 3) & (q >= 0), T + 9, n)
+    values[2][:, 3] = np.nan
     stats = sm90_dq_runs.statistics_for(sm90_dq_runs.ALONE, values[0])
     how = {"spec_of": dq.bwd_sm90_dq_spec, **HOW}
     sm90_dq_runs.check(sm90_dq_runs.ALONE, mask, values, stats=stats, **how)
@@ -91,6 +94,24 @@ OF_FORWARD = (
             "drawing",
         ),
     ),
+    (
+        TILE,
+        Mutant(
+            "a call of the same group for all rows",
+            "_exchanged(*words_of(swapped + group)",
+            "_exchanged(*words_of(group)",
+        ),
+    ),
+    (
+        ROW,
+        swapped(
+            "LSE of the share",
+            lines(8, "values = log_sum_exp(m, l)"),
+            lines(
+                8, "if DROPOUT:", "    _, share = dropping", "    l = l[0] * share, l[1] * share"
+            ),
+        ),
+    ),
 )
 OF_COLUMNS = (
     (TILE, Mutant("calls of the first step", "queries_of(q) + odd * 4", "queries_of(q)")),
@@ -121,6 +142,20 @@ OF_COLUMNS = (
     (COLUMNS, Mutant("dV of all P", "dropped(packed_of(p), drawn)", "packed_of(p)")),
     (COLUMNS, Mutant("dP as it is", "dp = dropped_dp(", "dropped_dp(")),
     (COLUMNS, Mutant("no δ where it is dropped", "if DROPOUT:", "if False:")),
+    (
+        TILE,
+        Mutant(
+            "what the own words add",
+            "z, w = (c ^ d) & far, (a ^ b) & far",
+            "z, w = (a ^ b) & far, (c ^ d) & far",
+        ),
+    ),
+    (
+        ACROSS,
+        Mutant(
+            "batch for head", "types.uint32(h), types.uint32(b)", "types.uint32(b), types.uint32(h)"
+        ),
+    ),
 )
 OF_WIDE = (
     (
@@ -147,6 +182,12 @@ OF_ROWS = (
         Mutant("place of the first row", "spot_of(drawn, row,", "spot_of(drawn, 0 * row,"),
     ),
     *((DQ_COMPUTE, mutant) for mutant in TILES),
+    (
+        PLACE,
+        Mutant(
+            "dS of what is hidden", "return counted(p, gradients(p, dp))", "return gradients(p, dp)"
+        ),
+    ),
 )
 
 

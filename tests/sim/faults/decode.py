@@ -63,6 +63,33 @@ KERNEL_MUTANTS = (
     Mutant("part of another split", "split * batch + b", "split + b"),
     Mutant("statistics of one row", "store(smem, at + (L + r), l[r])", "store(smem, at + L, l[r])"),
     Mutant("O's columns in another order", "c * LANES), quad", "c), quad"),
+    Mutant(
+        "a tile but for its last key",
+        "hidden = n0 + TILE_N > limit",
+        "hidden = n0 + TILE_N - 1 > limit",
+    ),
+    Mutant(
+        "bit tiles of all rows",
+        "[u * SLOTS for u in range(KEYS)], QUERIES, TILE_N",
+        "[u * SLOTS for u in range(KEYS)], ROWS, TILE_N",
+    ),
+    Mutant(
+        "LSE of parts as O lies",
+        "(sequence * heads + at_head) * nq + token",
+        "(sequence * nq + token) * heads + at_head",
+    ),
+    Mutant(
+        "m of a slot for its warp's O",
+        "store_stats(smem, warp * ROWS, m_warp, l)",
+        "store_stats(smem, warp * ROWS, m, l)",
+    ),
+    Mutant("pages of a tile behind the last", "if t + 1 < end:", "if t < end:"),
+    Mutant(
+        "lengths beyond the capacity",
+        "length = min(max(lengths[b], 0), capacity)",
+        "length = max(lengths[b], 0)",
+    ),
+    Mutant("logarithm of nothing", "            if l_row != ZERO:\n", "            if True:\n"),
 )
 GATHER_MUTANTS = (
     Mutant("keys past the length read", "select(k < length, k, length - 1)", "k"),
@@ -95,6 +122,9 @@ GATHER_MUTANTS = (
         "select(last < r // cfg.pack, last, r // cfg.pack)",
         "r // cfg.pack",
     ),
+    Mutant(
+        "one column too many", "column + offset < cfg.head_dim", "column + offset <= cfg.head_dim"
+    ),
 )
 SLOTS_MUTANTS = (
     Mutant("scores of one lane", "across_lanes(found, cfg.lanes, operator.add)", "tuple(found)"),
@@ -113,6 +143,11 @@ SLOTS_MUTANTS = (
     Mutant("keys of a slot alike", "(step, u * cfg.slots)", "(step, 0)"),
     Mutant("neighbouring lanes as slots", "first=cfg.lanes", "first=1"),
     Mutant("half of the slots", "WARP // cfg.lanes", "WARP // cfg.lanes // 2"),
+    Mutant(
+        "scores by key and row",
+        "for step in steps for u in range(cfg.keys)",
+        "for u in range(cfg.keys) for step in steps",
+    ),
 )
 BINDING_MUTANTS = (
     Mutant("scale of natural scores", "p.scale * LOG2_E", "p.scale"),
@@ -120,6 +155,11 @@ BINDING_MUTANTS = (
     Mutant("table as if contiguous", "table.strides[0] // table.itemsize", "table.shape[1]"),
     Mutant(
         "a contiguous cache in pages", "p.capacity if p.page_size is None", "1 if not p.page_size"
+    ),
+    Mutant(
+        "alignment of V not looked at",
+        "for x in (q, cache.k_cache, cache.v_cache)",
+        "for x in (q, cache.k_cache)",
     ),
 )
 SHARES_MUTANTS = (

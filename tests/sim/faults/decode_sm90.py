@@ -1,6 +1,6 @@
 """Faults of the Hopper decode kernel."""
 
-from mutants import Mutant, without
+from mutants import Mutant, lines, swapped, without
 
 ROOM = "nbflash.backends.sm90.decode"
 PRODUCTS, SCALES, ROWS, LOADING, COMPUTING, STORED, JOINING, KERNEL = CHAIN = (
@@ -68,6 +68,9 @@ JOIN = (
     Mutant("the first four weights", "types.int32(weights + u)", "types.int32(weights)"),
     Mutant("the first four parts", "types.int32(to + u * SPAN)", "types.int32(to)"),
     Mutant("parts that are not there", "there, o = count > u,", "there, o = count > -1,"),
+    Mutant(
+        "parts behind the last of a second step", "types.int32(count - u))", "types.int32(count))"
+    ),
 )
 PRODUCT = (
     Mutant("swizzle of K", "(c + 4 * (n % 2)) ^ (key % 8)", "c + 4 * (n % 2)"),
@@ -96,6 +99,7 @@ PRODUCT = (
         "(bad,) = across_lanes((bad,), 8, operator.or_, first=4)",
         "pass",
     ),
+    Mutant("sign of the scale dropped", "x ^ (SIGNS - 2**32) if cfg.negate else x", "x"),
 )
 SCALE = (
     Mutant("scale of K for V", "v = v_scale[", "v = k_scale["),
@@ -107,6 +111,9 @@ SCALE = (
     Mutant("scales of the first head", "head * k_stride[2]", "0"),
     Mutant("no room below a row's largest", "exponent - ROOM", "exponent"),
     Mutant("unit of a lane", "(largest,) = across_lanes((largest,), 32, maximum)", "pass"),
+    Mutant(
+        "unit of K's scales", "(v & EXPONENT for _, v in held)", "(k & EXPONENT for k, _ in held)"
+    ),
 )
 ROW = (
     Mutant("the same end for all tokens", "types.int32(length - nq + token + 1)", "length"),
@@ -123,6 +130,11 @@ ROW = (
         "keys behind the length",
         "keep = keep_interval(types.int32(0), end, n0, quad)",
         "keep = keep_interval(types.int32(0), n0 + cfg.tile_n, n0, quad)",
+    ),
+    Mutant(
+        "LSE of parts as O lies",
+        "lse_at = types.int64((part * heads + head) * nq + token)",
+        "lse_at = types.int64((part * nq + token) * heads + head)",
     ),
 )
 LOAD = (
@@ -153,6 +165,16 @@ LOAD = (
         "token, head = divided(types.int32(first + r), pack)",
         "head, token = divided(types.int32(first + r), pack)",
     ),
+    Mutant(
+        "a tile but for its last key",
+        "if n0 + TILE_N > seen_by_all:",
+        "if n0 + TILE_N - 1 > seen_by_all:",
+    ),
+    Mutant(
+        "a last box that is not full",
+        "types.int32((min(length - n0, TILE_N) + BOX - 1) // BOX)",
+        "types.int32(min(length - n0, TILE_N) // BOX)",
+    ),
 )
 COMPUTE = (
     without("mask", "s = apply_keep(s, (upper, below))"),
@@ -170,6 +192,12 @@ COMPUTE = (
     Mutant("O not divided", "x * inverse[row_of(i)]", "x"),
     Mutant("upper row's O below", "o[4 * j + 2 * which + e]", "o[4 * j + e]"),
     Mutant("upper row twice", "row_at(row + 8,", "row_at(row,"),
+    Mutant("lower row beside an upper one", "if below_lse >= 0:", "if upper_lse >= 0:"),
+    swapped(
+        "stage released under P V",
+        lines(12, "wait_all()", "acc = settled(acc)"),
+        lines(12, "if thread == 0:", "    mbarrier_arrive(base + EMPTY + 8 * stage)"),
+    ),
 )
 STORE = (
     Mutant("one scale for both columns", "// 8 * 2 + column_of(element) % 8", "// 8 * 2"),
@@ -223,6 +251,7 @@ STORE = (
     Mutant("rows behind the last", "min(count - first, ROWS)", "ROWS"),
     Mutant("Q behind the last row", "min(first + row, count - 1)", "first + row"),
     Mutant("upper row's place", "types.int32(first + r + 8)", "types.int32(first + r)"),
+    Mutant("m of warps without keys", "known = select(equal(l, 0.0), NEG_INF, m)", "known = m"),
 )
 PLACES = (
     Mutant("counts of splits", "(counts, tile)", "(counts, split)"),
@@ -250,6 +279,11 @@ PLACES = (
     ),
     Mutant("plane of the first heads", "types.int32(plane_of[rest])", "types.int32(plane_of[0])"),
     Mutant("lse of every split in the first", "types.int32(split * batch + b)", "types.int32(b)"),
+    Mutant(
+        "a row tile more of full ones",
+        "row_tiles = (nq * pack + TILE_M - 1) // TILE_M",
+        "row_tiles = nq * pack // TILE_M + 1",
+    ),
 )
 MUTANTS = [
     (target, mutant)

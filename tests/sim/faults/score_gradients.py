@@ -17,6 +17,7 @@ FUNCTIONS = (
     Mutant(
         "query for key", "own(later, s, b, h, q_idx, kv_idx", "own(later, s, b, h, kv_idx, q_idx"
     ),
+    Mutant("slope of the result", "slope = real(slope_of(s, b, h", "slope = real(slope_of(x, b, h"),
 )
 ADDING = (
     Mutant("one sum for two elements", "if new != at:", "if False:"),
@@ -39,6 +40,11 @@ ADDING = (
     Mutant("every array alone", "if ALONE:", "if True:"),
     Mutant("arrays of another pair", "pairs[1:], sums[1:], ds", "pairs, sums[1:], ds"),
     Mutant("the first array twice", "sums[1:], ds))", "sums, ds))"),
+    Mutant(
+        "an element past the end",
+        "exists and 0 <= at < shape[-1]",
+        "exists and 0 <= at <= shape[-1]",
+    ),
 )
 WALK = (
     Mutant("scores not masked", "if kind[t] != FULL and half == 0:", "if False:"),
@@ -85,6 +91,16 @@ WALK = (
     Mutant("dropout of the first tile", "m0 + 4 * ty, n0 + 4 * tx)", "m0 + 4 * ty, 4 * tx)"),
     Mutant(
         "depth beyond the zero columns", "-(-cfg.head_dim // 4) * 4", "-(-cfg.head_dim // 8) * 8"
+    ),
+    Mutant(
+        "hidden scores added",
+        "return add(held, pairs, sums, ds) if ds != ZERO else held",
+        "return add(held, pairs, sums, ds)",
+    ),
+    Mutant(
+        "dO with Q's batch stride",
+        "at = b * do_stride[0] + h * do_stride[2]",
+        "at = b * q_stride[0] + h * do_stride[2]",
     ),
 )
 BINDING = (

@@ -1,10 +1,11 @@
 """Faults of score functions: of their forms, and of where the kernels call them."""
 
-from mutants import Mutant
+from mutants import Mutant, lines, swapped
 
 from .simt_backward import BWD
 
 FWD, SCORE = "nbflash.backends.simt.forward", "nbflash.cuda.tile.score"
+PARAMS = "nbflash.cuda.score_params"
 FORMS = (
     Mutant(
         "functions in natural units", "factor = form.rest(own, factor)", "form.rest(own, factor)"
@@ -25,6 +26,16 @@ FORMS = (
     Mutant("tanh without its slope", "fma(x[i], x[i] * -1.0, 1.0)", "x[i] * 0.0 + 1.0"),
     Mutant("tanh without its slope among others", "fma(t, t * -1.0, 1.0)", "t * 0.0 + 1.0"),
     Mutant("gradient of the result", "call(self._grad, s, s,", "call(self._grad, s, x,"),
+    Mutant(
+        "slopes if all have one",
+        "return any(grad is not scores._one for _, grad in self.functions)",
+        "return all(grad is not scores._one for _, grad in self.functions)",
+    ),
+    Mutant(
+        "first factor for every function",
+        "next(held) if form.holds else None, own, before)",
+        "next(held) if form.holds else None, own, factor)",
+    ),
 )
 # Of a scale that is not 1, which Q of the SIMT kernels carries.
 SCALES = (
@@ -33,6 +44,12 @@ SCALES = (
     Mutant("ALiBi without the scale", "return factor", "return 1.0"),
     Mutant("functions before the scale", "s * factor, place", "s * 1.0, place"),
     Mutant("natural units", "return unit * last", "return last * 1.0"),
+    Mutant(
+        "sums by the last function",
+        'return self.forms == ("alibi",)',
+        'return self.forms[-1:] == ("alibi",)',
+    ),
+    Mutant("tanh in another unit", "* factor * self._times", "* factor"),
 )
 FORWARD = (
     Mutant("scores as they are", "if SCORED:", "if False:"),
@@ -56,16 +73,30 @@ BACKWARD = (
     ),
     Mutant("slopes for P", "store_slopes(smem, DS + own, x)", "store_slopes(smem, P + own, x)"),
     Mutant("scores for slopes", "slope_at(cfg.score, s, i)", "s[i]"),
+    Mutant(
+        "slope of the key head",
+        "n0 + 4 * tx), hold(h, params, ONE)",
+        "n0 + 4 * tx), hold(h_kv, params, ONE)",
+    ),
+    Mutant("natural scores in base 2", "rest(params, ONE, UNIT)", "rest(params, ONE, ONE)"),
+)
+OF_PARAMETERS = (
+    Mutant("slopes below zero in a form for others", "(slopes >= 0) & (slopes <=", "(slopes <="),
+    Mutant("ends swapped", "problem.nq), np.int32(problem.nk", "problem.nk), np.int32(problem.nq"),
+    Mutant("arrays taken for numbers", "readonly=True) if x.ndim else", "readonly=True) if 0 else"),
+    Mutant("float32 for all", 'real = "float64" if problem', 'real = "float32" if problem'),
+    Mutant("no gradient", "(fn, grad) for fn, grad, _ in", "(fn, None) for fn, grad, _ in"),
 )
 SIMT = (
     *((SCORE, mutant) for mutant in FORMS),
     *((FWD, mutant) for mutant in FORWARD),
     *((BWD, mutant) for mutant in BACKWARD),
+    *((PARAMS, mutant) for mutant in OF_PARAMETERS),
 )
 PLACE, COMPUTE = "nbflash.backends.sm90.shared.score", "nbflash.backends.sm90.forward.consumer"
-WHOLE, HALVES = (
-    "nbflash.backends.sm90.forward.mainloop_pingpong",
-    "nbflash.backends.sm90.forward.mainloop_overlap",
+WHOLE, HALVES, FWD_SM90 = (
+    f"nbflash.backends.sm90.forward.{name}"
+    for name in ("mainloop_pingpong", "mainloop_overlap", "kernel")
 )
 HOPPER = (
     *((SCORE, mutant) for mutant in SCALES),
@@ -90,4 +121,13 @@ HOPPER = (
     (WHOLE, Mutant("products instead of a sum", "accumulate=ADDS", "accumulate=False")),
     (HALVES, Mutant("first half as it is", "scored_a(s_a, scoring[0])", "s_a")),
     (HALVES, Mutant("second half as it is", "scored_b(s_b, scoring[0])", "s_b")),
+    (WHOLE, Mutant("lost scores without ALiBi", "elif SCORED:", "elif SCORED and not ADDS:")),
+    (
+        HALVES,
+        swapped(
+            "score of what is hidden",
+            lines(12, "s_a = scored_a(s_a, scoring[0])"),
+            lines(12, "if masked and (not first or kind != FULL):", "    s_a = keep_a(s_a, keep)"),
+        ),
+    ),
 )

@@ -126,6 +126,27 @@ BACKWARD = (
     ),
     Mutant("dK at dV's place", "dk, k_at, dk_stride[1]", "dk, v_at, dk_stride[1]"),
     Mutant("dQ without the head", " + bh % heads * dq_stride[2]", ""),
+    Mutant("dO with Q's batch stride", "do_base = b * do_stride[0]", "do_base = b * q_stride[0]"),
+    Mutant(
+        "sums of dQ beyond the end",
+        "at = select(inside, base + stride * m + d, base)",
+        "at = base + stride * m + d",
+    ),
+    Mutant("statistics of the next rows", "load4(smem, at + ROWS[i])", "load4(smem, at + i)"),
+    Mutant(
+        "dQ without its column order",
+        "(ROWS[i] * LD + COLUMNS[c]), dq[i * RQ",
+        "(ROWS[i] * LD + c), dq[i * RQ",
+    ),
+    Mutant(
+        "NaN of K looked for in tile_m rows", "finite_n(smem, K, tid)", "finite_m(smem, K, tid)"
+    ),
+    Mutant(
+        "dQ summed at the key head",
+        "at = b * dq_stride[0] + h * dq_stride[2]",
+        "at = b * dq_stride[0] + h_kv * dq_stride[2]",
+    ),
+    Mutant("dK with K's batch stride", "k_at = b * dk_stride[0]", "k_at = b * k_stride[0]"),
 )
 # Shared with ``dscore_simt``.
 GRADIENTS = (
@@ -191,6 +212,20 @@ ROW_KERNELS = (
         ),
     ),
     (EXECUTOR, Mutant("base e in base 2", "1.0 if self.score else LOG2_E", "1.0")),
+    (
+        EXECUTOR,
+        Mutant(
+            "lse as it lies",
+            "lse = lse if lse.flags.c_contiguous else lse.copy()",
+            "lse = lse[...]",
+        ),
+    ),
+    (
+        EXECUTOR,
+        Mutant(
+            "passes of another alignment", "key = deterministic, vectors", "key = deterministic"
+        ),
+    ),
 )
 SURVIVORS = {
     "simt.backward: bwd_simt: syncthreads 9 deleted": (

@@ -132,4 +132,20 @@ FORWARD = (
         "HEAD_DIM - 1, unroll=cfg.unroll",
     ),
     Mutant("O misses the last keys", "            TILE_N,\n", "            TILE_N - 4,\n"),
+    Mutant(
+        "Q of the key head",
+        "q_base = b * q_stride[0] + h * q_stride[2]",
+        "q_base = b * q_stride[0] + (h // group) * q_stride[2]",
+    ),
+    Mutant("O with Q's batch stride", "o_base = b * o_stride[0]", "o_base = b * q_stride[0]"),
+    Mutant("logarithm in float32", "ACC(math.log2(total))", "types.float32(math.log2(total))"),
+    Mutant(
+        "tiles of V as far apart as K's", "v_base + n0 * v_stride[1]", "v_base + n0 * k_stride[1]"
+    ),
+    Mutant(
+        "mask of a tile on its side",
+        "COLUMNS[:RN], TILE_M, TILE_N)",
+        "COLUMNS[:RN], TILE_N, TILE_M)",
+    ),
+    Mutant("mask at the transposed place", "bits, 4 * ty, 4 * tx)", "bits, 4 * tx, 4 * ty)"),
 )

@@ -255,4 +255,37 @@ TILES = (
             "memory[index] = memory[index] + value",
         ),
     ),
+    (
+        SOFTMAX,
+        Mutant(
+            "O of nothing rescaled from 0",
+            "exp2(m[i] - guarded(m_new[i]))",
+            "exp2(guarded(m[i]) - guarded(m_new[i]))",
+        ),
+    ),
+    (
+        COPY,
+        Mutant(
+            "last rows not drained",
+            "range(tid, rows * width, threads)",
+            "range(tid, rows * head_dim, threads)",
+        ),
+    ),
+    (
+        COPY,
+        Mutant(
+            "pieces of one pass in one place",
+            "(i + u * threads) // period, (i + u * threads) % period",
+            "(i + u * threads) // period, i % period",
+        ),
+    ),
+    (
+        COPY,
+        Mutant(
+            "NaN looked for in whole quads",
+            "per_row = cfg.width // 4",
+            "per_row = cfg.head_dim // 4",
+        ),
+    ),
+    (COPY, Mutant("zero columns up to a pair", "if head_dim % 4:", "if head_dim % 2:")),
 )

@@ -82,6 +82,7 @@ NUMBERS = (
     Mutant("dS not transposed", "transpose_a=True, transpose_b=True", "transpose_b=True"),
     Mutant("K not transposed", "transpose_a=True, transpose_b=True", "transpose_a=True"),
     Mutant("dQ keeps what was there", "accumulate=i > 0", "accumulate=i > 1"),
+    Mutant("bits of the key for those of the query", "equal(seen[n % 2] &", "equal(seen[n // 2] &"),
 )
 DO_AT = "b * do_stride[0] + i * do_stride[1] + h * do_stride[2] + column"
 DLSE_AT = "b * l_stride[0] + h * l_stride[1] + i * l_stride[2]"
@@ -120,6 +121,12 @@ AROUND = (
     Mutant("dQ past the end", "if column < HEAD_DIM and row < nq:", "if column < HEAD_DIM:"),
     Mutant("lower row past the end", "if row + 8 < nq:", "if row < nq:"),
     Mutant("dQ of head 0", " + (bh % heads) * stride[2]", ""),
+    Mutant(
+        "LSE as long as its tiles",
+        "natural = lse[bh * nq + i]",
+        "natural = lse[bh * n_col * TILE_M + i]",
+    ),
+    Mutant("dQ of batch 0", "to = (bh // heads) * stride[0] + (bh % heads)", "to = (bh % heads)"),
 )
 SETUP = (
     Mutant("empty Q counts one", "EMPTY_Q + 8 * i, CONSUMERS", "EMPTY_Q + 8 * i, 1"),
@@ -132,6 +139,11 @@ SETUP = (
     Mutant("full tiles looked at", "if not FULL_TILES:", "if True:"),
     Mutant("one warp stores", "32 + 32 * CONSUMERS:", "64:"),
     Mutant("empty columns by threads from 128", "items, live, tid - 128)", "items, live, tid)"),
+    Mutant(
+        "batch by query heads",
+        "result = dk, dv, kv_stride, nk, heads_kv, factor, scale",
+        "result = dk, dv, kv_stride, nk, heads, factor, scale",
+    ),
 )
 GEOMETRY = (
     Mutant(

@@ -130,5 +130,27 @@ CLEANER = (
     without("flip of the phase", "phases ^= types.int32(1) << stage"),
     Mutant("Q and dO of every lane", " " * 28 + "if lane == 0:\n", " " * 28 + "if True:\n"),
     without("next tile", "tile += types.int32(1)"),
+    Mutant(
+        "bit tiles as far apart as bounds",
+        "types.int64(kind - BITS) * BITS_WORDS",
+        "types.int64(kind - BITS) * STATS_WORDS",
+    ),
+    Mutant(
+        "head for whether keys are masked",
+        "clean_keys(smem, words, k_stage, work[at + 3], lane)",
+        "clean_keys(smem, words, k_stage, work[at + 2], lane)",
+    ),
+    Mutant(
+        "cleaners never go back",
+        "item = types.int32(item_of(round_, blocks, block))",
+        "item = types.int32(round_ * blocks + block)",
+        2,
+        3,
+    ),
+    Mutant(
+        "panels of K as far apart as Q's, searched",
+        "(i >> 3) * (KV_PANEL // 4)",
+        "(i >> 3) * (Q_PANEL // 4)",
+    ),
 )
 LOADING = tuple((LOAD, mutant) for mutant in (*SENDING, *LOADER, *STORE, *CLEANER))

@@ -1,6 +1,6 @@
 """Faults of the pass for dQ on Hopper, as data: loaders, computing warpgroups, geometry."""
 
-from mutants import Mutant, without
+from mutants import Mutant, lines, swapped, without
 
 CONFIG, LOAD = (
     "nbflash.backends.sm90.backward.dq_config",
@@ -37,6 +37,10 @@ LOADING = (
     Mutant("empty rows past the end", "min(TILE_M, nq - row * TILE_M)", "TILE_M"),
     Mutant("empty rows of head 0", "b * stride[0] + h * stride[2]", "b * stride[0]"),
     Mutant("empty rows half written", "* PAIRS, LOOKERS", "* PAIRS // 2, LOOKERS"),
+    Mutant(
+        "key head of another group", "h_kv, _ = divided(h, group)", "_, h_kv = divided(h, group)"
+    ),
+    Mutant("empty rows over the first tile", "(row * TILE_M + q) * stride[1]", "q * stride[1]"),
 )
 READ = "_, _, this_row, this_bh = read_record(smem, record_at(words, tile))"
 ACCUMULATE = "acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)"
@@ -103,6 +107,17 @@ COMPUTING = (
         "(turn * OUT_STAGES + stage) * PART_BYTES",
         "(turn * OUT_STAGES) * PART_BYTES",
     ),
+    swapped(
+        "place free while dQ leaves",
+        lines(20, "bulk_wait_read()"),
+        lines(20, "mbarrier_arrive(empty_out)"),
+    ),
+    Mutant(
+        "panels of K on top of each other",
+        "lower(base + K, KV_PANEL) + k_stage_of(tile)",
+        "lower(base + K, 16) + k_stage_of(tile)",
+    ),
+    Mutant("dO released before dQ goes there", "if BY_Q and leader:", "if leader:"),
 )
 SWIZZLED = "(swizzle ^ (quad + 4 * (j % 2)))"
 OF_QUERIES = (
@@ -126,6 +141,21 @@ OF_QUERIES = (
     Mutant("left in the next head", "        if tile < tiles:\n", "        if True:\n"),
     Mutant("upper rows left twice", "leave(stats, shift1, minus1", "leave(stats, shift0, minus0"),
     Mutant("lower rows not left", "minus1, upper + 8, bh, nq)", "minus1, upper, bh, nq)"),
+    Mutant(
+        "delta of whole steps",
+        "range(-(-HEAD_DIM // STEP))",
+        "range(max(HEAD_DIM // STEP, 1))",
+        1,
+        2,
+    ),
+    Mutant(
+        "statistics in tiles of this pass", "types.int64(2 * STATS_M)", "types.int64(2 * TILE_M)"
+    ),
+    Mutant(
+        "O of rows in steps of 64",
+        "upper = row * TILE_M + row_of_thread(thread)\n",
+        "upper = row * ROWS + row_of_thread(thread)\n",
+    ),
 )
 GEOMETRY = (
     Mutant("room for one panel of a part", "self.panels * ROWS * ROW_BYTES", "ROWS * ROW_BYTES"),
@@ -133,12 +163,14 @@ GEOMETRY = (
     Mutant("V over K", "            self.k_stages * self.kv_bytes,", "self.kv_bytes,"),
     Mutant("one raw barrier", "self.barriers[-1] + 8 * self.k_stages", "self.barriers[-1]"),
     Mutant("LAST among the kinds", "LAST = 1 << 30", "LAST = 1"),
+    Mutant("dQ through the only Q", "return self.q_stages > 1", "return self.q_stages >= 1"),
 )
 ARRIVALS = (
     Mutant("K released by one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
     Mutant("V released by one", "EMPTY_V + 8 * i, CONSUMERS", "EMPTY_V + 8 * i, 1"),
     Mutant("two arrivals of raw K", "RAW_K + 8 * i, 1", "RAW_K + 8 * i, 2"),
     without("looking for NaN", "clean_stream(smem, apart(place), sizes, schedule, looker)"),
+    Mutant("cleaners of the forward", "make_clean_stream(cfg, LOOKERS)", "make_clean_stream(cfg)"),
 )
 MUTANTS = [
     (target, mutant)

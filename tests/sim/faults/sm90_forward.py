@@ -188,6 +188,11 @@ STREAM = (
         "row == PAST and finish_row(acc, m, l, row, bh",
     ),
     Mutant("end before O has left", "if STAGED and lead == 0:", "if False:"),
+    Mutant(
+        "last O through stage 0",
+        "finish_row(acc, m, l, row, bh, result, q[1], base, turn, thread)",
+        "finish_row(acc, m, l, row, bh, result, zero, base, turn, thread)",
+    ),
 )
 MUTANTS = (
     *LOADING,

@@ -114,6 +114,7 @@ HALVES = (
     Mutant(
         "every row has met a key", "s_a, m, l, fresh), following", "s_a, m, l, False), following"
     ),
+    Mutant("panels of half a K", "(cfg.tile_m, cfg.tile_n)", "(cfg.tile_m, HALF)"),
 )
 RELEASE_Q = "release_q(base, before(q_stage))"
 OWED = f"{LINE}    if owed:\n{LINE}        {RELEASE_Q}\n"
@@ -179,5 +180,10 @@ WHOLE = (
         "turns at the barriers of the stores",
         "import FIRST, TURNS",
         "import FIRST, STORERS as TURNS",
+    ),
+    Mutant(
+        "turns of two warpgroups",
+        "ALONE, LAST = consumers == 1, consumers - 1",
+        "ALONE, LAST = consumers == 1, 1",
     ),
 )

@@ -1,13 +1,8 @@
 """Faults of the computing warpgroups of the Hopper backward in one pass, as data."""
 
-from mutants import Mutant, without
+from mutants import Mutant, lines, swapped, without
 
 COMPUTE = "nbflash.backends.sm90.backward.one_pass"
-
-
-def lines(indent, *text):
-    """Lines of the source."""
-    return "".join(f"{' ' * indent}{line}\n" for line in text)
 
 
 IN_SHARE = "\n" + " " * 8
@@ -209,5 +204,15 @@ STREAM = (
     Mutant("−kind of a first tile", FIRST_KIND, lines(8, "if kind != END:")),
     Mutant("−kind of a column's first tile", lines(24, "kind = types.int32(-kind)"), ""),
     Mutant("stores never end", "turn] = -1", "turn] = 0"),
+    Mutant(
+        "columns written for rows",
+        "min(TILE_N, nk - n_block * TILE_N) * PAIRS",
+        "min(TILE_N * PAIRS, nk - n_block * TILE_N)",
+    ),
+    swapped(
+        "slot told after its part",
+        lines(8, "if speaks(thread):", "    smem[words + SLOTS // 4 + turn] = slot"),
+        lines(8, "fence_proxy_async()", "bar_arrive(DQ_FULL + turn, DQ_THREADS)"),
+    ),
 )
 STREAMING = tuple((COMPUTE, mutant) for mutant in (*EMPTY, *SHARING, *STEP, *STREAM))

@@ -85,5 +85,10 @@ STATE = (
         LESS.replace("weights, m", "scale_fragment(weights, alpha), m"),
     ),
     Mutant("alpha of shrunk weights", LESS, LESS.replace("alpha", ONE)),
+    Mutant(
+        "m raised by what a lane has summed",
+        "overshot(row_max(weights))",
+        "overshot(row_sum(PAIR, weights))",
+    ),
 )
 ONLINE = (*SCORES, *STATE)

@@ -1,6 +1,6 @@
 """Faults of the loading warpgroup of the Hopper kernel, as data: loader, cleaners, empty rows."""
 
-from mutants import Mutant, swapped, without
+from mutants import Mutant, lines, swapped, without
 
 LOAD, PIPELINE = "nbflash.backends.sm90.forward.producer", "nbflash.cuda.tile.ring"
 FINITE = "nbflash.cuda.tile.finite"
@@ -110,6 +110,37 @@ LOADER = (
     Mutant("end in stage 0", END_RECORD, END_RECORD.replace("RECORD_WORDS * stage", "0")),
     without("keys at the end", END_K),
     Mutant("keys at the end in stage 0", "base + K + stage * KV_BYTES, base", "base + K, base"),
+    Mutant("an item past the end of the work list", "if item < live:", "if item <= live:"),
+    Mutant(
+        "empty rows as wide as their panels",
+        "TILE_M, PAIRS = cfg.tile_m, cfg.head_dim // 2",
+        "TILE_M, PAIRS = cfg.tile_m, cfg.panels * PANEL // 2",
+    ),
+    swapped(
+        "Q awaited before the last V is sent",
+        lines(
+            20,
+            "if v_n0 >= 0:",
+            "    mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)",
+            "    to = base + V + v_stage * KV_BYTES",
+            "    bar = base + v_full + 8 * v_stage",
+            "    send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, bar, KV_BYTES)",
+            "    v_stage, v_phase = advance_v(v_stage, v_phase)",
+        ),
+        lines(
+            20,
+            "if t == begin:",
+            "    mbarrier_wait(base + EMPTY_Q + 8 * q_stage, q_phase)",
+            "    to, bar = base + q_stage * Q_BYTES, base + FULL_Q + 8 * q_stage",
+            "    send(to, Q_PANEL, q_map, row * TILE_M, h, b, bar, Q_BYTES)",
+            "    q_stage, q_phase = advance_q(q_stage, q_phase)",
+        ),
+    ),
+    Mutant(
+        "panels of V as far apart as Q's",
+        "make_clean_row(cfg.dtype, cfg.panels, cfg.tile_n * ROW_BYTES // 4)",
+        "make_clean_row(cfg.dtype, cfg.panels, cfg.tile_m * ROW_BYTES // 4)",
+    ),
 )
 FINITENESS = (
     Mutant("infinite exponents pass", "+ LOWEST_EXPONENTS\n", "& LOWEST_EXPONENTS\n"),

@@ -22,6 +22,11 @@ SETUP = (
     Mutant("empty rows by the wrong threads", "items, live, tid - 32)", "items, live, tid)"),
     Mutant("cleaners from 32", "sizes, schedule, tid - 32)", "sizes, schedule, tid)"),
     Mutant("registers of one warp", "more()", "tid < 160 and more()"),
+    Mutant(
+        "strides of Q and K for lost scores",
+        "operands = q, k, q_stride, k_stride, nq",
+        "operands = q, k, k_stride, q_stride, nq",
+    ),
 )
 GEOMETRY = (
     Mutant("barriers in one place", "8 * sum(counts[:i])", "8 * sum(counts[: min(i, 5)])"),
@@ -153,6 +158,11 @@ NUMBERS = (
     Mutant("words on top of each other", "(byte << (8 * w))", "(byte << (4 * w))"),
     Mutant("bits of the first row", "(tile * tile_m + row) * words", "tile * tile_m * words"),
     Mutant("bits of the first tile", "(tile * tile_m + row) * words", "row * words"),
+    Mutant(
+        "a limit for all lanes of a row",
+        "size, LIMIT = n // 2, n / 4 * 2.0**TOP",
+        "size, LIMIT = n // 2, n * 2.0**TOP",
+    ),
 )
 STORING = (
     Mutant("matrices on top of each other", "// 2 + lane % 16)", "// 2 + lane % 8)"),
