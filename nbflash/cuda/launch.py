@@ -4,10 +4,8 @@ Numba compiles, nvJitLink assembles, ``cuda.core`` loads, the driver launches, C
 memory. Under the simulator the same kernel object is called the ordinary way.
 """
 
-import contextlib
 import ctypes
 import functools
-import gc
 import hashlib
 import importlib.metadata
 import itertools
@@ -20,6 +18,7 @@ import warnings
 
 from nbflash.cuda import ptxas
 from nbflash.cuda.availability import cache_dir
+from nbflash.cuda.collector import collector_off
 from nbflash.cuda.ptx._asm import compiling_for, cuda, types
 from nbflash.cuda.sources import sources_of
 
@@ -57,23 +56,12 @@ def arch_of(compute_capability):
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
-@contextlib.contextmanager
-def _collector_off():
-    """No cyclic garbage collection: it makes a fifth of the time that Numba compiles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def compile_ptx(spec, compute_capability):
     """The kernel of ``spec`` as PTX text whose entry is called ``spec.name``."""
     major, minor = compute_capability
     target = (major, minor, "a") if major >= 9 else (major, minor)
-    with _compiling, _collector_off(), compiling_for(target):
+    # Collecting makes a fifth of the time that Numba compiles.
+    with _compiling, collector_off(), compiling_for(target):
         ptx, _ = cuda.compile_ptx(
             spec.make(spec.config),
             types.void(*spec.signature),

@@ -33,6 +33,7 @@ FLOORS = (
     (TILE,),
     ("nbflash.cuda.ptx",),
     ("nbflash.cuda.simulator",),
+    ("nbflash.cuda.collector",),
     ("nbflash.schedule",),
     ("nbflash.reference",),
     ("nbflash.scores",),

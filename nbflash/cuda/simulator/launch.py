@@ -1,14 +1,13 @@
 """``cuda.jit`` in the simulator: a kernel that runs its blocks one after the other."""
 
-import contextlib
 import functools
-import gc
 import itertools
 import random
 
 import numpy as np
 from greenlet import getcurrent
 
+from nbflash.cuda.collector import collector_off
 from nbflash.cuda.simulator.engine import MAX_THREADS, Block, Dim3, Options, Thread
 from nbflash.cuda.simulator.errors import SimError
 from nbflash.cuda.simulator.memory import wrap
@@ -87,24 +86,12 @@ def launch(fn, grid, block, dynamic_bytes, *args):
     args = tuple(_device_view(arg, memory) for arg in args)
     indices = list(itertools.product(range(grid.x), range(grid.y), range(grid.z)))
     random.Random(options.seed).shuffle(indices)
-    with _collector_off():
+    with collector_off():  # collecting makes half the time of a million live access records
         for index in indices:
             running = Block(index, block, grid, int(dynamic_bytes), options)
             running.global_memory = memory
             running.run(fn, args)
         del running, args, memory
-
-
-@contextlib.contextmanager
-def _collector_off():
-    """No cyclic garbage collection: a million live access records make it half the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _device_view(arg, memory):
