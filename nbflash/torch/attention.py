@@ -138,8 +138,12 @@ def _integers(name, x):
 
 
 @torch.compiler.assume_constant_result
-@functools.lru_cache(maxsize=256)
 def _documents(starts_q, starts_k, causal):
+    return _cached_documents(starts_q, starts_k, causal)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_documents(starts_q, starts_k, causal):
     return masks.documents_from_cu_seqlens(list(starts_q), list(starts_k), causal=causal)
 
 
@@ -153,7 +157,7 @@ def check_tensors(**named):
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 axes, got shape {tuple(x.shape)}")
     kind = q.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return named.values()
     dtype = torch.get_autocast_dtype(kind)
     return [x if x.dtype == torch.float64 else x.to(dtype) for x in named.values()]

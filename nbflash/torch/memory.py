@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -97,8 +98,20 @@ def _on_cuda(device: int, stream: int):
 
 @functools.cache
 def _stream(device: int, stream: int):
-    """The number of a stream is all that CuPy keeps of it."""
-    return _cupy().cuda.ExternalStream(stream, device)
+    """The number of a stream is all that CuPy keeps of it; ``device`` is the current one."""
+    cuda = _cupy().cuda
+    if hasattr(cuda.Stream, "from_external"):  # CuPy 14.2 deprecates the other
+        return cuda.Stream.from_external(_Stream(stream))
+    return cuda.ExternalStream(stream, device)
+
+
+class _Stream(NamedTuple):
+    """A stream by the protocol that libraries share."""
+
+    number: int
+
+    def __cuda_stream__(self):
+        return 0, self.number
 
 
 def _memory_of_torch(nbytes: int):

@@ -6,6 +6,7 @@ them, which costs no plan: one that is computed anew for every call is as good a
 
 from __future__ import annotations
 
+import enum
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,10 @@ from nbflash import scores as core
 __all__ = ["TensorScore", "alibi", "bias", "compose", "custom", "relative", "softcap"]
 
 
-_ARRAY = object()  # stands for a tensor among the parameters
+class _Kind(enum.Enum):  # a constant to torch.compile
+    """What stands for a tensor among the parameters."""
+
+    TENSOR = enum.auto()
 
 
 class Stage(NamedTuple):
@@ -37,7 +41,7 @@ class Stage(NamedTuple):
             return self.make(*self.constants, *arrays)
         fn, grad, params, param_grads, _ = self.constants
         arrays = iter(arrays)
-        given = tuple(next(arrays) if x is _ARRAY else x for x in params)
+        given = tuple(next(arrays) if x is _Kind.TENSOR else x for x in params)
         return core.custom(fn, grad, given, param_grads)
 
 
@@ -116,7 +120,7 @@ def custom(fn, grad=None, params=(), param_grads=None):
         (
             fn,
             grad,
-            tuple(_ARRAY if isinstance(x, torch.Tensor) else x for x in params),
+            tuple(_Kind.TENSOR if isinstance(x, torch.Tensor) else x for x in params),
             None if param_grads is None else grads,
             tuple(map(type, params)),  # 3 == np.int64(3), but they are not compiled alike
         ),
