@@ -62,7 +62,7 @@ def attention_of(
     if (starts := kwargs.get("cu_seq_lens_q")) is not None:
         mask = _in_sequences(mask, starts, kwargs.get("cu_seq_lens_k"))
     if (override := getattr(module, OVERRIDE, None)) is not None:
-        mask = _within(mask, override, nq, nk)
+        mask = shared(mask & rows_of(override, nq, nk))
     if head_dim < q.shape[-1]:
         v = torch.nn.functional.pad(v, (0, q.shape[-1] - head_dim))
     score = _score(softcap, position_bias, bias)
@@ -114,12 +114,6 @@ def _in_sequences(mask, starts_q, starts_k):
     return shared(mask & masks.documents_from_cu_seqlens(starts_q, starts_k))
 
 
-@torch.compiler.assume_constant_result
-def _within(mask, override, nq, nk):
-    """A mask within what `nbflash.huggingface.sparsify` was given."""
-    return shared(mask & rows_of(override, nq, nk))
-
-
 def rows_of(override, nq, nk):
     """The mask of the last nq of nk tokens: of a function of (nq, nk), or of a square mask."""
     if not isinstance(override, masks.Mask):
@@ -131,6 +125,7 @@ def rows_of(override, nq, nk):
     return _cut(override, nq, nk)
 
 
+@torch.compiler.assume_constant_result
 @functools.lru_cache(maxsize=64)
 def _cut(mask, nq, nk):
     first = nk - nq
@@ -150,13 +145,9 @@ def _learns(*tensors):
 
 
 @torch.compiler.assume_constant_result
+@functools.lru_cache(maxsize=256)
 def _causal_end(mask):
     """One past the last query's own key, where every query attends all keys up to its own."""
-    return _end(mask)
-
-
-@functools.lru_cache(maxsize=256)
-def _end(mask):
     if not isinstance(mask, Interval) or not mask.shape[0] or mask.lo.any():
         return None
     end = int(mask.hi[-1])

@@ -138,12 +138,8 @@ def _integers(name, x):
 
 
 @torch.compiler.assume_constant_result
-def _documents(starts_q, starts_k, causal):
-    return _cached_documents(starts_q, starts_k, causal)
-
-
 @functools.lru_cache(maxsize=256)
-def _cached_documents(starts_q, starts_k, causal):
+def _documents(starts_q, starts_k, causal):
     return masks.documents_from_cu_seqlens(list(starts_q), list(starts_k), causal=causal)
 
 

@@ -47,7 +47,8 @@ def _plan(spec, q, k, v, tensors):
 
 
 def _seed(seed):
-    return None if seed is None else array_of(seed)
+    """Tensors hold numbers of 64 bits as int64."""
+    return None if seed is None else array_of(seed).view("uint64")
 
 
 def new_results(q):

@@ -118,9 +118,6 @@ def test_compiled_and_checkpointed():
     with torch.no_grad():
         logits = compiled(**given).logits[given["attention_mask"].bool()]
     torch.testing.assert_close(logits, torch.tensor(want[0]))
-    sparse = nh.sparsify(like(model, "nbflash"), masks.local(LENGTH, block=4, width=1))
-    expected = sparse(**given).loss
-    assert torch.equal(torch.compile(sparse, backend="aot_eager")(**given).loss, expected)
     model.train().gradient_checkpointing_enable()
     for got, expected in zip(results(model, given), want, strict=True):
         assert np.array_equal(got, expected)

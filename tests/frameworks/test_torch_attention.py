@@ -202,9 +202,6 @@ def test_varlen():
     mask = masks.documents_from_cu_seqlens(starts_q, starts_k.tolist(), causal=True)
     got = (out[None], lse[None], *torch.autograd.grad(out, (q, k, v), dout[0]))
     assert_same_bits(got, of_core(q, k, v, dout, mask))
-    compiled = torch.compile(nt.varlen_attention, fullgraph=True, backend="eager")
-    given += [starts_q, starts_k.tolist()]
-    assert torch.equal(compiled(*given, causal=True), out)
 
 
 def test_merged_parts_of_the_keys():
