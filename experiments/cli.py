@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from experiments.errors import BadInput
+from experiments.harness.errors import BadInput
+from experiments.harness.passes import BACKWARD, BOTH, FORWARD, PASSES
 from experiments.options import (
     SIZE,
     STORED,
@@ -22,7 +23,6 @@ from experiments.options import (
     seed_option,
     seqlens_option,
 )
-from experiments.passes import BACKWARD, BOTH, FORWARD, PASSES
 from nbflash.inputs.problem import DTYPES
 
 
@@ -97,9 +97,9 @@ def sparsity(quick, full, device, out, **overrides):
     A CUDA device is timed with events and a cold L2 cache, a CPU by the wall clock. Exit status: 1
     if a result is outside the error budget (nothing is reported then), 2 for bad options or files.
     """
-    from experiments.backends import open_backend
-    from experiments.sparsity import measure, read_settings
-    from experiments.sparsity_report import report
+    from experiments.commands.sparsity import measure, read_settings
+    from experiments.harness.backends import open_backend
+    from experiments.report.sparsity_report import report
 
     if quick and full:
         raise BadInput("--quick and --full exclude each other")
@@ -136,7 +136,7 @@ def seqlen(out, quick, paper, mask, head_dim, seqlen, **options):
     Forward, backward and both; float32 on a CPU, bfloat16 on a CUDA device, the paper's float16.
     Sizes, and the paper's times and the devices' peaks: experiments/sweeps/seqlen.toml.
     """
-    from experiments.seqlen import run
+    from experiments.commands.seqlen import run
 
     if quick and paper:
         raise BadInput("--quick and --paper exclude each other")
@@ -154,7 +154,7 @@ def io(seed, out):
     order of FlashAttention-2 run literally on a memory that counts, against the growth that
     Theorem 2 and Proposition 4 state. Sizes: experiments/sweeps/io.toml.
     """
-    from experiments.io_counts import run
+    from experiments.commands.io import run
 
     run(out, seed)
 
@@ -183,7 +183,7 @@ def masks(seqlen, block, only, out):
 
     The cells of each mask are counted and compared with the closed form of its pattern.
     """
-    from experiments.gallery import run
+    from experiments.commands.gallery import run
 
     run(seqlen, block, only, out)
 
@@ -198,7 +198,7 @@ def cpu(out, seed, quick):
     Forward and backward in float32, beside in-place NumPy, and beside torch's flash kernel where
     torch is installed. Sizes: experiments/sweeps/cpu.toml.
     """
-    from experiments.bench_cpu import run
+    from experiments.commands.cpu import run
 
     run(out, seed, quick)
 
@@ -213,7 +213,7 @@ def simt(out, seed, quick):
     Forward and both forms of the backward pass in float32, beside torch's memory-efficient kernel
     where torch is installed. Sizes: experiments/sweeps/simt.toml. Needs a CUDA device.
     """
-    from experiments.bench_simt import run
+    from experiments.commands.simt import run
 
     run(out, seed, quick)
 
@@ -230,7 +230,7 @@ def decode(out, **options):
     beside torch's SDPA where it is installed, with the host's time of a call. Sizes:
     experiments/sweeps/decode.toml.
     """
-    from experiments.bench_decode import run
+    from experiments.commands.decode import run
 
     run(out, **options)
 
@@ -247,7 +247,7 @@ def train(out, **options):
     butterfly with local blocks; on a CUDA device also the host's time of an operator. Sizes:
     experiments/sweeps/train.toml. Needs torch and transformers.
     """
-    from experiments.bench_train import run
+    from experiments.commands.train import run
 
     run(out, **options)
 
@@ -271,7 +271,7 @@ def features(out, feature, mask, head_dim, seqlen, **options):
     dropout and sinks, on dense, causal and butterfly masks: float32 on a CPU, bfloat16 on a CUDA
     device. Only the Hopper kernels have aims. Sizes: experiments/sweeps/features.toml.
     """
-    from experiments.bench_features import run
+    from experiments.commands.features import run
 
     run(out, features=feature, names=mask, head_dims=head_dim, seqlens=seqlen, **options)
 
@@ -301,7 +301,7 @@ def peers(out, seed, quick, passes, impl, library, mask, head_dim, seqlen):
     that is installed takes part in the masks that it can express. Sizes:
     experiments/sweeps/peers.toml. Needs a CUDA device.
     """
-    from experiments.bench_peers import run
+    from experiments.commands.peers import run
 
     chosen = {"names": mask, "head_dims": head_dim, "seqlens": seqlen}
     run(out, seed, quick, passes, impl, library, **chosen)
@@ -326,7 +326,7 @@ def tune(out, seed, quick, passes, mask, head_dim):
     experiments/sweeps/tune.toml, the fastest marked, and whether the table chooses it. Needs a
     Hopper GPU.
     """
-    from experiments.tune import run
+    from experiments.commands.tune import run
 
     if BOTH in passes:
         raise BadInput("--passes both: the passes have configurations of their own")
@@ -344,7 +344,7 @@ def tune_decode(out, seed, quick):
     nbflash/backends/split_kv/splits.py choose, against other numbers of shares and the candidates
     of experiments/sweeps/tune-decode.toml. Needs a Hopper GPU.
     """
-    from experiments.tune_decode import run
+    from experiments.commands.tune_decode import run
 
     run(out, seed, quick)
 

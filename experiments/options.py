@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from experiments.errors import BadInput
-from experiments.passes import PASSES
+from experiments.harness.errors import BadInput
+from experiments.harness.passes import PASSES
 from nbflash.inputs.problem import DTYPES
 from nbflash.planning.dispatch import IMPLEMENTATIONS
 

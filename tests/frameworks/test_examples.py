@@ -35,7 +35,8 @@ def test_classifier_beats_chance():
 
 
 def test_experiment(tmp_path, monkeypatch):
-    from experiments import cli, sweeps
+    from experiments import cli
+    from experiments.harness import sweeps
 
     monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
     sweep = sweeps.load("train")

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.image import imread
 
 from experiments import __main__ as main_module
-from experiments import cli, sweeps
+from experiments import cli
+from experiments.harness import sweeps
 from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.reference import ReferenceExecutor
 
@@ -25,7 +26,7 @@ TINY = (
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
 
 
 def run(capsys, *args):
@@ -340,7 +341,7 @@ def test_io_counts(tmp_path, capsys, monkeypatch):
     sweep["length"] |= {"n": [32, 64], "head_dim": 8, "sram": 256}
     sweep["sram"] |= {"n": 64, "head_dim": 8, "sram": [64, 128, 256]}
     sweep["density"] |= {"n": 64, "head_dim": 8, "sram": 256, "block": 8}
-    monkeypatch.setattr("experiments.io_counts.load", {"io": sweep}.get)
+    monkeypatch.setattr("experiments.commands.io.load", {"io": sweep}.get)
     status, _, _ = run(capsys, "io", "--out", tmp_path)
     assert status == 0
     rows = read_csv(tmp_path / "io.csv")

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import masks
-from experiments import sparsity_report
-from experiments.backends import open_backend
-from experiments.check import FACTOR, Oracle, sample_rows, sampled
-from experiments.dense import DenseBaseline, fits_in_memory
-from experiments.errors import OutOfBudget
-from experiments.fit import fit_line, fixed_cost
-from experiments.passes import flops
-from experiments.sparsity import tile_height
+from experiments.commands.sparsity import tile_height
+from experiments.harness.backends import open_backend
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.oracle import FACTOR, Oracle, sample_rows, sampled
+from experiments.harness.passes import flops
+from experiments.libraries.dense import DenseBaseline, fits_in_memory
+from experiments.report import sparsity_report
+from experiments.report.fit import fit_line, fixed_cost
 from nbflash import reference
 from nbflash.testing import (
     assert_within_reference,

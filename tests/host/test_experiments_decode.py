@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import nbflash
-from experiments import bench_decode, cli, sweeps
-from experiments.backends import open_backend
-from experiments.errors import OutOfBudget
+from experiments import cli
+from experiments.commands import decode as bench_decode
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend
+from experiments.harness.errors import OutOfBudget
 from nbflash.testing import make_qkv
 
 CACHES = ["contiguous", "pages of 16", "pages of 256", "int8", "float8_e4m3fn", "sinks and window"]
@@ -16,7 +18,7 @@ CACHES = ["contiguous", "pages of 16", "pages of 256", "int8", "float8_e4m3fn", 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
     sweep = sweeps.load("decode")
     sweep["cpu"]["copied"] = 2**16
     sweep["quick"] |= {"rounds": 2, "sizes": [[1, 512], [3, 256]]}

@@ -9,12 +9,12 @@ import pytest
 import masks
 import nbflash
 from experiments import cli
-from experiments.bench_features import beside_plain
-from experiments.check import sample_rows
-from experiments.errors import OutOfBudget
-from experiments.features import FEATURES, PLAIN, STATE, Featured
-from experiments.peers import BLOCKS, Case
-from experiments.peers_check import DeviceOracle, random_inputs, sampled
+from experiments.commands.features import beside_plain
+from experiments.harness.device_oracle import DeviceOracle, random_inputs, sampled
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.oracle import sample_rows
+from experiments.libraries.features import FEATURES, PLAIN, STATE, Featured
+from experiments.libraries.peers import BLOCKS, Case
 from nbflash import reference
 from nbflash.backends.reference import ReferenceExecutor
 
@@ -27,7 +27,7 @@ TINY = "features --quick --device cpu --impl reference --seqlen 128 --head-dim 8
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
 
 
 def command(*args):

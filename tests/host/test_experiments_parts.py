@@ -11,16 +11,17 @@ import pytest
 
 import masks
 import nbflash
-from experiments import bench_simt, sweeps
-from experiments.backends import open_backend
-from experiments.errors import BadInput, OutOfBudget, one_line
-from experiments.figures import draw_simt
-from experiments.gallery import row_of
-from experiments.inputs import load_qkv
-from experiments.patterns import PATTERNS
-from experiments.provenance import provenance
-from experiments.sparsity import read_settings
-from experiments.timing import MIN_ROUNDS, Timing, WallClock, interleave
+from experiments.commands import simt as bench_simt
+from experiments.commands.gallery import row_of
+from experiments.commands.sparsity import read_settings
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend
+from experiments.harness.errors import BadInput, OutOfBudget, one_line
+from experiments.harness.inputs import load_qkv
+from experiments.harness.patterns import PATTERNS
+from experiments.harness.provenance import provenance
+from experiments.harness.timing import MIN_ROUNDS, Timing, WallClock, interleave
+from experiments.report.figures import draw_simt
 from nbflash.testing import make_qkv
 
 DATA = Path(sweeps.__file__).parents[1] / "data"
@@ -222,7 +223,7 @@ def test_simt_tasks_are_checked_and_callable():
 
 def test_the_matrix_product_is_checked_and_counted(monkeypatch):
     backend = open_backend("cpu")
-    monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
     row = bench_simt.product(backend, 300, rounds=3, seconds=1, seed=0)
     assert row["tflops"] == pytest.approx(2 * 300**3 / (row["median_ms"] * 1e-3) / 1e12)
     assert 0 < row["error"] <= row["budget"] < 1e-3

@@ -9,18 +9,20 @@ import numpy as np
 import pytest
 
 import masks
-from experiments import bench_peers, cli, sweeps
-from experiments.backends import open_backend
-from experiments.bench import Bench
-from experiments.bench_peers import COLUMNS
-from experiments.check import sample_rows
-from experiments.errors import BadInput, OutOfBudget
-from experiments.grid import read_cases
-from experiments.passes import BACKWARD, BOTH, FORWARD, flops
-from experiments.peers import BLOCKS, CAUSAL, LIBRARIES, Case, Nbflash, block_lists
-from experiments.peers_check import DeviceOracle, poison, random_inputs, sampled
-from experiments.peers_report import draw, ratios, show_ratios, show_rows
-from experiments.provenance import provenance
+from experiments import cli
+from experiments.commands import peers as bench_peers
+from experiments.commands.peers import COLUMNS
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend
+from experiments.harness.device_oracle import DeviceOracle, poison, random_inputs, sampled
+from experiments.harness.errors import BadInput, OutOfBudget
+from experiments.harness.grid import read_cases
+from experiments.harness.oracle import sample_rows
+from experiments.harness.passes import BACKWARD, BOTH, FORWARD, flops
+from experiments.harness.provenance import provenance
+from experiments.harness.runner import Bench
+from experiments.libraries.peers import BLOCKS, CAUSAL, LIBRARIES, Case, Nbflash, block_lists
+from experiments.report.peers_report import draw, ratios, show_ratios, show_rows
 from nbflash import reference
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

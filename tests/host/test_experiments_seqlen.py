@@ -5,10 +5,11 @@ import csv
 import pytest
 from matplotlib.image import imread
 
-from experiments import cli, sweeps
-from experiments.backends import Backend, open_backend
-from experiments.grid import read_cases
-from experiments.seqlen import beside_paper, peak_ratio, run
+from experiments import cli
+from experiments.commands.seqlen import beside_paper, peak_ratio, run
+from experiments.harness import sweeps
+from experiments.harness.backends import Backend, open_backend
+from experiments.harness.grid import read_cases
 from nbflash.backends.reference import ReferenceExecutor
 
 TINY = "seqlen --quick --device cpu --impl reference --seqlen 128 --seqlen 256 --head-dim 8"
@@ -16,7 +17,7 @@ TINY = "seqlen --quick --device cpu --impl reference --seqlen 128 --seqlen 256 -
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
 
 
 def command(*args):
@@ -157,10 +158,10 @@ def test_a_device_is_timed_by_runs_of_calls(tmp_path, monkeypatch):
             return 2.0, task()
 
     stand_in = Backend("cuda", cpu.xp, None)
-    monkeypatch.setattr("experiments.bench.open_backend", lambda device: stand_in)
+    monkeypatch.setattr("experiments.harness.runner.open_backend", lambda device: stand_in)
     origin = {"device": "H100", "commit": "0"}
-    monkeypatch.setattr("experiments.bench.provenance", lambda device: origin)
-    monkeypatch.setattr("experiments.bench.QueuedEvents", Clock)
+    monkeypatch.setattr("experiments.harness.runner.provenance", lambda device: origin)
+    monkeypatch.setattr("experiments.harness.runner.QueuedEvents", Clock)
     sweep = sweeps.load("seqlen")
     sweep["paper"] |= {"batch": 1, "heads": 2, "head_dim": [16]}
     monkeypatch.setattr(sweeps, "load", lambda name: sweep)

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 import masks
-from experiments import cli, sweeps, tune
-from experiments.backends import open_backend
-from experiments.errors import BadInput, OutOfBudget
-from experiments.grid import read_cases
-from experiments.passes import BACKWARD, FORWARD
-from experiments.provenance import provenance
-from experiments.tune import candidates, judged, name_of, table_of, table_row
+from experiments import cli
+from experiments.commands import tune
+from experiments.commands.tune import candidates, judged, name_of, table_of, table_row
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend
+from experiments.harness.errors import BadInput, OutOfBudget
+from experiments.harness.grid import read_cases
+from experiments.harness.passes import BACKWARD, FORWARD
+from experiments.harness.provenance import provenance
 from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
 from nbflash.backends.sm90.forward.config import Sm90Config

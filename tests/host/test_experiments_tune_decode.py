@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import nbflash
-from experiments import cli, sweeps, tune_decode
-from experiments.backends import open_backend
-from experiments.errors import BadInput, OutOfBudget
-from experiments.provenance import provenance
-from experiments.tune_decode import candidates, shares_of
+from experiments import cli
+from experiments.commands import tune_decode
+from experiments.commands.tune_decode import candidates, shares_of
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend
+from experiments.harness.errors import BadInput, OutOfBudget
+from experiments.harness.provenance import provenance
 from nbflash.backends.sm90.decode.host import config_for
 from nbflash.backends.split_kv.splits import splits_for
 

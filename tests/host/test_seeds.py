@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import masks
-from experiments import algorithms as alg
+from experiments.libraries import paper_algorithms as alg
 from nbflash import reference
 from nbflash.testing import assert_within_reference, low_precision, make_qkv
 

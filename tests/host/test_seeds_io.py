@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments import algorithms as alg
+from experiments.libraries import paper_algorithms as alg
 from nbflash.testing import make_qkv
 
 

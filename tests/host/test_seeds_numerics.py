@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments import algorithms as alg
+from experiments.libraries import paper_algorithms as alg
 from nbflash import reference
 from nbflash.testing import assert_within_reference, low_precision, low_precision_backward, make_qkv
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.errors import OutOfBudget
+from experiments.harness.errors import OutOfBudget
 from nbflash import reference
 from nbflash.testing import (
     assert_within_reference,

@@ -16,7 +16,7 @@ import numpy as np
 
 import masks
 import nbflash
-from experiments.passes import both
+from experiments.harness.passes import both
 
 DENSE, CAUSAL, BLOCKS = "dense", "causal", "blocks"
 NBFLASH = "nbflash"

@@ -1,9 +1,9 @@
 """The cases of a sweep that compares libraries, lengths or configurations, shape by shape."""
 
 import masks
-from experiments.errors import BadInput
-from experiments.peers import BLOCKS, CAUSAL, DENSE, Case
-from experiments.sparsity import block_density
+from experiments.commands.sparsity import block_density
+from experiments.harness.errors import BadInput
+from experiments.libraries.peers import BLOCKS, CAUSAL, DENSE, Case
 
 #: Tables of a sweep, and the keys of a mask that say where it is run in them.
 SECTIONS = ("full", "quick", "paper")

@@ -1,7 +1,7 @@
 """Inputs and float64 results on the device, for calls too large to check on the host.
 
-What :mod:`experiments.check` does with NumPy, on a sample of query rows of a few heads. bfloat16 is
-taken and made by its bits, so that the array library needs no arithmetic of that type.
+What :mod:`experiments.harness.oracle` does with NumPy, on a sample of query rows of a few heads.
+bfloat16 is taken and made by its bits, so that the array library needs no arithmetic of that type.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from experiments.check import FACTOR
-from experiments.errors import OutOfBudget
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.oracle import FACTOR
 
 GRADIENTS = ("dq", "dk", "dv")
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import nbflash
-from experiments.passes import FORWARD
-from experiments.peers import Nbflash
-from experiments.peers_check import Between, unchanged
+from experiments.harness.device_oracle import Between, unchanged
+from experiments.harness.passes import FORWARD
+from experiments.libraries.peers import Nbflash
 from nbflash import reference, scores
 from nbflash.definitions import philox
 

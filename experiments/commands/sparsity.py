@@ -13,15 +13,15 @@ import numpy as np
 
 import masks
 import nbflash
-from experiments import sweeps
-from experiments.backends import open_backend, parse_dtype
-from experiments.check import Oracle, Verdict, nearest, sample_rows, sampled
-from experiments.dense import DenseBaseline, fits_in_memory
-from experiments.errors import BadInput, OutOfBudget, one_line
-from experiments.inputs import load_qkv, random_qkv
-from experiments.passes import BACKWARD, BASELINE, BOTH, DENSE, FORWARD, PASSES, both
-from experiments.report import progress
-from experiments.timing import Timing, interleave
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend, parse_dtype
+from experiments.harness.errors import BadInput, OutOfBudget, one_line
+from experiments.harness.inputs import load_qkv, random_qkv
+from experiments.harness.oracle import Oracle, Verdict, nearest, sample_rows, sampled
+from experiments.harness.passes import BACKWARD, BASELINE, BOTH, DENSE, FORWARD, PASSES, both
+from experiments.harness.timing import Timing, interleave
+from experiments.libraries.dense import DenseBaseline, fits_in_memory
+from experiments.report.tables import progress
 
 BLOCKS_AT_LEAST = 16
 GPU_TILE = 128

@@ -1,21 +1,21 @@
 """nbflash beside other attention libraries: the same inputs, masks and rounds for all of them.
 
 Every library computes each mask that it can express, checked and timed as in
-:mod:`experiments.bench`. The inputs of the sweep are larger than the L2 cache.
+:mod:`experiments.harness.runner`. The inputs of the sweep are larger than the L2 cache.
 """
 
 from functools import partial
 
-from experiments import sweeps
-from experiments.backends import open_backend, parse_dtype
-from experiments.bench import left_out, measure_all, refuse
-from experiments.errors import BadInput
-from experiments.grid import read_cases
-from experiments.passes import PASSES
-from experiments.peers import LIBRARIES, NBFLASH, why_not_here
-from experiments.provenance import provenance
-from experiments.report import say, write_csv, wrote
-from experiments.timing import QueuedEvents
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend, parse_dtype
+from experiments.harness.errors import BadInput
+from experiments.harness.grid import read_cases
+from experiments.harness.passes import PASSES
+from experiments.harness.provenance import provenance
+from experiments.harness.runner import left_out, measure_all, refuse
+from experiments.harness.timing import QueuedEvents
+from experiments.libraries.peers import LIBRARIES, NBFLASH, why_not_here
+from experiments.report.tables import say, write_csv, wrote
 
 #: The columns of ``peers.csv``.
 COLUMNS = (
@@ -61,7 +61,7 @@ def run(out, seed=0, quick=False, passes=tuple(PASSES), impl="auto", libraries=(
     **chosen
         ``names``, ``head_dims`` and ``seqlens`` of `read_cases`.
     """
-    from experiments.peers_report import draw, show_ratios, show_rows
+    from experiments.report.peers_report import draw, show_ratios, show_rows
 
     section, sweep = "quick" if quick else "full", sweeps.load("peers")
     cases = read_cases(sweep, section, **chosen)

@@ -13,13 +13,13 @@ import numpy as np
 
 import masks
 import nbflash
-from experiments import sweeps
-from experiments.backends import open_backend, parse_dtype
-from experiments.errors import OutOfBudget
-from experiments.peers import NBFLASH, tensor, why_not_here
-from experiments.provenance import provenance
-from experiments.report import progress, say, show, write_csv, wrote
-from experiments.timing import QueuedEvents, host_time, interleave
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend, parse_dtype
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.provenance import provenance
+from experiments.harness.timing import QueuedEvents, host_time, interleave
+from experiments.libraries.peers import NBFLASH, tensor, why_not_here
+from experiments.report.tables import progress, say, show, write_csv, wrote
 from nbflash import reference
 from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.testing import assert_within_reference, low_precision, make_qkv

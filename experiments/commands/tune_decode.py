@@ -11,15 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from experiments import sweeps
-from experiments.backends import open_backend, parse_dtype
-from experiments.bench import left_out
-from experiments.bench_decode import Problem, of_all, quantised
-from experiments.errors import BadInput, OutOfBudget
-from experiments.provenance import provenance
-from experiments.report import progress, say, show, write_csv, wrote
-from experiments.timing import QueuedEvents, interleave
-from experiments.tune import judged, within_reach
+from experiments.commands.decode import Problem, of_all, quantised
+from experiments.commands.tune import judged, within_reach
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend, parse_dtype
+from experiments.harness.errors import BadInput, OutOfBudget
+from experiments.harness.provenance import provenance
+from experiments.harness.runner import left_out
+from experiments.harness.timing import QueuedEvents, interleave
+from experiments.report.tables import progress, say, show, write_csv, wrote
 from nbflash.backends.split_kv.splits import most_splits, splits_for
 from nbflash.inputs.decode_problem import Cache, check_decode
 from nbflash.testing import make_qkv

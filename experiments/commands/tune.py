@@ -1,24 +1,25 @@
 """Configurations of the Hopper kernels against each other: what their tables are chosen from.
 
 For each head dimension and mask the rows of the table in the source and the candidates of
-``sweeps/tune.toml`` are checked and timed in shuffled rounds, as in :mod:`experiments.bench`, each
-configuration in the place of a library. The table agrees where what it chooses for the mask is the
-fastest, or is not told from it: its median is within the fastest one's 90th percentile.
+``sweeps/tune.toml`` are checked and timed in shuffled rounds, as in
+:mod:`experiments.harness.runner`, each configuration in the place of a library. The table agrees
+where what it chooses for the mask is the fastest, or is not told from it: its median is within the
+fastest one's 90th percentile.
 """
 
 from dataclasses import fields
 from functools import partial
 
-from experiments import sweeps
-from experiments.backends import open_backend, parse_dtype
-from experiments.bench import describe, left_out, measure_all
-from experiments.errors import BadInput, OutOfBudget
-from experiments.grid import read_cases
-from experiments.passes import BACKWARD, FORWARD, flops
-from experiments.peers import DENSE, Nbflash
-from experiments.provenance import provenance
-from experiments.report import say, show, size_of, write_csv, wrote
-from experiments.timing import QueuedEvents
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend, parse_dtype
+from experiments.harness.errors import BadInput, OutOfBudget
+from experiments.harness.grid import read_cases
+from experiments.harness.passes import BACKWARD, FORWARD, flops
+from experiments.harness.provenance import provenance
+from experiments.harness.runner import describe, left_out, measure_all
+from experiments.harness.timing import QueuedEvents
+from experiments.libraries.peers import DENSE, Nbflash
+from experiments.report.tables import say, show, size_of, write_csv, wrote
 
 PROBLEM = ("dtype", "head_dim", "negate")
 SAID = ("consumers", "tile_m", "tile_n", "full_tiles")  # by the size of the tile and the mask

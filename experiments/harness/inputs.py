@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.errors import BadInput
+from experiments.harness.errors import BadInput
 from nbflash.testing import make_qkv
 
 LAYOUT = "(batch, seqlen, heads, head_dim)"

@@ -10,17 +10,23 @@ import warnings
 
 import numpy as np
 
-from experiments import sweeps
-from experiments.backends import open_backend, parse_dtype
-from experiments.check import sample_rows
-from experiments.errors import OutOfBudget, one_line
-from experiments.grid import read_cases
-from experiments.passes import FORWARD, flops
-from experiments.peers import NBFLASH
-from experiments.peers_check import GRADIENTS, DeviceOracle, poison, random_inputs, sampled
-from experiments.provenance import provenance
-from experiments.report import console, progress, say
-from experiments.timing import QueuedEvents, interleave
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend, parse_dtype
+from experiments.harness.device_oracle import (
+    GRADIENTS,
+    DeviceOracle,
+    poison,
+    random_inputs,
+    sampled,
+)
+from experiments.harness.errors import OutOfBudget, one_line
+from experiments.harness.grid import read_cases
+from experiments.harness.oracle import sample_rows
+from experiments.harness.passes import FORWARD, flops
+from experiments.harness.provenance import provenance
+from experiments.harness.timing import QueuedEvents, interleave
+from experiments.libraries.peers import NBFLASH
+from experiments.report.tables import console, progress, say
 
 
 class Bench:

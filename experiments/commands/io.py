@@ -1,17 +1,18 @@
 """Counted HBM accesses of the papers' algorithms against Theorem 2 and Proposition 4.
 
-Every algorithm runs literally (`experiments.algorithms`), its output is checked against the float64
-reference inside the error budget, and the accesses that were counted must equal the closed form.
+Every algorithm runs literally (`experiments.libraries.paper_algorithms`), its output is checked
+against the float64 reference inside the error budget, and the accesses that were counted must equal
+the closed form.
 """
 
 import numpy as np
 
-from experiments import algorithms as alg
-from experiments.check import Oracle
-from experiments.errors import OutOfBudget
-from experiments.provenance import provenance
-from experiments.report import progress, say, show, write_csv, wrote
-from experiments.sweeps import cases, load
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.oracle import Oracle
+from experiments.harness.provenance import provenance
+from experiments.harness.sweeps import cases, load
+from experiments.libraries import paper_algorithms as alg
+from experiments.report.tables import progress, say, show, write_csv, wrote
 from nbflash.testing import make_qkv
 
 STANDARD, FLASH = "0: standard", "1: flash"
@@ -138,7 +139,7 @@ def run(out, seed=0):
         "for Algorithm 5 (Proposition 4) and for the query-outer order of FlashAttention-2. A "
         "constant ratio means that the count grows as stated; every count equals its closed form."
     )
-    from experiments.figures import draw_io
+    from experiments.report.figures import draw_io
 
     write_csv(out / "io.csv", [row | origin for row in rows])
     draw_io(rows, out / "io.png")

@@ -1,15 +1,15 @@
 """Runtime against sequence length, and beside the FlashAttention paper's at its own problem.
 
-The masks of a length are checked and timed against each other as in :mod:`experiments.bench`, one
-length after the other.
+The masks of a length are checked and timed against each other as in
+:mod:`experiments.harness.runner`, one length after the other.
 """
 
 from functools import partial
 
-from experiments.bench import measure_all, refuse, set_up
-from experiments.passes import DENSE, PASSES, over_base
-from experiments.peers import NBFLASH, Nbflash
-from experiments.report import say, show, write_csv, wrote
+from experiments.harness.passes import DENSE, PASSES, over_base
+from experiments.harness.runner import measure_all, refuse, set_up
+from experiments.libraries.peers import NBFLASH, Nbflash
+from experiments.report.tables import say, show, write_csv, wrote
 
 PAPER = "paper"
 COLUMNS = {"mask": "", "d": "d", "N": "d", "density": ".1%", "ms": ".3f", "p10": ".3f"}
@@ -120,7 +120,7 @@ def run(
     **chosen
         ``names``, ``head_dims`` and ``seqlens`` of `read_cases`.
     """
-    from experiments.figures import draw_seqlen
+    from experiments.report.figures import draw_seqlen
 
     chosen |= {"device": device, "dtype": dtype, "seed": seed}
     sweep, cases, clock, settings, origin = set_up("seqlen", section, **chosen)

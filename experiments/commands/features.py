@@ -1,18 +1,18 @@
 """features: what score functions, dropout and attention sinks cost over plain attention.
 
-Each is checked and timed in shuffled rounds with plain attention as in :mod:`experiments.bench`. A
-sink is `nbflash.merge_sink` after the kernel and `nbflash.merge_sink_backward` before it. On Hopper
-softcap and ALiBi are to take at most 1.15 times as long as plain attention, dropout at most 1.5
-times.
+Each is checked and timed in shuffled rounds with plain attention as in
+:mod:`experiments.harness.runner`. A sink is `nbflash.merge_sink` after the kernel and
+`nbflash.merge_sink_backward` before it. On Hopper softcap and ALiBi are to take at most 1.15 times
+as long as plain attention, dropout at most 1.5 times.
 """
 
 from functools import partial
 
-from experiments.bench import measure_all, refuse, set_up
-from experiments.errors import BadInput
-from experiments.features import FEATURES, PLAIN, Featured
-from experiments.passes import BACKWARD, FORWARD, over_base
-from experiments.report import show, size_of, write_csv, wrote
+from experiments.harness.errors import BadInput
+from experiments.harness.passes import BACKWARD, FORWARD, over_base
+from experiments.harness.runner import measure_all, refuse, set_up
+from experiments.libraries.features import FEATURES, PLAIN, Featured
+from experiments.report.tables import show, size_of, write_csv, wrote
 
 AIMS = {"softcap": 1.15, "alibi": 1.15, "dropout": 1.5}
 COLUMNS = {"mask": "", "feature": "", "impl": "", "config": "", "ms": ".3f"}

@@ -2,10 +2,10 @@
 
 from statistics import median
 
-from experiments.fit import DENSITY_FROM, SLOPE_LIMIT, fit_line, fixed_cost
-from experiments.passes import BASELINE, DENSE, PASSES, flops, live
-from experiments.provenance import provenance
-from experiments.report import say, show, write_csv, wrote
+from experiments.harness.passes import BASELINE, DENSE, PASSES, flops, live
+from experiments.harness.provenance import provenance
+from experiments.report.fit import DENSITY_FROM, SLOPE_LIMIT, fit_line, fixed_cost
+from experiments.report.tables import say, show, write_csv, wrote
 
 NOISY = 1.75
 ARRAY_LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
@@ -237,7 +237,7 @@ def _print_fits(fits):
 
 def report(result, out):
     """Print the tables; write ``<name>.csv`` and ``<name>.png`` to the directory ``out``."""
-    from experiments.figures import draw_sparsity
+    from experiments.report.figures import draw_sparsity
 
     rows = rows_of(result)
     fits = fits_of(rows)

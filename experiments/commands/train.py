@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import masks
-from experiments import sweeps
-from experiments.backends import open_backend
-from experiments.errors import BadInput, OutOfBudget
-from experiments.peers import NBFLASH
-from experiments.provenance import provenance
-from experiments.report import progress, say, show, write_csv, wrote
-from experiments.timing import WallClock, host_time, interleave
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend
+from experiments.harness.errors import BadInput, OutOfBudget
+from experiments.harness.provenance import provenance
+from experiments.harness.timing import WallClock, host_time, interleave
+from experiments.libraries.peers import NBFLASH
+from experiments.report.tables import progress, say, show, write_csv, wrote
 from nbflash.testing import assert_within_reference
 
 NOVEL = Path(__file__).parent / "data" / "pride_and_prejudice.txt"

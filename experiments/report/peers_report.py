@@ -4,9 +4,9 @@ import math
 
 from matplotlib.figure import Figure
 
-from experiments.figures import COLOURS
-from experiments.peers import NBFLASH
-from experiments.report import show, size_of
+from experiments.libraries.peers import NBFLASH
+from experiments.report.figures import COLOURS
+from experiments.report.tables import show, size_of
 
 #: What makes two rows comparable.
 KEYS = ("pass", "head_dim", "seqlen", "mask")

@@ -13,14 +13,14 @@ import tempfile
 import numpy as np
 
 import nbflash
-from experiments import sweeps
-from experiments.backends import open_backend
-from experiments.check import Oracle, sample_rows, sampled
-from experiments.inputs import random_qkv
-from experiments.passes import flops
-from experiments.provenance import provenance
-from experiments.report import progress, say, show, write_csv, wrote
-from experiments.timing import Timing, interleave
+from experiments.harness import sweeps
+from experiments.harness.backends import open_backend
+from experiments.harness.inputs import random_qkv
+from experiments.harness.oracle import Oracle, sample_rows, sampled
+from experiments.harness.passes import flops
+from experiments.harness.provenance import provenance
+from experiments.harness.timing import Timing, interleave
+from experiments.report.tables import progress, say, show, write_csv, wrote
 
 NBFLASH, NUMPY, TORCH = "nbflash cpu", "NumPy in place", "torch flash"
 

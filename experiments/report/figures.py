@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from experiments.fit import SLOPE_LIMIT
-from experiments.passes import BASELINE, DENSE, PASSES, live
+from experiments.harness.passes import BASELINE, DENSE, PASSES, live
+from experiments.report.fit import SLOPE_LIMIT
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b")

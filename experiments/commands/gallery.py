@@ -3,11 +3,11 @@
 from rich.columns import Columns
 from rich.panel import Panel
 
-from experiments.errors import BadInput, OutOfBudget
-from experiments.figures import draw_gallery
-from experiments.patterns import PATTERNS
-from experiments.provenance import provenance
-from experiments.report import console, progress, say, show, write_csv, wrote
+from experiments.harness.errors import BadInput, OutOfBudget
+from experiments.harness.patterns import PATTERNS
+from experiments.harness.provenance import provenance
+from experiments.report.figures import draw_gallery
+from experiments.report.tables import console, progress, say, show, write_csv, wrote
 
 PICTURE = 16
 BLOCKS_AT_LEAST = 8

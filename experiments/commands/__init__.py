@@ -1,0 +1,1 @@
+"""What each command runs: ``run`` of the module of its name measures, prints and writes."""

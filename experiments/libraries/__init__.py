@@ -1,0 +1,1 @@
+"""Implementations of attention that are checked, counted or timed: nbflash, peers, baselines."""

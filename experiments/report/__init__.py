@@ -1,0 +1,1 @@
+"""What commands leave behind: tables, CSV files, figures and fits."""
