@@ -38,7 +38,7 @@ def test_experiment(tmp_path, monkeypatch):
     from experiments import cli
     from experiments.harness import sweeps
 
-    monkeypatch.setattr("experiments.timing.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
     sweep = sweeps.load("train")
     sweep["quick"] |= {"rounds": 3, "sizes": [["tiny", 64, 1]]}
     monkeypatch.setattr(sweeps, "load", lambda name: sweep)
