@@ -302,7 +302,7 @@ def _wide(params):
 _NUMBERS = int, float, np.integer, np.floating, np.bool_
 
 
-def _checked(function, is_right=lambda x: isinstance(x, _NUMBERS), what="a number"):
+def _checked(function, kinds=_NUMBERS, is_right=None, what="a number"):
     """A function of a score, whose mistakes are told with its file and line."""
 
     def call(*given):
@@ -313,7 +313,7 @@ def _checked(function, is_right=lambda x: isinstance(x, _NUMBERS), what="a numbe
         except Exception as error:
             error.add_note(f"score: {where(function)}")
             raise
-        if not is_right(result):
+        if not isinstance(result, kinds) or (is_right and not is_right(result)):
             raise TypeError(f"score: {where(function)} must return {what}, got {result!r}")
         return result
 
@@ -324,11 +324,17 @@ def _checked_part(part):
     """The function of a part, which returns an index with a number for each axis, and a factor."""
     axes = len(part.shape)
     what = f"an index of {axes} and a number" if axes > 1 else "an index and a number"
-    return _checked(
-        part.function,
-        lambda x: isinstance(x, tuple) and len(x) == 2 and np.size(x[0]) == axes,
-        what,
-    )
+
+    def is_pair(x):
+        return len(x) == 2 and _axes_of(x[0]) == axes
+
+    return _checked(part.function, tuple, is_pair, what)
+
+
+def _axes_of(index):
+    if isinstance(index, int):
+        return 1
+    return len(index) if isinstance(index, tuple) else np.size(index)
 
 
 def drop_factors(shape, dropout, seed):

@@ -12,20 +12,6 @@ from nbflash.cuda import availability
 from nbflash.inputs import arrays
 from nbflash.planning import plan as planning
 
-# Numba compiles a score function once a process, in seconds: tests of the same ones share theirs.
-GROUPS = {
-    "test_scores.py": "scores",
-    "test_dropout.py": "scores",
-    "test_plan.py": "scores",
-    "test_score_gradients.py": "gradients of scores",
-}
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if group := GROUPS.get(item.path.name):
-            item.add_marker(pytest.mark.xdist_group(group))
-
 
 @pytest.fixture
 def cupy(monkeypatch):

@@ -38,7 +38,7 @@ FLOORS = (
     ("nbflash.reference",),
     ("nbflash.scores",),
     ("nbflash.inputs",),
-    ("nbflash.definitions",),
+    ("nbflash.definitions", "nbflash.disk_cache"),
     ("masks",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

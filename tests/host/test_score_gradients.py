@@ -30,7 +30,7 @@ def mask_of(name, nq, nk):
 
 
 def gradients(inputs, mask, score, dlse=None, **how):
-    """Those of the CPU after a forward pass of the reference, for which Numba compiles nothing."""
+    """Those of the CPU after a forward pass of the reference."""
     q, k, v, dout = inputs
     results = reference.attention(q, k, v, mask, score=score, **how)
     out, lse = (x.astype(q.dtype) for x in results)
@@ -40,10 +40,10 @@ def gradients(inputs, mask, score, dlse=None, **how):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_array(name):
     """Aligned at the end, ragged, with rows and columns that see nothing, one token too."""
-    for i, (nq, nk) in enumerate(((70, 150), (150, 70), (1, 3))):
+    for i, (nq, nk) in enumerate(((40, 130), (130, 40), (1, 3))):
         score, inputs = learned_scores(nq, nk, 2)[name], make_qkv(2, nq, nk, HEADS, 2, 16)
         dlse = np.random.default_rng(i).standard_normal((2, HEADS, nq)).astype(np.float32)
-        last = DROPOUT if name == "bias-of-heads" else {}  # compiled anew
+        last = DROPOUT if name == "bias-of-heads" else {}
         for mask_name, how in zip(MASKS, ({}, {"scale": -0.4}, last), strict=True):
             mask = mask_of(mask_name, nq, nk)
             got = gradients(inputs, mask, score, dlse, **how)

@@ -2,23 +2,26 @@
 
     O = (P ∘ Z) V      dV = (P ∘ Z)ᵀ dO      dP = dO Vᵀ ∘ Z
 
-A `Dropout` describes it; with None for one the kernels are as if this module were not there.
+A `TileFunction` of `Dropout` writes it.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import carray
 
-from nbflash.backends.cpu.walk import place
+from nbflash.backends.cpu.compiling import inlined
+from nbflash.backends.cpu.intrinsics import pointer, read
+from nbflash.backends.cpu.tile_function import ABSENT, bind, compile_tile_function, kind_of
 from nbflash.definitions import philox
 
-_words, _far = philox.compiled(njit), philox.compiled_far(njit)
-_queries_of, _keys_of, _crossed = map(njit, (philox.queries_of, philox.keys_of, philox.crossed))
+_words, _far = philox.compiled(inlined), philox.compiled_far(inlined)
+_queries_of, _keys_of, _crossed = map(inlined, (philox.queries_of, philox.keys_of, philox.crossed))
 
 
 class Dropout(NamedTuple):
-    """What the kernels need to know of a probability and a state; ``factor`` is 1 / (1 − p)."""
+    """What is known of a probability and a state; ``factor`` is 1 / (1 − p)."""
 
     k0: np.uint32
     k1: np.uint32
@@ -27,30 +30,38 @@ class Dropout(NamedTuple):
 
 
 def prepare(p, state, real):
-    """The `Dropout` of a probability, and of a state (seed, offset); None where p is 0."""
+    """A probability and a state (seed, offset) as a bound `TileFunction`; `ABSENT` if p is 0."""
     if p == 0:
-        return None
-    return Dropout(*philox.key(*map(np.uint64, state)), philox.threshold(p), real(philox.factor(p)))
+        return ABSENT
+    key = philox.key(*map(np.uint64, state))
+    dropout = Dropout(*key, philox.threshold(p), real(philox.factor(p)))
+    return bind(_compiled(real), dropout)
 
 
-@njit
-def factors(walk, dropout, b, h, own, p, stop, z):
-    """Z of the tiles p..stop of row ``own``."""
-    if dropout is not None:
-        block = np.empty((16, 32), np.uint32)
-        for t in range(p, stop):
-            q0, kv0, top, left = place(walk, own, p, t)
-            rows, cols = min(walk.tile_m, walk.nq - q0), min(walk.tile_n, walk.nk - kv0)
-            for q in range(q0 // 16 * 16, q0 + rows, 16):
-                for kv in range(kv0 // 32 * 32, kv0 + cols, 32):
-                    _numbers(dropout, b, h, q, kv, block)
-                    j, end = max(kv, kv0), min(kv + 32, kv0 + cols)
-                    for i in range(max(q, q0), min(q + 16, q0 + rows)):
-                        own_z = z[top + i - q0, left + j - kv0 : left + end - kv0]
-                        _compare(dropout, block[i - q, j - kv : end - kv], own_z)
+@functools.cache
+def _compiled(real):
+    return compile_tile_function(functools.partial(_tile_function, real), "dropout", real)
 
 
-@njit
+def _tile_function(real):
+    described = read(kind_of(Dropout(*map(np.uint32, (0, 0, 0)), real(0))))
+
+    @inlined
+    def tile(z, _, step, rows, columns, b, h, q0, kv0, record):
+        """Z of a block, by blocks of 16 queries and 32 keys that begin at multiples of these."""
+        dropout, block = Dropout(*described(record)), np.empty((16, 32), np.uint32)
+        for q in range(q0 // 16 * 16, q0 + rows, 16):
+            for kv in range(kv0 // 32 * 32, kv0 + columns, 32):
+                _numbers(dropout, b, h, q, kv, block)
+                j, end = max(kv, kv0), min(kv + 32, kv0 + columns)
+                for i in range(max(q, q0), min(q + 16, q0 + rows)):
+                    row = carray(pointer(z + (i - q0) * step, real), (columns,))
+                    _compare(dropout, block[i - q, j - kv : end - kv], row[j - kv0 : end - kv0])
+
+    return tile
+
+
+@inlined
 def _numbers(dropout, b, h, q, kv, block):
     """What is compared, of 16 queries and 32 keys that begin at multiples of these."""
     key, odd = (dropout.k0, dropout.k1), kv // 32 % 2
@@ -66,21 +77,21 @@ def _numbers(dropout, b, h, q, kv, block):
                     _two(block[i + 8], j + 8, _crossed(other, one))
 
 
-@njit
+@inlined
 def _two(row, column, halves):
     row[column] = halves & philox.MASK
     row[column + 1] = halves >> np.uint32(16) & philox.MASK
 
 
-@njit
+@inlined
 def _compare(dropout, numbers, z):
     for j in range(z.size):
         z[j] = dropout.factor if numbers[j] >= dropout.threshold else z.dtype.type(0)
 
 
-@njit
+@inlined
 def drop(dropout, x, z):
     """X <- X ∘ Z."""
-    if dropout is not None:
+    if dropout.address != 0:
         for j in range(x.size):
             x[j] *= z[j]

@@ -6,7 +6,8 @@ from functools import cached_property
 import numpy as np
 
 from nbflash.backends.cpu import passes
-from nbflash.backends.cpu.score import prepare, prepare_chain
+from nbflash.backends.cpu.score import prepare
+from nbflash.backends.cpu.score_gradient import prepare_gradient
 from nbflash.backends.cpu.sizes import tile_sizes
 from nbflash.schedule.tile_schedule import TileSchedule
 
@@ -44,14 +45,10 @@ class CpuExecutor:
             passes.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, *how)
 
     @cached_property
-    def _chained(self):
-        """The functions of the score with those of its arrays, their parameters, the arrays."""
-        score = self._spec.score
-        chained = prepare_chain(score, self.schedule.nq, self.schedule.nk, self._real)
-        return chained, [part for parts in score.parts for part in parts]
+    def _gradient(self):
+        return prepare_gradient(self._spec.score, self._spec.problem)
 
     def score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed=(0, 0)):
-        drop = self._spec.dropout, seed
-        how = self.schedule, self._scale, *self._chained, self._spec.problem, drop
+        how = self.schedule, self._scale, self._gradient, (self._spec.dropout, seed)
         with self._named():
             passes.score_backward(dout, q, k, v, out, lse, dlse, sums, *how)

@@ -1,12 +1,15 @@
-"""LLVM instructions that Numba does not expose: powers of two, an atomic counter, BLAS by address.
+"""LLVM instructions that Numba does not expose: powers of two, an atomic counter, code by address.
 
 Every function here has one LLVM body.
 """
+
+import itertools
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 _INT32, _CHAR = ir.IntType(32), ir.IntType(8)
 _FLOATS = {types.float32: (ir.IntType(32), 127, 23), types.float64: (ir.IntType(64), 1023, 52)}
@@ -76,6 +79,60 @@ def call_gemm(typingctx, blas, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb,
         return context.get_dummy_value()
 
     return sig, codegen
+
+
+@intrinsic
+def call(typingctx, address, arguments):
+    """Call a function that Numba compiled for as many int64; the caller raises what it raises."""
+    kinds = (types.int64,) * len(arguments)
+
+    def codegen(context, builder, signature, args):
+        convention = context.call_conv
+        callee = convention.get_function_type(types.none, kinds).as_pointer()
+        callee = builder.inttoptr(args[0], callee)
+        values = cgutils.unpack_tuple(builder, args[1], len(kinds))
+        status, _ = convention.call_function(builder, callee, types.none, kinds, values)
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, len(arguments))), codegen
+
+
+def read(kind):
+    """``at(address)``: the value of a type, of words of eight bytes one after the other.
+
+    One word for a number; for a C-contiguous array its address and the elements along each axis.
+    """
+
+    @intrinsic
+    def at(typingctx, address):
+        def codegen(context, builder, signature, args):
+            words = builder.inttoptr(args[0], context.get_value_type(types.int64).as_pointer())
+            places = (cgutils.gep_inbounds(builder, words, i) for i in itertools.count())
+            return _read(context, builder, kind, places)
+
+        return kind(types.int64), codegen
+
+    return at
+
+
+def _read(context, builder, kind, places):
+    if isinstance(kind, types.BaseTuple):
+        parts = [_read(context, builder, part, places) for part in kind]
+        return context.make_tuple(builder, kind, parts)
+    if not isinstance(kind, types.Array):
+        place = builder.bitcast(next(places), context.get_data_type(kind).as_pointer())
+        return context.unpack_value(builder, kind, place)
+    array = context.make_array(kind)(context, builder)
+    data = builder.inttoptr(builder.load(next(places)), array.data.type)
+    shape = [builder.load(next(places)) for _ in range(kind.ndim)]
+    itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+    strides = [context.get_constant(types.intp, itemsize)]
+    for n in shape[:0:-1]:
+        strides.insert(0, builder.mul(strides[0], n))
+    populate_array(array, data, shape, strides, strides[-1], None)
+    return array._getvalue()
 
 
 @intrinsic

@@ -13,17 +13,14 @@ would still be NaN. The walk is optimistic: when a result is not finite, the ite
 the products of partial tiles done by loops that skip zero weights (``careful``).
 """
 
-import functools
-import hashlib
-from pathlib import Path
-
 import numpy as np
-from numba import njit
 
-from nbflash.backends.cpu.dropout import drop, factors
+from nbflash.backends.cpu.compiling import compiled, inlined
+from nbflash.backends.cpu.dropout import drop
 from nbflash.backends.cpu.intrinsics import take
-from nbflash.backends.cpu.score import apply, chain, factor
+from nbflash.backends.cpu.score import chain, factor
 from nbflash.backends.cpu.softmax import exp2, row_max, weights, weights_and_gradients
+from nbflash.backends.cpu.tile_function import on_tiles
 from nbflash.backends.cpu.walk import (
     DK,
     DOUT,
@@ -43,42 +40,19 @@ from nbflash.backends.cpu.walk import (
     row_of,
     store,
 )
-from nbflash.definitions import philox
-
-# Numba's disk cache watches the file of a kernel and keys on the types of its arguments: this type
-# makes it follow every file that they are made of.
-_files = [*sorted(Path(__file__).parent.glob("*.py")), Path(philox.__file__)]
-_sources = b"".join(path.read_bytes() for path in _files)
-COUNTER = np.dtype([(f"taken_{hashlib.sha256(_sources).hexdigest()[:16]}", np.int64)])
 
 
-def compiled(kernel):
-    """``njit`` without the GIL, cached on disk where there is a directory to write to."""
-    try:
-        return njit(nogil=True, cache=True)(kernel)
-    except RuntimeError as error:
-        if "no locator available" not in str(error):
-            raise
-        return njit(nogil=True)(kernel)
-
-
-@functools.cache
-def uncached(kernel):
-    """The kernel for a score function, which no disk cache knows by its content."""
-    return njit(nogil=True)(kernel.py_func)
-
-
-@njit
-def _forward_rows(walk, operands, row, head, scratch, acc, m, l, careful, score, params, dropout):
+@inlined(inline="always")
+def _forward_rows(walk, operands, row, head, scratch, acc, m, l, careful, score, dropout):
     """One row of query tiles: acc <- Σ (P ∘ Z) V (unscaled), m <- row maxima, l <- Σ P, base 2."""
     s, z = scratch
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
     plane = operands.plane_of[head]
     n_rows = acc.shape[0]
-    q = operand(operands, Q, b, h, row * walk.tile_m)
-    k = operand(operands, K, b, h_kv, 0)
-    v = operand(operands, V, b, h_kv, 0)
+    q = operand(operands.table[Q], b, h, row * walk.tile_m)
+    k = operand(operands.table[K], b, h_kv, 0)
+    v = operand(operands.table[V], b, h_kv, 0)
     fill(acc, 0)
     m[:], l[:] = -np.inf, 0
     p, end = row_of(walk, plane, row)
@@ -88,9 +62,9 @@ def _forward_rows(walk, operands, row, head, scratch, acc, m, l, careful, score,
         width += (stop - 1 - p) * walk.tile_n
         # S = Q Kᵀ
         products(walk, operands, factor(operands, score), q, n_rows, k, p, stop, s)
-        apply(walk, score, params, b, h, row, p, stop, s)
+        on_tiles(walk, score, b, h, row, p, stop, s, None)
         mask(walk, plane, row, p, stop, s)
-        factors(walk, dropout, b, h, row, p, stop, z)
+        on_tiles(walk, dropout, b, h, row, p, stop, z, None)
         for i in range(n_rows):
             scores = s[i, :width]
             new = row_max(scores, m[i])
@@ -108,7 +82,7 @@ def _forward_rows(walk, operands, row, head, scratch, acc, m, l, careful, score,
 
 
 @compiled
-def forward(walk, operands, work, counter, chunk, score, params, dropout):
+def forward(walk, operands, work, counter, chunk, score, dropout):
     """Take rows of query tiles from the work list; write their OUT and LSE.
 
     Parameters
@@ -119,13 +93,12 @@ def forward(walk, operands, work, counter, chunk, score, params, dropout):
         The next item of the work list, shared by the threads.
     chunk : int
         Columns of the score matrix, at least one tile.
-    score, params : compiled function and tuple, or None and ()
-        See :mod:`.score`.
-    dropout : nbflash.backends.cpu.dropout.Dropout or None
+    score, dropout : TileFunction
+        See :mod:`.score` and :mod:`.dropout`.
     """
     real = operands.lse.dtype
     s = np.empty((walk.tile_m, chunk), real)
-    scratch = s, s if dropout is None else np.empty_like(s)
+    scratch = s, s if dropout.address == 0 else np.empty_like(s)
     acc = np.empty((walk.tile_m, operands.head_dim), real)
     m, l = np.empty(walk.tile_m, real), np.empty(walk.tile_m, real)
     item = take(counter)
@@ -134,9 +107,8 @@ def forward(walk, operands, work, counter, chunk, score, params, dropout):
         first = row * walk.tile_m
         n_rows = min(walk.tile_m, walk.nq - first)
         for careful in (False, True):
-            results = acc[:n_rows], m, l
             _forward_rows(
-                walk, operands, row, head, scratch, *results, careful, score, params, dropout
+                walk, operands, row, head, scratch, acc[:n_rows], m, l, careful, score, dropout
             )
             if is_finite(acc[:n_rows]):
                 break
@@ -147,22 +119,22 @@ def forward(walk, operands, work, counter, chunk, score, params, dropout):
                 rescale(acc[i], 1 / l[i])
                 operands.lse[head, first + i] = (m[i] + np.log2(np.float64(l[i]))) * np.log(2.0)
         b, h = divmod(head, operands.heads)
-        store(operand(operands, OUT, b, h, first), acc[:n_rows], real.type(1))
+        store(operand(operands.table[OUT], b, h, first), acc[:n_rows], real.type(1))
         item = take(counter)
 
 
-@njit
-def _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, params, dropout):
+@inlined(inline="always")
+def _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, dropout):
     """One row of query tiles: dq <- Σ dS K, without the softmax scale."""
     s, ds, slope, z = scratch
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
     plane = operands.plane_of[head]
     first, n_rows = row * walk.tile_m, dq.shape[0]
-    q = operand(operands, Q, b, h, first)
-    dout = operand(operands, DOUT, b, h, first)
-    k = operand(operands, K, b, h_kv, 0)
-    v = operand(operands, V, b, h_kv, 0)
+    q = operand(operands.table[Q], b, h, first)
+    dout = operand(operands.table[DOUT], b, h, first)
+    k = operand(operands.table[K], b, h_kv, 0)
+    v = operand(operands.table[V], b, h_kv, 0)
     p, end = row_of(walk, plane, row)
     while p < end:
         stop = min(p + s.shape[1] // walk.tile_n, end)
@@ -171,9 +143,9 @@ def _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, param
         # S = Q Kᵀ,  dP = dO Vᵀ ∘ Z
         products(walk, operands, factor(operands, score), q, n_rows, k, p, stop, s)
         products(walk, operands, s.dtype.type(1), dout, n_rows, v, p, stop, ds)
-        apply(walk, score, params, b, h, row, p, stop, s, slope)
+        on_tiles(walk, score, b, h, row, p, stop, s, slope)
         mask(walk, plane, row, p, stop, s)
-        factors(walk, dropout, b, h, row, p, stop, z)
+        on_tiles(walk, dropout, b, h, row, p, stop, z, None)
         for i in range(n_rows):
             at = first + i
             drop(dropout, ds[i, :width], z[i, :width])
@@ -186,27 +158,27 @@ def _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, param
         p = stop
 
 
-@njit
-def _gradient_columns(walk, operands, row, head, scratch, dk, dv, careful, score, params, dropout):
+@inlined(inline="always")
+def _gradient_columns(walk, operands, row, head, scratch, dk, dv, careful, score, dropout):
     """One row of key tiles, one query head: dv += Σ (P ∘ Z)ᵀ dO, dk += Σ dSᵀ Q unscaled."""
     s, ds, slope, z = scratch
     b, h = divmod(head, operands.heads)
     h_kv = h // (operands.heads // operands.heads_kv)
     plane = operands.plane_of[head]
     n_keys, tile = dk.shape[0], walk.tile_m
-    k = operand(operands, K, b, h_kv, row * walk.tile_n)
-    v = operand(operands, V, b, h_kv, row * walk.tile_n)
-    q = operand(operands, Q, b, h, 0)
-    dout = operand(operands, DOUT, b, h, 0)
+    k = operand(operands.table[K], b, h_kv, row * walk.tile_n)
+    v = operand(operands.table[V], b, h_kv, row * walk.tile_n)
+    q = operand(operands.table[Q], b, h, 0)
+    dout = operand(operands.table[DOUT], b, h, 0)
     p, end = row_of(walk, plane, row)
     while p < end:
         stop = min(p + s.shape[0] // tile, end)
         # S = Q Kᵀ,  dP = dO Vᵀ ∘ Z
         products(walk, operands, factor(operands, score), k, n_keys, q, p, stop, s)
         products(walk, operands, s.dtype.type(1), v, n_keys, dout, p, stop, ds)
-        apply(walk, score, params, b, h, row, p, stop, s, slope)
+        on_tiles(walk, score, b, h, row, p, stop, s, slope)
         mask(walk, plane, row, p, stop, s)
-        factors(walk, dropout, b, h, row, p, stop, z)
+        on_tiles(walk, dropout, b, h, row, p, stop, z, None)
         for t in range(p, stop):
             first, top = walk.col_idx[t] * tile, (t - p) * tile
             for i in range(min(tile, walk.nq - first)):
@@ -224,12 +196,12 @@ def _gradient_columns(walk, operands, row, head, scratch, dk, dv, careful, score
 
 
 @compiled
-def backward_dq(walk, operands, work, counter, chunk, score, params, dropout):
+def backward_dq(walk, operands, work, counter, chunk, score, dropout):
     """Take rows of query tiles from the work list; write their DQ."""
     real = operands.lse.dtype
     s, ds = np.empty((walk.tile_m, chunk), real), np.empty((walk.tile_m, chunk), real)
-    slope = s if score is None else np.empty_like(s)
-    z = s if dropout is None else np.empty_like(s)
+    slope = s if score.address == 0 else np.empty_like(s)
+    z = s if dropout.address == 0 else np.empty_like(s)
     scratch = s, ds, slope, z
     acc = np.empty((walk.tile_m, operands.head_dim), real)
     item = take(counter)
@@ -239,21 +211,21 @@ def backward_dq(walk, operands, work, counter, chunk, score, params, dropout):
         dq = acc[: min(walk.tile_m, walk.nq - first)]
         for careful in (False, True):
             fill(dq, 0)
-            _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, params, dropout)
+            _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, dropout)
             if is_finite(dq):
                 break
         b, h = divmod(head, operands.heads)
-        store(operand(operands, DQ, b, h, first), dq, operands.scale)
+        store(operand(operands.table[DQ], b, h, first), dq, operands.scale)
         item = take(counter)
 
 
 @compiled
-def backward_dkdv(walk, operands, work, counter, chunk, score, params, dropout):
+def backward_dkdv(walk, operands, work, counter, chunk, score, dropout):
     """Take rows of key tiles (transposed walk) from the work list; write their DK and DV."""
     real = operands.lse.dtype
     s, ds = np.empty((chunk, walk.tile_n), real), np.empty((chunk, walk.tile_n), real)
-    slope = s if score is None else np.empty_like(s)
-    z = s if dropout is None else np.empty_like(s)
+    slope = s if score.address == 0 else np.empty_like(s)
+    z = s if dropout.address == 0 else np.empty_like(s)
     scratch = s, ds, slope, z
     acc = np.empty((2, walk.tile_n, operands.head_dim), real)
     group = operands.heads // operands.heads_kv
@@ -268,11 +240,11 @@ def backward_dkdv(walk, operands, work, counter, chunk, score, params, dropout):
             fill(dv, 0)
             for head in range(kv_head * group, (kv_head + 1) * group):
                 _gradient_columns(
-                    walk, operands, row, head, scratch, dk, dv, careful, score, params, dropout
+                    walk, operands, row, head, scratch, dk, dv, careful, score, dropout
                 )
             if is_finite(dk) and is_finite(dv):
                 break
         b, h_kv = divmod(kv_head, operands.heads_kv)
-        store(operand(operands, DK, b, h_kv, first), dk, operands.scale)
-        store(operand(operands, DV, b, h_kv, first), dv, real.type(1))
+        store(operand(operands.table[DK], b, h_kv, first), dk, operands.scale)
+        store(operand(operands.table[DV], b, h_kv, first), dv, real.type(1))
         item = take(counter)

@@ -5,22 +5,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
-from numba.core.errors import NumbaError
 
 from nbflash.backends.cpu import blas, dropout, kernels
-from nbflash.backends.cpu.score import NO_SCORE, prepare, prepare_chain
-from nbflash.backends.cpu.score_gradient import backward_scores, compiled_chain, grouped
+from nbflash.backends.cpu.compiling import COUNTER
+from nbflash.backends.cpu.score import prepare
+from nbflash.backends.cpu.score_gradient import backward_scores, grouped, prepare_gradient
 from nbflash.backends.cpu.sizes import tile_sizes
+from nbflash.backends.cpu.tile_function import ABSENT
 from nbflash.backends.cpu.walk import DK, DOUT, DQ, DV, OUT, K, Operands, Q, V, Walk
 from nbflash.definitions.constants import LOG2_E
-from nbflash.scores import where
 
 __all__ = [
     "CHUNK",
     "backward",
     "forward",
     "prepare",
-    "prepare_chain",
+    "prepare_gradient",
     "score_backward",
     "tile_sizes",
 ]
@@ -35,7 +35,7 @@ NO_DROPOUT = 0.0, (0, 0)
 MAX_ROW_STRIDE = 2**31 - 1
 
 
-def forward(q, k, v, out, lse, schedule, scale, score=NO_SCORE, drop=NO_DROPOUT):
+def forward(q, k, v, out, lse, schedule, scale, score=ABSENT, drop=NO_DROPOUT):
     """Attention over the live tiles of ``schedule``.
 
     Algorithm 5 of FlashAttention with the online softmax in base 2 and FlashAttention-2's loop
@@ -53,7 +53,7 @@ def forward(q, k, v, out, lse, schedule, scale, score=NO_SCORE, drop=NO_DROPOUT)
     schedule : TileSchedule
     scale : float
         Factor of the scores.
-    score : tuple
+    score : Bound
         What becomes of them then: what `prepare` returned.
     drop : (float, (int, int))
         Probability that a weight is dropped, and seed and offset of the random numbers.
@@ -71,7 +71,7 @@ def forward(q, k, v, out, lse, schedule, scale, score=NO_SCORE, drop=NO_DROPOUT)
 
 
 def backward(
-    dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale, score=NO_SCORE, drop=NO_DROPOUT
+    dout, q, k, v, out, lse, dlse, dq, dk, dv, schedule, scale, score=ABSENT, drop=NO_DROPOUT
 ):
     """Gradients of `forward`; deterministic: two passes (dQ by rows, dK and dV by columns).
 
@@ -88,7 +88,7 @@ def backward(
     schedule : TileSchedule
         The schedule of the forward; its transpose gives the second pass.
     scale : float
-    score : tuple
+    score : Bound
         As in `forward`, with gradients.
     drop : tuple
         As in `forward`.
@@ -111,9 +111,7 @@ def backward(
             result[...] = target
 
 
-def score_backward(
-    dout, q, k, v, out, lse, dlse, sums, schedule, scale, chained, parts, problem, drop=NO_DROPOUT
-):
+def score_backward(dout, q, k, v, out, lse, dlse, sums, schedule, scale, gradient, drop=NO_DROPOUT):
     """Gradients of a score's arrays; deterministic.
 
     Parameters
@@ -122,35 +120,27 @@ def score_backward(
         As in `backward`.
     sums : tuple of arrays
         Written.
-    chained : tuple
-        What `prepare_chain` returned.
-    parts : sequence of nbflash.scores.Part
-        One for each of ``sums``.
-    problem : nbflash.inputs.problem.Problem
+    gradient : ScoreGradient
+        What `prepare_gradient` returned.
 
     Raises
     ------
     IndexError
         If a part's function returns an index outside its array.
-    TypeError
-        If an index has too few or too many axes.
     """
-    real, (functions, params) = _working_dtype(q), chained
+    real = _working_dtype(q)
     q, k, v, dout, out = _operands(real, q, k, v, dout, out)
     lse, delta = _statistics(real, dout, out, lse, dlse)
     operands = _tensors(schedule, scale, lse, delta, {Q: q, K: k, V: v, DOUT: dout})
     batch, _, heads, _ = q.shape
-    work, starts = grouped(schedule.work(batch, heads), heads, parts, problem)
-    # Sums of many terms, one after the other, in float64.
-    kinds = (real if part.alone(problem) else np.float64 for part in parts)
-    totals = tuple(np.zeros(x.shape, kind) for x, kind in zip(sums, kinds, strict=True))
-    how = *compiled_chain(functions, real), params, totals, dropout.prepare(*drop, real)
+    work = schedule.work(batch, heads)
+    work = grouped(work, heads, gradient.parts, gradient.problem)
+    totals = gradient.zeros()
+    bound = gradient.bind(operands, totals), dropout.prepare(*drop, real)
     try:
-        _in_threads(backward_scores, schedule, operands, (work, starts), schedule.tile_n, how)
-    except (IndexError, NumbaError) as error:
-        names = " or ".join(f"{where(part.function)} for shape {part.shape}" for part in parts)
-        kind = IndexError if isinstance(error, IndexError) else TypeError
-        raise kind(f"score: a wrong index, returned by {names}") from error
+        _in_threads(backward_scores, schedule, operands, work, schedule.tile_n, bound)
+    except IndexError as error:
+        raise IndexError(gradient.wrong_index()) from error
     for target, total in zip(sums, totals, strict=True):
         target[...] = total
 
@@ -162,20 +152,21 @@ def _statistics(real, dout, out, lse, dlse):
         delta = np.einsum("bnhd,bnhd->bhn", dout, out) - dlse
     lse = np.asarray(lse, np.float64).reshape(batch * heads, nq) * LOG2_E
     lse = np.where(np.isneginf(lse), math.inf, lse).astype(real)
-    return lse, delta.reshape(lse.shape)
+    # Not in the order of the outputs: Numba compiles anew for it.
+    return lse, np.ascontiguousarray(delta.reshape(lse.shape))
 
 
 def _run(kernel, schedule, operands, work, tile, score, drop):
+    bound = score, dropout.prepare(*drop, operands.lse.dtype.type)
+    _in_threads(kernel, schedule, operands, (work.astype(np.int64),), tile, bound)
+
+
+def _in_threads(kernel, schedule, operands, work, tile, bound):
     """Run ``kernel`` in every thread; they share the work list through a counter."""
-    kernel = kernel if score[0] is None else kernels.uncached(kernel)
-    drop = dropout.prepare(*drop, operands.lse.dtype.type)
-    _in_threads(kernel, schedule, operands, (work.astype(np.int64),), tile, (*score, drop))
-
-
-def _in_threads(kernel, schedule, operands, work, tile, how):
     chunk = tile * max(1, CHUNK // tile)
-    counter = np.zeros(1, kernels.COUNTER)
-    shared = _walk(schedule), operands, *work, counter, chunk, *how
+    counter = np.zeros(1, COUNTER)
+    functions = (function for function, _ in bound)
+    shared = _walk(schedule), operands, *work, counter, chunk, *functions
     threads = min(numba.config.NUMBA_NUM_THREADS, len(work[-1]))
     with blas.one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
         for done in [pool.submit(kernel, *shared) for _ in range(threads)]:

@@ -1,104 +1,45 @@
-"""Score functions in the CPU kernels: one's own Python, compiled into the walk.
+"""Score functions in the CPU kernels: one's own Python as a `TileFunction`.
 
-``score(s, b, h, q_idx, kv_idx, params)`` returns the new score and its derivative; None stands for
-no score function, and the kernels are then as if this module were not there.
+S <- score(scale · S) · log2(e)      slope <- ∂score/∂S
 """
 
 import functools
 import math
 
-from numba import njit
+import numpy as np
+from numba import carray, from_dtype, typeof, types
 from numba.core.errors import NumbaError
+from numba.core.registry import cpu_target
 
-from nbflash.backends.cpu.walk import place
+from nbflash.backends.cpu.compiling import inlined
+from nbflash.backends.cpu.intrinsics import pointer, read
+from nbflash.backends.cpu.tile_function import ABSENT, bind, compile_tile_function, kind_of
 from nbflash.definitions.constants import LOG2_E
 from nbflash.scores import where
 
-#: What the kernels take where there is no score function: no code and no parameters.
-NO_SCORE = None, ()
+NUMBER = (types.Integer, types.Float, types.Boolean), "a number"
+
+# As CUDA divides: 1 / 0 where a pair is hidden is no error.
+jitted = functools.partial(inlined, error_model="numpy")
 
 
-@njit
+@inlined
 def factor(operands, score):
     """What Q Kᵀ is multiplied with: a score function sees natural units."""
-    return operands.scale_log2 if score is None else operands.scale
+    return operands.scale_log2 if score.address == 0 else operands.scale
 
 
-@njit
-def apply(walk, score, params, b, h, own, p, stop, s, slope=None):
-    """S <- score(S) in base 2, for the tiles p..stop of row ``own``; slope <- ∂score/∂S."""
-    if score is not None:
-        for t in range(p, stop):
-            q0, kv0, top, left = place(walk, own, p, t)
-            for i in range(min(walk.tile_m, walk.nq - q0)):
-                for j in range(min(walk.tile_n, walk.nk - kv0)):
-                    at = top + i, left + j
-                    x, derivative = score(s[at], b, h, q0 + i, kv0 + j, params)
-                    s[at] = x * LOG2_E
-                    if slope is not None:
-                        slope[at] = derivative
-
-
-@njit
+@inlined
 def chain(score, ds, slope):
     """dS <- dS ∘ ∂score/∂S, exactly 0 where dS is."""
-    if score is not None:
+    if score.address != 0:
         for j in range(ds.size):
             if ds[j] != 0:
                 ds[j] *= slope[j]
 
 
-@njit
-def _nothing(s, b, h, q_idx, kv_idx, params):
-    return s, 1.0
-
-
-# As CUDA divides: 1 / 0 where a pair is hidden is no error.
-jitted = functools.lru_cache(maxsize=128)(njit(error_model="numpy"))
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(functions):
-    """One function for those of ``(fn, grad)`` one after the other."""
-    if not functions:
-        return _nothing
-    (fn, grad), *others = functions
-    first, rest = jitted(fn), _compiled(tuple(others))
-    slope = jitted(grad or _no_slope)
-
-    @njit
-    def score(s, b, h, q_idx, kv_idx, params):
-        own = slope(s, b, h, q_idx, kv_idx, *params[0])
-        x = first(s, b, h, q_idx, kv_idx, *params[0])
-        x, others = rest(x, b, h, q_idx, kv_idx, params[1:])
-        return x, own * others
-
-    return score
-
-
-def _no_slope(s, b, h, q_idx, kv_idx, *params):
-    """Of a function without a gradient, which has no backward pass."""
-    return math.nan
-
-
-def prepare_chain(score, nq, nk, real):
-    """Functions with gradients and parts, and their parameters, for `backward_scores`.
-
-    Raises
-    ------
-    TypeError
-        If Numba cannot compile a part, with its reason and the line that defines it.
-    """
-    stages = list(zip(score.stages(nq, nk), score.parts, strict=True))
-    for (_, _, params), parts in stages:
-        for part in parts:
-            _check(part.function, params, real, tuple, "an index and a number")
-    functions = ((fn, grad, tuple(p.function for p in parts)) for (fn, grad, _), parts in stages)
-    return tuple(functions), tuple(params for (_, _, params), _ in stages)
-
-
 def prepare(score, nq, nk, real):
-    """The compiled function of a `Score` and its parameters; `NO_SCORE` of None.
+    """A `Score` as a bound `TileFunction`; `ABSENT` of None.
 
     Raises
     ------
@@ -106,20 +47,113 @@ def prepare(score, nq, nk, real):
         If Numba cannot compile a function, with its reason and the line that defines it.
     """
     if score is None:
-        return NO_SCORE
+        return ABSENT
     stages = score.stages(nq, nk)
-    for fn, grad, params in stages:
-        for function in (fn, grad):
-            if function is not None:
-                _check(function, params, real)
+    params = contiguous(params for _, _, params in stages)
     functions = tuple((fn, grad) for fn, grad, _ in stages)
-    return _compiled(functions), tuple(params for _, _, params in stages)
+    return bind(_compiled(functions, kind_of(params), real), params)
 
 
-def _check(function, params, real, kind=(int, float), what="a number"):
+def contiguous(params):
+    """The parameters of every function, as records hold them."""
+    return tuple(tuple(_contiguous(x) for x in own) for own in params)
+
+
+def _contiguous(x):
+    if x.ndim and not x.flags.c_contiguous:
+        x = np.ascontiguousarray(x)
+        x.flags.writeable = False
+    return x
+
+
+@functools.lru_cache(maxsize=128)
+def _compiled(functions, kinds, real):
+    make = functools.partial(_tile_function, functions, kinds, real)
+    return compile_tile_function(make, "score", functions, str(kinds), real)
+
+
+def _tile_function(functions, kinds, real):
+    stages = [(jitted(fn), jitted(grad or _no_slope)) for fn, grad in functions]
+    check_stages(stages, kinds, real)
+    values, with_slopes, params_at = _values(stages), _with_slopes(stages), read(kinds)
+
+    @inlined
+    def tile(s, slope, step, rows, columns, b, h, q0, kv0, record):
+        params = params_at(record)
+        for i in range(rows):
+            x = carray(pointer(s + i * step, real), (columns,))
+            if slope == 0:
+                for j in range(columns):
+                    x[j] = values(x[j], b, h, q0 + i, kv0 + j, params) * LOG2_E
+            else:
+                derivatives = carray(pointer(slope + i * step, real), (columns,))
+                for j in range(columns):
+                    value, derivative = with_slopes(x[j], b, h, q0 + i, kv0 + j, params)
+                    x[j] = value * LOG2_E
+                    derivatives[j] = derivative
+
+    return tile
+
+
+def _values(stages):
+    """One function for those of ``(fn, grad)`` one after the other."""
+    if not stages:
+        return inlined(lambda s, b, h, q_idx, kv_idx, params: s)
+    (first, _), *others = stages
+    rest = _values(others)
+
+    @inlined
+    def run(s, b, h, q_idx, kv_idx, params):
+        s = first(s, b, h, q_idx, kv_idx, *params[0])
+        return rest(s, b, h, q_idx, kv_idx, params[1:])
+
+    return run
+
+
+def _with_slopes(stages):
+    """As `_values`, with the derivative."""
+    if not stages:
+        return inlined(lambda s, b, h, q_idx, kv_idx, params: (s, 1.0))
+    (first, slope), *others = stages
+    rest = _with_slopes(others)
+
+    @inlined
+    def run(s, b, h, q_idx, kv_idx, params):
+        own = slope(s, b, h, q_idx, kv_idx, *params[0])
+        x = first(s, b, h, q_idx, kv_idx, *params[0])
+        x, others = rest(x, b, h, q_idx, kv_idx, params[1:])
+        return x, own * others
+
+    return run
+
+
+def _no_slope(s, b, h, q_idx, kv_idx, *params):
+    """Of a function without a gradient, which has no backward pass."""
+    return math.nan
+
+
+def check_stages(stages, kinds, real):
+    """Compile the functions of ``(fn, grad)`` as they follow each other.
+
+    Raises
+    ------
+    TypeError
+        If Numba cannot compile one, or it returns no number.
+    """
+    s = from_dtype(np.dtype(real))
+    for functions, params in zip(stages, kinds, strict=True):
+        s, _ = (result_of(function, s, params, *NUMBER) for function in functions)
+
+
+def result_of(function, s, params, kind, what):
+    """The type that a jitted function returns for a score of type ``s`` and its parameters."""
+    name = where(function.py_func)
+    arguments = s, *(types.int64,) * 4, *params
     try:
-        result = jitted(function)(real(0), 0, 0, 0, 0, *params)
+        signature = typeof(function).get_call_type(cpu_target.typing_context, arguments, {})
     except NumbaError as error:
-        raise TypeError(f"score: {where(function)} cannot be compiled: {error}") from error
-    if not isinstance(result, kind):
-        raise TypeError(f"score: {where(function)} must return {what}, got {result!r}")
+        raise TypeError(f"score: {name} cannot be compiled: {error}") from error
+    result = signature.return_type
+    if not isinstance(result.type if isinstance(result, types.Optional) else result, kind):
+        raise TypeError(f"score: {name} must return {what}, got {result}")
+    return result

@@ -8,9 +8,9 @@ maximum: the weights show it.
 import math
 
 import numpy as np
-from numba import njit
 from numba.extending import overload
 
+from nbflash.backends.cpu.compiling import inlined
 from nbflash.backends.cpu.intrinsics import larger, power_of_two
 
 
@@ -47,14 +47,14 @@ def _exp2(x):
     return polynomial
 
 
-@njit
+@inlined
 def row_max(s, m):
     for j in range(s.size):
         m = larger(s[j], m)
     return m
 
 
-@njit(fastmath={"reassoc"})
+@inlined(fastmath={"reassoc"})
 def weights(s, m):
     """s <- P = 2**(s - m); returns the sum of P."""
     total = m * 0
@@ -65,7 +65,7 @@ def weights(s, m):
     return total
 
 
-@njit(fastmath={"contract"})
+@inlined(fastmath={"contract"})
 def weights_and_gradients(s, dp, lse, delta):
     """s <- P = 2**(s - lse), 0 where s is −∞;  dp <- dS = P ∘ (dP − δ), exactly 0 where P is."""
     zero = s.dtype.type(0)

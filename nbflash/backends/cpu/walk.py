@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from masks.tiles import BITS, FULL, INTERVAL
+from nbflash.backends.cpu.compiling import inlined
 from nbflash.backends.cpu.intrinsics import call_gemm, pointer
 
 _N, _T = ord("N"), ord("T")
@@ -50,20 +51,19 @@ class Operands(NamedTuple):
     blas: int
 
 
-@njit
-def operand(operands, tensor, b, h, first):
-    """``(address, row stride)`` of ``tensor[b, first, h, 0]``."""
-    address, batch, seq, head = operands.table[tensor]
-    return address + b * batch + h * head + first * seq, seq
+@inlined
+def operand(tensor, b, h, first):
+    """``(address, row stride)`` of element ``[b, first, h, 0]`` of a tensor of the table."""
+    return tensor[0] + b * tensor[1] + h * tensor[3] + first * tensor[2], tensor[2]
 
 
-@njit
+@inlined
 def row_of(walk, plane, row):
     at = plane * walk.n_row + row
     return np.int64(walk.row_ptr[at]), np.int64(walk.row_ptr[at + 1])
 
 
-@njit
+@inlined
 def _run_end(col_idx, p, stop):
     """End of the run of adjacent tiles that begins at p."""
     e = p + 1
@@ -72,7 +72,7 @@ def _run_end(col_idx, p, stop):
     return e
 
 
-@njit
+@inlined
 def products(walk, operands, alpha, own, n_own, other, p, stop, s):
     """S = α own otherᵀ for the tiles p..stop of a row (transposed walk: S = α other ownᵀ)."""
     tile, n = (walk.tile_m, walk.nq) if walk.transposed else (walk.tile_n, walk.nk)
@@ -94,13 +94,13 @@ def products(walk, operands, alpha, own, n_own, other, p, stop, s):
         p = e
 
 
-@njit
+@inlined
 def accumulate(walk, operands, w, other, acc, n_own, p, stop, careful):
     """acc += W other for the tiles p..stop of a row (transposed walk: acc += Wᵀ other)."""
     tile, n = (walk.tile_m, walk.nq) if walk.transposed else (walk.tile_n, walk.nk)
     blas, d, width = operands.blas, operands.head_dim, w.itemsize
     one = w.dtype.type(1)
-    at = 0
+    at = np.int64(0)  # as it is after a tile: what it is passed to is compiled once
     while p < stop:
         e = p + 1 if careful else _run_end(walk.col_idx, p, stop)
         first = walk.col_idx[p] * tile
@@ -117,7 +117,7 @@ def accumulate(walk, operands, w, other, acc, n_own, p, stop, careful):
         p = e
 
 
-@njit
+@inlined
 def _accumulate_nonzero(w, at, n_own, address, step, count, acc, transposed):
     """`accumulate` for one tile without touching what has weight 0."""
     d = acc.shape[1]
@@ -130,14 +130,14 @@ def _accumulate_nonzero(w, at, n_own, address, step, count, acc, transposed):
                     acc[i, c] += weight * row[c]
 
 
-@njit
+@inlined
 def _keep_bits(s, words):
     for j in range(s.size):
         if not (words[j >> 5] >> np.uint32(j & 31)) & np.uint32(1):
             s[j] = -np.inf
 
 
-@njit
+@inlined
 def place(walk, own, p, t):
     """First query and key of tile t of the row ``own``, and where in S its scores begin."""
     if walk.transposed:
@@ -145,7 +145,7 @@ def place(walk, own, p, t):
     return own * walk.tile_m, walk.col_idx[t] * walk.tile_n, 0, (t - p) * walk.tile_n
 
 
-@njit
+@inlined
 def mask(walk, plane, own, p, stop, s):
     """Set the masked scores of the tiles p..stop of row ``own`` to -inf."""
     for t in range(p, stop):
@@ -166,7 +166,7 @@ def mask(walk, plane, own, p, stop, s):
                 _keep_bits(scores, walk.bits[kind - BITS, i])
 
 
-@njit(fastmath={"reassoc"})
+@inlined(fastmath={"reassoc"})
 def is_finite(x):
     total = x.dtype.type(0)
     for i in range(x.shape[0]):
@@ -175,20 +175,20 @@ def is_finite(x):
     return total == 0
 
 
-@njit
+@inlined
 def fill(x, value):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             x[i, j] = value
 
 
-@njit
+@inlined
 def rescale(x, factor):
     for j in range(x.size):
         x[j] *= factor
 
 
-@njit
+@inlined
 def store(destination, x, factor):
     for i in range(x.shape[0]):
         row = carray(pointer(destination[0] + i * destination[1], x), (x.shape[1],))

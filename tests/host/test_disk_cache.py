@@ -1,0 +1,262 @@
+"""What is compiled of score functions on the CPU is found again, and never for another function."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import textwrap
+import types
+
+import numba
+import numpy as np
+import pytest
+from numba.core.event import install_recorder
+
+import nbflash
+from nbflash import scores
+from nbflash.backends.cpu import compiling, score
+from nbflash.disk_cache import sealed
+from nbflash.disk_cache.content import content_of
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    """An empty one for functions; the kernels are where they always are."""
+    monkeypatch.setattr(compiling, "directory", lambda: tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Import a source as the module ``user_scores``, as a process would that begins."""
+
+    def load(source):
+        path = tmp_path / "user_scores.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("user_scores", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "user_scores", module)
+        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
+        return module
+
+    return load
+
+
+def run(fn, params=()):
+    """The scores that kernels make of zeros, of three queries, and whether anything is compiled."""
+    q, own = np.zeros((1, 3, 1, 8), np.float32), scores.custom(fn, params=params)
+    with install_recorder("numba:compile") as compiled:
+        _, lse = nbflash.attention(q, q[:, :1], q[:, :1], score=own, return_lse=True)
+    return lse.ravel().tolist(), bool(compiled.buffer)
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+
+from numba.core.event import install_recorder
+
+import nbflash
+from nbflash import scores
+from nbflash.backends.cpu import compiling, score
+from nbflash.testing import make_qkv
+
+compiling.directory = lambda: Path(sys.argv[1])
+q, k, v, dout = make_qkv(1, 20, 20, 2, 1, 8)
+with install_recorder("numba:compile") as compiled:
+    for score in (scores.softcap(2), scores.alibi([0.5, 1.0])):
+        how = {"score": score, "dropout": 0.5, "seed": 1}
+        out, lse = nbflash.attention(q, k, v, return_lse=True, **how)
+        nbflash.attention_backward(dout, q, k, v, out, lse, **how)
+    nbflash.score_backward(dout, q, k, v, out, lse, **how)
+print(*(event.data["dispatcher"].py_func.__name__ for _, event in compiled.buffer))
+print(out.tobytes().hex())
+"""
+
+
+def test_a_second_process_compiles_nothing(directory):
+    """Kernels, scores of ours, dropout, gradients."""
+    command = [sys.executable, "-c", PROCESS, directory]
+    (compiled, first), (nothing, second) = (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        for _ in range(2)
+    )
+    assert {"tile", "_softcap", "_alibi", "_alibi_part"} <= set(compiled.split())
+    assert (nothing, second) == ("", first)
+    assert len(list(directory.iterdir())) == 4
+
+
+OWN = """
+    import math
+    from numba import njit
+
+    WEIGHT = 0.5
+
+    @njit
+    def helper(x):
+        return x + WEIGHT
+
+    def make(step):
+        def fn(s, b, h, q_idx, kv_idx, more=0.0):
+            # a comment
+            return helper(s) + step * q_idx + math.sqrt(4.0) + more
+        return fn
+
+    fn = make(1)
+"""
+CHANGES = {
+    "a constant": ("math.sqrt(4.0)", "math.sqrt(9.0)"),
+    "an operation": ("+ step * q_idx", "- step * q_idx"),
+    "a name": ("math.sqrt(4.0)", "math.exp(4.0)"),
+    "a default": ("more=0.0", "more=1.0"),
+    "a variable around it": ("make(1)", "make(2)"),
+    "what it calls": ("x + WEIGHT", "x - WEIGHT"),
+    "a global of what it calls": ("WEIGHT = 0.5", "WEIGHT = 0.25"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changed_is_compiled_anew(change, load):
+    """What has not is found: with another comment, and again after the change."""
+    first, compiled = run(load(OWN).fn)
+    assert compiled
+    assert run(load(OWN.replace("a comment", "another one\n")).fn) == (first, False)
+    changed = load(OWN.replace(*CHANGES[change]))
+    second, compiled = run(changed.fn)
+    assert compiled
+    assert second != first
+    np.testing.assert_allclose(second, [changed.fn(0.0, 0, 0, q, 0) for q in range(3)], rtol=1e-6)
+    assert run(load(OWN).fn) == (first, False)
+
+
+def test_the_types_of_parameters_count(load):
+    source = "def fn(s, b, h, q_idx, kv_idx, x):\n    return s + q_idx / x"
+    exact = [0.0, 0.5, 1.0]
+    for x in (np.float64(2), np.float32(2), np.int64(2), np.uint8(2)):
+        assert run(load(source).fn, (x,)) == (exact, True)
+        assert run(load(source).fn, (x + x.dtype.type(1),))[1] is False
+    source = source.replace("q_idx / x", "x[q_idx]")
+    for x in (np.array(exact), np.array(exact, np.float32)):
+        assert run(load(source).fn, (x,)) == (exact, True)
+        assert run(load(source).fn, (2 * x,)) == ([0.0, 1.0, 2.0], False)
+    assert run(load(source.replace("x[", "x[0, ")).fn, (np.array([exact]),)) == (exact, True)
+
+
+def test_what_was_compiled_with_other_globals_is_not_kept(load):
+    """Of a function that is called: Numba compiles it once."""
+    module = load(OWN)
+    module.helper(np.float32(0))
+    module.WEIGHT = 7.0
+    (old, *_), _ = run(module.fn)
+    assert old == 2.5
+    (new, *_), compiled = run(load(OWN.replace("0.5", "7.0")).fn)
+    assert (new, compiled) == (9.0, True)
+
+
+def test_what_changes_while_it_is_compiled_is_not_kept(load, monkeypatch, directory):
+    module, right = load(OWN), score.check_stages
+
+    def check_late(*stages):
+        module.WEIGHT = 7.0
+        right(*stages)
+
+    monkeypatch.setattr(score, "check_stages", check_late)
+    assert run(module.fn)[0][0] == 9.0
+    assert not directory.exists()
+
+
+def function_of(source, **names):
+    """The function ``f`` of a source, with globals of a module that is there."""
+    module = types.ModuleType("functions")
+    vars(module).update(numba=numba, np=np, **names)
+    exec(source, vars(module))
+    return module
+
+
+UNKNOWN = {
+    "array": "x = np.zeros(3)\ndef f(): return x[0]",
+    "object": "x = object()\ndef f(): return x",
+    "type": "class X: pass\ndef f(): return X",
+    "module": "import numba as x\ndef f(): return x.float32",
+    "around": "def make(x):\n    def f(): return x\n    return f\nf = make([object()])",
+    "not-yet": "def make():\n    def f(): return x\n    yield f\n    x = 1\nf = next(g := make())",
+    "undefined": "def f(): return nowhere",
+    "inside": "x = object()\ndef f(): return (lambda: x)()",
+    "default": "def f(x=object()): return x",
+    "signature": "@numba.njit('f8(f8)')\ndef g(x): return x\ndef f(): return g(1.0)",
+    "locals": "@numba.njit(locals={'x': numba.int8})\ndef g(x): return x\ndef f(): return g(1)",
+    "vectorized": "@numba.vectorize\ndef g(x): return x\ndef f(): return g(1.0)",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_contents_that_cannot_be_known(name, monkeypatch):
+    module = function_of(UNKNOWN[name])
+    monkeypatch.setitem(sys.modules, "functions", module)
+    assert content_of(1) is not None
+    assert content_of(module.f) is None
+
+
+def test_a_function_without_a_module_is_not_known():
+    """Its compiled code would look for it."""
+    namespace = {}
+    exec("def f(): return 1", namespace)
+    assert content_of(namespace["f"]) is None
+    assert content_of(namespace["f"].__code__) is not None
+
+
+def test_a_function_that_calls_itself(monkeypatch):
+    source = "@numba.njit\ndef g(n): return g(n - 1) if n else {}\ndef f(): return g(3)"
+    modules = [function_of(source.format(x)) for x in (1, 2, 1)]
+    contents = []
+    for module in modules:
+        monkeypatch.setitem(sys.modules, "functions", module)
+        contents.append(content_of(module.f))
+        assert contents[-1].jitted == (module.g,)
+    first, second, third = (content.digest for content in contents)
+    assert first == third != second
+
+
+def test_equal_values_of_other_types_differ():
+    values = 1, 1.0, True, 1 + 0j, "1", b"1", np.int64(1), np.float32(1), np.True_, (1,), [1], {1}
+    values += 0.0, -0.0, None, ..., {1: 2}, {2: 1}, float("nan"), abs, min, np.float64, float
+    assert len({content_of(x).digest for x in values}) == len(values)
+    assert content_of({3, 1, 2}) == content_of({2, 3, 1})
+
+
+def test_lines_count_where_something_is_raised(load):
+    """A traceback shows them."""
+    for body, same in (("return s", True), ("if s > 9: raise ValueError\n    return s", False)):
+        source = f"def fn(s, b, h, q_idx, kv_idx):\n    {body}"
+        one, other = (content_of(load("\n" * lines + source).fn) for lines in (0, 1))
+        assert (one == other) == same
+
+
+def test_a_broken_file_is_not_read(load, directory):
+    first, _ = run(load(OWN).fn)
+    (path,) = directory.iterdir()
+    whole = path.read_bytes()
+    for broken in (whole[:100] + b"?" + whole[101:], b""):
+        path.write_bytes(broken)
+        assert run(load(OWN).fn) == (first, True)
+        assert path.read_bytes() != broken
+    assert run(load(OWN).fn) == (first, False)
+
+
+def test_a_directory_that_cannot_be_written(load, directory, monkeypatch):
+    directory.write_text("a file")
+    with pytest.warns(UserWarning, match="compiled functions are not cached: .*kept"):
+        first, _ = run(load(OWN).fn)
+    monkeypatch.setattr(compiling, "directory", lambda: None)
+    assert run(load(OWN).fn) == (first, True)
+
+
+def test_the_oldest_files_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(sealed, "FILES", 3)
+    for i in range(6):
+        path = tmp_path / f"function-{i}.nbc"
+        sealed.write(path, b"x" * i)
+        assert sealed.read(path) == b"x" * i
+        (tmp_path / f"kernel-{i}.nbc").write_bytes(b"")
+    assert sorted(int(re.sub(r"\D", "", p.name)) for p in tmp_path.glob("function-*")) == [3, 4, 5]
+    assert len(list(tmp_path.iterdir())) == 9
