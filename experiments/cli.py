@@ -24,6 +24,7 @@ from experiments.options import (
     seqlens_option,
 )
 from nbflash.inputs.problem import DTYPES
+from nbflash.planning.dispatch import IMPLEMENTATIONS
 
 
 @click.group(
@@ -53,7 +54,7 @@ def cli(context):
     "the three stacked first. Fidelity to dense attention is then reported too.",
 )
 @device_option
-@impl_option
+@impl_option(*IMPLEMENTATIONS)
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
@@ -123,7 +124,7 @@ def sparsity(quick, full, device, out, **overrides):
 )
 @device_option
 @passes_option(*PASSES)
-@impl_option
+@impl_option(*IMPLEMENTATIONS)
 @click.option("--dtype", type=click.Choice(STORED), help="Input dtype, instead of the sweep's.")
 @head_dims_option
 @seqlens_option
@@ -257,7 +258,7 @@ def train(out, **options):
 @click.option("--feature", multiple=True, metavar="NAME", help="Only this; may be repeated.")
 @device_option
 @passes_option(FORWARD, BACKWARD)
-@impl_option
+@impl_option(*IMPLEMENTATIONS)
 @click.option("--dtype", type=click.Choice(STORED), help="Input dtype, instead of the sweep's.")
 @head_dims_option
 @seqlens_option
@@ -279,13 +280,7 @@ def features(out, feature, mask, head_dim, seqlen, **options):
 @cli.command()
 @click.option("--quick", is_flag=True, help="The cases of the figure alone, in fewer rounds.")
 @passes_option(*PASSES)
-@click.option(
-    "--impl",
-    type=click.Choice(["auto", "sm90", "simt"]),
-    default="auto",
-    show_default=True,
-    help="Implementation of nbflash; see python -m nbflash.",
-)
+@impl_option("sm90", "simt")
 @head_dims_option
 @seqlens_option
 @masks_option

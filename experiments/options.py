@@ -7,7 +7,6 @@ import click
 from experiments.harness.errors import BadInput
 from experiments.harness.passes import PASSES
 from nbflash.inputs.problem import DTYPES
-from nbflash.planning.dispatch import IMPLEMENTATIONS
 
 SIZE = click.IntRange(min=1)
 
@@ -63,13 +62,17 @@ def passes_option(*default, text="Which passes; both is one after the other, tim
     return click.option("--passes", default=",".join(default), **given)
 
 
-impl_option = click.option(
-    "--impl",
-    type=click.Choice(["auto", *IMPLEMENTATIONS]),
-    default="auto",
-    show_default=True,
-    help="Implementation of nbflash; see python -m nbflash.",
-)
+def impl_option(*names):
+    """The option ``--impl``."""
+    return click.option(
+        "--impl",
+        type=click.Choice(["auto", *names]),
+        default="auto",
+        show_default=True,
+        help="Implementation of nbflash; see python -m nbflash.",
+    )
+
+
 head_dims_option = click.option(
     "--head-dim", multiple=True, type=click.IntRange(1, 256), help="Only this; may be repeated."
 )

@@ -4,25 +4,29 @@ All of them run in shuffled rounds of one process, each in the memory layout it 
 results of nbflash are checked against the float64 reference before anything is timed.
 """
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-import nbflash
 from experiments.harness import sweeps
 from experiments.harness.backends import open_backend
+from experiments.harness.console import say
+from experiments.harness.grid import dense_case
 from experiments.harness.inputs import random_qkv
-from experiments.harness.oracle import Oracle, sample_rows, sampled
-from experiments.harness.passes import flops
+from experiments.harness.oracle import Oracle, sample_rows
+from experiments.harness.passes import BACKWARD, FORWARD, flops
 from experiments.harness.provenance import provenance
-from experiments.harness.timing import Timing, interleave
-from experiments.report.tables import progress, say, show, write_csv, wrote
+from experiments.harness.runner import Runner, Task, task_of
+from experiments.harness.setup import announce
+from experiments.harness.timing import first_calls
+from experiments.libraries.nbflash import Nbflash
+from experiments.libraries.sdpa import Sdpa
+from experiments.libraries.torch_base import why_not_torch
+from experiments.report.tables import show, speed_row, write_csv, wrote
 
 NBFLASH, NUMPY, TORCH = "nbflash cpu", "NumPy in place", "torch flash"
+_row = partial(speed_row, gflops=None, speed_of_nbflash=None)
 
 FIRST_CALL = """
 import json, time
@@ -38,27 +42,9 @@ print(json.dumps([1e3 * (forward - start), 1e3 * (time.perf_counter() - forward)
 """
 
 
-def nbflash_tasks(backend, host, check_rows):
-    """Forward and backward as callables, and the verdict on what they return."""
-    q, k, v, dout = host
-    rows = sample_rows(q.shape[1], check_rows)
-    oracle, plan = Oracle(*host, None, rows), nbflash.plan(q, k, v, impl="cpu")
-    out, lse = plan(q, k, v, out=backend.poisoned(q))
-    dq, dk, dv = plan.backward(sampled(dout, rows), q, k, v, out, lse)
-    verdicts = {
-        "forward": oracle.check("forward", out=out[:, rows], lse=lse[..., rows]),
-        "backward": oracle.check("backward", dq=dq[:, rows], dk=dk, dv=dv),
-    }
-    tasks = {
-        ("forward", NBFLASH): lambda: plan(q, k, v, out=out),
-        ("backward", NBFLASH): lambda: plan.backward(dout, q, k, v, out, lse),
-    }
-    return tasks, verdicts
-
-
-def numpy_tasks(host):
+def in_place(q, k, v):
     """Softmax attention head by head on one score matrix that is worked on in place."""
-    q, k, v = (np.ascontiguousarray(x[0].swapaxes(0, 1)) for x in host[:3])
+    q, k, v = (np.ascontiguousarray(x[0].swapaxes(0, 1)) for x in (q, k, v))
     s, out = np.empty((q.shape[1], k.shape[1]), q.dtype), np.empty_like(q)
     scale = q.dtype.type(q.shape[-1] ** -0.5)
 
@@ -71,94 +57,50 @@ def numpy_tasks(host):
             np.matmul(s, v[h], out=out[h])
             out[h] /= total
 
-    return {("forward", NUMPY): forward}
+    return forward
 
 
-def torch_tasks(host):
-    """Forward and backward of torch's flash kernel for CPUs; empty where torch is missing."""
-    try:
-        import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-    except ImportError:
-        return {}
-    *inputs, dout = (torch.from_numpy(np.ascontiguousarray(x.swapaxes(1, 2))) for x in host)
-    leaves = [x.clone().requires_grad_() for x in inputs]
+def makers_of(backend, arrays, check_rows):
+    """What makes the tasks, by implementation and pass; those of others are not checked."""
+    *inputs, dout = arrays
+    case = dense_case(inputs[0].shape)
+    oracle = Oracle(backend, arrays, None, sample_rows(case.shape[1], check_rows))
+    ours, out = Nbflash(*inputs, impl="cpu"), np.empty_like(inputs[0])
 
-    def attention(q, k, v):
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    def forward():
+        task = task_of(ours, case, FORWARD, oracle, arrays)
+        return replace(task, call=lambda: ours.plan(case)(*inputs, out=out)[0])
 
-    out = attention(*leaves)
-    return {
-        ("forward", TORCH): lambda: attention(*inputs),
-        ("backward", TORCH): lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True),
-    }
+    backward = partial(task_of, ours, case, BACKWARD, oracle, arrays)
+    found = {(NBFLASH, FORWARD): forward, (NBFLASH, BACKWARD): backward}
+    found[NUMPY, FORWARD] = lambda: Task(in_place(*inputs))
+    if not why_not_torch("cpu"):
+        theirs = Sdpa(*inputs, backend="FLASH_ATTENTION")
+        found[TORCH, FORWARD] = lambda: Task(theirs.forward(case))
+        found[TORCH, BACKWARD] = lambda: Task(theirs.backward(case, dout))
+    return found
 
 
 def speed(backend, sweep, shape, quick, seed):
     """Rows of one shape, one per pass and implementation."""
-    host = random_qkv(shape, np.float32, seed)
-    tasks, verdicts = nbflash_tasks(backend, host, sweep["check_rows"])
-    tasks |= numpy_tasks(host) | torch_tasks(host)
+    arrays = random_qkv(shape, np.float32, seed)
     rounds = 7 if quick else sweep["rounds"]
-    with progress(f"Timing, d={shape['head_dim']}", len(tasks) * (rounds + 1)) as advance:
-        timings = interleave(
-            tasks,
-            backend.clock,
-            rounds=rounds,
-            seconds=sweep["seconds"],
-            seed=seed,
-            progress=advance,
-        )
-    found = []
-    for (which, name), timing in timings.items():
-        verdict = verdicts[which] if name == NBFLASH else None
-        row = _row("speed", which, name, timing)
-        row["gflops"] = flops(host[0].shape, 1.0, which) / timing.median / 1e6
-        row["speed_of_nbflash"] = timing.median / timings[which, NBFLASH].median
-        if verdict:
-            row |= {"error": verdict.error, "budget": verdict.budget}
-        found.append(shape | row)
+    runner = Runner(backend.clock, sweep | {"rounds": rounds, "seed": seed})
+    makers = makers_of(backend, arrays, sweep["check_rows"])
+    timed, found = runner.measure(makers, f"Timing, d={shape['head_dim']}"), []
+    for (name, which), task in timed.items():
+        row = _row("speed", which, name, task.timing)
+        row["gflops"] = flops(arrays[0].shape, 1.0, which) / task.timing.median / 1e6
+        row["speed_of_nbflash"] = task.timing.median / timed[NBFLASH, which].timing.median
+        found.append(shape | row | task.checked)
     return found
-
-
-def _row(kind, what, name, timing):
-    return {
-        "kind": kind,
-        "what": what,
-        "implementation": name,
-        **timing.columns,
-        "gflops": None,
-        "speed_of_nbflash": None,
-        "error": None,
-        "budget": None,
-    }
 
 
 def first_use():
     """Rows of the first call in a new process, with an empty and with a filled kernel cache."""
-    with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, "-c", FIRST_CALL]
-        environment = os.environ | {"NUMBA_CACHE_DIR": cache}
-        found = []
-        for state in ("compiled", "cached"):
-            done = subprocess.run(
-                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-            )
-            times = json.loads(done.stdout.splitlines()[-1])
-            for name, duration in zip(("forward", "backward"), times, strict=True):
-                timing = Timing((duration,))
-                row = _row("first call of a process", f"{name}, {state}", NBFLASH, timing)
-                found.append({"batch": 1, "seqlen": 64, "heads": 2, "head_dim": 16} | row)
-    return found
-
-
-def _torch_version():
-    try:
-        import torch
-    except ImportError:
-        return ""
-    return torch.__version__
+    kind, shape = "first call of a process", {"batch": 1, "seqlen": 64, "heads": 2, "head_dim": 16}
+    found = first_calls(FIRST_CALL, "NUMBA_CACHE_DIR", cached=1)
+    return [shape | _row(kind, what, NBFLASH, timing) for what, timing in found.items()]
 
 
 def _show_speed(shape, rows):
@@ -178,24 +120,11 @@ def _show_speed(shape, rows):
 
 
 def run(out, seed=0, quick=False):
-    """Measure, print the tables and write ``cpu.csv`` to the directory ``out``.
-
-    Parameters
-    ----------
-    out : pathlib.Path
-    seed : int
-        Seed of the random inputs and of the order of the rounds.
-    quick : bool
-        One shape, few rounds, and no fresh process.
-
-    Returns
-    -------
-    list of dict
-        The rows of the CSV.
-    """
+    """Measure, print the tables and write ``cpu.csv`` to the directory ``out``."""
     backend, sweep = open_backend("cpu"), sweeps.load("cpu")
-    origin = provenance("cpu") | {"torch": _torch_version()}
-    say(f"[bold]{origin['device']}[/bold], float32, commit {origin['commit']}")
+    origin = provenance("cpu")
+    origin["torch"] = "" if why_not_torch("cpu") else Sdpa.version()
+    announce(origin, "float32")
     rows = []
     for shape in sweep["shape"][: 1 if quick else None]:
         found = speed(backend, sweep, shape, quick, seed)

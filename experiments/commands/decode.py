@@ -13,16 +13,18 @@ import numpy as np
 
 import masks
 import nbflash
-from experiments.harness import sweeps
-from experiments.harness.backends import open_backend, parse_dtype
-from experiments.harness.errors import OutOfBudget
-from experiments.harness.provenance import provenance
-from experiments.harness.timing import QueuedEvents, host_time, interleave
-from experiments.libraries.peers import NBFLASH, tensor, why_not_here
-from experiments.report.tables import progress, say, show, write_csv, wrote
+from experiments.harness.backends import parse_dtype
+from experiments.harness.console import say
+from experiments.harness.oracle import verdict_of
+from experiments.harness.passes import NBFLASH
+from experiments.harness.runner import Runner, Task
+from experiments.harness.setup import set_up
+from experiments.harness.timing import host_time
+from experiments.libraries.torch_base import tensor, why_not_torch
+from experiments.report.tables import show, write_csv, wrote
 from nbflash import reference
 from nbflash.definitions.quantised import dequantise, quantise
-from nbflash.testing import assert_within_reference, low_precision, make_qkv
+from nbflash.testing import low_precision, make_qkv
 
 COPY = "copy"
 SDPA = ("FLASH_ATTENTION", "CUDNN_ATTENTION")
@@ -91,13 +93,10 @@ class Problem:
             found.append([x.reshape(rows.shape) for x in both])
         return [np.concatenate(x, axis=2) for x in zip(*found, strict=True)]
 
-    def check(self, name, out, expected):
-        """The largest error of these sequences; OutOfBudget beyond the budget of one."""
-        try:
-            values = zip(out[self.checked], *expected, strict=True)
-            return max(assert_within_reference(*one, "out") for one in values)
-        except AssertionError as failure:
-            raise OutOfBudget(f"{name}: no timing is reported, {failure}") from None
+    def check(self, out, expected):
+        """Verdicts on these sequences; OutOfBudget beyond the budget of one."""
+        values = zip(out[self.checked], *expected, strict=True)
+        return [verdict_of(*one, "out") for one in values]
 
 
 def of_all(backend, x, batch):
@@ -131,12 +130,12 @@ def quantised(backend, problem, name):
 
 
 def nbflash_tasks(backend, problem, sweep, seed):
-    """Calls to time by the cache that they read, checked, with what is known of each.
+    """Tasks by the cache that they read, with what is known of each.
 
     Returns
     -------
-    dict of str to (callable, dict)
-        ``bytes`` that a call reads, ``density`` and ``error``.
+    dict of str to (Task, dict)
+        ``bytes`` that a call reads, and the ``density`` of the mask.
     """
     batch, keys, dtype = problem.batch, problem.keys, problem.q.dtype
     q, lengths = backend.array(problem.q), backend.array(np.full(batch, keys, np.int32))
@@ -146,8 +145,8 @@ def nbflash_tasks(backend, problem, sweep, seed):
 
     def add(name, *caches, read=size, density=1.0, expected=problem.plain, **options):
         call = partial(nbflash.decode, q, *caches, lengths, **options)
-        error = problem.check(name, backend.numpy(call()), expected)
-        found[name] = call, {"bytes": read * density, "density": density, "error": error}
+        task = Task(call, lambda out: problem.check(backend.numpy(out), expected))
+        found[name] = task, {"bytes": read * density, "density": density}
 
     add("contiguous", k, v)
     for page_size in sweep["pages"]:
@@ -167,8 +166,8 @@ def nbflash_tasks(backend, problem, sweep, seed):
 
 
 def torch_tasks(backend, problem):
-    """The same calls of torch's SDPA over contiguous caches, by backend; none without CUDA."""
-    if backend.device == "cpu" or why_not_here("sdpa-flash"):
+    """The same of torch's SDPA over contiguous caches, by backend; none without CUDA."""
+    if backend.device == "cpu" or why_not_torch():
         return {}
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -177,74 +176,81 @@ def torch_tasks(backend, problem):
     words = [of_all(backend, x, problem.batch) for x in (problem.k, problem.v)]
     arrays = backend.array(problem.q), *(x.view(dtype) for x in words)
     q, k, v = (tensor(x).transpose(1, 2) for x in arrays)
-    size, found = arrays[1].nbytes + arrays[2].nbytes, {}
+    known = {"bytes": arrays[1].nbytes + arrays[2].nbytes, "density": 1.0}
 
     def attention(which):
         with sdpa_kernel(which):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
-    for name in SDPA:
-        call = partial(attention, getattr(SDPBackend, name))
-        label = f"sdpa-{name.split('_')[0].lower()}"
-        try:
-            out = call().transpose(1, 2).float().cpu().numpy()
-        except RuntimeError as error:
-            say(f"{label} is left out: {str(error).splitlines()[0]}")
-            continue
-        error = problem.check(label, out.astype(dtype), problem.plain)
-        found[label] = call, {"bytes": size, "density": 1.0, "error": error}
-    return found
+    def check(out):
+        out = out.transpose(1, 2).float().cpu().numpy()
+        return problem.check(out.astype(dtype), problem.plain)
+
+    return {
+        f"sdpa-{name.split('_')[0].lower()}": (
+            Task(partial(attention, getattr(SDPBackend, name)), check),
+            known,
+        )
+        for name in SDPA
+    }
 
 
 def copy_task(backend, nbytes):
     """A copy of half as many bytes, which are then read and written."""
     source = backend.xp.ones(nbytes // 8, np.float32)
     target = backend.xp.empty_like(source)
-    return partial(backend.xp.copyto, target, source), {"bytes": nbytes}
+    return Task(partial(backend.xp.copyto, target, source)), {"bytes": nbytes, "density": None}
 
 
-def measure(backend, clock, problem, sweep, seed):
+def _left_out(key, error, stage):
+    """Whether torch has no kernel for this; that is said in a line."""
+    if key[0] in (NBFLASH, COPY) or not isinstance(error, RuntimeError):
+        return False
+    say(f"{key[0]} is left out: {str(error).splitlines()[0]}")
+    return True
+
+
+def measure(setup, problem):
     """Rows of one size."""
-    own, peers = nbflash_tasks(backend, problem, sweep, seed), torch_tasks(backend, problem)
-    tasks = {(NBFLASH, cache): task for cache, task in own.items()}
-    tasks |= {(library, "contiguous"): task for library, task in peers.items()}
-    tasks[COPY, ""] = copy_task(backend, sweep["copied"])
-    runs = {}
-    for key, (call, _) in tasks.items():
-        call()
-        runs[key] = clock.prepare(call)
-    how = {"rounds": sweep["rounds"], "seconds": sweep["seconds"], "seed": seed}
-    total = len(runs) * (sweep["rounds"] + 1)
-    with progress(f"Timing, {problem.batch} x {problem.keys}", total) as advance:
-        timings = interleave(runs, clock, **how, progress=advance)
-    of_copy = tasks[COPY, ""][1]["bytes"] / timings[COPY, ""].median / 1e6
+    backend, settings = setup.backend, setup.settings
+    own = nbflash_tasks(backend, problem, settings, settings["seed"])
+    peers = torch_tasks(backend, problem)
+    tasks = {(NBFLASH, cache): found for cache, found in own.items()}
+    tasks |= {(library, "contiguous"): found for library, found in peers.items()}
+    tasks[COPY, ""] = copy_task(backend, settings["copied"])
+    makers = {key: lambda task=task: task for key, (task, _) in tasks.items()}
+    runner = Runner(setup.clock, settings, _left_out)
+    timed = runner.measure(makers, f"Timing, {problem.batch} x {problem.keys}")
+    of_copy = tasks[COPY, ""][1]["bytes"] / timed[COPY, ""].timing.median / 1e6
     rows = []
-    for key, timing in timings.items():
-        call, known = tasks[key]
-        rate = known["bytes"] / timing.median / 1e6
+    for key, task in timed.items():
+        known = tasks[key][1]
+        rate = known["bytes"] / task.timing.median / 1e6
         on_host = key[0] == NBFLASH and backend.device == "cuda"
+        host = host_time(task.call, settings["host_calls"]) if on_host else None
         row = dict(zip(("library", "cache"), key, strict=True)) | problem.sizes
-        row |= {"density": None, "error": None} | known | timing.columns
-        row |= {"gb_per_s": rate, "over_copy": rate / of_copy}
-        row["host_us"] = 1e3 * host_time(call, sweep["host_calls"]).median if on_host else None
-        rows.append(row)
+        row |= {"density": known["density"], "error": task.error, "bytes": known["bytes"]}
+        row |= task.timing.columns | {"gb_per_s": rate, "over_copy": rate / of_copy}
+        rows.append(row | {"host_us": 1e3 * host.median if host else None})
     return rows
+
+
+def problems(settings, head_dims):
+    """The problems of a sweep, head dimension by head dimension and size by size."""
+    heads, seed = (settings["heads"], settings["heads_kv"]), settings["seed"]
+    for head_dim in head_dims:
+        for batch, keys in settings["sizes"]:
+            sizes = *heads, head_dim, settings["dtype"]
+            q, *_ = make_qkv(batch, 1, 1, *sizes, seed=seed)
+            _, k, v, _ = make_qkv(1, 1, keys, *sizes, seed=seed + 1)
+            yield Problem(q, k[0], v[0])
 
 
 def run(out, device="auto", seed=0, quick=False):
     """Measure, print the table, write ``decode.csv`` to the directory ``out``."""
-    backend, sweep = open_backend(device), sweeps.load("decode")
-    sweep |= sweep["quick" if quick else "full"] | sweep[backend.device]
-    dtype, origin = parse_dtype(sweep["dtype"]), provenance(backend.device)
-    say(f"[bold]{origin['device']}[/bold], {dtype.name}, commit {origin['commit']}")
-    clock = backend.clock if backend.device == "cpu" else QueuedEvents(sweep["sample_ms"])
-    rows = []
-    for batch, keys in sweep["sizes"]:
-        heads, head_dim = (sweep["heads"], sweep["heads_kv"]), sweep["head_dim"]
-        q, *_ = make_qkv(batch, 1, 1, *heads, head_dim, dtype, seed=seed)
-        _, k, v, _ = make_qkv(1, 1, keys, *heads, head_dim, dtype, seed=seed + 1)
-        found = measure(backend, clock, Problem(q, k[0], v[0]), sweep, seed)
-        rows += [row | origin for row in found]
+    setup, rows = set_up("decode", "quick" if quick else "full", device, seed=seed), []
+    for problem in problems(setup.settings, [setup.settings["head_dim"]]):
+        rows += [row | setup.origin for row in measure(setup, problem)]
         write_csv(out / "decode.csv", rows)
     show("decode", COLUMNS, [[row[key] for key in KEYS] for row in rows])
     wrote(out / "decode.csv")

@@ -1,16 +1,17 @@
 """features: what score functions, dropout and attention sinks cost over plain attention.
 
 Each is checked and timed in shuffled rounds with plain attention as in
-:mod:`experiments.harness.runner`. A sink is `nbflash.merge_sink` after the kernel and
+:mod:`experiments.harness.comparison`. A sink is `nbflash.merge_sink` after the kernel and
 `nbflash.merge_sink_backward` before it. On Hopper softcap and ALiBi are to take at most 1.15 times
 as long as plain attention, dropout at most 1.5 times.
 """
 
 from functools import partial
 
+from experiments.harness.comparison import measure_all, refuse
 from experiments.harness.errors import BadInput
 from experiments.harness.passes import BACKWARD, FORWARD, over_base
-from experiments.harness.runner import measure_all, refuse, set_up
+from experiments.harness.setup import set_up
 from experiments.libraries.features import FEATURES, PLAIN, Featured
 from experiments.report.tables import show, size_of, write_csv, wrote
 
@@ -59,46 +60,26 @@ def run(
     seed=0,
     passes=(FORWARD, BACKWARD),
     features=(),
+    dtype=None,
     **chosen,
 ):
     """Measure, print the tables, write ``features.csv`` to the directory ``out``.
 
-    Parameters
-    ----------
-    out : pathlib.Path
-    quick : bool
-        The section of the sweep.
-    device : {"auto", "cpu", "cuda"}
-    impl : str
-        Implementation of nbflash.
-    seed : int
-        Seed of the inputs and of the order of the rounds.
-    passes : sequence of {"forward", "backward", "both"}
-    features : sequence of str
-        Names of `FEATURES`; empty for all.
-    **chosen
-        ``dtype`` instead of the sweep's, and ``names``, ``head_dims`` and ``seqlens`` of
-        `read_cases`.
-
-    Raises
-    ------
-    OutOfBudget
-        If a result is wrong, or none is left.
+    Takes the options of the command; ``chosen`` are ``names``, ``head_dims`` and ``seqlens`` of
+    `read_cases`.
     """
     names, section = chosen_features(features), "quick" if quick else "full"
-    chosen |= {"device": device, "seed": seed}
-    _, cases, clock, settings, origin = set_up("features", section, **chosen)
-    rows = []
+    setup, rows = set_up("features", section, device, dtype, seed, **chosen), []
 
     def keep(found):
         found = beside_plain(found)
         show_passes(found)
-        rows.extend(row | origin for row in found)
+        rows.extend(row | setup.origin for row in found)
         write_csv(out / "features.csv", rows)
 
-    how = {"xp": settings["xp"], "impl": impl}
+    how = {"xp": setup.backend.xp, "impl": impl}
     factories = {name: partial(Featured, name=name, **how) for name in names}
-    wrong = measure_all(cases, clock, factories, settings | {"own": names}, passes, keep)
+    wrong = measure_all(setup, factories, passes, keep, own=names)
     if rows:
         wrote(out / "features.csv")
     refuse(wrong, rows)

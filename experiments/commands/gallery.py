@@ -3,14 +3,17 @@
 from rich.columns import Columns
 from rich.panel import Panel
 
+from experiments.harness.console import console, progress, say
 from experiments.harness.errors import BadInput, OutOfBudget
 from experiments.harness.patterns import PATTERNS
 from experiments.harness.provenance import provenance
 from experiments.report.figures import draw_gallery
-from experiments.report.tables import console, progress, say, show, write_csv, wrote
+from experiments.report.tables import show, write_csv, wrote
 
 PICTURE = 16
 BLOCKS_AT_LEAST = 8
+STATISTICS = ("token_density", "tile_density", "fill", "full", "interval", "bits", "row_max")
+STATISTICS += ("row_mean", "components", "layers")
 
 
 def chosen(only):
@@ -45,16 +48,7 @@ def row_of(pattern, mask, seqlen, block):
         "cells": counted,
         "closed_form": expected,
         "formula": pattern.formula,
-        "token_density": stats.token_density,
-        "tile_density": stats.tile_density,
-        "fill": stats.fill,
-        "full": stats.full,
-        "interval": stats.interval,
-        "bits": stats.bits,
-        "row_max": stats.row_max,
-        "row_mean": stats.row_mean,
-        "components": stats.components,
-        "layers": stats.layers,
+        **{name: getattr(stats, name) for name in STATISTICS},
     }
 
 
@@ -77,25 +71,12 @@ def run(seqlen, block, only, out):
         for pattern, mask in zip(patterns, built, strict=True)
     )
     console.print(Columns(pictures))
-    columns = {
-        "pattern": "",
-        "cells": ",d",
-        "= closed form": "",
-        "tokens": ".1%",
-        "tiles": ".1%",
-        "fill": ".2f",
-        "full": "d",
-        "interval": "d",
-        "bits": "d",
-        "layers": "d",
-    }
+    columns = {"pattern": "", "cells": ",d", "= closed form": "", "tokens": ".1%", "tiles": ".1%"}
+    columns |= {"fill": ".2f", "full": "d", "interval": "d", "bits": "d", "layers": "d"}
     keys = ("pattern", "cells", "formula", "token_density", "tile_density", "fill")
     keys += ("full", "interval", "bits", "layers")
-    show(
-        f"{seqlen} tokens, blocks and tiles of {block}",
-        columns,
-        [[row[key] for key in keys] for row in rows],
-    )
+    cells = [[row[key] for key in keys] for row in rows]
+    show(f"{seqlen} tokens, blocks and tiles of {block}", columns, cells)
     say(
         "cells: counted one by one, equal to the closed form; tokens, tiles: share that is "
         "attended, share that is visited; fill: attended share of the visited tiles; full, "

@@ -7,12 +7,14 @@ the closed form.
 
 import numpy as np
 
+from experiments.harness.backends import open_backend
+from experiments.harness.console import progress, say
 from experiments.harness.errors import OutOfBudget
 from experiments.harness.oracle import Oracle
 from experiments.harness.provenance import provenance
 from experiments.harness.sweeps import cases, load
 from experiments.libraries import paper_algorithms as alg
-from experiments.report.tables import progress, say, show, write_csv, wrote
+from experiments.report.tables import show, write_csv, wrote
 from nbflash.testing import make_qkv
 
 STANDARD, FLASH = "0: standard", "1: flash"
@@ -58,7 +60,7 @@ def count(sweep, n, head_dim, sram, case=None, seed=0):
     """
     q, k, v, dout = make_qkv(1, n, n, 1, 1, head_dim, np.float32, seed)
     mask = None if case is None else case.mask
-    oracle = Oracle(q, k, v, dout, mask, np.arange(n))
+    oracle = Oracle(open_backend("cpu"), (q, k, v, dout), mask, np.arange(n))
     keep, live, density = None, None, 1.0
     if case is not None:
         b_c, b_r = alg.block_sizes(sram, head_dim)
@@ -69,7 +71,10 @@ def count(sweep, n, head_dim, sram, case=None, seed=0):
     for name, (run, closed_form, theta) in _algorithms(n, head_dim, sram, live).items():
         hbm = alg.HBM(Q=q[0, :, 0], K=k[0, :, 0], V=v[0, :, 0])
         run(hbm, keep)
-        verdict = oracle.check(f"{name}, {n=}", out=hbm["O"][None, :, None])
+        try:
+            (verdict,) = oracle.check(out=hbm["O"][None, :, None])
+        except OutOfBudget as error:
+            raise OutOfBudget(f"{name}, {n=}: {error}") from None
         if hbm.accesses != closed_form:
             raise OutOfBudget(f"{name}, {n=}: counted {hbm.accesses}, closed form {closed_form}")
         rows.append(
@@ -113,26 +118,9 @@ def run(out, seed=0):
         for problem in todo:
             rows += count(*problem, seed=seed)
             advance()
-    columns = {
-        "algorithm": "",
-        "mask": "",
-        "N": "d",
-        "M": "d",
-        "density": ".1%",
-        "reads": ",d",
-        "writes": ",d",
-        "/ Θ": ".2f",
-    }
-    keys = (
-        "algorithm",
-        "mask",
-        "n",
-        "sram",
-        "density",
-        "reads",
-        "writes",
-        "accesses_over_theta",
-    )
+    columns = {"algorithm": "", "mask": "", "N": "d", "M": "d", "density": ".1%"}
+    columns |= {"reads": ",d", "writes": ",d", "/ Θ": ".2f"}
+    keys = ("algorithm", "mask", "n", "sram", "density", "reads", "writes", "accesses_over_theta")
     show("HBM accesses of one head, in elements", columns, [[r[key] for key in keys] for r in rows])
     say(
         "Θ: N d + N² for Algorithm 0 and N² d² / M for Algorithm 1 (Theorem 2), N d + s N² d² / M "

@@ -1,15 +1,17 @@
 """Runtime against sequence length, and beside the FlashAttention paper's at its own problem.
 
 The masks of a length are checked and timed against each other as in
-:mod:`experiments.harness.runner`, one length after the other.
+:mod:`experiments.harness.comparison`, one length after the other.
 """
 
 from functools import partial
 
-from experiments.harness.passes import DENSE, PASSES, over_base
-from experiments.harness.runner import measure_all, refuse, set_up
-from experiments.libraries.peers import NBFLASH, Nbflash
-from experiments.report.tables import say, show, write_csv, wrote
+from experiments.harness.comparison import measure_all, refuse
+from experiments.harness.console import say
+from experiments.harness.passes import DENSE, NBFLASH, PASSES, over_base
+from experiments.harness.setup import set_up
+from experiments.libraries.nbflash import Nbflash
+from experiments.report.tables import show, write_csv, wrote
 
 PAPER = "paper"
 COLUMNS = {"mask": "", "d": "d", "N": "d", "density": ".1%", "ms": ".3f", "p10": ".3f"}
@@ -104,41 +106,28 @@ def run(
 ):
     """Measure, print the tables, write ``seqlen.csv`` and ``seqlen.png`` to the directory ``out``.
 
-    Parameters
-    ----------
-    out : pathlib.Path
-    section : {"full", "quick", "paper"}
-        Files are named ``seqlen-paper`` for the last.
-    device : {"auto", "cpu", "cuda"}
-    impl : str
-        Implementation of nbflash.
-    dtype : str, optional
-        Instead of the sweep's.
-    seed : int
-        Seed of the inputs and of the order of the rounds.
-    passes : sequence of {"forward", "backward", "both"}
-    **chosen
-        ``names``, ``head_dims`` and ``seqlens`` of `read_cases`.
+    Takes the options of the command; ``chosen`` are ``names``, ``head_dims`` and ``seqlens`` of
+    `read_cases`. Files of the section ``paper`` are named ``seqlen-paper``.
     """
     from experiments.report.figures import draw_seqlen
 
-    chosen |= {"device": device, "dtype": dtype, "seed": seed}
-    sweep, cases, clock, settings, origin = set_up("seqlen", section, **chosen)
+    setup = set_up("seqlen", section, device, dtype, seed, **chosen)
     stem, rows = f"seqlen-{PAPER}" if section == PAPER else "seqlen", []
+    paper = setup.sweep[PAPER]
 
     def keep(found):
         found = beside_dense(found)
         if section == PAPER:
-            found = beside_paper(found, sweep[PAPER], origin["device"])
-        rows.extend(row | origin for row in found)
+            found = beside_paper(found, paper, setup.origin["device"])
+        rows.extend(row | setup.origin for row in found)
         write_csv(out / f"{stem}.csv", rows)
 
     factories = {NBFLASH: partial(Nbflash, impl=impl)}
-    wrong = measure_all(cases, clock, factories, settings, passes, keep)
+    wrong = measure_all(setup, factories, passes, keep)
     if rows:
         show_passes(rows)
         if section == PAPER:
-            show_paper(rows, sweep[PAPER])
+            show_paper(rows, paper)
         draw_seqlen(rows, out / f"{stem}.png")
         wrote(out / f"{stem}.csv", out / f"{stem}.png")
     refuse(wrong, rows)

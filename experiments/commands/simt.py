@@ -6,11 +6,6 @@ is poisoned, computed and checked against the float64 reference before it is tim
 matrix product of the same device, timed in the same run, says how fast it can be.
 """
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from functools import partial
 
 import numpy as np
@@ -19,19 +14,25 @@ import masks
 import nbflash
 from experiments.harness import sweeps
 from experiments.harness.backends import open_backend
-from experiments.harness.errors import OutOfBudget
+from experiments.harness.console import say
+from experiments.harness.grid import dense_case
 from experiments.harness.inputs import random_qkv
-from experiments.harness.oracle import Oracle, sample_rows, sampled
-from experiments.harness.passes import flops
+from experiments.harness.oracle import Oracle, sample_rows, verdict_of
+from experiments.harness.passes import BACKWARD, FORWARD, flops
 from experiments.harness.provenance import provenance
-from experiments.harness.timing import Timing, host_time, interleave
-from experiments.report.tables import progress, say, show, write_csv, wrote
-from nbflash.testing import assert_within_reference, error_budget
+from experiments.harness.runner import Runner, Task, task_of
+from experiments.harness.setup import announce
+from experiments.harness.timing import first_calls, host_time
+from experiments.libraries.nbflash import Nbflash
+from experiments.libraries.sdpa import Sdpa
+from experiments.libraries.torch_base import why_not_torch
+from experiments.report.tables import show, speed_row, write_csv, wrote
 
-FORWARD, ONE_PASS, TWO_PASS = "forward", "backward, one pass", "backward, two passes"
+ONE_PASS, TWO_PASS = "backward, one pass", "backward, two passes"
 FORMS = {ONE_PASS: False, TWO_PASS: True}
 NBFLASH, TORCH = "nbflash simt", "torch memory-efficient"
 PRODUCT = "matrix product"
+_row = partial(speed_row, tflops=None)
 
 FIRST_CALL = """
 import importlib, json, time
@@ -49,118 +50,37 @@ print(json.dumps([1e3 * (forward - start), 1e3 * (time.perf_counter() - forward)
 """
 
 
-def nbflash_tasks(backend, host, check_rows, impl="simt"):
-    """Calls to time, each checked already, and the worst verdict of each.
-
-    Returns
-    -------
-    tasks : dict of (pass, implementation) to callable
-    verdicts : dict of (pass, implementation) to Verdict
-    verify : callable
-        ``verify(key, result)`` holds the result of a timed call to the budget again.
-    """
-    q, k, v, dout = map(backend.array, host)
-    rows = sample_rows(host[0].shape[1], check_rows)
-    oracle = Oracle(*host, None, rows)
-    plan = nbflash.plan(q, k, v, impl=impl)
-    out, lse = plan(q, k, v, out=backend.poisoned(q))
-    got = {"out": backend.take(out, rows), "lse": backend.take(lse, rows, axis=2)}
-    verdicts = {(FORWARD, NBFLASH): oracle.check(FORWARD, **got)}
-    tasks = {(FORWARD, NBFLASH): partial(plan, q, k, v)}
-    only = backend.array(sampled(host[3], rows))
+def makers_of(backend, arrays, check_rows, impl="simt"):
+    """What makes the tasks, by implementation and pass; those of torch are not checked."""
+    *inputs, dout = arrays
+    case = dense_case(inputs[0].shape)
+    oracle = Oracle(backend, arrays, None, sample_rows(case.shape[1], check_rows))
+    task = partial(task_of, case=case, oracle=oracle, arrays=arrays)
+    found = {(NBFLASH, FORWARD): partial(task, Nbflash(*inputs, impl), which=FORWARD)}
     for form, deterministic in FORMS.items():
-        _poison_pool(backend, (q, k, v))
-        backward = partial(plan.backward, deterministic=deterministic)
-        dq, dk, dv = backward(only, q, k, v, out, lse)
-        got = {"dq": backend.take(dq, rows), "dk": backend.numpy(dk), "dv": backend.numpy(dv)}
-        verdicts[form, NBFLASH] = oracle.check(form, **got)
-        tasks[form, NBFLASH] = partial(backward, dout, q, k, v, out, lse)
-
-    def verify(key, result):
-        if key in verdicts:
-            array = "out" if key[0] == FORWARD else "dq"
-            oracle.check(f"{key[0]}, as timed", **{array: backend.take(result[0], rows)})
-
-    return tasks, verdicts, verify
-
-
-def _poison_pool(backend, like):
-    """Leave NaN in the memory that the next allocations of these sizes get from CuPy's pool."""
-    held = [backend.poisoned(x) for x in like]
-    del held
-
-
-def torch_tasks(backend, host):
-    """The same calls of torch's memory-efficient kernel; empty where torch has no CUDA."""
-    try:
-        import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-    except ImportError:
-        return {}
-    if not torch.cuda.is_available():
-        return {}
-    q, k, v, dout = (
-        torch.from_dlpack(backend.array(np.ascontiguousarray(x.transpose(0, 2, 1, 3))))
-        for x in host
-    )
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-
-    def forward():
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(*inputs)
-
-    out = forward()
-    return {
-        (FORWARD, TORCH): forward,
-        (ONE_PASS, TORCH): lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True),
-    }
+        library = Nbflash(*inputs, impl, deterministic=deterministic)
+        found[NBFLASH, form] = partial(task, library, which=BACKWARD)
+    if backend.device == "cuda" and not why_not_torch():
+        theirs = Sdpa(*inputs, backend="EFFICIENT_ATTENTION")
+        found[TORCH, FORWARD] = lambda: Task(theirs.forward(case))
+        found[TORCH, ONE_PASS] = lambda: Task(theirs.backward(case, dout))
+    return found
 
 
 def speed(backend, sweep, quick, seed):
     """Rows of the speed table, one per shape, pass and implementation."""
     found = []
     for shape in sweep["shape"][: 1 if quick else None]:
-        host = random_qkv(shape, np.float32, seed)
-        tasks, verdicts, verify = nbflash_tasks(backend, host, sweep["check_rows"])
-        tasks |= torch_tasks(backend, host)
+        arrays = [backend.array(x) for x in random_qkv(shape, np.float32, seed)]
         rounds = 7 if quick else sweep["rounds"]
-        label = f"Timing, d={shape['head_dim']}"
-        with progress(label, len(tasks) * (rounds + 1)) as advance:
-            timings = interleave(
-                tasks,
-                backend.clock,
-                rounds=rounds,
-                seconds=sweep["seconds"],
-                seed=seed,
-                keep=verify,
-                progress=advance,
-            )
-        for key, timing in timings.items():
-            which, name = key
-            verdict = verdicts.get(key)
-            work = flops(host[0].shape, 1.0, which.split(",")[0])
-            found.append(
-                shape
-                | _row("speed", which, name, timing)
-                | {
-                    "tflops": work / timing.median / 1e9,
-                    "error": verdict.error if verdict else None,
-                    "budget": verdict.budget if verdict else None,
-                }
-            )
+        runner = Runner(backend.clock, sweep | {"rounds": rounds, "seed": seed})
+        makers = makers_of(backend, arrays, sweep["check_rows"])
+        timed = runner.measure(makers, f"Timing, d={shape['head_dim']}")
+        for (name, which), task in timed.items():
+            row = shape | _row("speed", which, name, task.timing) | task.checked
+            work = flops(arrays[0].shape, 1.0, which.split(",")[0])
+            found.append(row | {"tflops": work / task.timing.median / 1e9})
     return found
-
-
-def _row(kind, what, name, timing):
-    return {
-        "kind": kind,
-        "what": what,
-        "implementation": name,
-        **timing.columns,
-        "tflops": None,
-        "error": None,
-        "budget": None,
-    }
 
 
 def product(backend, n, rounds, seconds, seed):
@@ -175,23 +95,16 @@ def product(backend, n, rounds, seconds, seed):
     part = host[0][:2], host[1][:, -256:]
     exact = np.matmul(*(x.astype(np.float64) for x in part))
     low = np.stack([np.cumsum(row[:, None] * part[1], axis=0)[-1] for row in part[0]])
-    errors = []
 
-    def verify(_, result):
-        got = backend.numpy(result[:2, -256:])
-        try:
-            errors.append(assert_within_reference(got, exact, low, PRODUCT))
-        except AssertionError as failure:
-            raise OutOfBudget(f"no timing is reported, {failure}") from None
+    def check(result):
+        return [verdict_of(backend.numpy(result[:2, -256:]), exact, low, PRODUCT)]
 
-    task = partial(backend.xp.matmul, a, b)
-    verify(PRODUCT, task())
-    tasks = {PRODUCT: task}
-    timing = interleave(tasks, backend.clock, rounds=rounds, seconds=seconds, keep=verify)[PRODUCT]
+    runner = Runner(backend.clock, {"rounds": rounds, "seconds": seconds, "seed": seed})
+    makers = {PRODUCT: lambda: Task(partial(backend.xp.matmul, a, b), check)}
+    task = runner.measure(makers)[PRODUCT]
     shape = dict.fromkeys(("batch", "seqlen", "heads", "head_dim"))
-    row = _row(PRODUCT, f"{n} x {n} x {n}", f"{backend.xp.__name__} matmul", timing)
-    speed = {"tflops": 2 * n**3 / timing.median / 1e9}
-    return shape | row | speed | {"error": max(errors), "budget": error_budget(exact, low)}
+    row = _row(PRODUCT, f"{n} x {n} x {n}", f"{backend.xp.__name__} matmul", task.timing)
+    return shape | row | task.checked | {"tflops": 2 * n**3 / task.timing.median / 1e9}
 
 
 def host_cost(backend, sweep, seed):
@@ -215,26 +128,9 @@ def host_cost(backend, sweep, seed):
 def first_use(sweep):
     """Rows of the first call in a new process, with an empty and with a filled kernel cache."""
     shape = {"batch": 1, "seqlen": 256, "heads": 2, "head_dim": 64}
-    times = []
-    with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"NBFLASH_CACHE_DIR": cache}
-        for _ in range(1 + sweep["processes"]):
-            done = subprocess.run(
-                [sys.executable, "-c", FIRST_CALL],
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            times.append(json.loads(done.stdout.splitlines()[-1]))
-    found = []
-    for state, samples in (("compiled", times[:1]), ("cached", times[1:])):
-        for name, durations in zip(
-            ("forward", "backward"), zip(*samples, strict=True), strict=True
-        ):
-            row = _row("first call of a process", f"{name}, {state}", NBFLASH, Timing(durations))
-            found.append(shape | row)
-    return found
+    found = first_calls(FIRST_CALL, "NBFLASH_CACHE_DIR", sweep["processes"])
+    kind = "first call of a process"
+    return [shape | _row(kind, what, NBFLASH, timing) for what, timing in found.items()]
 
 
 def run(out, seed=0, quick=False):
@@ -243,7 +139,7 @@ def run(out, seed=0, quick=False):
 
     backend, sweep = open_backend("cuda"), sweeps.load("simt")
     origin = provenance("cuda")
-    say(f"[bold]{origin['device']}[/bold], float32, commit {origin['commit']}")
+    announce(origin, "float32")
     fast = speed(backend, sweep, quick, seed)
     peak = product(backend, sweep["product"], sweep["rounds"], sweep["seconds"], seed)
     other = host_cost(backend, sweep, seed) + first_use(sweep)

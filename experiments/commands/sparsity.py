@@ -5,7 +5,7 @@ softmax on the same array library once, in a shuffled order.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +15,16 @@ import masks
 import nbflash
 from experiments.harness import sweeps
 from experiments.harness.backends import open_backend, parse_dtype
-from experiments.harness.errors import BadInput, OutOfBudget, one_line
+from experiments.harness.console import progress
+from experiments.harness.errors import BadInput, one_line
+from experiments.harness.grid import block_density
 from experiments.harness.inputs import load_qkv, random_qkv
-from experiments.harness.oracle import Oracle, Verdict, nearest, sample_rows, sampled
-from experiments.harness.passes import BACKWARD, BASELINE, BOTH, DENSE, FORWARD, PASSES, both
-from experiments.harness.timing import Timing, interleave
+from experiments.harness.oracle import Oracle, sample_rows
+from experiments.harness.passes import BACKWARD, BASELINE, BOTH, DENSE, FORWARD, PASSES
+from experiments.harness.runner import Runner, Task, task_of
+from experiments.harness.timing import Timing
 from experiments.libraries.dense import DenseBaseline, fits_in_memory
-from experiments.report.tables import progress
+from experiments.libraries.nbflash import Nbflash
 
 BLOCKS_AT_LEAST = 16
 GPU_TILE = 128
@@ -49,24 +52,19 @@ class Settings:
 
 @dataclass
 class Run:
-    """One mask with its plan, what was found out about it and how long it took."""
+    """One mask with its plan, what was found out about it and how long each pass took."""
 
-    family: str
-    label: str
-    expression: str
+    case: sweeps.SweptMask
     density: float
     plan: nbflash.AttentionPlan
     oracle: Oracle
-    out: object = None
-    lse: object = None
-    verdicts: dict[str, Verdict] = None
-    timings: dict[str, Timing] = None
+    tasks: dict[str, Task] = field(default_factory=dict)
     output_error: float | None = None
     coverage: float | None = None
 
     @property
     def name(self):
-        return f"{self.family} {self.label}".strip()
+        return f"{self.case.family} {self.case.label}".strip()
 
 
 @dataclass(frozen=True)
@@ -129,22 +127,33 @@ def measure(settings):
         If a result is wrong; nothing is timed then.
     """
     backend = open_backend(settings.device)
-    host = _inputs(settings)
-    nq = host[0].shape[1]
-    block = block_size(settings, nq)
-    arrays = [backend.array(x) for x in host]
-    cases = sweeps.cases(settings.families, nq, block)
-    every = [sweeps.Case(DENSE, "", DENSE, None), *cases]
+    arrays = [backend.array(x) for x in _inputs(settings)]
+    shape, library = arrays[0].shape, Nbflash(*arrays[:3], impl=settings.impl)
+    block = block_size(settings, shape[1])
+    cases = sweeps.cases(settings.families, shape[1], block)
+    every = [sweeps.SweptMask(DENSE, "", DENSE, None), *cases]
+    runner, runs = Runner(backend.clock, asdict(settings)), []
+    ready = {which: {} for which in PASSES}
     with progress("Checking against the reference", len(every)) as advance:
-        runs = []
         for case in every:
-            runs.append(_checked_run(case, settings, backend, host, arrays, block))
+            run = _planned(case, settings, backend, arrays, library, block)
+            for which, make in _makers(library, run, arrays).items():
+                ready[which] |= runner.prepare({run.name: make})
+            run.oracle.forget("dk", "dv")
+            runs.append(run)
             advance()
     if settings.input is not None:
-        _measure_fidelity(backend, host, runs)
-    middle = sorted(runs, key=lambda run: run.density)[len(runs) // 2]
-    baseline = _time(settings, backend, arrays, runs, middle)
-    return Result(settings, host[0].shape, host[1].shape[2], block, runs[1:], runs[0], baseline)
+        _measure_fidelity(backend, arrays, runs)
+    if fits_in_memory(backend, shape, arrays[0].dtype):
+        middle = sorted(runs, key=lambda run: run.density)[len(runs) // 2]
+        for which, make in _baseline(backend, arrays, middle).items():
+            ready[which] |= runner.prepare({BASELINE: make})
+    timed = {which: runner.time(ready[which], f"Timing, {which}") for which in PASSES}
+    for run in runs:
+        run.tasks = {which: tasks[run.name] for which, tasks in timed.items()}
+        run.tasks[BOTH].verdicts += run.tasks[FORWARD].verdicts
+    baseline = {which: x[BASELINE].timing for which, x in timed.items() if BASELINE in x}
+    return Result(settings, shape, arrays[1].shape[2], block, runs[1:], runs[0], baseline)
 
 
 def _inputs(settings):
@@ -155,30 +164,23 @@ def _inputs(settings):
     return random_qkv(problem, dtype, settings.seed)
 
 
-def _checked_run(case, settings, backend, host, arrays, block):
-    """Plan one mask and hold both passes to their budgets."""
-    q, k, v, _ = arrays
+def _planned(case, settings, backend, arrays, library, block):
+    """The run of one mask, with what its results are checked by."""
     try:
-        plan = nbflash.plan(q, k, v, case.mask, impl=settings.impl)
+        plan = library.plan(case)
     except (ValueError, TypeError) as error:
         raise BadInput(one_line(error)) from None
     density = 1.0 if case.mask is None else block_density(case.mask, block)
-    rows = sample_rows(q.shape[1], settings.check_rows, settings.seed, tile_height(plan))
-    oracle = Oracle(*host, case.mask, rows)
-    run = Run(case.family, case.label, case.expression, density, plan, oracle)
-    run.out, run.lse = plan(q, k, v, out=backend.poisoned(q))
-    grads = plan.backward(backend.array(sampled(host[3], rows)), q, k, v, run.out, run.lse)
-    out, lse, dq, dk, dv = map(backend.numpy, (run.out, run.lse, *grads))
-    run.verdicts = {
-        FORWARD: oracle.check(run.name, out=out[:, rows], lse=lse[:, :, rows]),
-        BACKWARD: oracle.check(run.name, dq=dq[:, rows], dk=dk, dv=dv),
-    }
-    run.verdicts[BOTH] = nearest(run.verdicts.values())
-    oracle.forget("dk", "dv")
-    for name, array in {"out": out, "dq": dq}.items():
-        if not np.isfinite(array).all():
-            raise OutOfBudget(f"{run.name}: no timing is reported, {name} is not finite")
-    return run
+    rows = sample_rows(arrays[0].shape[1], settings.check_rows, settings.seed, tile_height(plan))
+    return Run(case, density, plan, Oracle(backend, arrays, case.mask, rows))
+
+
+def _makers(library, run, arrays):
+    """What makes the tasks of one mask, by pass; those of `BOTH` are what the others check."""
+    task = partial(task_of, library, run.case, oracle=run.oracle, arrays=arrays)
+    check = lambda gradients: run.oracle.check(dq=gradients[0])
+    both = lambda: Task(library.both(run.case, arrays[3]), check)
+    return {FORWARD: partial(task, FORWARD), BACKWARD: partial(task, BACKWARD), BOTH: both}
 
 
 def tile_height(plan):
@@ -194,73 +196,31 @@ def tile_height(plan):
     return math.gcd(plan.schedule.tile_m, GPU_TILE) // 2
 
 
-def block_density(mask, block):
-    """Share of the block × block cells of a mask in which anything is attended."""
-    kinds = mask.tiles(block, block).kinds
-    return kinds.nnz / (kinds.shape[0] * kinds.shape[1])
-
-
-def _measure_fidelity(backend, host, runs):
+def _measure_fidelity(backend, arrays, runs):
     """Fill in how far each output lies from dense attention and what the mask keeps of it."""
-    q, k, _, _ = host
-    exact = backend.numpy(runs[0].out).astype(np.float64)
+    q, k, v, _ = arrays
+    host, exact = (backend.numpy(q), backend.numpy(k)), None
     with progress("Fidelity to dense attention", len(runs)) as advance:
         for run in runs:
-            out = backend.numpy(run.out).astype(np.float64)
+            out = backend.numpy(run.plan(q, k, v)[0]).astype(np.float64)
+            exact = out if exact is None else exact
             run.output_error = float(np.linalg.norm(out - exact) / np.linalg.norm(exact))
-            dense = run.family == DENSE
-            run.coverage = 1.0 if dense else float(np.mean(masks.coverage(q, k, run.plan.mask)))
+            dense = run.case.mask is None
+            run.coverage = 1.0 if dense else float(np.mean(masks.coverage(*host, run.plan.mask)))
             advance()
 
 
-def _time(settings, backend, arrays, runs, middle):
-    """Time every pass; fills in ``run.timings`` and returns those of the baseline.
+def _baseline(backend, arrays, run):
+    """What makes the tasks of dense masked softmax, checked by the oracle of one run.
 
-    The baseline computes all scores whatever the mask, so one mask stands for all of them.
+    It computes all scores whatever the mask, so one mask stands for all of them.
     """
-    baseline = None
-    if fits_in_memory(backend, arrays[0].shape, arrays[0].dtype):
-        baseline = DenseBaseline(backend, *arrays, backend.array(_dense(middle)))
-    by_name = {run.name: run for run in runs} | {BASELINE: middle}
-    timings = {}
-    for which, array in PASSES.items():
-        tasks = _tasks(which, arrays, runs, baseline)
+    n, mask = arrays[0].shape[1], run.case.mask
+    keep = np.ones((n, n), bool) if mask is None else mask.dense()
+    baseline = DenseBaseline(backend, *arrays, backend.array(keep))
 
-        def verify(name, result, array=array):
-            oracle = by_name[name].oracle
-            got = {array: backend.take(result[0], oracle.rows)}
-            oracle.check(f"{name}, as timed", **got)
+    def make(which, array):
+        check = lambda result: run.oracle.check(**{array: result[0]})
+        return Task(getattr(baseline, which), check)
 
-        with progress(f"Timing, {which}", len(tasks) * (settings.rounds + 1)) as advance:
-            timings[which] = interleave(
-                tasks,
-                backend.clock,
-                rounds=settings.rounds,
-                seconds=settings.seconds,
-                seed=settings.seed,
-                keep=verify,
-                progress=advance,
-            )
-    for run in runs:
-        run.timings = {which: found[run.name] for which, found in timings.items()}
-    return {which: found[BASELINE] for which, found in timings.items() if BASELINE in found}
-
-
-def _dense(run):
-    """The mask of a run as a boolean array (seqlen, seqlen)."""
-    n = run.plan.problem.nq
-    return np.ones((n, n), bool) if run.family == DENSE else run.plan.mask.dense()
-
-
-def _tasks(which, arrays, runs, baseline):
-    """Calls to time: the first thing each returns is out or dq in the public layout."""
-    q, k, v, dout = arrays
-    make = {
-        FORWARD: lambda run: partial(run.plan, q, k, v),
-        BACKWARD: lambda run: partial(run.plan.backward, dout, q, k, v, run.out, run.lse),
-        BOTH: lambda run: partial(both, run.plan, dout, q, k, v),
-    }[which]
-    tasks = {run.name: make(run) for run in runs}
-    if baseline is not None:
-        tasks[BASELINE] = getattr(baseline, which)
-    return tasks
+    return {which: partial(make, which, array) for which, array in PASSES.items()}

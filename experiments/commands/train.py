@@ -11,14 +11,15 @@ from pathlib import Path
 import masks
 from experiments.harness import sweeps
 from experiments.harness.backends import open_backend
+from experiments.harness.console import progress, say
 from experiments.harness.errors import BadInput, OutOfBudget
+from experiments.harness.passes import NBFLASH
 from experiments.harness.provenance import provenance
 from experiments.harness.timing import WallClock, host_time, interleave
-from experiments.libraries.peers import NBFLASH
-from experiments.report.tables import progress, say, show, write_csv, wrote
+from experiments.report.tables import show, write_csv, wrote
 from nbflash.testing import assert_within_reference
 
-NOVEL = Path(__file__).parent / "data" / "pride_and_prejudice.txt"
+NOVEL = Path(__file__).parents[1] / "data" / "pride_and_prejudice.txt"
 SDPA, SPARSE = "sdpa", "nbflash, sparse"
 COLUMNS = {"model": "", "tokens": "d", "batch": "d", "attention": "", "ms a step": ".2f"}
 COLUMNS |= {"p10": ".2f", "p90": ".2f", "tokens/s": ",.0f", "/ sdpa": ".3f", "loss": ".3f"}

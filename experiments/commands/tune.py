@@ -1,25 +1,21 @@
 """Configurations of the Hopper kernels against each other: what their tables are chosen from.
 
 For each head dimension and mask the rows of the table in the source and the candidates of
-``sweeps/tune.toml`` are checked and timed in shuffled rounds, as in
-:mod:`experiments.harness.runner`, each configuration in the place of a library. The table agrees
-where what it chooses for the mask is the fastest, or is not told from it: its median is within the
-fastest one's 90th percentile.
+``sweeps/tune.toml`` are checked and timed in shuffled rounds, each configuration in the place of a
+library of :mod:`experiments.harness.comparison`. The table agrees where what it chooses for the
+mask is the fastest, or is not told from it: its median is within the fastest one's 90th percentile.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
-from experiments.harness import sweeps
-from experiments.harness.backends import open_backend, parse_dtype
-from experiments.harness.errors import BadInput, OutOfBudget
-from experiments.harness.grid import read_cases
-from experiments.harness.passes import BACKWARD, FORWARD, flops
-from experiments.harness.provenance import provenance
-from experiments.harness.runner import describe, left_out, measure_all
-from experiments.harness.timing import QueuedEvents
-from experiments.libraries.peers import DENSE, Nbflash
-from experiments.report.tables import say, show, size_of, write_csv, wrote
+from experiments.harness.comparison import describe, measure_all
+from experiments.harness.console import left_out, say
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.passes import BACKWARD, DENSE, FORWARD, flops
+from experiments.harness.setup import set_up
+from experiments.libraries.nbflash import Nbflash
+from experiments.report.tables import show, size_of, write_csv, wrote
 
 PROBLEM = ("dtype", "head_dim", "negate")
 SAID = ("consumers", "tile_m", "tile_n", "full_tiles")  # by the size of the tile and the mask
@@ -105,7 +101,7 @@ class Configured(Nbflash):
     def label(self, case):
         return self._name
 
-    def _plan(self, case):
+    def _make_plan(self, case):
         from nbflash import AttentionPlan
         from nbflash.inputs.attention_spec import AttentionSpec
         from nbflash.inputs.problem import check_forward
@@ -224,39 +220,18 @@ def _regime(row):
 def run(out, seed=0, quick=False, passes=(FORWARD, BACKWARD), **chosen):
     """Measure, print the tables, write ``tune.csv`` to the directory ``out``.
 
-    Parameters
-    ----------
-    out : pathlib.Path
-    seed : int
-        Seed of the inputs and of the order of the rounds.
-    quick : bool
-        The section of the sweep.
-    passes : sequence of {"forward", "backward"}
-    **chosen
-        ``names`` and ``head_dims`` of `read_cases`.
-
-    Raises
-    ------
-    OutOfBudget
-        If what the table chooses is wrong or does not run.
+    Takes the options of the command; ``chosen`` are ``names`` and ``head_dims`` of `read_cases`.
+    OutOfBudget is raised, last, where what the table chooses is wrong or does not run.
     """
-    from nbflash.planning.dispatch import why_not_here
-
-    section, sweep = "quick" if quick else "full", sweeps.load("tune")
-    cases = read_cases(sweep, section, **chosen)
-    backend, dtype = open_backend("cuda"), parse_dtype(sweep["dtype"])
-    if reasons := why_not_here("sm90"):
-        raise BadInput("; ".join(reasons))
-    origin, clock = provenance("cuda"), QueuedEvents(sweep["sample_ms"])
-    say(f"[bold]{origin['device']}[/bold], {dtype.name}, commit {origin['commit']}")
-    settings = sweep | sweep[section] | {"seed": seed, "xp": backend.xp, "dtype": dtype}
+    section = "quick" if quick else "full"
+    setup = set_up("tune", section, "cuda", seed=seed, impl="sm90", **chosen)
     rows, missing = [], []
     for which in passes:
-        for shape, of_shape in cases.items():
-            found = compare(which, shape, of_shape, clock, settings, missing)
+        for shape in setup.cases:
+            found = compare(setup, which, shape, missing)
             if found:
                 show_rows(found)
-                rows += [row | origin for row in found]
+                rows += [row | setup.origin for row in found]
                 write_csv(out / "tune.csv", rows)
     if rows:
         show_verdicts(rows)
@@ -267,18 +242,18 @@ def run(out, seed=0, quick=False, passes=(FORWARD, BACKWARD), **chosen):
     return rows
 
 
-def compare(which, shape, cases, clock, settings, missing):
+def compare(setup, which, shape, missing):
     """Rows of one pass at one shape; cases whose choice by the table failed go to ``missing``."""
-    dtype, head_dim = settings["dtype"].name, shape[3]
-    configs = candidates(which, dtype, head_dim, settings.get(which, []))
+    dtype, head_dim, cases = setup.settings["dtype"].name, shape[3], setup.cases[shape]
+    configs = candidates(which, dtype, head_dim, setup.settings.get(which, []))
     if not configs:
         return []
     factories = {
         name: partial(Configured, which=which, name=name, config=config)
         for name, config in configs.items()
     }
-    measured = []
-    measure_all({shape: cases}, clock, factories, settings, (which,), measured.extend)
+    measured, setup = [], replace(setup, cases={shape: cases})
+    measure_all(setup, factories, (which,), measured.extend)
     table = table_of(which, dtype, head_dim)
     names, found = set(map(name_of, table)), []
     for case in cases:

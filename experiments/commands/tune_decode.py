@@ -11,18 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from experiments.commands.decode import Problem, of_all, quantised
+from experiments.commands.decode import of_all, problems, quantised
 from experiments.commands.tune import judged, within_reach
-from experiments.harness import sweeps
-from experiments.harness.backends import open_backend, parse_dtype
-from experiments.harness.errors import BadInput, OutOfBudget
-from experiments.harness.provenance import provenance
-from experiments.harness.runner import left_out
-from experiments.harness.timing import QueuedEvents, interleave
-from experiments.report.tables import progress, say, show, write_csv, wrote
+from experiments.harness.console import left_out
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.runner import Runner, Task
+from experiments.harness.setup import set_up
+from experiments.report.tables import show, write_csv, wrote
 from nbflash.backends.split_kv.splits import most_splits, splits_for
 from nbflash.inputs.decode_problem import Cache, check_decode
-from nbflash.testing import make_qkv
 
 COLUMNS = {"keys a tile": "d", "stages": "d", "blocks": "d", "shares": "d", "ms": ".4f"}
 COLUMNS |= {"p10": ".4f", "p90": ".4f", "GB/s": ",.0f", "× fastest": ".3f", "": ""}
@@ -85,32 +82,40 @@ def caches_of(backend, problem, name):
     return Cache(*(x.view(problem.q.dtype) for x in caches), lengths), problem.plain
 
 
-def compare(backend, clock, problem, name, sweep, seed):
+def compare(setup, problem, name):
     """Rows of one size and cache, the choice of table and rule first."""
+    backend = setup.backend
     q, (cache, expected) = backend.array(problem.q), caches_of(backend, problem, name)
-    checked, runs, dtype = check_decode(q, cache), {}, cache.k_cache.dtype.name
-    choices = candidates(checked, multiprocessors_of(checked), sweep)
-    for choice in choices:
-        call = decoder_of(*choice, checked, q, cache)
-        try:
-            problem.check(name_of(*choice), backend.numpy(call()), expected)
-            runs[choice] = clock.prepare(call)
-        except OutOfBudget as error:
-            if choice == choices[0]:
-                raise
-            left_out(name_of(*choice), f"{problem.batch} x {problem.keys}, {dtype}", error)
-    how = {"rounds": sweep["rounds"], "seconds": sweep["seconds"], "seed": seed}
-    title = f"Timing, {problem.batch} x {problem.keys}, {dtype}"
-    with progress(title, len(runs) * (sweep["rounds"] + 1)) as advance:
-        timings = interleave(runs, clock, **how, progress=advance)
+    checked, dtype = check_decode(q, cache), cache.k_cache.dtype.name
+    choices = {
+        name_of(*choice): choice
+        for choice in candidates(checked, multiprocessors_of(checked), setup.settings)
+    }
+    first = next(iter(choices))
+
+    def check(out):
+        return problem.check(backend.numpy(out), expected)
+
+    def leave_out(key, error, stage):
+        if key == first or not isinstance(error, OutOfBudget):
+            return False
+        left_out(key, f"{problem.batch} x {problem.keys}, {dtype}{stage}", error)
+        return True
+
+    makers = {
+        key: lambda choice=choice: Task(decoder_of(*choice, checked, q, cache), check)
+        for key, choice in choices.items()
+    }
+    runner = Runner(setup.clock, setup.settings, leave_out)
+    timed = runner.measure(makers, f"Timing, {problem.batch} x {problem.keys}, {dtype}")
     read = cache.k_cache, cache.v_cache, cache.k_scale, cache.v_scale
     nbytes, rows = sum(x.nbytes for x in read if x is not None), []
-    for (config, splits), timing in timings.items():
-        geometry = {key: getattr(config, key) for key in ("tile_n", "stages", "min_blocks")}
-        row = problem.sizes | {"cache": dtype}
-        row |= {"config": name_of(config, splits)} | geometry | {"splits": splits} | timing.columns
-        rows.append(row | {"gb_per_s": nbytes / timing.median / 1e6})
-    return judged(rows, name_of(*choices[0]))
+    for key, task in timed.items():
+        config, splits = choices[key]
+        geometry = {name: getattr(config, name) for name in ("tile_n", "stages", "min_blocks")}
+        row = problem.sizes | {"cache": dtype, "config": key} | geometry | {"splits": splits}
+        rows.append(row | task.timing.columns | {"gb_per_s": nbytes / task.timing.median / 1e6})
+    return judged(rows, first)
 
 
 def multiprocessors_of(problem):
@@ -133,30 +138,15 @@ def show_rows(rows):
 def run(out, seed=0, quick=False):
     """Measure, print the tables, write ``tune-decode.csv`` to the directory ``out``.
 
-    Raises
-    ------
-    OutOfBudget
-        If what table and rule choose is wrong; a candidate that is wrong is left out.
+    OutOfBudget is raised where what table and rule choose is wrong; other candidates are left out.
     """
-    from nbflash.planning.dispatch import why_not_here
-
-    section, sweep = "quick" if quick else "full", sweeps.load("tune-decode")
-    sweep |= sweep[section]
-    backend, dtype = open_backend("cuda"), parse_dtype(sweep["dtype"])
-    if reasons := why_not_here("sm90"):
-        raise BadInput("; ".join(reasons))
-    origin, clock, rows = provenance("cuda"), QueuedEvents(sweep["sample_ms"]), []
-    say(f"[bold]{origin['device']}[/bold], {dtype.name}, commit {origin['commit']}")
-    heads = sweep["heads"], sweep["heads_kv"]
-    for head_dim in sweep["head_dim"]:
-        for batch, keys in sweep["sizes"]:
-            q, *_ = make_qkv(batch, 1, 1, *heads, head_dim, dtype, seed=seed)
-            _, k, v, _ = make_qkv(1, 1, keys, *heads, head_dim, dtype, seed=seed + 1)
-            problem = Problem(q, k[0], v[0])
-            for name in ("", *sweep["quantised"]):
-                found = compare(backend, clock, problem, name, sweep, seed)
-                show_rows(found)
-                rows += [row | origin for row in found]
-                write_csv(out / "tune-decode.csv", rows)
+    section, rows = "quick" if quick else "full", []
+    setup = set_up("tune-decode", section, "cuda", seed=seed, impl="sm90")
+    for problem in problems(setup.settings, setup.settings["head_dim"]):
+        for name in ("", *setup.settings["quantised"]):
+            found = compare(setup, problem, name)
+            show_rows(found)
+            rows += [row | setup.origin for row in found]
+            write_csv(out / "tune-decode.csv", rows)
     wrote(out / "tune-decode.csv")
     return rows

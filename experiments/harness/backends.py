@@ -25,14 +25,6 @@ class Backend:
         """``x`` in host memory."""
         return x if isinstance(x, np.ndarray) else x.get()
 
-    def take(self, x, rows, axis=1):
-        """Some rows of a device array, in host memory."""
-        return self.numpy(self.xp.take(x, self.array(rows), axis=axis))
-
-    def poisoned(self, like):
-        """An array of ``like``'s shape and dtype full of NaN."""
-        return self.xp.full(like.shape, np.nan, like.dtype)
-
 
 def open_backend(device):
     """The backend for ``device``: ``"cpu"``, ``"cuda"`` or ``"auto"`` (CUDA where there is one)."""

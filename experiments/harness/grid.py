@@ -1,12 +1,52 @@
 """The cases of a sweep that compares libraries, lengths or configurations, shape by shape."""
 
+from dataclasses import dataclass
+
 import masks
-from experiments.commands.sparsity import block_density
 from experiments.harness.errors import BadInput
-from experiments.libraries.peers import BLOCKS, CAUSAL, DENSE, Case
+from experiments.harness.passes import DENSE
+
+CAUSAL, BLOCKS = "causal", "blocks"
 
 #: Tables of a sweep, and the keys of a mask that say where it is run in them.
 SECTIONS = ("full", "quick", "paper")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mask at one shape.
+
+    Attributes
+    ----------
+    name : str
+        Of the mask.
+    kind : {"dense", "causal", "blocks"}
+    mask : masks.Mask or None
+        None without one.
+    density : float
+        Share of the scores that count as work: a half for causal.
+    tile : int or None
+        Block size.
+    shape : (batch, seqlen, heads, head_dim)
+    """
+
+    name: str
+    kind: str
+    mask: masks.Mask | None
+    density: float
+    tile: int | None
+    shape: tuple[int, int, int, int]
+
+
+def dense_case(shape):
+    """The call without a mask."""
+    return Case(DENSE, DENSE, None, 1.0, None, shape)
+
+
+def block_density(mask, block):
+    """Share of the block × block cells of a mask in which anything is attended."""
+    kinds = mask.tiles(block, block).kinds
+    return kinds.nnz / (kinds.shape[0] * kinds.shape[1])
 
 
 def read_cases(sweep, section, names=(), head_dims=(), seqlens=()):

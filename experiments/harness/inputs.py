@@ -19,6 +19,19 @@ def random_qkv(problem, dtype, seed):
     return make_qkv(problem["batch"], n, n, heads, heads, problem["head_dim"], dtype, seed)
 
 
+def random_inputs(xp, shape, dtype, seed):
+    """The same of one shape, drawn by the array library; bfloat16 are float32 draws cut off."""
+    rng = xp.random.default_rng(seed)
+    found = []
+    for _ in range(4):
+        x = rng.standard_normal(shape, dtype=np.float32)
+        if dtype.name == "bfloat16":
+            x, bits = xp.empty(shape, dtype), x.view(np.uint32) >> 16
+            x.view(np.uint16)[...] = bits
+        found.append(x.astype(dtype, copy=False))
+    return found
+
+
 def load_qkv(path, dtype, seed):
     """A user's q, k and v with a standard normal dout.
 

@@ -5,6 +5,7 @@ FORWARD, BACKWARD, BOTH = "forward", "backward", "both"
 #: Pass to the array that is checked after timing. `BOTH` is one after the other, timed as one call.
 PASSES = {FORWARD: "out", BACKWARD: "dq", BOTH: "dq"}
 
+NBFLASH = "nbflash"
 DENSE = "dense"
 BASELINE = "baseline"
 
@@ -42,12 +43,6 @@ def over_base(rows, column, base, same):
 
     of = {key(row): row["median_ms"] for row in rows if row[column] == base}
     return [row["median_ms"] / of[key(row)] if key(row) in of else None for row in rows]
-
-
-def both(plan, dout, q, k, v):
-    """dQ, dK and dV by the two passes of a plan."""
-    out, lse = plan(q, k, v)
-    return plan.backward(dout, q, k, v, out, lse)
 
 
 def live(row):

@@ -1,246 +1,165 @@
-"""Check and time several implementations of attention on the same inputs, case by case.
+"""Check, time against each other, check again: how every command measures.
 
-Results are checked against dense masked softmax in float64, on a sample of query rows with all
-their keys, before they are timed and after. What cannot be loaded, raises or is wrong is named in
-one line and left out.
+A call is timed only after what it returns was held to its budget, and what the last timed call
+returned is held to it again.
 """
 
-import textwrap
-import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 
-import numpy as np
-
-from experiments.harness import sweeps
-from experiments.harness.backends import open_backend, parse_dtype
-from experiments.harness.device_oracle import (
-    GRADIENTS,
-    DeviceOracle,
-    poison,
-    random_inputs,
-    sampled,
-)
-from experiments.harness.errors import OutOfBudget, one_line
-from experiments.harness.grid import read_cases
-from experiments.harness.oracle import sample_rows
-from experiments.harness.passes import FORWARD, flops
-from experiments.harness.provenance import provenance
-from experiments.harness.timing import QueuedEvents, interleave
-from experiments.libraries.peers import NBFLASH
-from experiments.report.tables import console, progress, say
+from experiments.harness.console import progress
+from experiments.harness.errors import OutOfBudget
+from experiments.harness.oracle import GRADIENTS, nearest, poison, sampled
+from experiments.harness.passes import FORWARD
+from experiments.harness.timing import Timing, interleave
 
 
-class Bench:
-    """All libraries at one shape.
-
-    Parameters
-    ----------
-    xp : module
-        Library of the arrays.
-    clock : QueuedEvents or WallClock
-    arrays : q, k, v, dout in the public layout
-    factories : dict of str to callable
-        Library to its adapter for q, k and v.
-    settings : dict
-        ``check_rows``, ``check_heads``, ``rounds``, ``seconds`` and ``seed``; ``own``, which
-        libraries are nbflash, if it is not the one of this name.
+@dataclass
+class Task:
+    """A call to time.
 
     Attributes
     ----------
-    wrong : list of str
-        Where results of nbflash were outside their budget.
+    call : callable
+    check : callable, optional
+        ``check(result)`` gives a list of Verdict of what the call returns, or raises OutOfBudget.
+    verdicts : list of Verdict
+        What was found so far.
+    run : object
+        What the clock is given for the call.
+    timing : Timing or None
+        Once it is measured.
     """
 
-    def __init__(self, xp, clock, arrays, factories, settings):
-        self._xp, self._clock, self._arrays, self._settings = xp, clock, arrays, settings
-        self._libraries, self.wrong = {}, []
-        self._own = settings.get("own", (NBFLASH,))
-        for name, factory in factories.items():
+    call: object
+    check: object = None
+    verdicts: list = field(default_factory=list)
+    run: object = None
+    timing: Timing = None
+
+    @property
+    def error(self):
+        """The largest of all that was checked; None where nothing was."""
+        return max((verdict.error for verdict in self.verdicts), default=None)
+
+    @property
+    def checked(self):
+        """Columns of a table: error and budget of what came nearest to it, None without either."""
+        if not self.verdicts:
+            return {"error": None, "budget": None}
+        verdict = nearest(self.verdicts)
+        return {"error": verdict.error, "budget": verdict.budget}
+
+    def verify(self, result):
+        if self.check is not None:
+            self.verdicts += self.check(result)
+
+
+def task_of(library, case, which, oracle, arrays):
+    """One pass of a library, of which all that it returns is checked here.
+
+    Parameters
+    ----------
+    library : libraries.base.Library
+    case : harness.grid.Case
+    which : {"forward", "backward", "both"}
+    oracle : Oracle
+    arrays : q, k, v, dout
+    """
+    *inputs, dout = arrays
+    if which == FORWARD:
+        poison(oracle.xp, *inputs)
+        results = library.results(case)
+        found = oracle.check(**{key: x for key, x in results.items() if key in oracle.arrays})
+        del results
+        return Task(library.forward(case), lambda out: oracle.check(out=out), found)
+    make, only = partial(getattr(library, which), case), sampled(oracle.xp, dout, oracle.rows)
+    poison(oracle.xp, *inputs)
+    gradients = make(only)()
+    found = oracle.check(**dict(zip(GRADIENTS, gradients, strict=True)))
+    del gradients
+    return Task(make(dout), lambda gradients: oracle.check(dq=gradients[0]), found)
+
+
+class Runner:
+    """Measures tasks in shuffled rounds.
+
+    Parameters
+    ----------
+    clock : WallClock or CudaEvents
+    settings : dict
+        ``rounds``, ``seconds`` and ``seed`` of `interleave`; more is ignored.
+    leave_out : callable, optional
+        ``leave_out(key, error, stage)`` says whether the rest goes on without the task of this key,
+        which raised ``error``; ``stage`` is " as timed" for the results of timed calls. Without it
+        nothing is left out.
+    """
+
+    def __init__(self, clock, settings, leave_out=lambda key, error, stage: False):
+        self._clock, self._leave_out = clock, leave_out
+        self._rounds = {key: settings[key] for key in ("rounds", "seconds", "seed")}
+
+    def measure(self, makers, label=None):
+        """`prepare` and `time`."""
+        return self.time(self.prepare(makers), label)
+
+    def prepare(self, makers):
+        """The tasks whose results are right.
+
+        Parameters
+        ----------
+        makers : dict of str or tuple of str to callable
+            Each makes a Task.
+
+        Raises
+        ------
+        OutOfBudget
+            If a result is wrong and is not to be left out.
+        """
+        ready = {}
+        for key, make in makers.items():
             try:
-                self._libraries[name] = factory(*arrays[:3])
+                task = make()
+                task.verify(task.call())
+                task.run = self._clock.prepare(task.call)
             except Exception as error:
-                left_out(name, f"d={arrays[0].shape[-1]}, N={arrays[0].shape[1]}", error)
+                self._failed(key, error)
+            else:
+                ready[key] = task
+        return ready
 
-    def measure(self, case, passes):
-        """Rows of one case; a backward pass that nbflash lacks is not measured for the others."""
-        batch, n, heads, _ = case.shape
-        rows = sample_rows(n, self._settings["check_rows"], self._settings["seed"])
-        count = min(batch * heads, self._settings["check_heads"])
-        planes = [divmod(int(i), heads) for i in np.linspace(0, batch * heads - 1, count)]
-        oracles = self._oracles(case.mask, rows, planes)
-        only = sampled(self._xp, self._arrays[3], rows)
-        found = []
-        for which in passes:
-            calls, errors = self._ready(case, which, oracles, only)
-            found += self._timed(case, which, calls, errors, oracles) if calls else []
-        return found
+    def time(self, ready, label=None):
+        """The tasks with their times, without those whose last timed result is wrong.
 
-    def _oracles(self, mask, rows, planes):
-        """By library: libraries that compute the same share one."""
-        features = {name: library.feature for name, library in self._libraries.items()}
-        made = {
-            feature: DeviceOracle(self._xp, self._arrays, mask, rows, planes, feature)
-            for feature in dict.fromkeys(features.values())
-        }
-        return {name: made[feature] for name, feature in features.items()}
+        Parameters
+        ----------
+        ready : dict
+            From `prepare`.
+        label : str, optional
+            Of a progress bar.
+        """
+        wrong, runs = [], {key: task.run for key, task in ready.items()}
 
-    def _ready(self, case, which, oracles, only):
-        """Runs of the calls that gave right results, and the error of each."""
-        able = [name for name, library in self._libraries.items() if not library.why_not(case)]
-        calls, errors = {}, {}
-        for name in able:
+        def verify(key, result):
             try:
-                call, errors[name] = self._checked(name, case, which, oracles[name], only)
-                calls[name] = self._clock.prepare(call)
-            except Exception as error:
-                self._leave_out(name, case, which, error)
-                if name == NBFLASH and which != FORWARD:
-                    return {}, {}
-        return calls, errors
-
-    def _leave_out(self, name, case, which, error):
-        where = f"{which}, {describe(case)}"
-        left_out(name, where, error)
-        if name in self._own and isinstance(error, OutOfBudget):
-            self.wrong.append(where if name == NBFLASH else f"{name}, {where}")
-
-    def _checked(self, name, case, which, oracle, only):
-        """The call to time, and the error of what it returns."""
-        library = self._libraries[name]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            poison(self._xp, *self._arrays[:3])
-            if which == FORWARD:
-                call = library.forward(case)
-                return call, oracle.check(out=call())
-            make = getattr(library, which)
-            grads = make(case, only)()
-            error = oracle.check(**dict(zip(GRADIENTS, grads, strict=True)))
-            del grads
-            call = make(case, self._arrays[3])
-            return call, max(error, oracle.check(dq=call()[0]))
-
-    def _timed(self, case, which, calls, errors, oracles):
-        """Rows of one pass, without those whose last timed result is wrong."""
-        wrong = []
-
-        def verify(name, result):
-            got = {"out": result} if which == FORWARD else {"dq": result[0]}
-            try:
-                errors[name] = max(errors[name], oracles[name].check(**got))
+                ready[key].verify(result)
             except OutOfBudget as error:
-                wrong.append(name)
-                self._leave_out(name, case, f"{which} as timed", error)
+                self._failed(key, error, " as timed")
+                wrong.append(key)
 
-        options = {key: self._settings[key] for key in ("rounds", "seconds", "seed")}
-        timings = interleave(calls, self._clock, keep=verify, **options)
-        return [
-            self._row(case, which, name, timing, errors[name])
-            for name, timing in timings.items()
-            if name not in wrong
-        ]
+        calls = len(runs) * (self._rounds["rounds"] + 1)
+        with progress(label, calls) if label else nullcontext() as advance:
+            rounds = self._rounds | {"keep": verify, "progress": advance}
+            for key, timing in interleave(runs, self._clock, **rounds).items():
+                ready[key].timing = timing
+        return {key: task for key, task in ready.items() if key not in wrong}
 
-    def _row(self, case, which, name, timing, error):
-        batch, n, heads, head_dim = case.shape
-        library = self._libraries[name]
-        return {
-            "library": library.label(case),
-            "version": library.version(),
-            "pass": which,
-            "mask": case.name,
-            "density": case.density,
-            "tile": case.tile,
-            "head_dim": head_dim,
-            "heads": heads,
-            "heads_kv": heads,
-            "batch": batch,
-            "seqlen": n,
-            "dtype": self._arrays[0].dtype.name,
-            "median_ms": timing.median,
-            "p10_ms": timing.p10,
-            "p90_ms": timing.p90,
-            "tflops": flops(case.shape, case.density, which) / timing.median / 1e9,
-            "error": error,
-            **library.details(case, which),
-        }
-
-
-def measure_all(cases, clock, factories, settings, passes, keep):
-    """Measure shape by shape.
-
-    Parameters
-    ----------
-    cases : dict of shape to list of Case
-        From `read_cases`.
-    clock : QueuedEvents or WallClock
-    factories, settings
-        As of `Bench`; ``settings`` has the array library ``xp`` and the NumPy ``dtype`` too.
-    passes : sequence of {"forward", "backward", "both"}
-    keep : callable
-        ``keep(rows)`` is called with the rows of each shape that has any.
-
-    Returns
-    -------
-    list of str
-        Where results of nbflash were wrong.
-    """
-    wrong = []
-    for shape, of_shape in cases.items():
-        xp, seed = settings["xp"], settings["seed"]
-        arrays = random_inputs(xp, shape, settings["dtype"], seed)
-        bench, found = Bench(xp, clock, arrays, factories, settings), []
-        with progress(f"d={shape[3]}, N={shape[1]}", len(of_shape)) as advance:
-            for case in of_shape:
-                found += bench.measure(case, passes)
-                advance()
-        wrong += bench.wrong
-        if found:
-            keep(found)
-    return wrong
-
-
-def set_up(name, section, device="auto", dtype=None, seed=0, **chosen):
-    """What the sweep ``name`` runs on a device; a line about it is printed.
-
-    Parameters
-    ----------
-    name, section : str
-        Of a sweep with tables for devices, and of one of the tables of its sizes.
-    device : {"auto", "cpu", "cuda"}
-    dtype : str, optional
-        Instead of the sweep's.
-    seed : int
-    **chosen
-        ``names``, ``head_dims`` and ``seqlens`` of `read_cases`.
-
-    Returns
-    -------
-    sweep, cases, clock, settings, origin
-        As `read_cases` and `measure_all` take them, and the columns of `provenance`.
-    """
-    backend, sweep = open_backend(device), sweeps.load(name)
-    sweep |= sweep[backend.device]
-    cases = read_cases(sweep, section, **chosen)
-    settings = sweep | sweep[section] | {"seed": seed, "xp": backend.xp}
-    settings["dtype"] = parse_dtype(dtype or settings["dtype"])
-    clock = backend.clock if backend.device == "cpu" else QueuedEvents(sweep["sample_ms"])
-    origin = provenance(backend.device)
-    say(f"[bold]{origin['device']}[/bold], {settings['dtype'].name}, commit {origin['commit']}")
-    return sweep, cases, clock, settings, origin
-
-
-def refuse(wrong, rows):
-    """Raise OutOfBudget for what `measure_all` returns, or where no rows are left."""
-    if wrong or not rows:
-        raise OutOfBudget(f"nbflash is wrong: {'; '.join(wrong)}" if wrong else "nothing measured")
-
-
-def describe(case):
-    """A case in a line for people."""
-    return f"{case.name}, d={case.shape[3]}, N={case.shape[1]}"
-
-
-def left_out(name, where, error):
-    """Say in one line that a library is not measured there, and why."""
-    text = textwrap.shorten(one_line(error), 300, placeholder=" …")
-    line = f"{name} is left out ({where}): {text}"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    def _failed(self, key, error, stage=""):
+        """Raise what was wrong, unless it is to be left out."""
+        if self._leave_out(key, error, stage):
+            return
+        if isinstance(error, OutOfBudget):
+            name = ", ".join([key] if isinstance(key, str) else key) + (stage and f",{stage}")
+            raise OutOfBudget(f"{name}: no timing is reported, {error}") from None
+        raise error

@@ -10,7 +10,7 @@ import masks
 
 
 @dataclass(frozen=True)
-class Case:
+class SweptMask:
     """One mask of a sweep: ``label`` tells it from the others of its family."""
 
     family: str
@@ -40,7 +40,7 @@ def cases(families, seqlen, block):
 
     Returns
     -------
-    list of Case
+    list of SweptMask
     """
     found = {}
     for family in families:
@@ -52,7 +52,7 @@ def cases(families, seqlen, block):
             mask = reduce(or_, (_pattern(term, seqlen, block) for term in terms))
             label = f"{family['vary']} {value:g}"
             expression = " | ".join(map(_expression, terms))
-            found.setdefault(mask, Case(family["name"], label, expression, mask))
+            found.setdefault(mask, SweptMask(family["name"], label, expression, mask))
     return list(found.values())
 
 

@@ -10,8 +10,13 @@ matrix product took 1.8 times as long on two cores.
 """
 
 import gc
+import json
 import math
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -75,6 +80,10 @@ class CudaEvents:
 
         self._cupy = cupy
         self._flush = cupy.empty(FLUSH_BYTES, cupy.uint8)
+
+    def prepare(self, call):
+        """What `measure` is to be given: one call is enough."""
+        return call
 
     def measure(self, task):
         event = self._cupy.cuda.Event
@@ -155,6 +164,36 @@ def host_time(call, calls, runs=6):
         samples.append((time.perf_counter() - start) * 1e3 / calls)
     synchronize()
     return Timing(tuple(samples[1:]))
+
+
+def first_calls(script, cache_variable, cached):
+    """`Timing` of the first calls of new processes, with an empty and with a filled kernel cache.
+
+    Parameters
+    ----------
+    script : str
+        Prints, last, a JSON list of milliseconds: of a forward and of a backward pass.
+    cache_variable : str
+        Of the environment: where kernels are kept.
+    cached : int
+        Processes that find the cache filled.
+
+    Returns
+    -------
+    dict of str to Timing
+    """
+    times = []
+    with tempfile.TemporaryDirectory() as cache:
+        how = {"env": os.environ | {cache_variable: cache}, "stdout": subprocess.PIPE}
+        for _ in range(1 + cached):
+            command = [sys.executable, "-c", script]
+            done = subprocess.run(command, **how, text=True, check=True)
+            times.append(json.loads(done.stdout.splitlines()[-1]))
+    return {
+        f"{name}, {state}": Timing(durations)
+        for state, samples in (("compiled", times[:1]), ("cached", times[1:]))
+        for name, durations in zip(("forward", "backward"), zip(*samples, strict=True), strict=True)
+    }
 
 
 def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, progress=None):

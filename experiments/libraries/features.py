@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import nbflash
-from experiments.harness.device_oracle import Between, unchanged
+from experiments.harness.equations import Between, unchanged
 from experiments.harness.passes import FORWARD
-from experiments.libraries.peers import Nbflash
+from experiments.libraries.nbflash import Nbflash
 from nbflash import reference, scores
 from nbflash.definitions import philox
 
@@ -132,14 +132,13 @@ class Featured(Nbflash):
         self._name, self.feature = name, FEATURES[name](*q.shape[1:3])
         sink = self.feature.sink
         self._sink = None if sink is None else xp.asarray(sink)
-        self._plans = {}
 
     def label(self, case):
         return self._name
 
     def details(self, case, which):
         """The implementation, and the tiles of a forward pass or how many passes a backward has."""
-        plan = self._plan(case)
+        plan = self.plan(case)
         config = ""
         if which == FORWARD and plan.schedule is not None:
             config = f"{plan.schedule.tile_m}×{plan.schedule.tile_n}"
@@ -147,37 +146,15 @@ class Featured(Nbflash):
             config = "two passes" if plan.two_passes else "one pass"
         return {"impl": plan.impl, "config": config}
 
-    def forward(self, case):
-        plan = self._plan(case)
-        return lambda: self._with_sink(*self._run(plan))
+    def _make_plan(self, case):
+        how = {"score": self.feature.score, "dropout": self.feature.dropout}
+        return nbflash.plan(*self._inputs, case.mask, impl=self._impl, **how)
 
-    def backward(self, case, dout):
-        plan = self._plan(case)
-        results = self._run(plan)
-        return lambda: self._gradients(plan, dout, *results)
-
-    def both(self, case, dout):
-        plan = self._plan(case)
-
-        def call():
-            results = self._run(plan)
-            self._with_sink(*results)
-            return self._gradients(plan, dout, *results)
-
-        return call
-
-    def _plan(self, case):
-        """Kept here: dense biases of long sequences fill the cache of plans."""
-        if case not in self._plans:
-            how = {"score": self.feature.score, "dropout": self.feature.dropout}
-            self._plans[case] = nbflash.plan(*self._inputs, case.mask, impl=self._impl, **how)
-        return self._plans[case]
-
-    def _run(self, plan):
+    def _run(self, plan, out=None):
         """``out`` and ``lse`` without the sink."""
-        return plan(*self._inputs, seed=STATE)
+        return plan(*self._inputs, out=out, seed=STATE)
 
-    def _with_sink(self, out, lse):
+    def _finished(self, out, lse):
         return out if self._sink is None else nbflash.merge_sink(out, lse, self._sink)[0]
 
     def _gradients(self, plan, dout, out, lse):

@@ -12,6 +12,7 @@ from experiments.report.fit import SLOPE_LIMIT
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b")
 GREY = "#555555"
+TIMES = ("median_ms", "p10_ms", "p90_ms")
 
 
 def _axes(panels, width=5.0, height=4.4):
@@ -22,6 +23,12 @@ def _axes(panels, width=5.0, height=4.4):
         ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def save(figure, path):
+    """Write a figure, and the directory that it is to be in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
 
 
 def _plain_ticks(axis, percent=False):
@@ -56,8 +63,7 @@ def draw_sparsity(rows, fits, path):
         f"commit {first['commit']}",
         fontsize=9,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def draw_seqlen(rows, path):
@@ -72,14 +78,8 @@ def draw_seqlen(rows, path):
         names = list(dict.fromkeys((row["mask"], row["head_dim"]) for row in of_pass))
         for (mask, d), marker, colour in zip(names, cycle(MARKERS), cycle(COLOURS), strict=False):
             group = [row for row in of_pass if (row["mask"], row["head_dim"]) == (mask, d)]
-            n, t, low, high = (
-                np.array([row[key] for row in group])
-                for key in ("seqlen", "median_ms", "p10_ms", "p90_ms")
-            )
-            spread = [np.maximum(t - low, 0), np.maximum(high - t, 0)]
-            ax.errorbar(
-                n, t, spread, marker=marker, color=colour, capsize=2, label=f"{mask}, d={d}"
-            )
+            style = {"marker": marker, "color": colour, "label": f"{mask}, d={d}"}
+            _draw_times(ax, [row["seqlen"] for row in group], group, **style)
         _draw_paper(ax, [row for row in of_pass if row.get("paper_ms")])
         ax.set(xscale="log", yscale="log", xlabel="sequence length N", ylabel="median runtime (ms)")
         lengths = sorted({row["seqlen"] for row in of_pass})
@@ -94,8 +94,13 @@ def draw_seqlen(rows, path):
         f"commit {first['commit']}",
         fontsize=9,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
+
+
+def _draw_times(ax, x, rows, **style):
+    """Medians, and how far the 10th and the 90th percentile are from them."""
+    t, low, high = (np.array([row[key] for row in rows]) for key in TIMES)
+    ax.errorbar(x, t, [np.maximum(t - low, 0), np.maximum(high - t, 0)], capsize=2, **style)
 
 
 def _draw_paper(ax, rows):
@@ -127,14 +132,10 @@ def _patterns(group):
 def _draw_runtime(ax, rows, fit):
     families = _families(rows)
     for (name, group), marker, colour in zip(families.items(), MARKERS, COLOURS, strict=False):
-        s = np.array([live(row) for row in group])
-        t, low, high = (
-            np.array([row[key] for row in group]) for key in ("median_ms", "p10_ms", "p90_ms")
-        )
-        spread = [np.maximum(t - low, 0), np.maximum(high - t, 0)]
         patterns = _patterns(group)
         label = name if name == patterns else f"{name}: {patterns}"
-        ax.errorbar(s, t, spread, fmt=marker, color=colour, markersize=6, capsize=2, label=label)
+        style = {"fmt": marker, "color": colour, "markersize": 6, "label": label}
+        _draw_times(ax, [live(row) for row in group], group, **style)
     dense = next(row["median_ms"] for row in rows if row["family"] == DENSE)
     s = np.geomspace(min(live(row) or 1 for row in rows), 1, 100)
     ax.plot(s, s * dense, color=GREY, linewidth=1.2, label="ideal: s × own dense run")
@@ -209,8 +210,7 @@ def draw_gallery(rows, masks, path):
         ax.remove()
     first = rows[0]
     figure.suptitle(f"Patterns, N={first['nk']}, blocks and tiles of {first['block']}", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 IO_PANELS = {
@@ -252,8 +252,7 @@ def draw_io(rows, path):
         "Counted HBM accesses of one head, and the growth of Theorem 2 and Proposition 4",
         fontsize=10,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def draw_simt(rows, path):
@@ -277,5 +276,4 @@ def draw_simt(rows, path):
         f"batch={first['batch']}, commit {first['commit']}",
         fontsize=9,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)

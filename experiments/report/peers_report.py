@@ -4,8 +4,8 @@ import math
 
 from matplotlib.figure import Figure
 
-from experiments.libraries.peers import NBFLASH
-from experiments.report.figures import COLOURS
+from experiments.harness.passes import NBFLASH
+from experiments.report.figures import COLOURS, save
 from experiments.report.tables import show, size_of
 
 #: What makes two rows comparable.
@@ -93,8 +93,7 @@ def draw(rows, path):
     figure.suptitle(
         f"{first['dtype']} attention on {first['device']}, commit {commits}", fontsize=9
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save(figure, path)
 
 
 def _draw_bars(ax, rows, names):

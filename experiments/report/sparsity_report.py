@@ -2,10 +2,12 @@
 
 from statistics import median
 
+from experiments.harness.console import say
+from experiments.harness.oracle import nearest
 from experiments.harness.passes import BASELINE, DENSE, PASSES, flops, live
 from experiments.harness.provenance import provenance
 from experiments.report.fit import DENSITY_FROM, SLOPE_LIMIT, fit_line, fixed_cost
-from experiments.report.tables import say, show, write_csv, wrote
+from experiments.report.tables import show, write_csv, wrote
 
 NOISY = 1.75
 ARRAY_LIBRARY = {"cpu": "numpy", "cuda": "cupy"}
@@ -15,7 +17,7 @@ def rows_of(result):
     """One dictionary per mask and pass, with the dense run and the baseline last."""
     rows = []
     for which in PASSES:
-        dense = result.dense.timings[which].median
+        dense = result.dense.tasks[which].timing.median
         baseline = result.baseline.get(which)
         for run in (*result.runs, result.dense):
             row = _row(result, run, which)
@@ -31,7 +33,7 @@ def rows_of(result):
 def _row(result, run, which):
     settings, schedule = result.settings, run.plan.schedule
     batch, seqlen, heads, head_dim = result.shape
-    timing, verdict = run.timings[which], run.verdicts[which]
+    timing, verdict = run.tasks[which].timing, nearest(run.tasks[which].verdicts)
     return {
         "impl": run.plan.impl,
         "input": "random" if settings.input is None else settings.input.name,
@@ -41,9 +43,9 @@ def _row(result, run, which):
         "heads": heads,
         "heads_kv": result.heads_kv,
         "head_dim": head_dim,
-        "family": run.family,
-        "label": run.label,
-        "mask": run.expression,
+        "family": run.case.family,
+        "label": run.case.label,
+        "mask": run.case.expression,
         "block": result.block,
         "density": run.density,
         "tile": "" if schedule is None else f"{schedule.tile_m}x{schedule.tile_n}",
@@ -62,19 +64,14 @@ def _row(result, run, which):
 
 def _baseline_row(result, which, timing, dense):
     row = _row(result, result.dense, which)
+    blank = ("label", "tile", "tile_density", "error", "budget", "error_of", "density")
     changed = {
+        **dict.fromkeys(blank, ""),
         "impl": ARRAY_LIBRARY[result.settings.device],
         "family": BASELINE,
-        "label": "",
         "mask": "any",
-        "tile": "",
-        "tile_density": "",
-        "error": "",
-        "budget": "",
-        "error_of": "",
         "output_error": None,
         "attention_kept": None,
-        "density": "",
         **timing.columns,
         "tflops": flops(result.shape, 1.0, which) / timing.median / 1e9,
         "time_over_dense": timing.median / dense,
@@ -104,14 +101,8 @@ def fits_of(rows):
             s, t = [live(row) for row in group], [row["median_ms"] for row in group]
             if len(set(s)) < 3:
                 continue
-            found.append(
-                {
-                    "pass": which,
-                    "masks": name,
-                    "fit": fit_line(s, t, dense),
-                    "fixed_cost": fixed_cost(s, t, dense),
-                }
-            )
+            fit, c = fit_line(s, t, dense), fixed_cost(s, t, dense)
+            found.append({"pass": which, "masks": name, "fit": fit, "fixed_cost": c})
     return found
 
 
@@ -198,27 +189,13 @@ def _order(row):
 
 
 def _print_fits(fits):
-    columns = {
-        "pass": "",
-        "masks": "",
-        "fixed ms": ".3g",
-        "slope / dense": ".3f",
-        "R²": ".4f",
-        "c ms": ".3g",
-        "c / dense": ".1%",
-    }
-    cells = [
-        [
-            f["pass"],
-            f["masks"],
-            f["fit"].fixed,
-            f["fit"].relative_slope,
-            f["fit"].r_squared,
-            f["fixed_cost"],
-            f["fixed_cost"] / f["fit"].dense,
-        ]
-        for f in fits
-    ]
+    columns = {"pass": "", "masks": "", "fixed ms": ".3g", "slope / dense": ".3f", "R²": ".4f"}
+    columns |= {"c ms": ".3g", "c / dense": ".1%"}
+    cells = []
+    for f in fits:
+        fit, c = f["fit"], f["fixed_cost"]
+        line = (fit.fixed, fit.relative_slope, fit.r_squared, c, c / fit.dense)
+        cells.append([f["pass"], f["masks"], *line])
     show("\nfit: runtime = fixed + slope · s, s the share of live tiles", columns, cells)
     say(
         f"c: the least fixed cost with runtime ≤ {SLOPE_LIMIT} · s · dense + c for every "

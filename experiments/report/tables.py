@@ -1,19 +1,11 @@
 """What a command leaves behind: a table on the terminal and a CSV file."""
 
 import csv
-from contextlib import contextmanager
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-#: Lines that go to a file or a pipe have room for every column.
-PIPE_WIDTH = 110
-
-console = Console()
-if not console.is_terminal:
-    console = Console(width=PIPE_WIDTH)
+from experiments.harness.console import console
 
 
 def write_csv(path, rows):
@@ -44,32 +36,18 @@ def show(title, columns, rows):
     console.print(table)
 
 
+def speed_row(kind, what, name, timing, **speeds):
+    """A row of the commands on one kind of kernel: a `Timing`, without errors."""
+    row = {"kind": kind, "what": what, "implementation": name}
+    return row | timing.columns | speeds | {"error": None, "budget": None}
+
+
 def size_of(row):
     """Dtype and sizes of a row of results, for the title of a table."""
     keys = "batch", "seqlen", "heads", "head_dim"
     return f"{row['dtype']}: " + ", ".join(f"{key}={row[key]}" for key in keys)
 
 
-def say(text):
-    """Print a paragraph, wrapped to the terminal."""
-    console.print(text, highlight=False)
-
-
 def wrote(*paths):
     """Name the files that a command left."""
     console.print("Wrote", *paths, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def progress(label, total):
-    """A progress bar; yields a function that moves it by one."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-    )
-    quiet = not console.is_terminal
-    clock = TimeElapsedColumn()
-    with Progress(*columns, clock, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda: bar.advance(task)

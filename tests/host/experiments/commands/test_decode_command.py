@@ -1,16 +1,14 @@
 """The rate at which decode reads its keys, at tiny sizes."""
 
-import csv
-
 import numpy as np
 import pytest
+from command_runs import command, read_csv
 
 import nbflash
-from experiments import cli
-from experiments.commands import decode as bench_decode
+from experiments.commands import decode
 from experiments.harness import sweeps
-from experiments.harness.backends import open_backend
 from experiments.harness.errors import OutOfBudget
+from experiments.harness.setup import set_up
 from nbflash.testing import make_qkv
 
 CACHES = ["contiguous", "pages of 16", "pages of 256", "int8", "float8_e4m3fn", "sinks and window"]
@@ -18,7 +16,6 @@ CACHES = ["contiguous", "pages of 16", "pages of 256", "int8", "float8_e4m3fn", 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
     sweep = sweeps.load("decode")
     sweep["cpu"]["copied"] = 2**16
     sweep["quick"] |= {"rounds": 2, "sizes": [[1, 512], [3, 256]]}
@@ -26,9 +23,8 @@ def tiny(monkeypatch):
 
 
 def test_every_cache(tmp_path, capsys):
-    cli.main(["decode", "--quick", "--device", "cpu", "--out", str(tmp_path)])
-    with (tmp_path / "decode.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    command("decode --quick --device cpu --out", tmp_path)
+    rows = read_csv(tmp_path / "decode.csv")
     found = [(row["batch"], row["keys"], row["cache"]) for row in rows]
     sizes = ("1", "512"), ("3", "256")
     assert found == [(*size, name) for size in sizes for name in (*CACHES, "")]
@@ -48,7 +44,7 @@ def test_every_cache(tmp_path, capsys):
 def test_a_wrong_result_is_not_timed(monkeypatch):
     q, *_ = make_qkv(2, 1, 1, 4, 2, 16, np.float32)
     _, k, v, _ = make_qkv(1, 1, 256, 4, 2, 16, np.float32)
-    problem = bench_decode.Problem(q, k[0], v[0])
+    problem = decode.Problem(q, k[0], v[0])
     right = nbflash.decode
 
     def wrong(*args, block_table=None, **options):
@@ -57,4 +53,4 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
 
     monkeypatch.setattr(nbflash, "decode", wrong)
     with pytest.raises(OutOfBudget, match="pages of 16: no timing is reported"):
-        bench_decode.nbflash_tasks(open_backend("cpu"), problem, sweeps.load("decode"), 0)
+        decode.measure(set_up("decode", "quick", "cpu"), problem)

@@ -1,32 +1,15 @@
 """Runtime against sequence length, and the paper's figures beside it, at tiny sizes."""
 
-import csv
-
 import pytest
+from command_runs import command, read_csv, stand_in
 from matplotlib.image import imread
 
-from experiments import cli
 from experiments.commands.seqlen import beside_paper, peak_ratio, run
 from experiments.harness import sweeps
-from experiments.harness.backends import Backend, open_backend
 from experiments.harness.grid import read_cases
 from nbflash.backends.reference import ReferenceExecutor
 
 TINY = "seqlen --quick --device cpu --impl reference --seqlen 128 --seqlen 256 --head-dim 8"
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch):
-    monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
-
-
-def command(*args):
-    cli.main(" ".join(map(str, args)).split())
-
-
-def read_csv(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_every_pass_of_every_mask_at_every_length(tmp_path, capsys):
@@ -145,7 +128,7 @@ def test_options_that_do_not_fit(tmp_path, capsys):
 
 
 def test_a_device_is_timed_by_runs_of_calls(tmp_path, monkeypatch):
-    cpu, made = open_backend("cpu"), []
+    made = []
 
     class Clock:
         def __init__(self, sample_ms):
@@ -157,11 +140,7 @@ def test_a_device_is_timed_by_runs_of_calls(tmp_path, monkeypatch):
         def measure(self, task):
             return 2.0, task()
 
-    stand_in = Backend("cuda", cpu.xp, None)
-    monkeypatch.setattr("experiments.harness.runner.open_backend", lambda device: stand_in)
-    origin = {"device": "H100", "commit": "0"}
-    monkeypatch.setattr("experiments.harness.runner.provenance", lambda device: origin)
-    monkeypatch.setattr("experiments.harness.runner.QueuedEvents", Clock)
+    stand_in(monkeypatch, Clock, {"device": "H100", "commit": "0"})
     sweep = sweeps.load("seqlen")
     sweep["paper"] |= {"batch": 1, "heads": 2, "head_dim": [16]}
     monkeypatch.setattr(sweeps, "load", lambda name: sweep)

@@ -1,19 +1,17 @@
 """Geometries of decode's kernel against each other: candidates, and a whole run on the CPU."""
 
-import csv
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from command_runs import command, read_csv, stand_in
 
 import nbflash
-from experiments import cli
 from experiments.commands import tune_decode
 from experiments.commands.tune_decode import candidates, shares_of
 from experiments.harness import sweeps
-from experiments.harness.backends import open_backend
 from experiments.harness.errors import BadInput, OutOfBudget
-from experiments.harness.provenance import provenance
+from experiments.harness.timing import WallClock
 from nbflash.backends.sm90.decode.host import config_for
 from nbflash.backends.split_kv.splits import splits_for
 
@@ -55,13 +53,10 @@ def test_shares_fill_waves_of_two_tiles_or_more():
     assert max(shares_of(problem_of("int8"), config, MULTIPROCESSORS, [32])) == 256
 
 
-# A whole run
-
-
 @pytest.fixture
-def stand_in(monkeypatch):
+def made(monkeypatch):
     """`impl="cpu"` in the place of the kernel; what it was asked for."""
-    cpu, origin, made = open_backend("cpu"), provenance("cpu"), []
+    made = []
 
     def decoder_of(config, splits, problem, q, cache):
         made.append((config, splits))
@@ -71,20 +66,16 @@ def stand_in(monkeypatch):
     sweep = sweeps.load("tune-decode") | {"heads": 4, "heads_kv": 2}
     sweep["quick"] = {"rounds": 3, "seconds": 3.0, "head_dim": [64], "sizes": [[2, 512]]}
     monkeypatch.setattr(sweeps, "load", lambda name: sweep)
-    monkeypatch.setattr(tune_decode, "open_backend", lambda device: cpu)
-    monkeypatch.setattr(tune_decode, "provenance", lambda device: origin)
-    monkeypatch.setattr(tune_decode, "QueuedEvents", lambda sample_ms: cpu.clock)
+    stand_in(monkeypatch, lambda sample_ms: WallClock())
     monkeypatch.setattr(tune_decode, "multiprocessors_of", lambda problem: MULTIPROCESSORS)
     monkeypatch.setattr(tune_decode, "decoder_of", decoder_of)
-    monkeypatch.setattr("nbflash.planning.dispatch.why_not_here", lambda impl, device_id=0: [])
     return made
 
 
-def test_a_run_measures_every_candidate_and_judges_the_choice(tmp_path, capsys, stand_in):
+def test_a_run_measures_every_candidate_and_judges_the_choice(tmp_path, capsys, made):
     tune_decode.run(tmp_path, quick=True)
-    with (tmp_path / "tune-decode.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(stand_in)
+    rows = read_csv(tmp_path / "tune-decode.csv")
+    assert len(rows) == len(made)
     for name in ("bfloat16", "int8", "float8_e4m3fn"):
         group = [row for row in rows if row["cache"] == name]
         assert [row["table_chooses"] for row in group] == ["True"] + ["False"] * (len(group) - 1)
@@ -100,7 +91,7 @@ def test_a_run_measures_every_candidate_and_judges_the_choice(tmp_path, capsys, 
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_a_wrong_result_is_not_timed(chosen, tmp_path, monkeypatch, capsys, stand_in):
+def test_a_wrong_result_is_not_timed(chosen, tmp_path, monkeypatch, capsys, made):
     """Without the choice of table and rule there is nothing to judge."""
     right, wrong = tune_decode.decoder_of, 6 if chosen else 12
 
@@ -119,8 +110,7 @@ def test_a_wrong_result_is_not_timed(chosen, tmp_path, monkeypatch, capsys, stan
 
 
 def test_the_command_needs_a_hopper_gpu(tmp_path, monkeypatch):
-    cpu = open_backend("cpu")
-    monkeypatch.setattr(tune_decode, "open_backend", lambda device: cpu)
+    stand_in(monkeypatch)
     monkeypatch.setattr(
         "nbflash.planning.dispatch.why_not_here", lambda impl: ["no Hopper", "no ptxas"]
     )
@@ -131,5 +121,5 @@ def test_the_command_needs_a_hopper_gpu(tmp_path, monkeypatch):
 def test_the_command(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(tune_decode, "run", lambda *arguments: given.append(arguments))
-    cli.main(["tune-decode", "--out", str(tmp_path), "--seed", "3", "--quick"])
+    command("tune-decode --seed 3 --quick --out", tmp_path)
     assert given == [(tmp_path, 3, True)]

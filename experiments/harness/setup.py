@@ -1,0 +1,68 @@
+"""What a command finds before it measures: its sweep, a device, a clock and where it runs."""
+
+from dataclasses import dataclass
+
+from experiments.harness import sweeps
+from experiments.harness.backends import Backend, open_backend, parse_dtype
+from experiments.harness.console import say
+from experiments.harness.errors import BadInput
+from experiments.harness.grid import read_cases
+from experiments.harness.provenance import provenance
+from experiments.harness.timing import QueuedEvents, WallClock
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the sweep of a command runs on a device."""
+
+    sweep: dict  # with the table of the device over it
+    settings: dict  # with that of the section too, and ``seed`` and the NumPy ``dtype``
+    cases: dict  # of shape to list of Case; empty for a sweep without masks
+    backend: Backend
+    clock: QueuedEvents | WallClock
+    origin: dict  # the columns of `provenance`
+
+
+def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, **chosen):
+    """Open a device for a command; a line about it is printed.
+
+    Parameters
+    ----------
+    name, section : str
+        Of a sweep, and of one of the tables of its sizes.
+    device : {"auto", "cpu", "cuda"}
+    dtype : str, optional
+        Instead of the sweep's.
+    seed : int
+    impl : str, optional
+        An implementation of nbflash that the command cannot do without.
+    **chosen
+        ``names``, ``head_dims`` and ``seqlens`` of `read_cases`.
+
+    Returns
+    -------
+    Setup
+
+    Raises
+    ------
+    BadInput
+        If the device or the implementation is not there, or nothing is left to run.
+    """
+    from nbflash.planning.dispatch import why_not_here
+
+    backend, sweep = open_backend(device), sweeps.load(name)
+    if impl is not None and (reasons := why_not_here(impl)):
+        raise BadInput("; ".join(reasons))
+    sweep = sweep | sweep.get(backend.device, {})
+    cases = read_cases(sweep, section, **chosen) if "mask" in sweep else {}
+    settings = sweep | sweep[section] | {"seed": seed}
+    settings["dtype"] = parse_dtype(dtype or settings["dtype"])
+    clock = backend.clock if backend.device == "cpu" else QueuedEvents(sweep["sample_ms"])
+    origin = provenance(backend.device)
+    announce(origin, settings["dtype"].name)
+    return Setup(sweep, settings, cases, backend, clock, origin)
+
+
+def announce(origin, dtype):
+    """Say where the numbers that follow come from."""
+    say(f"[bold]{origin['device']}[/bold], {dtype}, commit {origin['commit']}")

@@ -1,0 +1,75 @@
+"""The cases of a sweep, and how their work is counted."""
+
+import numpy as np
+import pytest
+
+from experiments.harness import sweeps
+from experiments.harness.errors import BadInput
+from experiments.harness.grid import BLOCKS, read_cases
+from experiments.harness.passes import BACKWARD, BOTH, FORWARD, flops
+
+SHAPE = (2, 128, 2, 16)
+
+
+def test_quick_runs_the_cases_of_the_figure_alone():
+    found = read_cases(sweeps.load("peers"), "quick")
+    common = ["dense", "causal", "butterfly", "local-4", "local-1"]
+    assert {shape: [case.name for case in of] for shape, of in found.items()} == {
+        (2, 8192, 16, 128): [*common, "random-64"],
+        (2, 8192, 32, 64): common,
+    }
+
+
+def test_full_sweep_has_every_mask_that_has_room():
+    found = read_cases(sweeps.load("peers"), "full")
+    assert {shape[1] for shape in found} == {2**k for k in range(9, 16)}
+    assert {shape[3] for shape in found} == {64, 128, 256}
+    assert (1, 32768, 8, 256) in found
+    names = [spec["name"] for spec in sweeps.load("peers")["mask"]]
+    for shape, of in found.items():
+        # Four blocks either side of four are dense.
+        left_out = {"local-4"} if shape[1] == 512 else set()
+        assert [case.name for case in of] == [name for name in names if name not in left_out]
+        density = {case.name: case.density for case in of}
+        assert density["dense"] == 1
+        assert density["causal"] == 0.5
+        blocks = shape[1] // 128
+        assert density["butterfly"] == pytest.approx((1 + np.log2(blocks)) / blocks)
+        assert density["local-1"] == pytest.approx((3 * blocks - 2) / blocks**2)
+        assert density["random-64"] == 0.125
+        assert all(case.mask.shape == (shape[1], shape[1]) for case in of)
+    assert found[1, 32768, 8, 256][5].density == pytest.approx(0.1, rel=1e-4)
+
+
+def test_options_choose_cases():
+    sweep = sweeps.load("peers")
+    found = read_cases(sweep, "quick", names=("random",), head_dims=(32,), seqlens=(384,))
+    assert list(found) == [(42, 384, 64, 32)]
+    assert [(case.name, case.kind, case.tile) for case in found[42, 384, 64, 32]] == [
+        ("random", BLOCKS, 128)
+    ]
+    with pytest.raises(BadInput, match="--mask local: expected one of dense, causal, butterfly"):
+        read_cases(sweep, "full", names=("local",))
+    with pytest.raises(
+        BadInput, match="no mask has room in 200: dense takes multiples of 128 from 128 on"
+    ):
+        read_cases(sweep, "full", seqlens=(200,))
+    with pytest.raises(BadInput, match=r"room in 512: local-4 takes .* 128 from 640 on$"):
+        read_cases(sweep, "full", names=("local-4",), seqlens=(512,))
+    with pytest.raises(BadInput, match="the quick sweep has no mask at head_dim 96: name one with"):
+        read_cases(sweep, "quick", head_dims=(96,))
+
+
+def test_work_is_counted_by_density():
+    quick = read_cases(sweeps.load("peers"), "quick")[2, 8192, 16, 128]
+    work = {case.name: flops(case.shape, case.density, FORWARD) for case in quick}
+    assert work["dense"] == 4 * 8192**2 * 128 * 16 * 2
+    assert work["causal"] == work["dense"] / 2
+    assert work["random-64"] == work["dense"] / 8
+    assert flops(SHAPE, 1.0, BACKWARD) == 2.5 * flops(SHAPE, 1.0, FORWARD)
+    assert flops(SHAPE, 1.0, BOTH) == flops(SHAPE, 1.0, FORWARD) + flops(SHAPE, 1.0, BACKWARD)
+
+
+def test_flops_are_counted_as_the_papers_do():
+    assert flops((2, 1024, 16, 64), 1.0, "forward") == 4 * 1024**2 * 64 * 16 * 2
+    assert flops((2, 1024, 16, 64), 0.5, "backward") == 2.5 * 2 * 1024**2 * 64 * 16 * 2
