@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import tempfile
 import time
 import zlib
@@ -21,7 +22,13 @@ from suites import observe
 from nbflash.cuda import launch, ptxas
 
 DAYS = 14  # that something is kept without being used
-_folder = None
+_folder = _list = None
+
+
+def list_in(file):
+    """Append a line for every kernel to ``file`` from now on, or, if it is None, to none."""
+    global _list
+    _list = file
 
 
 def keep_in(folder):
@@ -92,8 +99,21 @@ def source_digest(module):
 def compile_ptx(spec, capability):
     """:func:`nbflash.cuda.launch.compile_ptx`, kept, but for a user's own functions."""
     observe(f"{spec.name} {launch.arch_of(capability)}")
-    if not spec.on_disk:
-        return launch.compile_ptx(spec, capability)
+    ptx = _kept_ptx(spec, capability) if spec.on_disk else launch.compile_ptx(spec, capability)
+    if _list:
+        digest = hashlib.sha256(_code(ptx).encode()).hexdigest()[:16]
+        with open(_list, "a") as out:
+            out.write(f"{spec.name} {launch.arch_of(capability)} {spec.config} {digest}\n")
+    return ptx
+
+
+def _code(ptx):
+    """Of PTX what is code: no names that count the functions that a process has compiled."""
+    lines = (line for line in ptx.splitlines() if "NumbaEnv" not in line)
+    return re.sub(r"_cudapy_smem_\d+", "smem", "\n".join(lines))
+
+
+def _kept_ptx(spec, capability):
     versions = importlib.metadata.version("numba-cuda"), nvvm.version()
     sources = source_digest(spec.make.__module__), source_digest("nbflash.cuda.launch")
     return cached(

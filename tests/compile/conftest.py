@@ -10,7 +10,17 @@ if config.ENABLE_CUDASIM:
     )
 
 
+def pytest_addoption(parser):
+    parser.getgroup("nbflash").addoption(
+        "--code",
+        metavar="FILE",
+        help="append a line for every kernel that is compiled, with a digest of its PTX: what "
+        "differs between the sorted files of two commits is code that has changed",
+    )
+
+
 def pytest_configure(config):
     import compiled
 
     compiled.keep_in(config.cache.mkdir("compiled"))
+    compiled.list_in(config.option.code)

@@ -71,8 +71,9 @@ def test_none_where_nothing_fits():
 def test_shared_memory_layout(limit):
     """Parts follow one another, vectors in them are aligned, and all fits."""
     for config in configs(limit):
-        at = config.offsets
-        parts = at if isinstance(config, SimtBackwardConfig) or not config.p_over_k else at[:2]
+        at = config.smem
+        shared = config.p_over_k and not isinstance(config, SimtBackwardConfig)
+        parts = at[:-1] if shared else at  # P has no part of its own
         assert list(parts) == sorted(set(parts)), config
         assert all(x % 4 == 0 for x in (*at, config.ld, config.ld_m, config.ld_n)), config
         assert config.smem_bytes <= limit, config
@@ -81,7 +82,7 @@ def test_shared_memory_layout(limit):
 
 def test_forward_parts_do_not_overlap():
     for config in filter(lambda c: type(c) is SimtConfig, configs(227 * KB)):
-        k, v, p, end = config.offsets
+        (_, k, v, _, end), p = config.smem, config.p_at
         last = config.tile_n - 1
         p_size = last * config.ld_m + last // 4 * simt_config.SKEW + config.tile_m
         assert k >= max(config.width * config.ld_m, config.tile_m * config.ld), config

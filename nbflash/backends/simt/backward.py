@@ -58,7 +58,10 @@ def make_bwd_simt(cfg):
     HALF = THREADS // 2
     RD, RK, RQ = cfg.width // TX, TILE_N // TY, cfg.width // 2 // TX
     DEPTH = -(-HEAD_DIM // 4) * 4
-    K, KT, VT, Q, DO, P, DS, STATS, _ = cfg.offsets
+    layout = cfg.smem
+    K, KT, VT = layout.k, layout.kt, layout.vt
+    Q, DO, P = layout.q, layout.do, layout.p
+    DS, STATS = layout.ds, layout.statistics
     WIDTH = cfg.width
     ZERO, ONE = ACC(0), ACC(1)
     X_START, ACC_START, DQ_START = (ZERO,) * (RM * RN), (ZERO,) * (RK * RD), (ZERO,) * (RM * RQ)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from nbflash.cuda.tile.convert import ACCUMULATOR, PAD
 from nbflash.cuda.tile.dropout import KEPT_BITS
 from nbflash.cuda.tile.score import ScoreCode
+from nbflash.cuda.tile.smem_layout import smem_layout
 
 SCALAR_CHUNKS = 4  # single elements need an address each: fewer at a time
 SKEW = 4  # words by which every fourth row of Pᵀ starts later: its columns meet no bank twice
@@ -106,18 +107,25 @@ class SimtConfig:
         return self.accumulator.bitwidth // 8
 
     @property
-    def offsets(self):
-        """Shared memory in elements: where K, V and P start (Q is at 0), and the end."""
-        k = max(self.width * self.ld_m, self.tile_m * self.ld)  # O leaves through Q's place
-        p_size = self.tile_n * self.ld_m + self.tile_n // 4 * SKEW
-        v = k + max(self.width * self.ld_n, p_size if self.p_over_k else 0)
-        p = v + self.tile_n * self.ld
-        return (k, v, k, p) if self.p_over_k else (k, v, p, p + p_size)
+    def smem(self):
+        """Shared memory, in elements."""
+        p = self.tile_n * self.ld_m + self.tile_n // 4 * SKEW
+        return smem_layout(
+            q=max(self.width * self.ld_m, self.tile_m * self.ld),  # O leaves through Q's place
+            k=max(self.width * self.ld_n, p * self.p_over_k),
+            v=self.tile_n * self.ld,
+            p=p * (not self.p_over_k),
+        )
+
+    @property
+    def p_at(self):
+        """Where P is: in K's place, or its own."""
+        return self.smem.k if self.p_over_k else self.smem.p
 
     @property
     def smem_bytes(self):
         """Dynamic shared memory of a block."""
-        return self.offsets[-1] * self.itemsize
+        return self.smem.end * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -146,12 +154,11 @@ class SimtBackwardConfig(SimtConfig):
         return _round_up(self.head_dim, 8 * self.tx)  # each half owns half of dQ's columns
 
     @property
-    def offsets(self):
-        """Where K, Kᵀ, Vᵀ, Q, dO, P, dS and the statistics start, and the end."""
+    def smem(self):
+        """Shared memory, in elements."""
         k, kt = self.tile_n * self.ld, self.width * self.ld_n
         q, p = self.tile_m * self.ld, self.tile_m * self.ld_n
-        sizes = (k, kt, kt, q, q, p, p, 2 * self.tile_m)
-        return tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
+        return smem_layout(k=k, kt=kt, vt=kt, q=q, do=q, p=p, ds=p, statistics=2 * self.tile_m)
 
 
 # Rows (head_dim up to, tx, ty, rm, rn, min_blocks, p_over_k, chunks), best first among those

@@ -50,7 +50,7 @@ def make_decode_simt(cfg):
     ROWS, PACK, QUERIES, HEAD_DIM = cfg.rows, cfg.pack, cfg.queries, cfg.head_dim
     LANES, SLOTS, KEYS, TILE_N = cfg.lanes, cfg.slots, cfg.keys, cfg.tile_n
     WARPS, THREADS, WIDTH, MASKED = cfg.warps, cfg.threads, cfg.width, cfg.masked
-    ACC, (M, L, _) = cfg.accumulator, cfg.offsets
+    ACC, M, L = cfg.accumulator, cfg.smem.m, cfg.smem.l
     PER_LANE = WIDTH // LANES
     ZERO, MINUS_INF = ACC(0), ACC(-math.inf)
     M_START, L_START, O_START = (MINUS_INF,) * ROWS, (ZERO,) * ROWS, (ZERO,) * (ROWS * PER_LANE)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nbflash.cuda.tile.convert import ACCUMULATOR
+from nbflash.cuda.tile.smem_layout import smem_layout
 from nbflash.definitions.constants import WARP
 
 LANE_COLUMNS = 8  # of a row of Q, K, V and O, in a lane's registers
@@ -81,14 +82,14 @@ class DecodeSimtConfig:
         return ACCUMULATOR[self.dtype]
 
     @property
-    def offsets(self):
-        """Shared memory in elements: where m and l start (the O of every warp is at 0), the end."""
-        o, m = self.warps * self.rows * self.width, self.warps * self.rows
-        return o, o + m, o + 2 * m
+    def smem(self):
+        """Shared memory, in elements: O, m and l of every warp."""
+        rows = self.warps * self.rows
+        return smem_layout(o=rows * self.width, m=rows, l=rows)
 
     @property
     def smem_bytes(self):
-        return self.offsets[-1] * self.accumulator.bitwidth // 8
+        return self.smem.end * self.accumulator.bitwidth // 8
 
 
 def packed_heads(group, most):

@@ -55,7 +55,7 @@ def make_fwd_simt(cfg):
     HEAD_DIM, THREADS, ACC = cfg.head_dim, cfg.threads, cfg.accumulator
     P_OVER_K = cfg.p_over_k
     RD = cfg.width // TX
-    K, V, P, _ = cfg.offsets
+    K, V, P = cfg.smem.k, cfg.smem.v, cfg.p_at
     ZERO, ONE, NEG_INF = ACC(0), ACC(1), ACC(-math.inf)
     M_START, L_START = (NEG_INF,) * RM, (ZERO,) * RM
     S_START, O_START = (ZERO,) * (RM * RN), (ZERO,) * (RM * RD)

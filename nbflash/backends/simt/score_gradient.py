@@ -34,6 +34,7 @@ from nbflash.cuda.tile.simt.gemm import make_gemm_nn
 from nbflash.cuda.tile.simt.gradient import make_fill_stats, make_store_x
 from nbflash.cuda.tile.simt.mask import make_apply_mask
 from nbflash.cuda.tile.simt.score_sums import make_sums
+from nbflash.cuda.tile.smem_layout import smem_layout
 from nbflash.cuda.tile.tracing import either, equal, exp2, select, unrolled
 from nbflash.definitions.constants import LOG2_E
 from nbflash.definitions.score_chain import chain
@@ -64,11 +65,10 @@ class ScoreBackwardConfig(SimtBackwardConfig):
         object.__setattr__(self, "counts", tuple(map(len, self.parts)))
 
     @property
-    def offsets(self):
-        """Where Kᵀ, Vᵀ, Q, dO, S, dP and the statistics start, and the end."""
+    def smem(self):
+        """Shared memory, in elements."""
         kt, q, s = self.width * self.ld_n, self.tile_m * self.ld, self.tile_m * self.ld_n
-        sizes = (kt, kt, q, q, s, s, 2 * self.tile_m)
-        return tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
+        return smem_layout(kt=kt, vt=kt, q=q, do=q, s=s, dp=s, statistics=2 * self.tile_m)
 
 
 def make_dscore_simt(cfg):
@@ -83,7 +83,10 @@ def make_dscore_simt(cfg):
     TILE_M, TILE_N, LD, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_n
     THREADS, ACC, DROPOUT = cfg.threads, cfg.accumulator, cfg.dropout
     HALF, DEPTH = THREADS // 2, -(-cfg.head_dim // 4) * 4
-    KT, VT, Q, DO, S, DP, STATS, _ = cfg.offsets
+    layout = cfg.smem
+    KT, VT, Q = layout.kt, layout.vt, layout.q
+    DO, S, DP = layout.do, layout.s, layout.dp
+    STATS = layout.statistics
     ZERO, ONE, INT = ACC(0), ACC(1), types.int32
     X_START = (ZERO,) * (RM * RN)
     ROWS = [4 * TY * (i // 4) + i % 4 for i in range(RM)]

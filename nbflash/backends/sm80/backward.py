@@ -62,7 +62,8 @@ def make_bwd_sm80(cfg):
     M_TILES, LENGTH, TILE, KEPT = cfg.m_tiles, cfg.length, cfg.tile, cfg.kept
     TILE_M, TILE_N, STAGES, FULL_TILES = cfg.tile_m, cfg.tile_n, cfg.stages, cfg.full_tiles
     COLUMNS, ATOMIC, WIDTH = cfg.walk == "columns", cfg.atomic_dq, TILE.width
-    SECOND, RING, DS, NUMBERS, _ = cfg.offsets
+    layout = cfg.smem
+    SECOND, RING, DS, NUMBERS = layout.second, layout.ring, layout.ds, layout.numbers
     STAGE_BYTES, OTHER = 2 * LENGTH * TILE.row_bytes, LENGTH * TILE.row_bytes
     scores, output = Fragment(M_TILES, LENGTH), Fragment(M_TILES, WIDTH)
     ZERO, NONE = types.float32(0), types.int32(0)

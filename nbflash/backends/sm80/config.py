@@ -6,6 +6,7 @@ from nbflash.cuda.ptx._asm import types
 from nbflash.cuda.tile.mma.copy import ChunkCopy
 from nbflash.cuda.tile.mma.layout import ALIGNMENT, SharedTile
 from nbflash.cuda.tile.score import ScoreCode
+from nbflash.cuda.tile.smem_layout import smem_layout
 from nbflash.definitions.constants import WARP
 
 
@@ -84,15 +85,15 @@ class Sm80Config:
         return self.tile_n * self.tile.row_bytes
 
     @property
-    def offsets(self):
-        """Bytes from the first aligned one: where the stages start (Q is at 0), and the end."""
-        stages = self.tile_m * self.tile.row_bytes
-        return stages, stages + self.stages * self.stage_bytes
+    def smem(self):
+        """Shared memory, in bytes from the first aligned one."""
+        q, ring = self.tile_m * self.tile.row_bytes, self.stages * self.stage_bytes
+        return smem_layout(q=q, ring=ring)
 
     @property
     def smem_bytes(self):
         """Dynamic shared memory of a block."""
-        return ALIGNMENT + self.offsets[-1]
+        return ALIGNMENT + self.smem.end
 
 
 @dataclass(frozen=True)
@@ -189,20 +190,22 @@ class Sm80BackwardConfig:
         return ChunkCopy(self.tile, rows, self.threads, self.head_dim, self.dtype)
 
     @property
-    def offsets(self):
-        """Bytes from the first aligned one: where the second kept tile, the ring, dSᵀ and the
-        queries' numbers start (the first tile is at 0), and the end.
+    def smem(self):
+        """Shared memory, in bytes from the first aligned one: the two tiles that are kept, those
+        that are walked, dSᵀ, and shift and δ of queries that are walked.
         """
-        row_bytes, columns = self.tile.row_bytes, self.walk == "columns"
-        ring = 2 * self.kept * row_bytes
-        ds = ring + 2 * self.stages * self.length * row_bytes
-        numbers = ds + (self.kept * self.ds_tile.row_bytes if self.atomic_dq else 0)
-        end = numbers + (8 * self.stages * self.length if columns else 0)
-        return ring // 2, ring, ds, numbers, end
+        row_bytes = self.tile.row_bytes
+        return smem_layout(
+            first=self.kept * row_bytes,
+            second=self.kept * row_bytes,
+            ring=2 * self.stages * self.length * row_bytes,
+            ds=self.kept * self.ds_tile.row_bytes * self.atomic_dq,
+            numbers=8 * self.stages * self.length * (self.walk == "columns"),
+        )
 
     @property
     def smem_bytes(self):
-        return ALIGNMENT + self.offsets[-1]
+        return ALIGNMENT + self.smem.end
 
 
 # Rows (head_dim up to, warps, m_tiles, tile_n, stages, min_blocks), best first among those of which

@@ -14,7 +14,7 @@ def make_dq_part(cfg):
     the tile's number ``base`` on.
     """
     TILE, DS_TILE, M_TILES = cfg.tile, cfg.ds_tile, cfg.m_tiles
-    _, _, DS, _, _ = cfg.offsets
+    DS = cfg.smem.ds
     TILES, COLUMNS = cfg.dq_part
     PARTS, PIECES = TILE.width // COLUMNS, TILE.width // 8
     START = (types.float32(0),) * (TILES * COLUMNS // 2)

@@ -52,7 +52,7 @@ def make_places(cfg):
     ``results(start, thread)``: the warp's first row and its word in Q.
     """
     TILE, ROWS = cfg.tile, 16 * cfg.m_tiles
-    RING, _ = cfg.offsets
+    RING = cfg.smem.ring
 
     def aligned(start, thread):
         return thread * 0 + (start + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
@@ -86,7 +86,7 @@ def make_fwd_sm80(cfg):
     M_TILES, TILE_M, TILE_N, TILE = cfg.m_tiles, cfg.tile_m, cfg.tile_n, cfg.tile
     STAGES, STAGE_BYTES, DROPOUT = cfg.stages, cfg.stage_bytes, cfg.dropout
     FULL_TILES = cfg.full_tiles
-    RING, _ = cfg.offsets
+    RING = cfg.smem.ring
     # What is sent when K of tile t is there, and when V is: V or K, of the tile t + so many.
     EVEN, AT_K, AT_V = STAGES % 2 == 0, (STAGES - 1) // 2, STAGES // 2
     scores, output = Fragment(M_TILES, TILE_N), Fragment(M_TILES, TILE.width)

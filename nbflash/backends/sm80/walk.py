@@ -16,7 +16,7 @@ def make_places(cfg):
     first row and the words of it in both kept tiles.
     """
     TILE, ROWS = cfg.tile, 16 * cfg.m_tiles
-    SECOND, RING, *_ = cfg.offsets
+    SECOND, RING = cfg.smem.second, cfg.smem.ring
 
     def aligned(start, thread):
         return thread * 0 + (start + (ALIGNMENT - 1)) // ALIGNMENT * ALIGNMENT
@@ -49,7 +49,7 @@ def make_copies(cfg):
     and the rows of one in them.
     """
     COLUMNS, LENGTH = cfg.walk == "columns", cfg.length
-    SECOND, RING, _, NUMBERS, _ = cfg.offsets
+    SECOND, RING, NUMBERS = cfg.smem.second, cfg.smem.ring, cfg.smem.numbers
     OTHER, STAGE_BYTES = LENGTH * cfg.tile.row_bytes, 2 * LENGTH * cfg.tile.row_bytes
     send_own, send_walked = cfg.copy(cfg.kept).send, cfg.copy(LENGTH).send
 

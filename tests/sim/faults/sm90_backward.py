@@ -146,28 +146,18 @@ SETUP = (
     ),
 )
 GEOMETRY = (
-    Mutant(
-        "room for one Q",
-        "            self.stages * self.q_bytes,\n            self.k_stages",
-        "            self.q_bytes,\n            self.k_stages",
-    ),
+    Mutant("room for one Q", " q=self.stages * self.q_bytes", " q=self.q_bytes"),
     Mutant("room for one K", "self.k_stages * self.kv_bytes,", "self.kv_bytes,"),
-    Mutant("dO over V", "            self.kv_bytes,\n", "            0,\n"),
+    Mutant("dO over V", "v=self.kv_bytes", "v=0"),
     Mutant(
         "room for half of dS", "self.tile_m * self.tile_n * 2 if", "self.tile_m * self.tile_n if"
     ),
     Mutant("room for one part of dQ", "self.consumers * (self.sum_bytes", "(self.sum_bytes"),
-    Mutant("dK over dQ", "self.offsets[4] + self.consumers * self.sum_bytes", "self.offsets[4]"),
     Mutant(
-        "room for one tile's statistics",
-        "            self.stages * self.stat_bytes,",
-        "            self.stat_bytes,",
+        "dK over dQ", "self.smem.leaving + self.consumers * self.sum_bytes", "self.smem.leaving"
     ),
-    Mutant(
-        "room for one mask",
-        "            self.stages * self.mask_bytes,",
-        "            self.mask_bytes,",
-    ),
+    Mutant("room for one tile's statistics", "=self.stages * self.stat_bytes", "=self.stat_bytes"),
+    Mutant("room for one mask", "=self.stages * self.mask_bytes", "=self.mask_bytes"),
     Mutant(
         "room for bits alone",
         "else max(self.stat_bytes, self.bit_bytes)",
@@ -176,13 +166,9 @@ GEOMETRY = (
     Mutant("bytes of shifts alone", "return 2 * 4 * self.tile_m", "return 4 * self.tile_m"),
     Mutant("room for one record", "self.stages * RECORD_WORDS * 4", "RECORD_WORDS * 4"),
     Mutant("room for one K's bad keys", "self.k_stages * BAD_WORDS * 4", "BAD_WORDS * 4"),
-    Mutant("no room for slots", "            4 * 4 + self", "            0 + self"),
-    Mutant(
-        "barriers of one stage",
-        "queries = self.stages, self.stages * self.with_dq, self.stages",
-        "queries = 1, 1, 1",
-    ),
-    Mutant("barriers of one K", "*(self.k_stages,) * 2, 1, 1", "*(1,) * 2, 1, 1"),
+    Mutant("no room for slots", "slots=4 * 4", "slots=0"),
+    Mutant("barriers of one stage", "n, k = self.stages, self", "n, k = 1, self"),
+    Mutant("barriers of one K", "n, k = self.stages, self.k_stages", "n, k = self.stages, 1"),
     Mutant("END among the kinds", "END = 0 ", "END = 1 "),
 )
 MUTANTS = (

@@ -159,9 +159,9 @@ OF_QUERIES = (
 )
 GEOMETRY = (
     Mutant("room for one panel of a part", "self.panels * ROWS * ROW_BYTES", "ROWS * ROW_BYTES"),
-    Mutant("dO over Q", "            self.consumers * self.q_stages * self.part_bytes,", "0,"),
-    Mutant("V over K", "            self.k_stages * self.kv_bytes,", "self.kv_bytes,"),
-    Mutant("one raw barrier", "self.barriers[-1] + 8 * self.k_stages", "self.barriers[-1]"),
+    Mutant("dO over Q", "q=self.consumers * self.q_stages * self.part_bytes", "q=0"),
+    Mutant("V over K", "k=self.k_stages * self.kv_bytes", "k=self.kv_bytes"),
+    Mutant("one raw barrier", "self.barriers.end", "self.barriers.raw_k"),
     Mutant("LAST among the kinds", "LAST = 1 << 30", "LAST = 1"),
     Mutant("dQ through the only Q", "return self.q_stages > 1", "return self.q_stages >= 1"),
 )

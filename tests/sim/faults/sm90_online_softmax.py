@@ -72,7 +72,7 @@ STATE = (
     Mutant("alpha forgotten", f"{SHRUNK}, alpha", f"{SHRUNK}, {ONE}"),
     Mutant("alpha of the other row", f"{SHRUNK}, alpha", f"{SHRUNK}, (alpha[1], alpha[0])"),
     Mutant("l of a lane for the row's", "row_max(e), row_total(l)", "row_max(e), l"),
-    Mutant("exponents not lowered", "exponentials(lowered(e, risen))", "exponentials(e)"),
+    Mutant("exponents not lowered", "exponentials(lower(e, risen))", "exponentials(e)"),
     Mutant(
         "careful weights not summed", CAREFUL, CAREFUL.replace("row_sum(PAIR, weights)", "PAIR")
     ),

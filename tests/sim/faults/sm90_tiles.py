@@ -29,13 +29,21 @@ SETUP = (
     ),
 )
 GEOMETRY = (
-    Mutant("barriers in one place", "8 * sum(counts[:i])", "8 * sum(counts[: min(i, 5)])"),
-    Mutant("barriers of one Q", "(self.q_stages,) * 2 +", "(1,) * 2 +"),
-    Mutant("barriers of V as of K", "(self.v_stages,) * 3", "(self.k_stages - 1,) * 3"),
-    Mutant("barriers in the records", "self.offsets[-1] + 8 *", "self.offsets[-3] + 8 *"),
-    Mutant("V in K", "v = k + self.k_stages * self.kv_bytes", "v = k + self.kv_bytes"),
-    Mutant("K in Q", "k = self.q_stages * self.q_bytes", "k = self.q_bytes"),
-    Mutant("records in V", "records = v + self.v_stages * self.kv_bytes", "records = v"),
+    Mutant("barriers in one place", "empty_v=v", "empty_v=0"),
+    Mutant("barriers of one Q", "q, k, v = self.q_stages,", "q, k, v = 1,"),
+    Mutant(
+        "barriers of V as of K",
+        "self.k_stages, self.v_stages\n",
+        "self.k_stages, self.k_stages - 1\n",
+    ),
+    Mutant(
+        "barriers in the records",
+        "barrier_layout(self.smem.end",
+        "barrier_layout(self.smem.records",
+    ),
+    Mutant("V in K", "k=self.k_stages * self.kv_bytes", "k=self.kv_bytes"),
+    Mutant("K in Q", "q=self.q_stages * self.q_bytes", "q=self.q_bytes"),
+    Mutant("records in V", "v=self.v_stages * self.kv_bytes", "v=0"),
     Mutant("bad keys in the records", "RECORD_WORDS * self.k_stages", "RECORD_WORDS"),
     Mutant("barriers in the bad keys", "BAD_WORDS * self.v_stages", "BAD_WORDS"),
     Mutant("room for one panel", "-(-self.head_dim // PANEL)", "1"),

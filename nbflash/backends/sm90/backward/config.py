@@ -1,10 +1,10 @@
 """Frozen configurations of the Hopper backward kernel and the table they are chosen from."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 from nbflash.backends.sm90.forward.config import Panels
 from nbflash.cuda.tile.score import ScoreCode
+from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 from nbflash.cuda.tile.wgmma.gradient import PART
 from nbflash.cuda.tile.wgmma.store_rows import warp_bytes
@@ -159,31 +159,28 @@ class Sm90BackwardConfig(Panels):
     @property
     def out_offset(self):
         """Where the warps' rows of dK and dV wait to leave, behind dQ."""
-        return self.offsets[4] + self.consumers * self.sum_bytes
+        return self.smem.leaving + self.consumers * self.sum_bytes
 
     @property
-    def offsets(self):
-        """Shared memory in bytes; Q is at 0.
-
-        K, V, dO, what warpgroups exchange (dS, or P), what leaves (dQ, or rows of dK and dV),
-        statistics, masks, records, bad keys, tile numbers of dQ (and places, for score functions
-        and dropout), barriers.
+    def smem(self):
+        """Shared memory, in bytes. Warpgroups exchange dS, or P; what leaves is dQ, and rows of dK
+        and dV; ``slots`` are tile numbers of dQ, ``places`` those of scores.
         """
         exchange = 4 * PART if self.split else 0
-        sizes = (
-            self.stages * self.q_bytes,
-            self.k_stages * self.kv_bytes,
-            self.kv_bytes,
-            self.stages * self.q_bytes,
-            self.tile_m * self.tile_n * 2 if self.with_dq else exchange,
-            self.consumers * (self.sum_bytes + 4 * warp_bytes(self.out_columns)),
-            self.stages * self.stat_bytes,
-            self.stages * self.mask_bytes,
-            self.stages * RECORD_WORDS * 4,
-            self.k_stages * BAD_WORDS * 4,
-            4 * 4 + self.stages * PLACE_WORDS * 4 * self.placed,
+        return smem_layout(
+            q=self.stages * self.q_bytes,
+            k=self.k_stages * self.kv_bytes,
+            v=self.kv_bytes,
+            do=self.stages * self.q_bytes,
+            exchange=self.tile_m * self.tile_n * 2 if self.with_dq else exchange,
+            leaving=self.consumers * (self.sum_bytes + 4 * warp_bytes(self.out_columns)),
+            statistics=self.stages * self.stat_bytes,
+            masks=self.stages * self.mask_bytes,
+            records=self.stages * RECORD_WORDS * 4,
+            bad_keys=self.k_stages * BAD_WORDS * 4,
+            slots=4 * 4,
+            places=self.stages * PLACE_WORDS * 4 * self.placed,
         )
-        return tuple(accumulate(sizes))
 
     @property
     def placed(self):
@@ -191,25 +188,20 @@ class Sm90BackwardConfig(Panels):
         return self.score is not None or self.dropout
 
     @property
-    def places_offset(self):
-        """Where the places of the tiles' scores are, behind the tile numbers."""
-        return self.offsets[-2] + 4 * 4
-
-    @property
     def barriers(self):
-        """Where the barriers start.
+        """Behind it; ``raw`` ones are completed by the copy, ``full`` ones once rows are clean.
 
-        Full of Q (and of dO, without dQ) and of dO; empty of both; full and empty of K and of V;
-        raw of queries and of K.
+        Q and dO of a stage are released together, and arrive together but where there is dQ.
         """
-        queries = self.stages, self.stages * self.with_dq, self.stages
-        counts = (*queries, *(self.k_stages,) * 2, 1, 1, self.stages, self.k_stages)
-        return tuple(self.offsets[-1] + 8 * sum(counts[:i]) for i in range(len(counts)))
+        n, k = self.stages, self.k_stages
+        queries = {"full_q": n, "full_do": n * self.with_dq, "empty_q": n}
+        keys = {"full_k": k, "empty_k": k, "full_v": 1, "empty_v": 1}
+        return barrier_layout(self.smem.end, **queries, **keys, raw=n, raw_k=k)
 
     @property
     def smem_bytes(self):
         """Dynamic shared memory of a block, with room to align it."""
-        return self.barriers[-1] + 8 * self.k_stages + ALIGNMENT
+        return self.barriers.end + ALIGNMENT
 
 
 # head_dim up to; consumers, tile_m, stages, registers; what a key of two passes costs over one of

@@ -111,8 +111,10 @@ def make_columns_stream(cfg):
     """
     TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL = TILE_M * ROW_BYTES
-    K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
-    _, _, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V, DO, RECORDS = layout.k, layout.v, layout.do, layout.records
+    EMPTY_Q, FULL_K, EMPTY_K = barriers.empty_q, barriers.full_k, barriers.empty_k
+    FULL_V, EMPTY_V = barriers.full_v, barriers.empty_v
     S_START = (types.float32(0),) * (TILE_M // 2)
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
     keys_of, issue_scores, issue_dp = make_keys(cfg)

@@ -47,7 +47,7 @@ def make_weights(cfg):
     ``weights[i](x, kind, smem, stats, place, stage, scaling, drawing, thread)`` of the scores of a
     tile.
     """
-    P = cfg.offsets[3]
+    P = cfg.smem.exchange
     probabilities_of, (gradients_of, pack) = make_probabilities_of(cfg), make_gradients_of(cfg)
     shifts_of, minus_deltas_of, _, less_deltas = make_statistics_of(cfg)
     draw, dropped, dropped_dp, _ = make_dropping(cfg)
@@ -87,8 +87,10 @@ def make_role(cfg, of_keys):
     K and Q give S, whose weights go to dO; or V and dO give dP, whose weights go to Q.
     """
     TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
-    K, V, DO, _, _, _, _, RECORDS, *_ = cfg.offsets
-    _, _, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V, DO, RECORDS = layout.k, layout.v, layout.do, layout.records
+    EMPTY_Q, FULL_K, EMPTY_K = barriers.empty_q, barriers.full_k, barriers.empty_k
+    FULL_V, EMPTY_V = barriers.full_v, barriers.empty_v
     KEYS, FULL, EMPTY, STAGES = (
         (K, FULL_K, EMPTY_K, cfg.k_stages) if of_keys else (V, FULL_V, EMPTY_V, 1)
     )

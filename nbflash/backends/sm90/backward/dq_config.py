@@ -1,10 +1,10 @@
 """Frozen configurations of the pass over rows for dQ and the table they are chosen from."""
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
-from nbflash.backends.sm90.forward.config import BAD_WORDS, RECORD_WORDS, Panels
+from nbflash.backends.sm90.forward.config import BAD_WORDS, RECORD_WORDS, CleanedOperand, Panels
 from nbflash.cuda.tile.score import ScoreCode
+from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, ROW_BYTES
 
 LAST = 1 << 30  # added to the kind of a row's last tile
@@ -87,35 +87,36 @@ class Sm90DqConfig(Panels):
         return self.q_stages > 1
 
     @property
-    def offsets(self):
-        """Shared memory in bytes: dO, K, V, records, bad keys, barriers (Q is at 0)."""
-        sizes = (
-            self.consumers * self.q_stages * self.part_bytes,
-            self.consumers * self.do_stages * self.part_bytes,
-            self.k_stages * self.kv_bytes,
-            self.v_stages * self.kv_bytes,
-            self.k_stages * RECORD_WORDS * 4,
-            self.k_stages * BAD_WORDS * 4,
+    def smem(self):
+        """Shared memory, in bytes."""
+        return smem_layout(
+            q=self.consumers * self.q_stages * self.part_bytes,
+            do=self.consumers * self.do_stages * self.part_bytes,
+            k=self.k_stages * self.kv_bytes,
+            v=self.v_stages * self.kv_bytes,
+            records=self.k_stages * RECORD_WORDS * 4,
+            bad_keys=self.k_stages * BAD_WORDS * 4,
         )
-        return tuple(accumulate(sizes))
 
     @property
     def barriers(self):
-        """Where the barriers start: full and empty of Q, dO, K and V, and raw of K."""
-        rows = self.consumers * self.q_stages, self.consumers * self.do_stages
-        keys = self.k_stages, self.v_stages
-        counts = (n for n in (*rows, *keys) for _ in range(2))
-        return tuple(accumulate((8 * n for n in counts), initial=self.offsets[-1]))
+        """Behind it; ``raw_k`` is completed by the copy, ``full_k`` once K is clean."""
+        q, do = self.consumers * self.q_stages, self.consumers * self.do_stages
+        k, v = self.k_stages, self.v_stages
+        rows = {"full_q": q, "empty_q": q, "full_do": do, "empty_do": do}
+        keys = {"full_k": k, "empty_k": k, "full_v": v, "empty_v": v}
+        return barrier_layout(self.smem.end, **rows, **keys, raw_k=k)
 
     @property
     def cleaned(self):
-        """Of the operand that 0 is multiplied with: stages, place, bad keys, full and raw."""
-        return self.k_stages, self.offsets[1], self.offsets[4], self.barriers[4], self.barriers[8]
+        """The operand that 0 is multiplied with: K."""
+        smem, barriers = self.smem, self.barriers
+        return CleanedOperand(self.k_stages, smem.k, smem.bad_keys, barriers.full_k, barriers.raw_k)
 
     @property
     def smem_bytes(self):
         """Dynamic shared memory of a block, with room to align it."""
-        return self.barriers[-1] + 8 * self.k_stages + ALIGNMENT
+        return self.barriers.end + ALIGNMENT
 
 
 # head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, do_stages. TFLOP/s of the kernel,

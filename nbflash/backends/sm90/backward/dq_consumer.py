@@ -33,7 +33,7 @@ def make_finish_row(cfg):
     """
     TILE_M, PANELS, PANEL_BYTES = cfg.tile_m, cfg.panels, ROWS * ROW_BYTES
     store_fragment = make_store_fragment(cfg.head_dim, ROWS)
-    *_, pack = make_wgmma_softmax(cfg.head_dim, cfg.dtype)
+    pack = make_wgmma_softmax(cfg.head_dim, cfg.dtype).pack
 
     @inlined
     def finish_row(acc, start, row, bh, result, turn, thread):
@@ -60,13 +60,16 @@ def make_compute_stream(cfg):
     """
     TILE_N, Q_STAGES, DO_STAGES = cfg.tile_n, cfg.q_stages, cfg.do_stages
     PART_BYTES, KV_BYTES, KV_PANEL = cfg.part_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
-    DO, K, V, RECORDS, *_ = cfg.offsets
-    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    DO, K, V, RECORDS = layout.do, layout.k, layout.v, layout.records
+    FULL_Q, EMPTY_Q, FULL_DO = barriers.full_q, barriers.empty_q, barriers.full_do
+    EMPTY_DO, FULL_K, EMPTY_K = barriers.empty_do, barriers.full_k, barriers.empty_k
+    FULL_V, EMPTY_V = barriers.full_v, barriers.empty_v
     S_START = (types.float32(0),) * (TILE_N // 2)
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
     issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, ROWS, TILE_N)
     issue_dq = make_gemm_pv(cfg.dtype, TILE_N)
-    *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
+    pack = make_wgmma_softmax(TILE_N, cfg.dtype).pack
     dropped_dp, ds_full, ds_masked = make_gradients(cfg, TILE_N)
     _, spot_of, drawing_of = make_drawing(cfg)
     (where_of, scoring_of), weights = make_scoring(cfg), make_row_weights(cfg, TILE_N)

@@ -63,7 +63,10 @@ def make_init_barriers(cfg):
         cfg.consumers * cfg.do_stages,
     )
     K_STAGES, V_STAGES = cfg.k_stages, cfg.v_stages
-    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_K = cfg.barriers
+    barriers = cfg.barriers
+    FULL_Q, EMPTY_Q, FULL_DO = barriers.full_q, barriers.empty_q, barriers.full_do
+    EMPTY_DO, FULL_K, EMPTY_K = barriers.empty_do, barriers.full_k, barriers.empty_k
+    FULL_V, EMPTY_V, RAW_K = barriers.full_v, barriers.empty_v, barriers.raw_k
 
     @inlined
     def init_barriers(base):

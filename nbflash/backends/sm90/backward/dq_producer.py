@@ -21,8 +21,10 @@ LOOKERS = 64  # threads of warps 2 and 3
 def make_load_keys(cfg):
     """``load_keys(smem, place, maps, sizes, schedule)``, for one thread: K, V and the records."""
     TILE_N, KV_BYTES, KV_PANEL = cfg.tile_n, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
-    _, K, V, RECORDS, *_ = cfg.offsets
-    _, _, _, _, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_K = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V, RECORDS = layout.k, layout.v, layout.records
+    FULL_K, EMPTY_K, FULL_V = barriers.full_k, barriers.empty_k, barriers.full_v
+    EMPTY_V, RAW_K = barriers.empty_v, barriers.raw_k
     FULL_TILES = cfg.full_tiles
     send, advance, advance_v = (
         make_send(cfg),
@@ -69,7 +71,14 @@ def make_load_rows(cfg):
     """``load_rows(place, maps, sizes, work)``, for one thread: Q and dO of every warpgroup."""
     TILE_M, PART_BYTES, PANEL_BYTES = cfg.tile_m, cfg.part_bytes, ROWS * ROW_BYTES
     CONSUMERS, Q_STAGES, DO_STAGES = cfg.consumers, cfg.q_stages, cfg.do_stages
-    DO, (FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO, *_) = cfg.offsets[0], cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    DO = layout.do
+    FULL_Q, EMPTY_Q, FULL_DO, EMPTY_DO = (
+        barriers.full_q,
+        barriers.empty_q,
+        barriers.full_do,
+        barriers.empty_do,
+    )
     send, advance_q, advance_do = make_send(cfg), make_advance(Q_STAGES), make_advance(DO_STAGES)
 
     @inlined

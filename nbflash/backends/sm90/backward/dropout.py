@@ -36,7 +36,7 @@ def make_dropping(cfg):
             return types.float32(1)
 
         return nothing, same, same_dp, one
-    PLACES = cfg.places_offset
+    PLACES = cfg.smem.places
     masks_at, drop, drop_dp = make_drop_across(cfg.tile_m)
 
     @inlined

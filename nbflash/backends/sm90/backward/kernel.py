@@ -62,7 +62,10 @@ def make_init_barriers(cfg):
     """``init_barriers(base)``, for one thread."""
     CONSUMERS, READERS = cfg.consumers, cfg.key_readers
     STAGES, K_STAGES, WITH_DQ, PARTS = cfg.stages, cfg.k_stages, cfg.with_dq, 1 + cfg.with_dq
-    FULL_Q, FULL_DO, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
+    barriers = cfg.barriers
+    FULL_Q, FULL_DO, EMPTY_Q = barriers.full_q, barriers.full_do, barriers.empty_q
+    FULL_K, EMPTY_K, FULL_V = barriers.full_k, barriers.empty_k, barriers.full_v
+    EMPTY_V, RAW, RAW_K = barriers.empty_v, barriers.raw, barriers.raw_k
 
     @inlined
     def init_barriers(base):

@@ -64,8 +64,12 @@ def make_compute_stream(cfg):
     TILE_M, TILE_N, CONSUMERS = cfg.tile_m, cfg.tile_n, cfg.consumers
     Q_BYTES, KV_BYTES, K_STAGES = cfg.q_bytes, cfg.kv_bytes, cfg.k_stages
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
-    K, V, DO, DS, DQ, _, _, RECORDS, BAD, SLOTS, _ = cfg.offsets
-    _, FULL_DO, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V, DO = layout.k, layout.v, layout.do
+    DS, DQ, RECORDS = layout.exchange, layout.leaving, layout.records
+    BAD, SLOTS = layout.bad_keys, layout.slots
+    FULL_DO, EMPTY_Q, FULL_K = barriers.full_do, barriers.empty_q, barriers.full_k
+    EMPTY_K, FULL_V, EMPTY_V = barriers.empty_k, barriers.full_v, barriers.empty_v
     # A part of dQ: 64 queries of a tile of several 64, or one panel of columns of one.
     PART_DS = KV_PANEL if TILE_M > 64 else 0
     PART_K = 0 if TILE_M > 64 else KV_PANEL

@@ -88,8 +88,15 @@ def make_load_keys(cfg):
 
     Neither these nor the queries, which another thread feeds, hold up the other's stages.
     """
-    (K, V, *_), KV_BYTES = cfg.offsets, cfg.kv_bytes
-    _, _, _, FULL_K, EMPTY_K, FULL_V, EMPTY_V, _, _ = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V = layout.k, layout.v
+    FULL_K, EMPTY_K, FULL_V, EMPTY_V = (
+        barriers.full_k,
+        barriers.empty_k,
+        barriers.full_v,
+        barriers.empty_v,
+    )
+    KV_BYTES = cfg.kv_bytes
     send_keys, advance = make_send_keys(cfg), make_advance(cfg.k_stages)
 
     @inlined
@@ -122,8 +129,12 @@ def make_load_stream(cfg):
     STATS_WORDS, BITS_WORDS = STAT_BYTES // 4, BIT_BYTES // 4
     TILE_BYTES = (1 if cfg.with_dq else 2) * Q_BYTES + STAT_BYTES
     TILE_M, Q_PANEL = cfg.tile_m, cfg.tile_m * ROW_BYTES
-    K, V, DO, _, _, STATS, MASKS, RECORDS, *_ = cfg.offsets
-    FULL_Q, FULL_DO, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW, RAW_K = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V, DO = layout.k, layout.v, layout.do
+    STATS, MASKS, RECORDS = layout.statistics, layout.masks, layout.records
+    FULL_Q, FULL_DO, EMPTY_Q = barriers.full_q, barriers.full_do, barriers.empty_q
+    FULL_K, EMPTY_K, FULL_V = barriers.full_k, barriers.empty_k, barriers.full_v
+    EMPTY_V, RAW, RAW_K = barriers.empty_v, barriers.raw, barriers.raw_k
     WITH_DQ, FULL_TILES = cfg.with_dq, cfg.full_tiles
     ARRIVED_K = FULL_K if FULL_TILES else RAW_K
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
@@ -214,7 +225,8 @@ def make_load_stream(cfg):
 
 def make_store_stream(cfg):
     """``store_stream(smem, place, dq, tid)``: parts of dQ to their sum, for warps 1 and 2."""
-    DQ, SLOTS, PART_BYTES, CONSUMERS = cfg.offsets[4], cfg.offsets[9], 4 * PART, cfg.consumers
+    DQ, SLOTS = cfg.smem.leaving, cfg.smem.slots
+    PART_BYTES, CONSUMERS = 4 * PART, cfg.consumers
 
     @inlined
     def store_stream(smem, place, dq, tid):
@@ -245,8 +257,10 @@ def make_clean_stream(cfg):
     TILE_M, TILE_N, STAGES, CHUNKS = cfg.tile_m, cfg.tile_n, cfg.stages, 8 * cfg.panels
     Q_BYTES, KV_BYTES, STAT_BYTES = cfg.q_bytes, cfg.kv_bytes, cfg.stat_bytes
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
-    K, _, DO, _, _, STATS, _, _, BAD, *_ = cfg.offsets
-    FULL_Q, FULL_DO, _, FULL_K, _, _, _, RAW, RAW_K = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, DO, STATS, BAD = layout.k, layout.do, layout.statistics, layout.bad_keys
+    FULL_Q, FULL_DO, FULL_K = barriers.full_q, barriers.full_do, barriers.full_k
+    RAW, RAW_K = barriers.raw, barriers.raw_k
     WORDS, HUGE = -(-TILE_N // 32), types.float32(3e38)
     not_finite = make_not_finite(cfg.dtype)
     (stage_of, _), (k_stage_of, k_phase_of) = make_ring(STAGES), make_ring(cfg.k_stages)

@@ -16,7 +16,7 @@ from nbflash.definitions.constants import LOG2_E
 
 def make_write_place(cfg):
     """``write_place(smem, words, stage, b, h, m_block, n_block)``, for the loader."""
-    PLACED, TILE_M, TILE_N, PLACES = cfg.placed, cfg.tile_m, cfg.tile_n, cfg.places_offset
+    PLACED, TILE_M, TILE_N, PLACES = cfg.placed, cfg.tile_m, cfg.tile_n, cfg.smem.places
 
     @inlined
     def write_place(smem, words, stage, b, h, m_block, n_block):
@@ -39,7 +39,7 @@ def make_scoring(cfg):
             return types.int32(0)
 
         return nothing
-    PLACES = cfg.places_offset
+    PLACES = cfg.smem.places
     hold, *_ = make_score(cfg.score, (), cfg.dtype)
 
     @inlined

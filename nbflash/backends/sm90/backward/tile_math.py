@@ -15,7 +15,7 @@ from nbflash.cuda.tile.wgmma.gradient import (
 
 def make_record_of(cfg):
     """``record_of(smem, place, tile)``: of a tile of the stream, once it is there."""
-    RECORDS, FULL_Q = cfg.offsets[7], cfg.barriers[0]
+    RECORDS, FULL_Q = cfg.smem.records, cfg.barriers.full_q
     stage_of, phase_of = make_ring(cfg.stages)
 
     @inlined
@@ -32,7 +32,7 @@ def make_statistics_of(cfg):
     """``shifts_of, minus_deltas_of`` of ``(stats, place, stage, pair)``; what dP may start with,
     ``by_keys(minus_deltas)``, and ``less_deltas(dp, …)`` of one that started with zeros.
     """
-    TILE_M, STATS, STAT_WORDS = cfg.tile_m, cfg.offsets[5] // 4, cfg.stat_bytes // 4
+    TILE_M, STATS, STAT_WORDS = cfg.tile_m, cfg.smem.statistics // 4, cfg.stat_bytes // 4
     values, by_keys, less = make_statistics(TILE_M, late=cfg.panels > 1)
 
     @inlined
@@ -59,7 +59,7 @@ def make_probabilities_of(cfg):
     they suffice, a copy of everything for each kind of tile is faster.
     """
     TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
-    *_, MASKS, RECORDS, _, _, _ = cfg.offsets
+    MASKS, RECORDS = cfg.smem.masks, cfg.smem.records
     of_scores = make_probabilities(cfg.tile_m, TILE_N, cfg.dtype, cfg.score)
     (exponents, weights), (interval, bits), full, (p_interval, p_bits) = of_scores
     scored, _ = make_scored(cfg)

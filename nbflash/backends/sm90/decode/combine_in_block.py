@@ -54,7 +54,7 @@ def make_join_parts(cfg):
     number); ``tile`` its batch, first head, first row, number of rows and heads that share them;
     ``sizes`` are splits, tokens, heads and rows of one split.
     """
-    HEAD_DIM, AHEAD, (STAGES, *_) = cfg.head_dim, parts_ahead(cfg), cfg.offsets
+    HEAD_DIM, AHEAD, STAGES = cfg.head_dim, parts_ahead(cfg), cfg.smem.k
     SPANS, LAST = -(-HEAD_DIM // SPAN), WARPS * WARP
     ZERO, O_START = types.float32(0), (types.float32(0),) * 4
     statistics, lse_of = make_statistics(types.float32)

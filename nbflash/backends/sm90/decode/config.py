@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate
 
 from nbflash.backends.sm90.forward.config import BAD_WORDS, RECORD_WORDS, Panels
+from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 
 # Of a row tile: query tokens × heads that share a key head; and for caches of one byte.
@@ -108,26 +108,27 @@ class DecodeSm90Config(Panels):
         return reasons
 
     @property
-    def offsets(self):
-        """Shared memory in bytes: K, V, scales, records, bad keys, barriers (Q is at 0)."""
-        sizes = (
-            self.q_bytes,
-            *(self.stages * self.stored_bytes,) * 2,
-            self.stages * 4 * self.scale_words * self.quantised,
-            self.stages * 4 * RECORD_WORDS,
-            self.stages * 4 * BAD_WORDS,
+    def smem(self):
+        """Shared memory, in bytes."""
+        return smem_layout(
+            q=self.q_bytes,
+            k=self.stages * self.stored_bytes,
+            v=self.stages * self.stored_bytes,
+            scales=self.stages * 4 * self.scale_words * self.quantised,
+            records=self.stages * 4 * RECORD_WORDS,
+            bad_keys=self.stages * 4 * BAD_WORDS,
         )
-        return tuple(accumulate(sizes))
 
     @property
     def barriers(self):
-        """Where the barriers start: full of K, full of V, empty of both."""
-        return tuple(self.offsets[-1] + 8 * self.stages * i for i in range(3))
+        """Behind it; K and V of a stage are released together."""
+        n = self.stages
+        return barrier_layout(self.smem.end, full_k=n, full_v=n, empty=n)
 
     @property
     def smem_bytes(self):
         """Dynamic shared memory of a block, with room to align it."""
-        return self.barriers[-1] + 8 * self.stages + ALIGNMENT
+        return self.barriers.end + ALIGNMENT
 
 
 # Head_dims up to a number: tile_n, stages, blocks of a multiprocessor; then for caches of one byte,

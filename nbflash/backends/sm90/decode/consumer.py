@@ -67,14 +67,15 @@ def make_store_part(cfg):
 def make_compute(cfg):
     """``compute(smem, place, rows, bits, scale, thread)``: O, m and l of the part's tiles."""
     TILE_N, KV_BYTES, WORDS = cfg.tile_n, cfg.kv_bytes, -(-cfg.tile_n // 32)
-    K, V, _, RECORDS, BAD, _ = cfg.offsets
-    FULL_K, FULL_V, EMPTY = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V, RECORDS, BAD = layout.k, layout.v, layout.records, layout.bad_keys
+    FULL_K, FULL_V, EMPTY = barriers.full_k, barriers.full_v, barriers.empty
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     S_START = (types.float32(0),) * (TILE_N // 2)
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, ROWS, TILE_N, negate=cfg.negate)
     issue_pv, clean_key = make_gemm_pv(cfg.dtype, TILE_N), make_clean_key(cfg)
-    _, _, careful, *_ = make_online_softmax(TILE_N, cfg.dtype)
-    *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
+    careful = make_online_softmax(TILE_N, cfg.dtype).careful
+    pack = make_wgmma_softmax(TILE_N, cfg.dtype).pack
     _, _, gather = make_keep(ROWS, TILE_N)
     apply_keep, (_, keep_of) = make_apply_keep(TILE_N, 0), make_rows(cfg)
     advance, wait_all = make_advance(cfg.stages), wgmma_wait(0)

@@ -134,14 +134,15 @@ def out_of_units(acc, unit):
 def make_stored_compute(cfg):
     """``compute(smem, place, inverses, rows, bits, scale, thread)``: O, m, l of a warp's keys."""
     TILE_N, KV_BYTES, SCALE_WORDS = cfg.tile_n, cfg.stored_bytes, cfg.scale_words
-    K, V, SCALES, RECORDS, *_ = cfg.offsets
-    FULL_K, FULL_V, EMPTY = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V, SCALES, RECORDS = layout.k, layout.v, layout.scales, layout.records
+    FULL_K, FULL_V, EMPTY = barriers.full_k, barriers.full_v, barriers.empty
     O_START = (types.float32(0),) * (StoredLayout(cfg).width // 2)
     PAIR, UNITS = (types.float32(0),) * 2, (types.int32(LEAST_UNIT),) * 2
     KEYS, scores = StoredLayout(cfg).keys, make_stored_scores(cfg)
     add_products, add_finite = make_stored_products(cfg)
-    _, _, careful, *_ = make_online_softmax(KEYS, "float16", most=0)
-    *_, pack = make_wgmma_softmax(KEYS, "float16")
+    careful = make_online_softmax(KEYS, "float16", most=0).careful
+    pack = make_wgmma_softmax(KEYS, "float16").pack
     apply_keep, advance = make_apply_keep(KEYS, 0), make_advance(cfg.stages)
     (_, keep_of), ALL, MASKED = make_rows(cfg), (1 << KEYS // 4) - 1, cfg.masked
 
@@ -220,7 +221,7 @@ def make_merge(cfg):
     store four words of columns that are 2 span apart: in place of words 4 i … of 32 stand those of
     4 (i ^ x), with another x for each of eight lanes, or all would meet in one bank.
     """
-    layout, (K, _, SCALES, *_) = StoredLayout(cfg), cfg.offsets
+    layout, K, SCALES = StoredLayout(cfg), cfg.smem.k, cfg.smem.scales
     WIDTH, OF_WARP, STATISTICS = layout.width, ROWS * layout.width, 2 * ROWS
     OF_LANE = 2 * layout.span
 

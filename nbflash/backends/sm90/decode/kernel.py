@@ -55,7 +55,7 @@ def make_decode_sm90(cfg):
     row tile, packed heads and batch.
     """
     STAGES = cfg.stages
-    FULL_K, FULL_V, EMPTY = cfg.barriers
+    FULL_K, FULL_V, EMPTY = cfg.barriers.full_k, cfg.barriers.full_v, cfg.barriers.empty
     MASKED, QUANTISED, TILE_M = cfg.masked, cfg.quantised, cfg.tile_m
     load_part, compute_part = make_load(cfg), (make_stored_part if QUANTISED else make_part)(cfg)
     READERS, join_parts = WARPS if QUANTISED else 1, make_join_parts(cfg)

@@ -49,10 +49,11 @@ def make_load(cfg):
     """
     TILE_N, BOX, PANELS, STAGES = cfg.tile_n, cfg.box, cfg.stored_panels, cfg.stages
     KV_BYTES, KV_PANEL, MASKED = cfg.stored_bytes, TILE_N * ROW_BYTES, cfg.masked
-    K, V, SCALES, RECORDS, *_ = cfg.offsets
+    layout = cfg.smem
+    K, V, SCALES, RECORDS = layout.k, layout.v, layout.scales, layout.records
     QUANTISED, SCALE_WORDS = cfg.quantised, cfg.scale_words
     fetch_scales, put_scales, unit_of = make_scales(cfg)
-    FULL_K, FULL_V, EMPTY = cfg.barriers
+    FULL_K, FULL_V, EMPTY = cfg.barriers.full_k, cfg.barriers.full_v, cfg.barriers.empty
     BOX_BYTES = PANELS * BOX * ROW_BYTES
     advance, tiles_of_part = make_advance(STAGES), make_tiles_of_part(cfg)
 

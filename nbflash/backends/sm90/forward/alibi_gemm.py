@@ -19,6 +19,9 @@ is in shared memory, in rows of a panel's width; A is a register operand:
     lane 4 r + c of a warp     c = 0: x₁, x₂     c = 1: x₃, 0     else zeros     of rows r and r + 8
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import fence_proxy_async
 from nbflash.cuda.ptx.wgmma import wgmma
@@ -85,7 +88,7 @@ def _bend(s, x, first, start, zero):
 
 def make_fill_ramp(cfg):
     """``fill_ramp(smem, place, thread)``: R, before anyone asks for a product."""
-    RAMP, TILE_N, AT = cfg.ramp, cfg.tile_n, cfg.ramp_offset // 4
+    RAMP, TILE_N, AT = cfg.ramp, cfg.tile_n, cfg.smem.ramp // 4
 
     @inlined
     def fill_ramp(smem, place, thread):
@@ -116,7 +119,7 @@ def make_straight(cfg):
     return straight
 
 
-def make_ramp(cfg):
+class Ramp(NamedTuple):
     """The steps of a tile: S = A Rᵀ to begin with, the m of its scores, what the diagonal bends.
 
     slant_of(n0, scoring, thread)        x and q' − n0 of a thread's upper row, its word of A
@@ -127,7 +130,19 @@ def make_ramp(cfg):
     bent(s, slant, thread)               S where the diagonal may cross
     bent_again(s, slant, thread)         the same, of S = Q Kᵀ
     """
-    RAMP, ZERO, MINUS = cfg.ramp_offset, types.float32(0), types.float32(-1)
+
+    slant_of: Callable
+    issue_ramp: Callable
+    in_tile: Callable
+    of_row: Callable
+    of_first: Callable
+    bent: Callable
+    bent_again: Callable
+
+
+def make_ramp(cfg):
+    """`Ramp` of a configuration."""
+    RAMP, ZERO, MINUS = cfg.smem.ramp, types.float32(0), types.float32(-1)
 
     @inlined
     def slant_of(n0, scoring, thread):
@@ -170,4 +185,4 @@ def make_ramp(cfg):
         return bent(_climb(s, slant[0], first_of(thread)), slant, thread)
 
     slant_of = slant_of if cfg.ramp else no_slant
-    return slant_of, issue_ramp, in_tile, of_row, of_first, bent, bent_again
+    return Ramp(slant_of, issue_ramp, in_tile, of_row, of_first, bent, bent_again)

@@ -1,8 +1,10 @@
 """Frozen configurations of the Hopper kernels and the tables they are chosen from."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nbflash.cuda.tile.score import ScoreCode
+from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL, ROW_BYTES
 
 RECORD_WORDS = 4  # kind, first key, row, head
@@ -18,6 +20,16 @@ MOST_CONSUMERS = 3
 CLEANERS = 8
 STORERS = CLEANERS + 1
 TURNS = STORERS + MOST_CONSUMERS
+
+
+class CleanedOperand(NamedTuple):
+    """The operand that P, or dS, multiplies: 0 · NaN would be NaN, so that rows are looked at."""
+
+    stages: int
+    at: int
+    bad_keys: int
+    full: int
+    raw: int
 
 
 class Panels:
@@ -141,34 +153,34 @@ class Sm90Config(Panels):
         return adds and self.panels == 1 and not (self.halves or self.full_tiles)
 
     @property
-    def ramp_offset(self):
-        """Where R is, between V and the records."""
-        return self.offsets[1] + self.v_stages * self.kv_bytes
-
-    @property
-    def offsets(self):
-        """Shared memory in bytes: K, V, records, bad keys, barriers; Q is at 0, R behind V."""
-        k = self.q_stages * self.q_bytes
-        v = k + self.k_stages * self.kv_bytes
-        records = v + self.v_stages * self.kv_bytes + self.ramp * self.tile_n * ROW_BYTES
-        bad = records + 4 * RECORD_WORDS * self.k_stages
-        return k, v, records, bad, bad + 4 * BAD_WORDS * self.v_stages
+    def smem(self):
+        """Shared memory, in bytes."""
+        return smem_layout(
+            q=self.q_stages * self.q_bytes,
+            k=self.k_stages * self.kv_bytes,
+            v=self.v_stages * self.kv_bytes,
+            ramp=self.ramp * self.tile_n * ROW_BYTES,
+            records=4 * RECORD_WORDS * self.k_stages,
+            bad_keys=4 * BAD_WORDS * self.v_stages,
+        )
 
     @property
     def barriers(self):
-        """Where the barriers start: full and empty of Q, K and V, and raw of V."""
-        counts = (self.q_stages,) * 2 + (self.k_stages,) * 2 + (self.v_stages,) * 3
-        return tuple(self.offsets[-1] + 8 * sum(counts[:i]) for i in range(len(counts)))
+        """Behind it; ``raw_v`` is completed by the copy, ``full_v`` once V is clean."""
+        q, k, v = self.q_stages, self.k_stages, self.v_stages
+        stages = {"full_q": q, "empty_q": q, "full_k": k, "empty_k": k}
+        return barrier_layout(self.smem.end, **stages, full_v=v, empty_v=v, raw_v=v)
 
     @property
     def cleaned(self):
-        """Of the operand that 0 is multiplied with: stages, place, bad keys, full and raw."""
-        return self.v_stages, self.offsets[1], self.offsets[3], self.barriers[4], self.barriers[6]
+        """The operand that 0 is multiplied with: V."""
+        smem, barriers = self.smem, self.barriers
+        return CleanedOperand(self.v_stages, smem.v, smem.bad_keys, barriers.full_v, barriers.raw_v)
 
     @property
     def smem_bytes(self):
         """Dynamic shared memory of a block, with room to align it."""
-        return self.barriers[-1] + 8 * self.v_stages + ALIGNMENT
+        return self.barriers.end + ALIGNMENT
 
 
 # A row for head_dims up to its first number: consumers, tile_n, k_stages, v_stages, q_stages,

@@ -41,7 +41,7 @@ def make_compute_stream(cfg):
     tile and where its Q is.
     """
     warpgroup_of, STAGED = make_warpgroup_of(cfg.consumers), cfg.q_stages > 1
-    FULL_Q, *_ = cfg.barriers
+    FULL_Q = cfg.barriers.full_q
     q_of, start, make_step, last = make_halves(cfg) if cfg.halves else make_whole(cfg)
     step_full, step_masked = make_step(False, False), make_step(True, False)
     FULL_TILES = cfg.full_tiles

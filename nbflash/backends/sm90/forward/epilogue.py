@@ -94,7 +94,7 @@ def make_masking(cfg):
     ``keep_of(kind, n0, row, bh, masking, thread)`` serves a tile, and
     ``bad_of(smem, words, stage, keep, thread)`` says what of it meets garbage.
     """
-    TILE_M, BAD_USED, (_, _, BAD, _, _) = cfg.tile_m, -(-cfg.tile_n // 32), cfg.cleaned
+    TILE_M, BAD_USED, BAD = cfg.tile_m, -(-cfg.tile_n // 32), cfg.cleaned.bad_keys
     keep_interval, keep_bits, gather = make_keep(TILE_M, cfg.tile_n)
     FULL_TILES = cfg.full_tiles
 
@@ -151,8 +151,8 @@ def make_stages(cfg):
     it is there; ``k_of(base, stage)`` and ``v_of(base, stage)`` are lower words of descriptors.
     """
     KV_BYTES, KV_PANEL = cfg.kv_bytes, cfg.tile_n * ROW_BYTES
-    K, V, RECORDS, _, _ = cfg.offsets
-    _, EMPTY_Q, FULL_K, *_ = cfg.barriers
+    K, V, RECORDS = cfg.smem.k, cfg.smem.v, cfg.smem.records
+    EMPTY_Q, FULL_K = cfg.barriers.empty_q, cfg.barriers.full_k
 
     @inlined
     def record_of(smem, place, stage, phase):

@@ -85,7 +85,10 @@ def make_fwd_sm90(cfg):
         cfg.k_stages,
         cfg.v_stages,
     )
-    FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
+    barriers = cfg.barriers
+    FULL_Q, EMPTY_Q, FULL_K = barriers.full_q, barriers.empty_q, barriers.full_k
+    EMPTY_K, FULL_V, EMPTY_V = barriers.empty_k, barriers.full_v, barriers.empty_v
+    RAW_V = barriers.raw_v
     REGISTERS = bool(cfg.registers)
     fewer, more = (
         setmaxnreg(action, count)

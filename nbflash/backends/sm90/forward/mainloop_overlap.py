@@ -40,7 +40,9 @@ def make_halves(cfg):
     a row of the warp has met no key.
     """
     HALF, Q_BYTES = cfg.tile_n // 2, cfg.q_bytes
-    FULL_Q, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
+    barriers = cfg.barriers
+    FULL_Q, EMPTY_Q, EMPTY_K = barriers.full_q, barriers.empty_q, barriers.empty_k
+    FULL_V, EMPTY_V = barriers.full_v, barriers.empty_v
     S_START, P_START = (types.float32(0),) * (HALF // 2), (types.uint32(0),) * (HALF // 4)
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     STAGED = cfg.q_stages > 1
@@ -52,8 +54,9 @@ def make_halves(cfg):
     else:
         issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate)
     issue_pv = make_gemm_pv(cfg.dtype, HALF)
-    *_, pack = make_wgmma_softmax(HALF, cfg.dtype)
-    begin, attempt, careful, *_ = make_online_softmax(HALF, cfg.dtype)
+    pack = make_wgmma_softmax(HALF, cfg.dtype).pack
+    softmax = make_online_softmax(HALF, cfg.dtype)
+    begin, attempt, careful = softmax.begin, softmax.attempt, softmax.careful
     keep_a, keep_b = make_apply_keep(HALF, 0), make_apply_keep(HALF, 1)
     (scored_a, unit_of), (scored_b, _) = make_scored(cfg, HALF, 0), make_scored(cfg, HALF, 1)
     dropped_a, dropped_b = make_dropped(cfg, HALF, 0), make_dropped(cfg, HALF, 1)

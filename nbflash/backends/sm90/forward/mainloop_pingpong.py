@@ -72,7 +72,9 @@ def make_whole(cfg):
     time to take O out of it.
     """
     TILE_N, Q_BYTES, STAGED = cfg.tile_n, cfg.q_bytes, cfg.q_stages > 1
-    FULL_Q, EMPTY_Q, _, EMPTY_K, FULL_V, EMPTY_V, _ = cfg.barriers
+    barriers = cfg.barriers
+    FULL_Q, EMPTY_Q, EMPTY_K = barriers.full_q, barriers.empty_q, barriers.empty_k
+    FULL_V, EMPTY_V = barriers.full_v, barriers.empty_v
     S_START, P_START = (types.float32(0),) * (TILE_N // 2), (types.uint32(0),) * (TILE_N // 4)
     ONE = (types.float32(1),) * 2
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
@@ -82,10 +84,15 @@ def make_whole(cfg):
     MASK_FIRST = cfg.dropout
     RAMP, ADDS = cfg.ramp, SCORED and cfg.score.adds
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
-    slant_of, issue_ramp, in_tile, of_row, of_first, bent, bent_again = make_ramp(cfg)
+    ramp = make_ramp(cfg)
+    slant_of, issue_ramp, in_tile = ramp.slant_of, ramp.issue_ramp, ramp.in_tile
+    of_row, of_first = ramp.of_row, ramp.of_first
+    bent, bent_again = ramp.bent, ramp.bent_again
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)
-    _, _, _, outgrown, *_, pack = make_wgmma_softmax(TILE_N, cfg.dtype)
-    begin, attempt, careful, shrunk, lost = make_online_softmax(TILE_N, cfg.dtype)
+    pack = make_wgmma_softmax(TILE_N, cfg.dtype).pack
+    softmax = make_online_softmax(TILE_N, cfg.dtype)
+    begin, attempt, careful = softmax.begin, softmax.attempt, softmax.careful
+    shrunk, outgrown, lost = softmax.shrunk, softmax.outgrown, softmax.lost
     scores_again = make_scores_again(cfg)
     apply_keep, (scored, unit_of) = make_apply_keep(TILE_N, 0), make_scored(cfg, TILE_N, 0)
     dropped = make_dropped(cfg, TILE_N)

@@ -70,8 +70,11 @@ def make_load_stream(cfg):
     """
     TILE_M, TILE_N, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.tile_n, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
-    K, V, RECORDS, *_ = cfg.offsets
-    FULL_Q, EMPTY_Q, FULL_K, EMPTY_K, FULL_V, EMPTY_V, RAW_V = cfg.barriers
+    layout, barriers = cfg.smem, cfg.barriers
+    K, V, RECORDS = layout.k, layout.v, layout.records
+    FULL_Q, EMPTY_Q, FULL_K = barriers.full_q, barriers.empty_q, barriers.full_k
+    EMPTY_K, FULL_V, EMPTY_V = barriers.empty_k, barriers.full_v, barriers.empty_v
+    RAW_V = barriers.raw_v
     advance, advance_q, advance_v = map(make_advance, (cfg.k_stages, cfg.q_stages, cfg.v_stages))
 
     send, FULL_TILES = make_send(cfg), cfg.full_tiles
@@ -153,7 +156,8 @@ def make_clean_stream(cfg, threads=THREADS):
     of a row's tiles, a lane each.
     """
     TILE_N, KV_BYTES, WORDS, THREADS = cfg.tile_n, cfg.kv_bytes, -(-cfg.tile_n // 32), threads
-    STAGES, V, BAD, FULL_V, RAW_V = cfg.cleaned
+    V, BAD, STAGES = cfg.cleaned.at, cfg.cleaned.bad_keys, cfg.cleaned.stages
+    FULL_V, RAW_V = cfg.cleaned.full, cfg.cleaned.raw
     clean_key = make_clean_key(cfg)
 
     @inlined

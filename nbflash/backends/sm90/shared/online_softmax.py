@@ -17,6 +17,9 @@ A row that has met no key has no m yet. Until all rows of a warp have met one, m
 in the tile after one in which it has risen.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.ring import divided
 from nbflash.cuda.tile.tracing import equal, fma, hide, load4, select, unrolled
@@ -82,25 +85,37 @@ def make_scores_again(cfg):
     return scores_again
 
 
-def make_online_softmax(n, dtype, most=None):
-    """``begin, attempt, careful, shrunk, lost`` for ``n`` columns of scores and weights up to
-    2^``most``.
+class OnlineSoftmax(NamedTuple):
+    """The steps of `make_online_softmax`.
 
         begin(s, scale)             P, m, Σ P and ``fresh`` of a row's first scores
         attempt(s, m, scale)        P, Σ P of further ones, and whether m must rise
         careful(s, m, l, scale)     P, m, l, Σ P, ``fresh`` and α, by scores that are looked at
                                     first
         shrunk(p, m, l)             P, m, l, Σ P and α from a P that is too large
+        outgrown(sums)              whether P is too large
         lost(sums)                  whether it is infinite
 
     ``fresh`` is whether a row of the warp has met no key yet, or m has risen; Σ P is yet to be
     added to l, and O to be multiplied by α.
     """
+
+    begin: Callable
+    attempt: Callable
+    careful: Callable
+    shrunk: Callable
+    outgrown: Callable
+    lost: Callable
+
+
+def make_online_softmax(n, dtype, most=None):
+    """`OnlineSoftmax` of ``n`` columns of scores and weights up to 2^``most``."""
     PAIR = (types.float32(0),) * 2
     softmax = make_wgmma_softmax(n, dtype, most)
-    row_max, reference, exponents, outgrown, lost, overshot, *softmax = softmax
-    rise, rescale, lowered, *softmax = softmax
-    without_key, unsettled, exponentials, row_sum, _ = softmax
+    row_max, row_sum, reference = softmax.row_max, softmax.row_sum, softmax.reference
+    exponents, lower, exponentials = softmax.exponents, softmax.lower, softmax.exponentials
+    without_key, unsettled, rise = softmax.without_key, softmax.unsettled, softmax.rise
+    outgrown, overshot, rescale = softmax.outgrown, softmax.overshot, softmax.rescale
 
     @inlined
     def begin(s, scale):
@@ -128,7 +143,7 @@ def make_online_softmax(n, dtype, most=None):
         best, total = row_max(e), row_total(l)
         risen = rise(best, total)
         m, l, alpha = raised(m, l, risen)
-        weights = exponentials(lowered(e, risen))
+        weights = exponentials(lower(e, risen))
         return weights, m, l, row_sum(PAIR, weights), unsettled(best, total), alpha
 
     @inlined
@@ -137,4 +152,4 @@ def make_online_softmax(n, dtype, most=None):
         weights = scale_fragment(weights, alpha)
         return weights, m, l, row_sum(PAIR, weights), alpha
 
-    return begin, attempt, careful, shrunk, lost
+    return OnlineSoftmax(begin, attempt, careful, shrunk, outgrown, softmax.lost)

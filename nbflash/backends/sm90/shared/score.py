@@ -91,7 +91,8 @@ def make_row_weights(cfg, n):
     ``x`` is what `make_scored` makes with slopes: without any, P = 2^(S · unit − m).
     """
     code, sloped = cfg.score, cfg.score is not None and cfg.score.has_slope
-    _, _, exponents, *_, exponentials, _, _ = make_wgmma_softmax(n, cfg.dtype)
+    softmax = make_wgmma_softmax(n, cfg.dtype)
+    exponents, exponentials = softmax.exponents, softmax.exponentials
     apply_keep = make_apply_keep(n, 0)
 
     @inlined

@@ -10,6 +10,8 @@ of a quad share them. Row statistics are pairs, one value per row:
 import functools
 import math
 import operator
+from collections.abc import Callable
+from typing import NamedTuple
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.float_bits import EXPONENT, INVERSE, bits_float, float_bits
@@ -60,12 +62,27 @@ def fold_rows(s, combine, chains=8):
     ]
 
 
-def make_wgmma_softmax(n, dtype, most=None):
-    """The steps for score fragments of ``n`` columns, of weights up to 2^``most``: that of `MOST`.
+class Softmax(NamedTuple):
+    """The steps of `make_wgmma_softmax`. Exponents are S · scale − m, in base 2."""
 
-    Returns ``row_max, reference, exponents, outgrown, lost, overshot, rise, rescale, lower,
-    without_key, unsettled, exponentials, row_sum, pack``. Exponents are S · scale − m, in base 2.
-    """
+    row_max: Callable
+    reference: Callable
+    exponents: Callable
+    outgrown: Callable
+    lost: Callable
+    overshot: Callable
+    rise: Callable
+    rescale: Callable
+    lower: Callable
+    without_key: Callable
+    unsettled: Callable
+    exponentials: Callable
+    row_sum: Callable
+    pack: Callable
+
+
+def make_wgmma_softmax(n, dtype, most=None):
+    """`Softmax` of score fragments of ``n`` columns, of weights up to 2^``most``, or `MOST`."""
     TOP = MOST[dtype] if most is None else most
     ABOVE = HEADROOM - TOP  # where m stands over the largest score
     size, LIMIT = n // 2, n / 4 * 2.0**TOP  # of a row, the weights of a thread
@@ -142,7 +159,7 @@ def make_wgmma_softmax(n, dtype, most=None):
         """Neighbours rounded and packed: the A fragment of P V."""
         return tuple(pack_half(dtype, p[i], p[i + 1]) for i in range(0, size, 2))
 
-    return (
+    return Softmax(
         row_max,
         reference,
         exponents,
