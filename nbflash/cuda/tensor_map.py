@@ -1,4 +1,4 @@
-"""Tensor maps: how the copy engine sees a (batch, seqlen, heads, head_dim) tensor.
+"""Tensor maps: how TMA sees a (batch, seqlen, heads, head_dim) tensor.
 
 Source: CUDA driver API, ``cuTensorMapEncodeTiled``.
 """

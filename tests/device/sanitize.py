@@ -4,7 +4,7 @@
     python tests/device/sanitize.py racecheck -k causal   one tool, and what pytest is to run
 
 Each tool first has to find the faults that are planted for it in kernels of this file, on Hopper in
-copies by the copy engine too; a tool that misses one has checked nothing. The exit status is 0 if
+copies by TMA too; a tool that misses one has checked nothing. The exit status is 0 if
 every tool found its faults and nothing else. $COMPUTE_SANITIZER names the program where it is
 neither on the path nor in $CUDA_HOME/bin.
 """
@@ -29,7 +29,7 @@ TOOLS = {
     "synccheck": OURS,
     "initcheck": (),  # to know what is initialised, it has to see everyone's kernels
 }
-# The faults of each tool: the first anywhere, the others where there is a copy engine (Hopper).
+# The faults of each tool: the first anywhere, the others where there is TMA (Hopper).
 PLANTED = {
     "memcheck": (
         "out[8192 + threadIdx.x] = 1;",

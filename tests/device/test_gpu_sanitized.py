@@ -50,7 +50,7 @@ ROWS += [pytest.param("sm90", *row, marks=ON_HOPPER) for row in HOPPER]
 
 @pytest.fixture
 def results_of_the_copy_engine(request, monkeypatch):
-    """On Hopper results begin as NaN: initcheck does not see what the copy engine writes.
+    """On Hopper results begin as NaN: initcheck does not see what TMA writes.
 
     What is between the kernels is left as it is, and so is every array of the `simt` kernels.
     """

@@ -172,7 +172,7 @@ def test_scales(scale, head_dim, deterministic):
 @by_mode
 @pytest.mark.parametrize("which", ["out", "dout"])
 def test_contiguous_rows_off_alignment(which, deterministic):
-    """What counts as contiguous may start where the copy engine cannot."""
+    """What counts as contiguous may start where TMA cannot."""
     q, k, v, dout = make_qkv(1, 70, 70, 1, 1, 64, "float16")
     moved = cupy.empty(q.size + 1, q.dtype)[1:].reshape(q.shape)
     if which == "dout":

@@ -38,7 +38,7 @@ from nbflash.cuda.tile.simt.atomic import atomic_add, atomic_add4
 from nbflash.cuda.tile.simt.gemm import make_gemm_nn, make_gemm_tn
 from nbflash.cuda.tile.simt.gradient import make_fill_stats, make_store_x
 from nbflash.cuda.tile.simt.mask import make_apply_mask
-from nbflash.cuda.tile.tracing import both, equal, exp2, hide, load4, select, store4, unrolled
+from nbflash.cuda.tile.tracing import both, equal, exp2, load4, opaque, select, store4, unrolled
 from nbflash.definitions.constants import LN2, LOG2_E
 
 
@@ -221,7 +221,7 @@ def make_bwd_simt(cfg):
             row_base = (b * heads + h) * nq
             begin, end = row_ptr[plane * n_row + tile], row_ptr[plane * n_row + tile + 1]
             for t in range(begin, end):
-                tid = hide(cuda.threadIdx.x)
+                tid = opaque(cuda.threadIdx.x)
                 if COLUMNS_WALK:
                     m0 = col_idx[t] * TILE_M
                 else:

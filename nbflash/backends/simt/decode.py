@@ -29,10 +29,10 @@ from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.convert import STORAGE
 from nbflash.cuda.tile.guarded_max import guarded
-from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.simt.mask import make_apply_mask
 from nbflash.cuda.tile.simt.paged_rows import PAGED, make_load_queries, make_load_rows, make_locate
-from nbflash.cuda.tile.simt.slots import make_hide, make_join, make_products
+from nbflash.cuda.tile.simt.slots import make_join, make_mask_keys, make_products
 from nbflash.cuda.tile.simt.softmax import make_scale_rows, make_softmax
 from nbflash.cuda.tile.tracing import exp2, maximum, store, store4, unrolled
 from nbflash.cuda.tile.warp_reduce import first_behind
@@ -59,7 +59,7 @@ def make_decode_simt(cfg):
     locate, places = make_locate(cfg)
     NOWHERE = (types.int64(0),) * places
     scores, add, add_careful = make_products(cfg)
-    hide, (joint_max, joint_sum) = make_hide(cfg), make_join(cfg)
+    mask_keys, (joint_max, joint_sum) = make_mask_keys(cfg), make_join(cfg)
     apply_mask = make_apply_mask(
         [r // PACK for r in range(ROWS)], [u * SLOTS for u in range(KEYS)], QUERIES, TILE_N
     )
@@ -86,7 +86,7 @@ def make_decode_simt(cfg):
 
     @inlined
     def tiles_of(n):
-        return divided(types.int32(n + TILE_N - 1), TILE_N)[0]
+        return divmod_int32(types.int32(n + TILE_N - 1), TILE_N)[0]
 
     @inlined
     def share(row_ptr, col_idx, row, length, behind, split, splits, lane):
@@ -96,7 +96,7 @@ def make_decode_simt(cfg):
             end = first_behind(col_idx, begin, row_ptr[row + 1], tiles_of(length), lane)
         else:
             begin, end = 0, tiles_of(max(behind, 0))
-        count, _ = divided(types.int32(end - begin + splits - 1), splits)
+        count, _ = divmod_int32(types.int32(end - begin + splits - 1), splits)
         first = begin + split * count
         return first, min(first + count, end)
 
@@ -149,11 +149,11 @@ def make_decode_simt(cfg):
     ):
         smem = cuda.shared.array(0, ACC)
         tid = types.int32(cuda.threadIdx.x)
-        item, split = divided(types.int32(cuda.blockIdx.x), splits)
-        packed, row = divided(item, n_row)
+        item, split = divmod_int32(types.int32(cuda.blockIdx.x), splits)
+        packed, row = divmod_int32(item, n_row)
         bh, q0 = types.int32(packed * PACK), row * QUERIES
-        b, h = divided(bh, heads)
-        (warp, in_warp), (slot, lane) = divided(tid, WARP), divided(tid, LANES)
+        b, h = divmod_int32(bh, heads)
+        (warp, in_warp), (slot, lane) = divmod_int32(tid, WARP), divmod_int32(tid, LANES)
         column = 4 * lane
         length = min(max(lengths[b], 0), capacity)
         limit = length if MASKED else length - nq + q0 + 1  # of the first token
@@ -161,7 +161,7 @@ def make_decode_simt(cfg):
         behind = min(limit + QUERIES - 1, length)
         tiles = plane * n_row + row, length, behind, split, splits
         begin, end = share(row_ptr, col_idx, *tiles, in_warp)
-        pages, (head, _), at = b * table_stride, divided(h, group), NOWHERE
+        pages, (head, _), at = b * table_stride, divmod_int32(h, group), NOWHERE
         if begin < end:
             first = first_key(col_idx, begin, slot)
             at = locate(table, pages, page_size, first, length, head, strides)
@@ -180,7 +180,7 @@ def make_decode_simt(cfg):
             n0 = key - slot
             hidden = n0 + TILE_N > limit
             if hidden:
-                s = hide(s, key, limit)
+                s = mask_keys(s, key, limit)
             if MASKED and kind[t] != FULL:
                 first_row, last_row = plane * nq, plane * nq + nq - 1
                 s = apply_mask(s, kind[t], lo, hi, first_row, last_row, q0, n0, bits, 0, slot)
@@ -205,13 +205,13 @@ def make_decode_simt(cfg):
             store_stats(smem, warp * ROWS, m_warp, l)
         cuda.syncthreads()  # O, m and l of every warp are in place
         for i in range(tid, min(QUERIES, nq - q0) * PACK * HEAD_DIM, THREADS):
-            r, d = divided(types.int32(i), HEAD_DIM)
+            r, d = divmod_int32(types.int32(i), HEAD_DIM)
             o, m_row, l_row = joined(smem, r, d)
             value = MINUS_INF
             if l_row != ZERO:
                 o /= l_row
                 value = (m_row + ACC(math.log2(l_row))) * ACC(LN2)
-            token, at_head = divided(r, PACK)
+            token, at_head = divmod_int32(r, PACK)
             token, at_head = q0 + token, h + at_head
             sequence = types.int64(split * batch + b)
             part_o[((sequence * nq + token) * heads + at_head) * HEAD_DIM + d] = o

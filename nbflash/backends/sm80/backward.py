@@ -45,9 +45,9 @@ from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb
 from nbflash.cuda.tile.mma.gradient import make_gradients, make_query_numbers
 from nbflash.cuda.tile.mma.mask import make_apply_mask, make_apply_mask_transposed
 from nbflash.cuda.tile.mma.poison import make_poison_units
-from nbflash.cuda.tile.ring import divided, make_advance
+from nbflash.cuda.tile.ring import divmod_int32, make_advance
 from nbflash.cuda.tile.score import score_signature
-from nbflash.cuda.tile.tracing import hide, unrolled
+from nbflash.cuda.tile.tracing import opaque, unrolled
 
 
 def make_bwd_sm80(cfg):
@@ -162,12 +162,12 @@ def make_bwd_sm80(cfg):
         tile, bh = work[2 * cuda.blockIdx.x], work[2 * cuda.blockIdx.x + 1]
         kept_row = types.int32(tile * KEPT)
         if COLUMNS:
-            b, h_kv = divided(bh, types.int32(heads // group))
+            b, h_kv = divmod_int32(bh, types.int32(heads // group))
             h, last = types.int32(h_kv * group), types.int32((h_kv + 1) * group)
             kept_length, length = nk, nq
         else:
-            b, h = divided(bh, heads)
-            h_kv, _ = divided(h, group)
+            b, h = divmod_int32(bh, heads)
+            h_kv, _ = divmod_int32(h, group)
             last = types.int32(h + 1)
             kept_length, length = nq, nk
         queries, gradients_out = (q, q_stride), (dout, do_stride)
@@ -203,7 +203,7 @@ def make_bwd_sm80(cfg):
         while h < last:
             tile_kind, start = kind[t], types.int32(col_idx[t] * LENGTH)
             # What follows from the thread is made anew: registers are few.
-            thread = hide(types.int32(cuda.threadIdx.x))
+            thread = opaque(types.int32(cuda.threadIdx.x))
             first, kept_at, by_columns, _ = operands_of(shared_address(smem), thread)
             if STAGES == 1:
                 cuda.syncthreads()  # everybody is done with the last tile
@@ -285,16 +285,16 @@ def make_bwd_sm80(cfg):
                     ds = pack(gradients(p, acc_dp, deltas))
             if ATOMIC:
                 to = types.int32(word_of(shared_address(smem), first) + DS // 4)
-                share(smem, to, ds, hide(thread))
+                share(smem, to, ds, opaque(thread))
             if not FULL_TILES and careful:
                 cuda.syncthreads()  # all have seen the tile
                 to = word_of(shared_address(smem), ring)
-                clean(smem, to, hide(thread))
+                clean(smem, to, opaque(thread))
                 if COLUMNS:
-                    clean(smem, to + OTHER // 4, hide(thread))
+                    clean(smem, to + OTHER // 4, opaque(thread))
                 cuda.syncthreads()  # it is finite
             # dV += Pᵀ dO;  dK += dSᵀ Q, or dQ += dS K
-            thread = hide(types.int32(cuda.threadIdx.x))
+            thread = opaque(types.int32(cuda.threadIdx.x))
             first, _, _, by_rows = operands_of(shared_address(smem), thread)
             one = staged(by_rows, stage)
             if WITH_DV:
@@ -310,7 +310,7 @@ def make_bwd_sm80(cfg):
             h, t, end = next_tile(h, t, end, last, b, heads, plane_of, row_ptr, n_row, tile)
 
         cuda.syncthreads()  # the kept tiles are free
-        thread = hide(types.int32(cuda.threadIdx.x))
+        thread = opaque(types.int32(cuda.threadIdx.x))
         own, word, second = words_of(shared_address(smem), thread)
         valid, row = types.int32(kept_length - kept_row - own), types.int64(kept_row + own)
         if DROPOUT:

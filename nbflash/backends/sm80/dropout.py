@@ -9,7 +9,7 @@ import operator
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.dropout import key_of
-from nbflash.cuda.tile.tracing import equal, hide, select, unrolled
+from nbflash.cuda.tile.tracing import equal, opaque, select, unrolled
 from nbflash.cuda.tile.wgmma.dropout import make_drop, make_drop_across, place_words, round_keys
 
 ALL = 0xFFFFFFFF
@@ -48,7 +48,7 @@ def make_kept(m_tiles, n):
 
     @inlined
     def kept(keys, rows, threshold, n0, thread):
-        group, number = types.uint32(n0 >> 5), types.uint32(hide(thread))
+        group, number = types.uint32(n0 >> 5), types.uint32(opaque(thread))
         call = types.uint32(4 * group + number % 4), types.uint32((group ^ number >> 2) & 1)
         words = drop(ONES, rows[0], keys, threshold, call)
         if m_tiles == 2:

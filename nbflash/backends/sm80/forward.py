@@ -38,9 +38,9 @@ from nbflash.cuda.tile.mma.mask import make_apply_mask
 from nbflash.cuda.tile.mma.poison import make_poison_rows
 from nbflash.cuda.tile.mma.rows import make_store_numbers
 from nbflash.cuda.tile.mma.softmax import make_softmax
-from nbflash.cuda.tile.ring import divided, make_advance
+from nbflash.cuda.tile.ring import divmod_int32, make_advance
 from nbflash.cuda.tile.score import score_signature
-from nbflash.cuda.tile.tracing import hide, unrolled
+from nbflash.cuda.tile.tracing import opaque, unrolled
 from nbflash.cuda.tile.wgmma.softmax import log_of_sum
 
 
@@ -146,7 +146,7 @@ def make_fwd_sm80(cfg):
         if n0 >= 0:
             to = staged(types.int32(first + RING), stage)
             # What follows from the head is made anew, as what does from the thread.
-            base = hide(b) * per_batch + hide(h) * per_head + n0 * stride
+            base = opaque(b) * per_batch + opaque(h) * per_head + n0 * stride
             send_kv(to, source, base, stride, types.int32(nk - n0), thread)
         cp_async_commit()
 
@@ -182,8 +182,8 @@ def make_fwd_sm80(cfg):
         thread = types.int32(cuda.threadIdx.x)
         first, _, _, _ = operands_of(shared_address(smem), thread)
         row, bh = work[2 * cuda.blockIdx.x], work[2 * cuda.blockIdx.x + 1]
-        b, h = divided(bh, heads)
-        h_kv, _ = divided(h, group)
+        b, h = divmod_int32(bh, heads)
+        h_kv, _ = divmod_int32(h, group)
         plane, q0 = plane_of[bh], types.int32(row * TILE_M)
         keys, values = (k, k_stride, b, h_kv), (v, v_stride, b, h_kv)
         top, _ = scores_of(thread)
@@ -207,7 +207,7 @@ def make_fwd_sm80(cfg):
             wait()
             cuda.syncthreads()  # K is in place, and everybody is done with the V before
             # What follows from the thread is made anew: registers are few.
-            thread = hide(types.int32(cuda.threadIdx.x))
+            thread = opaque(types.int32(cuda.threadIdx.x))
             first, q_at, k_at, _ = operands_of(shared_address(smem), thread)
             at = column_of(col_idx, t + AT_K, end)
             send(values if EVEN else keys, at, nk, first, free, thread)
@@ -215,7 +215,7 @@ def make_fwd_sm80(cfg):
             acc_s = gemm_qk(S_START, q_at, staged(k_at, stage))
             free = stage
             stage, _ = advance(stage, NONE)
-            thread = hide(types.int32(cuda.threadIdx.x))
+            thread = opaque(types.int32(cuda.threadIdx.x))
             first, _, _, v_at = operands_of(shared_address(smem), thread)
             stage_word = types.int32(
                 word_of(shared_address(smem), staged(first, stage)) + RING // 4
@@ -248,14 +248,14 @@ def make_fwd_sm80(cfg):
             if not FULL_TILES and careful:
                 acc_o = poison_rows(acc_o, p, staged(v_at, stage))
                 cuda.syncthreads()  # all have seen V
-                clean(smem, stage_word, hide(thread))
+                clean(smem, stage_word, opaque(thread))
                 cuda.syncthreads()  # V is finite
             # O += P V
             acc_o = gemm_pv(acc_o, p, staged(v_at, stage))
             free = stage
             stage, _ = advance(stage, NONE)
 
-        l_i, thread = row_total(l_i), hide(types.int32(cuda.threadIdx.x))
+        l_i, thread = row_total(l_i), opaque(types.int32(cuda.threadIdx.x))
         (top, _), (own, word) = scores_of(thread), results_of(shared_address(smem), thread)
         left_rows = types.int32(nq - q0)
         store_numbers(lse, bh * nq + q0, log_sum_exp(m_i, l_i), top, left_rows, thread)

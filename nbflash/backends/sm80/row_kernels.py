@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.mma.layout import CHUNK
-from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import load4, store4, unrolled
 from nbflash.cuda.tile.warp_math import pack_half, unpack_half
 from nbflash.cuda.tile.warp_reduce import across_lanes
@@ -109,8 +109,8 @@ def make_statistics_sm80(cfg):
             if WIDTH:
                 for at in range(4 * lane, WIDTH, 4 * WARP):
                     clear(total, types.int64(row) * WIDTH + at, ZERO)
-            bh, i = divided(row, padded)
-            b, h = divided(bh, heads)
+            bh, i = divmod_int32(row, padded)
+            b, h = divmod_int32(bh, heads)
             found, number = NEG_INF, ZERO
             if i < nq:
                 if lane < CHUNKS:
@@ -162,11 +162,11 @@ def make_convert_dq_sm80(cfg):
 
     def convert_dq_sm80(total, dq, stride, nq, heads, padded, tiles, factor):
         at = types.int32(cuda.blockIdx.x * (WARPS * WARP) + cuda.threadIdx.x)
-        piece, r = divided(at, types.int32(8))
-        block, column = divided(piece, types.int32(PIECES))
+        piece, r = divmod_int32(at, types.int32(8))
+        block, column = divmod_int32(piece, types.int32(PIECES))
         if block < tiles:
-            bh, first = divided(types.int32(block * 16), padded)
-            b, h = divided(bh, heads)
+            bh, first = divmod_int32(types.int32(block * 16), padded)
+            b, h = divmod_int32(bh, heads)
             row = types.int32(first + r)
             if column < CHUNKS and row < nq:
                 upper, below = numbers(total, types.int64(piece) * PIECE, r)

@@ -3,8 +3,8 @@
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.cp_async import cp_async16, cp_async_commit
 from nbflash.cuda.tile.mma.layout import ALIGNMENT
-from nbflash.cuda.tile.ring import divided
-from nbflash.cuda.tile.tracing import hide, unrolled
+from nbflash.cuda.tile.ring import divmod_int32
+from nbflash.cuda.tile.tracing import opaque, unrolled
 
 
 def make_places(cfg):
@@ -69,7 +69,7 @@ def make_copies(cfg):
     @inlined
     def place_of(strides, b, h, row):
         """Where a row of a head is; made anew, as what follows from the thread."""
-        return hide(b) * strides[0] + hide(h) * strides[2] + row * strides[1]
+        return opaque(b) * strides[0] + opaque(h) * strides[2] + row * strides[1]
 
     @inlined
     def send_tile(walked, numbers, there, b, h, group, start, valid, first, stage, thread):
@@ -77,7 +77,7 @@ def make_copies(cfg):
             (one, strides), (other, other_strides) = walked
             head = h
             if not COLUMNS:
-                head, _ = divided(h, group)
+                head, _ = divmod_int32(h, group)
             ring = types.int32(first + RING + stage * STAGE_BYTES)
             send_walked(ring, one, place_of(strides, b, head, start), strides[1], valid, thread)
             ring, at = types.int32(ring + OTHER), place_of(other_strides, b, head, start)
@@ -85,7 +85,7 @@ def make_copies(cfg):
             if COLUMNS:
                 shift, delta, heads, padded = numbers
                 to = types.int32(first + NUMBERS + stage * (8 * LENGTH))
-                at = types.int64(hide(b) * heads + h) * padded + start
+                at = types.int64(opaque(b) * heads + h) * padded + start
                 send_numbers(to, shift, delta, at, thread)
         cp_async_commit()
 

@@ -1,4 +1,4 @@
-"""The copy engine: tiles described by tensor maps, and plain runs of bytes.
+"""TMA: tiles described by tensor maps, and plain runs of bytes.
 
 A tensor map arrives as a kernel argument; as device code sees it, it is its address. Source: PTX
 ISA, "Data Movement and Conversion Instructions: Tensor copy" and "Bulk copy".

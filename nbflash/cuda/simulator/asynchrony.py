@@ -27,7 +27,7 @@ class Mbarrier:
         self.pending, self.bytes, self.phase = count, 0, 0
         self.waiters = []
         self.arriving, self.completed = race.Past(), race.Past()
-        self.fenced, self.engine = False, None  # of the copy engine: see hopper.py
+        self.fenced, self.engine = False, None  # of TMA: see hopper.py
 
     def step(self):
         """Complete the phase if nothing is outstanding, and wake those who waited for it."""

@@ -1,7 +1,7 @@
 """Hopper's instructions in the simulator, by the names that ``nbflash.cuda.ptx`` asks for.
 
 Addresses are those of :mod:`.window`; the products are in :mod:`.wgmma`.
-With race detection the copy engine, through each of its mbarriers, and the wgmma of each
+With race detection TMA, through each of its mbarriers, and the wgmma of each
 warpgroup are parties of their own: only who has waited for them comes after them. Conflicts are
 looked for in one element of every 16 bytes.
 """
@@ -96,7 +96,7 @@ def mbarrier_init(address, count):
 
 
 def fence_mbarrier_init():
-    """``fence.mbarrier_init``: the copy engine sees what this thread has initialised."""
+    """``fence.mbarrier_init``: TMA sees what this thread has initialised."""
     thread = current()
     for barrier in thread.block.state.get(("mbarrier.init", thread.tid), ()):
         barrier.fenced = True

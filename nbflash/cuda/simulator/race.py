@@ -3,7 +3,7 @@
 A thread has a ``clock`` (its own time) and ``seen`` (for every thread of the block, the
 latest time that is ordered before now). Synchronisation joins the clocks; an access by
 thread ``t`` at time ``c`` happens before thread ``u``'s present if ``u.seen[t] >= c``. What
-works asynchronously, a copy engine or wgmma, has a place in ``seen`` like a thread.
+works asynchronously, TMA or wgmma, has a place in ``seen`` like a thread.
 
 Flanagan and Freund, FastTrack, PLDI 2009, section 2. A barrier of the whole block makes
 all earlier accesses unreachable at once, so ``block.generation`` counts those and a cell of

@@ -1,4 +1,4 @@
-"""Addresses as mbarriers, the copy engine and wgmma take them."""
+"""Addresses as mbarriers, TMA and wgmma take them."""
 
 from nbflash.cuda.ptx._asm import SIM, hopper, inline_ptx, ir, types
 from nbflash.cuda.tile.tracing import Scalar, unrolled

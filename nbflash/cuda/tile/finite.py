@@ -1,7 +1,7 @@
 """Infinities and NaN in shared memory: 0 times one of them is no 0."""
 
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.tracing import hide, load4, store4, unrolled
+from nbflash.cuda.tile.tracing import load4, opaque, store4, unrolled
 
 SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
 
@@ -58,7 +58,7 @@ def make_clean_row(dtype, panels, panel_words):
 
     @inlined
     def clean_row(smem, at, key):
-        found, chunks = types.int32(0), hide(types.int32(CHUNKS))  # a loop: registers are few
+        found, chunks = types.int32(0), opaque(types.int32(CHUNKS))  # a loop: registers are few
         for i in range(chunks):
             found = types.int32(found | not_finite(smem, place(at, types.int32(i), key)))
         if found != 0:

@@ -59,7 +59,7 @@ def item_of(round_, blocks, block):
 
 
 @unrolled
-def divided(a, b):
+def divmod_int32(a, b):
     """``(a // b, a % b)`` of int32 that are not negative; Numba would divide 64 bits."""
     return a // b, a % b
 
@@ -67,5 +67,5 @@ def divided(a, b):
 @inlined
 def rounds_of(live, blocks):
     """How often a block looks at the work list."""
-    rounds, _ = divided(types.int32(live + blocks - 1), blocks)
+    rounds, _ = divmod_int32(types.int32(live + blocks - 1), blocks)
     return rounds

@@ -27,7 +27,7 @@ from nbflash.cuda.tile.score_math import (
     to_float,
     to_int32,
 )
-from nbflash.cuda.tile.tracing import equal, fma, load, opaque, reciprocal, select, unrolled
+from nbflash.cuda.tile.tracing import equal, fma, load, opaque_value, reciprocal, select, unrolled
 from nbflash.cuda.tile.warp_math import approximate_reciprocal
 from nbflash.definitions.constants import LOG2_E
 
@@ -135,7 +135,7 @@ class _Softcap:
     def hold(self, h, params, factor):
         """Where it is asked for, again and again: a register is dearer."""
         (cap,) = params
-        return self._inverse(opaque(cap)) * factor * self._times
+        return self._inverse(opaque_value(cap)) * factor * self._times
 
     def apply(self, s, place, held, params, factor):
         t = self._tanh(s * held)

@@ -242,7 +242,7 @@ def shuffle_xor(x, lane_mask):
     return x.new(x.type, b.bitcast(joined, x.value.type))
 
 
-def opaque(x):
+def opaque_value(x):
     """``x``, with its origin hidden from the compiler: it is neither hoisted nor merged."""
     if not isinstance(x, Scalar):
         return x
@@ -382,6 +382,6 @@ def total(values):
 
 
 @unrolled
-def hide(x):
-    """:func:`opaque` as device code."""
-    return opaque(x)
+def opaque(x):
+    """:func:`opaque_value` as device code."""
+    return opaque_value(x)

@@ -87,7 +87,7 @@ READ = lines(
 )
 ENDED = lines(
     16,
-    "if speaks(thread):",
+    "if is_leader(thread):",
     "    mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))",
     "    mbarrier_arrive(base + EMPTY_V)",
     "acc_dk, acc_dv = accumulate(",
@@ -120,7 +120,9 @@ COMPUTE = (
         "        return acc_dk",
     ),
     Mutant(
-        "released before dK", "        wait_all_but_one()\n        if speaks", "        if speaks"
+        "released before dK",
+        "        wait_all_but_one()\n        if is_leader",
+        "        if is_leader",
     ),
     Mutant("released by every warp", "equal(thread % 128, 0)", "equal(thread % 32, 0)"),
     Mutant("release of the next tile", "types.int32(tile - one), thread)", "tile, thread)", 0, 2),
@@ -134,8 +136,8 @@ COMPUTE = (
     Mutant("last row left out", "nk - first)", "nk - first - 1)"),
     Mutant(
         "batch for head",
-        "warp, (b, h) = types.int32(thread >> 5), divided(bh, heads_kv)",
-        "warp, (h, b) = types.int32(thread >> 5), divided(bh, heads_kv)",
+        "warp, (b, h) = types.int32(thread >> 5), divmod_int32(bh, heads_kv)",
+        "warp, (h, b) = types.int32(thread >> 5), divmod_int32(bh, heads_kv)",
     ),
     Mutant(
         "statistics of the last column's tile",

@@ -146,7 +146,7 @@ FAULTS = (
     (RAMP, Mutant("bent everywhere", "maximum(beyond, zero)", "beyond")),
     (RAMP, Mutant("bent by one row", "column_of(i) - 8 * row_of(i)", "column_of(i)")),
     (RAMP, Mutant("bent from the tile's begin", "x * (first - start)", "x * first")),
-    (RAMP, Mutant("first column of all", "2 * (hide(thread) & 3)", "0 * (hide(thread) & 3)")),
+    (RAMP, Mutant("first column of all", "2 * (opaque(thread) & 3)", "0 * (opaque(thread) & 3)")),
     (
         RAMP,
         Mutant(

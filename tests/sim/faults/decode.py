@@ -12,9 +12,11 @@ SHARES, BINDING, CUDA = (
 CHAIN = (GATHER, SLOTS, KERNEL, SHARES, BINDING, CUDA)  # in the order of their imports
 
 KERNEL_MUTANTS = (
-    Mutant("batch and head swapped", "b, h = divided(bh, heads)", "h, b = divided(bh, heads)"),
-    Mutant("item and split swapped", "item, split = divided(", "split, item = divided("),
-    Mutant("key head of a query head", "divided(h, group), NOWHERE", "(h, 0), NOWHERE"),
+    Mutant(
+        "batch and head swapped", "b, h = divmod_int32(bh, heads)", "h, b = divmod_int32(bh, heads)"
+    ),
+    Mutant("item and split swapped", "item, split = divmod_int32(", "split, item = divmod_int32("),
+    Mutant("key head of a query head", "divmod_int32(h, group), NOWHERE", "(h, 0), NOWHERE"),
     Mutant("lengths of the first sequence", "lengths[b]", "lengths[0]"),
     Mutant("causal rule a key short", "length - nq + q0 + 1", "length - nq + q0"),
     Mutant("causal rule a key long", "length - nq + q0 + 1", "length - nq + q0 + 2"),
@@ -34,7 +36,7 @@ KERNEL_MUTANTS = (
     Mutant("tokens past the end", "nq - 1 - q0, scale", "nq, scale"),
     Mutant("Q of the first tile", "q0 * q_stride[1]", "0 * q_stride[1]"),
     Mutant("nothing hidden", "hidden = n0 + TILE_N > limit", "hidden = False"),
-    Mutant("hidden by the tile's number", "hide(s, key, limit)", "hide(s, n0, limit)"),
+    Mutant("hidden by the tile's number", "mask_keys(s, key, limit)", "mask_keys(s, n0, limit)"),
     Mutant("mask ignored", "if MASKED and kind[t] != FULL", "if MASKED and kind[t] == FULL"),
     Mutant("bounds of plane 0", "plane * nq, plane * nq + nq - 1", "0, nq - 1"),
     Mutant("NaN under the mask counts", "                hidden = True\n", ""),
@@ -58,7 +60,9 @@ KERNEL_MUTANTS = (
     Mutant("lse in base 2", "(m_row + ACC(math.log2(l_row))) * ACC(LN2)", "m_row"),
     Mutant("rows past the end stored", "min(QUERIES, nq - q0)", "QUERIES"),
     Mutant(
-        "tokens as heads", "token, at_head = divided(r, PACK)", "at_head, token = divided(r, PACK)"
+        "tokens as heads",
+        "token, at_head = divmod_int32(r, PACK)",
+        "at_head, token = divmod_int32(r, PACK)",
     ),
     Mutant("part of another split", "split * batch + b", "split + b"),
     Mutant("statistics of one row", "store(smem, at + (L + r), l[r])", "store(smem, at + L, l[r])"),

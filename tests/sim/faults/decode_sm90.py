@@ -105,7 +105,7 @@ SCALE = (
     Mutant("scale of K for V", "v = v_scale[", "v = k_scale["),
     Mutant("scales behind the length", "if key < length:", "if True:"),
     Mutant("first page of all", "table[first_page + nth]", "table[first_page]"),
-    Mutant("pages by tokens", "nth, inside = divided(key, page_size)", "nth = key"),
+    Mutant("pages by tokens", "nth, inside = divmod_int32(key, page_size)", "nth = key"),
     Mutant("scales of the lower keys twice", "n0 + lane + 32", "n0 + lane"),
     Mutant("scales of V in the place of K's", "at + (TILE_N + 32 * i)", "at + 32 * i"),
     Mutant("scales of the first head", "head * k_stride[2]", "0"),
@@ -162,8 +162,8 @@ LOAD = (
     Mutant("columns behind the last", "first + r < count and chunk < USED", "first + r < count"),
     Mutant(
         "token of the head",
-        "token, head = divided(types.int32(first + r), pack)",
-        "head, token = divided(types.int32(first + r), pack)",
+        "token, head = divmod_int32(types.int32(first + r), pack)",
+        "head, token = divmod_int32(types.int32(first + r), pack)",
     ),
     Mutant(
         "a tile but for its last key",
@@ -195,7 +195,7 @@ COMPUTE = (
     Mutant("lower row beside an upper one", "if below_lse >= 0:", "if upper_lse >= 0:"),
     swapped(
         "stage released under P V",
-        lines(12, "wait_all()", "acc = settled(acc)"),
+        lines(12, "wait_all()", "acc = after_wait(acc)"),
         lines(12, "if thread == 0:", "    mbarrier_arrive(base + EMPTY + 8 * stage)"),
     ),
 )

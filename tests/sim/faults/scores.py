@@ -22,7 +22,7 @@ FORMS = (
     Mutant("past and future differ", "absolute(fma(held, more, start * held))", "start * held"),
     Mutant("slope of the first head", "load(slopes, h)", "load(slopes, 0)"),
     Mutant("cap of nothing", "return params[0]", "return factor"),
-    Mutant("score before the cap", "self._inverse(opaque(cap)) * factor", "factor"),
+    Mutant("score before the cap", "self._inverse(opaque_value(cap)) * factor", "factor"),
     Mutant("tanh without its slope", "fma(x[i], x[i] * -1.0, 1.0)", "x[i] * 0.0 + 1.0"),
     Mutant("tanh without its slope among others", "fma(t, t * -1.0, 1.0)", "t * 0.0 + 1.0"),
     Mutant("gradient of the result", "call(self._grad, s, s,", "call(self._grad, s, x,"),
@@ -39,7 +39,7 @@ FORMS = (
 )
 # Of a scale that is not 1, which Q of the SIMT kernels carries.
 SCALES = (
-    Mutant("softcap before the scale", "(opaque(cap)) * factor", "(opaque(cap))"),
+    Mutant("softcap before the scale", "(opaque_value(cap)) * factor", "(opaque_value(cap))"),
     Mutant("slope of scaled scores", "slope * reciprocal(factor)", "slope"),
     Mutant("ALiBi without the scale", "return factor", "return 1.0"),
     Mutant("functions before the scale", "s * factor, place", "s * 1.0, place"),
@@ -101,8 +101,13 @@ WHOLE, HALVES, FWD_SM90 = (
 HOPPER = (
     *((SCORE, mutant) for mutant in SCALES),
     (PLACE, Mutant("row of the tile", "TILE_M + row_of_thread(thread)", "TILE_M")),
-    (PLACE, Mutant("key of the tile", "n0 + 2 * (hide(thread) & 3)", "n0")),
-    (PLACE, Mutant("head and batch", "b, h = divided(bh, heads)", "h, b = divided(bh, heads)")),
+    (PLACE, Mutant("key of the tile", "n0 + 2 * (opaque(thread) & 3)", "n0")),
+    (
+        PLACE,
+        Mutant(
+            "head and batch", "b, h = divmod_int32(bh, heads)", "h, b = divmod_int32(bh, heads)"
+        ),
+    ),
     (PLACE, Mutant("first part of the keys", "n * part + column_of(i)", "column_of(i)")),
     (PLACE, Mutant("one row", "8 * row_of(i)", "0 * row_of(i)")),
     (

@@ -62,10 +62,10 @@ OF_WALKS = (
         "send_chunk(types.int32(to + 4 * LENGTH), shift",
     ),
     Mutant("numbers of half a tile", "if thread < LENGTH // 4:", "if thread < LENGTH // 8:"),
-    Mutant("head 0", "hide(b) * strides[0] + hide(h) * strides[2]", "hide(b) * strides[0]"),
-    Mutant("batch 0", "hide(b) * strides[0] + hide(h) * strides[2]", "hide(h) * strides[2]"),
+    Mutant("head 0", "opaque(b) * strides[0] + opaque(h) * strides[2]", "opaque(b) * strides[0]"),
+    Mutant("batch 0", "opaque(b) * strides[0] + opaque(h) * strides[2]", "opaque(h) * strides[2]"),
     Mutant("row 0", " + row * strides[1]", ""),
-    Mutant("keys of the query head", "head, _ = divided(h, group)", "head = h"),
+    Mutant("keys of the query head", "head, _ = divmod_int32(h, group)", "head = h"),
     Mutant("one tile over the other", "types.int32(ring + OTHER), place_of", "ring, place_of"),
     Mutant("tiles in the first stage", "first + RING + stage * STAGE_BYTES", "first + RING"),
     Mutant(
@@ -73,8 +73,8 @@ OF_WALKS = (
     ),
     Mutant(
         "numbers of head 0",
-        "types.int64(hide(b) * heads + h) * padded",
-        "types.int64(hide(b) * heads) * padded",
+        "types.int64(opaque(b) * heads + h) * padded",
+        "types.int64(opaque(b) * heads) * padded",
     ),
     Mutant(
         "second kept tile over the first",
@@ -166,8 +166,8 @@ BACKWARDS = (
         "ds = pack(gradients_masked(p, acc_dp, deltas))",
         "ds = pack(gradients(p, acc_dp, deltas))",
     ),
-    Mutant("tile not cleaned", "clean(smem, to, hide(thread))", "pass"),
-    Mutant("second tile not cleaned", "clean(smem, to + OTHER // 4, hide(thread))", "pass"),
+    Mutant("tile not cleaned", "clean(smem, to, opaque(thread))", "pass"),
+    Mutant("second tile not cleaned", "clean(smem, to + OTHER // 4, opaque(thread))", "pass"),
     Mutant("dV of Q", "gemm(acc_1, packed, types.int32(one + OTHER))", "gemm(acc_1, packed, one)"),
     Mutant(
         "dK of P",

@@ -226,7 +226,7 @@ DROPS = (
     Mutant("low halves", "(2 * n + 1, word >> 31)", "(2 * n + 1, word & 1)"),
 )
 FORWARDS = (
-    Mutant("key head of the query's", "h_kv, _ = divided(h, group)", "h_kv = h"),
+    Mutant("key head of the query's", "h_kv, _ = divmod_int32(h, group)", "h_kv = h"),
     Mutant("plane of the head", "plane_of[bh]", "plane_of[h]"),
     Mutant("V of K's layout", "(v, v_stride, b, h_kv)", "(v, k_stride, b, h_kv)"),
     Mutant(

@@ -38,7 +38,9 @@ LOADING = (
     Mutant("empty rows of head 0", "b * stride[0] + h * stride[2]", "b * stride[0]"),
     Mutant("empty rows half written", "* PAIRS, LOOKERS", "* PAIRS // 2, LOOKERS"),
     Mutant(
-        "key head of another group", "h_kv, _ = divided(h, group)", "_, h_kv = divided(h, group)"
+        "key head of another group",
+        "h_kv, _ = divmod_int32(h, group)",
+        "_, h_kv = divmod_int32(h, group)",
     ),
     Mutant("empty rows over the first tile", "(row * TILE_M + q) * stride[1]", "q * stride[1]"),
 )
@@ -169,7 +171,9 @@ ARRIVALS = (
     Mutant("K released by one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
     Mutant("V released by one", "EMPTY_V + 8 * i, CONSUMERS", "EMPTY_V + 8 * i, 1"),
     Mutant("two arrivals of raw K", "RAW_K + 8 * i, 1", "RAW_K + 8 * i, 2"),
-    without("looking for NaN", "clean_stream(smem, apart(place), sizes, schedule, looker)"),
+    without(
+        "looking for NaN", "clean_stream(smem, rematerialised(place), sizes, schedule, looker)"
+    ),
     Mutant("cleaners of the forward", "make_clean_stream(cfg, LOOKERS)", "make_clean_stream(cfg)"),
 )
 MUTANTS = [

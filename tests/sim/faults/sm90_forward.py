@@ -82,7 +82,7 @@ MASKING = (
     Mutant("low ends for high ends", "row_bounds(hi, plane", "row_bounds(lo, plane"),
     Mutant("interval of the upper row", "(lows[1], highs[1]", "(lows[0], highs[0]"),
     Mutant("interval of the next keys", "(lows[0], highs[0], n0", "(lows[0], highs[0], n0 + 8"),
-    Mutant("bits of the next tile", "hide(kind - BITS)", "hide(kind - BITS + 1)"),
+    Mutant("bits of the next tile", "opaque(kind - BITS)", "opaque(kind - BITS + 1)"),
     Mutant("bits of the upper row", BITS_OF, BITS_OF.replace(" + 8", "")),
     Mutant(
         "bits of other columns",

@@ -37,7 +37,7 @@ BOTH = (
 )
 RELEASE = f"if lead == 0:\n{LINE}    {ARRIVE_K}\n"
 RELEASE_V = f"{LINE}    if not first or is_there >= 0:\n{LINE}        {ARRIVE_V}\n"
-SETTLED = "acc, s_b = settled(acc), settled(s_b)\n"
+SETTLED = "acc, s_b = after_wait(acc), after_wait(s_b)\n"
 WAITED = WAIT + LINE + SETTLED + LINE
 OTHERS = "issue_pv(acc, p, v_ago + NEXT_HALF)"
 NEXT_K = "k_of(base, stage) + NEXT_HALF"
@@ -66,7 +66,7 @@ HALVES = (
     Mutant("Q of stage 0", "words + stage * (Q_BYTES // 4) + row", "words + row"),
     Mutant("wide Q of stage 0", "base + stage * Q_BYTES +", "base +"),
     Mutant("wide Q of warpgroup 0", "turn * 64 * ROW_BYTES", "0"),
-    Mutant("S in two hands", SETTLED, "acc, _ = settled(acc), settled(s_b)\n"),
+    Mutant("S in two hands", SETTLED, "acc, _ = after_wait(acc), after_wait(s_b)\n"),
     Mutant("settled before the wait", WAIT + LINE + SETTLED, SETTLED + LINE + WAIT),
     Mutant("K released too early", WAITED + RELEASE, RELEASE + LINE + WAITED + "if lead == 0:\n"),
     Mutant(
@@ -131,18 +131,18 @@ WHOLE = (
     Mutant("Q of stage 0", "lower(base + stage * Q_BYTES + turn", "lower(base + turn"),
     Mutant("one warpgroup's rows", " + turn * 64 * ROW_BYTES, 16)", ", 16)"),
     Mutant("wait for all but two", "wgmma_wait(0), wgmma_wait(1)", "wgmma_wait(0), wgmma_wait(2)"),
-    without("S settled", "s = settled(s)"),
-    without("O settled", "acc = settled(acc)"),
-    swapped("S settled before the wait", "wait_for_s()\n" + LINE, "s = settled(s)\n" + LINE),
-    swapped("O settled before the wait", WAIT + LINE, "acc = settled(acc)\n" + LINE),
+    without("S settled", "s = after_wait(s)"),
+    without("O settled", "acc = after_wait(acc)"),
+    swapped("S settled before the wait", "wait_for_s()\n" + LINE, "s = after_wait(s)\n" + LINE),
+    swapped("O settled before the wait", WAIT + LINE, "acc = after_wait(acc)\n" + LINE),
     swapped(
         "K released before S",
-        f"{NEXT}\n{LINE}wait_for_s()\n{LINE}s = settled(s)\n{LINE}",
+        f"{NEXT}\n{LINE}wait_for_s()\n{LINE}s = after_wait(s)\n{LINE}",
         EARLY + LINE,
     ),
     swapped(
         "V released too early",
-        f"{WAIT}{LINE}acc = settled(acc)\n{LINE}",
+        f"{WAIT}{LINE}acc = after_wait(acc)\n{LINE}",
         f"if lead == 0:\n{LINE}    {STAND_IN}\n{LINE}        {ARRIVE_K}\n{RELEASE_V}{LINE}",
     ),
     without("mask", "s = apply_keep(s, keep)"),

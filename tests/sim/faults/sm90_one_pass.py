@@ -53,7 +53,7 @@ SHARING = (
     ),
     Mutant("dQ announced to the first", ARRIVE_DQ, ARRIVE_DQ.replace(" + turn", "")),
     Mutant("slots in one place", "SLOTS // 4 + turn] = slot", "SLOTS // 4] = slot"),
-    Mutant("slot of the first warpgroup", "if speaks(thread):", "if thread == 0:"),
+    Mutant("slot of the first warpgroup", "if is_leader(thread):", "if thread == 0:"),
 )
 WAIT_DO = "mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))"
 PART_OF_K = "lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)"
@@ -96,7 +96,7 @@ STEP = (
         "smem, place, stage, row, pair, scoring)",
         "smem, place, stage, row * 0, pair, scoring)",
     ),
-    Mutant("dP not settled", "dp = settled(dp)", "pass"),
+    Mutant("dP not settled", "dp = after_wait(dp)", "pass"),
     Mutant("dS not shared", "share_scores(ds, turn, place, thread)", "pass"),
     Mutant("P shared for dS", "share_scores(ds, turn", "share_scores(pack(p), turn"),
     Mutant(
@@ -116,9 +116,9 @@ RELEASE_K = "mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column
 START = lines(8, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
 FREE = lines(20, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
 WAIT_DV, WAIT_DQ = lines(20, "wait_all_but_two()"), lines(20, "wait_all_but_one()")
-FIRST_S, WAIT_S = lines(12, "wait_all()", "s = settled(s)"), lines(20, "wait_all()")
+FIRST_S, WAIT_S = lines(12, "wait_all()", "s = after_wait(s)"), lines(20, "wait_all()")
 FIRST_KIND = lines(8, "if kind != END:", "    kind = types.int32(-kind)")
-SETTLED = lines(20, "acc_dk, dq = settled(acc_dk), settled(dq)")
+SETTLED = lines(20, "acc_dk, dq = after_wait(acc_dk), after_wait(dq)")
 WAIT_EMPTY = lines(20, "bar_sync(DQ_EMPTY + turn, DQ_THREADS)")
 RELEASES = lines(20, "if leader:", f"    {RELEASE_Q}")
 NEXT = lines(20, "tile += one")
@@ -144,7 +144,7 @@ NOT_YET = lines(16, "ends = False")
 STREAM = (
     Mutant("dS not free at first", START, ""),
     Mutant("dS free for oneself", START, START.replace("1 - turn", "turn")),
-    Mutant("first S left in flight", FIRST_S, lines(12, "s = settled(s)")),
+    Mutant("first S left in flight", FIRST_S, lines(12, "s = after_wait(s)")),
     Mutant("S left in flight", WAIT_S, ""),
     Mutant("first S not settled", FIRST_S, lines(12, "wait_all()")),
     Mutant("sums of the column before", SUMS, f"{NO_SUMS}\n{lines(20, SUMS)}"),
@@ -165,10 +165,10 @@ STREAM = (
     ),
     Mutant("S of this tile", NEXT_SCORES, NEXT_SCORES.replace("types.int32(tile + one)", "tile")),
     Mutant("dV left in flight", WAIT_DV, ""),
-    Mutant("dV not settled", "acc_dv = settled(acc_dv)\n", "pass\n"),
+    Mutant("dV not settled", "acc_dv = after_wait(acc_dv)\n", "pass\n"),
     Mutant("dQ left in flight", WAIT_DQ, ""),
-    Mutant("dQ not settled", SETTLED, lines(20, "acc_dk = settled(acc_dk)")),
-    Mutant("dK not settled", SETTLED, lines(20, "dq = settled(dq)")),
+    Mutant("dQ not settled", SETTLED, lines(20, "acc_dk = after_wait(acc_dk)")),
+    Mutant("dK not settled", SETTLED, lines(20, "dq = after_wait(dq)")),
     Mutant("dS never free again", FREE, ""),
     Mutant("dS free before dQ", WAIT_DQ + SETTLED + FREE, FREE + WAIT_DQ + SETTLED),
     Mutant("no wait until dQ has been read", WAIT_EMPTY, ""),
@@ -211,7 +211,7 @@ STREAM = (
     ),
     swapped(
         "slot told after its part",
-        lines(8, "if speaks(thread):", "    smem[words + SLOTS // 4 + turn] = slot"),
+        lines(8, "if is_leader(thread):", "    smem[words + SLOTS // 4 + turn] = slot"),
         lines(8, "fence_proxy_async()", "bar_arrive(DQ_FULL + turn, DQ_THREADS)"),
     ),
 )

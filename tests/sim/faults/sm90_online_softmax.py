@@ -21,7 +21,7 @@ SCORES = (
     Mutant("keys of the first lane", "n0 + thread % 4 * 2", "n0"),
     Mutant("keys in steps of 4", "(pair >> 1) * 8", "(pair >> 1) * 4"),
     Mutant("every other key", "(pair & 1)", "0"),
-    Mutant("all but the last key", "hide(types.int32(PAIRS))", "hide(types.int32(PAIRS - 1))"),
+    Mutant("all but the last key", "opaque(types.int32(PAIRS))", "opaque(types.int32(PAIRS - 1))"),
     Mutant("key head of the query head", "k_stride[0] + h_kv", "k_stride[0] + h"),
     Mutant("Q of head 0", Q_HEAD, "b * q_stride[0]"),
     Mutant("Q of batch 0", Q_HEAD, "h * q_stride[2]"),

@@ -32,9 +32,9 @@ LOADER = (
     Mutant("panels of Q as far apart as K's", SEND_Q, SEND_Q.replace("Q_PANEL", "KV_PANEL")),
     Mutant("panels of K as far apart as Q's", SEND_K, SEND_K.replace("KV_PANEL", "Q_PANEL")),
     Mutant("loader's last round", ROUNDS, "range(live // types.int32(cuda.gridDim.x))"),
-    Mutant("b and h of a head swapped", "b, h = divided(", "h, b = divided("),
+    Mutant("b and h of a head swapped", "b, h = divmod_int32(", "h, b = divmod_int32("),
     Mutant("h and b of Q swapped", SEND_Q, SEND_Q.replace("h, b", "b, h")),
-    Mutant("key head of another group", "h_kv, _ = divided(h", "_, h_kv = divided(h"),
+    Mutant("key head of another group", "h_kv, _ = divmod_int32(h", "_, h_kv = divmod_int32(h"),
     Mutant("walk of plane 0", "types.int32(plane_of[bh] * n_row + row)", "types.int32(row)"),
     Mutant(
         "a row looked up again", "of_round(types.int32(round_ + 1)", "of_round(types.int32(round_)"

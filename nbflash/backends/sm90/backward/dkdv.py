@@ -28,16 +28,16 @@ from nbflash.backends.sm90.backward.tile_math import (
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.cuda.tile.ring import divided, make_ring, read_record
-from nbflash.cuda.tile.tracing import equal, hide, unrolled
+from nbflash.cuda.tile.ring import divmod_int32, make_ring, read_record
+from nbflash.cuda.tile.tracing import equal, opaque, unrolled
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
-from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
 from nbflash.cuda.tile.wgmma.gemm_register_a import make_gemm_kept, make_load_kept
 from nbflash.cuda.tile.wgmma.store_rows import make_store_rows, warp_bytes
 
 
 @unrolled
-def speaks(thread):
+def is_leader(thread):
     """Whether this thread speaks for its warpgroup; in 32 bits."""
     return equal(thread % 128, 0)
 
@@ -61,7 +61,7 @@ def make_finish(cfg, others=0):
     def finish(out, acc, factor, n_block, bh, smem, place, result, thread):
         _, _, stride, nk, heads_kv, _, _ = result
         base, words = place
-        warp, (b, h) = types.int32(thread >> 5), divided(bh, heads_kv)
+        warp, (b, h) = types.int32(thread >> 5), divmod_int32(bh, heads_kv)
         first = types.int32(n_block * TILE_N + 16 * warp)
         at = b * stride[0] + h * stride[2] + first * stride[1]
         offset = types.int32(OUT + WARP_BYTES * warp)
@@ -181,7 +181,7 @@ def make_columns_stream(cfg):
         if not KEPT:  # shared memory, which K and V are read from, answers late
             following, _, _, _ = record_of(smem, place, types.int32(tile + 1))
         wait_all()
-        return p, settled(dp), following
+        return p, after_wait(dp), following
 
     @inlined
     def accumulate(acc_dk, acc_dv, p, dp, kind, smem, stats, place, tile, drawing, thread):
@@ -202,16 +202,16 @@ def make_columns_stream(cfg):
         acc_dk = issue_acc(acc_dk, ds, q)
         wgmma_commit()
         wait_all_but_one()
-        return acc_dk, settled(acc_dv)
+        return acc_dk, after_wait(acc_dv)
 
     @inlined
     def behind_dk(acc_dk, place, tile, thread):
         """Wait for dK of a tile while the next one's S is computed: its stage is free."""
         base, _ = place
         wait_all_but_one()
-        if speaks(thread):
+        if is_leader(thread):
             mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
-        return settled(acc_dk)
+        return after_wait(acc_dk)
 
     @inlined
     def columns_stream(smem, stats, place, result, params, drawing, thread):
@@ -226,7 +226,7 @@ def make_columns_stream(cfg):
             s = scores(k, place, tile)
             minus_deltas, shifts = statistics_of(stats, place, tile, thread)
             wait_all()
-            s = settled(s)
+            s = after_wait(s)
             while kind != END:
                 acc_dk, acc_dv, kind = ACC_START, ACC_START, types.int32(-kind)
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
@@ -245,13 +245,13 @@ def make_columns_stream(cfg):
                     kind = following
                     wait_all_but_one()
                     p, dp, following = under_dp(
-                        settled(s), dp, kind, scaling, shifts, smem, place, tile, thread
+                        after_wait(s), dp, kind, scaling, shifts, smem, place, tile, thread
                     )
                 # Read before a product that all warps issue: its wait may release the record.
                 _, n_block, bh, _ = read_record(
                     smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
                 )
-                if speaks(thread):
+                if is_leader(thread):
                     mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))
                     mbarrier_arrive(base + EMPTY_V)
                 acc_dk, acc_dv = accumulate(
@@ -264,10 +264,10 @@ def make_columns_stream(cfg):
                     k = arrived_keys(smem, place, column, turn, thread)
                 s = scores(k, place, tile)
                 acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)
-                finish(dk, acc_dk, scale, n_block, bh, smem, place, result, hide(thread))
-                finish(dv, acc_dv, share, n_block, bh, smem, place, result, hide(thread))
+                finish(dk, acc_dk, scale, n_block, bh, smem, place, result, opaque(thread))
+                finish(dv, acc_dv, share, n_block, bh, smem, place, result, opaque(thread))
                 minus_deltas, shifts = statistics_of(stats, place, tile, thread)
                 wait_all()
-                s = settled(s)
+                s = after_wait(s)
 
     return columns_stream

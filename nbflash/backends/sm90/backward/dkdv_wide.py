@@ -33,9 +33,9 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.cuda.tile.ring import make_ring, read_record
-from nbflash.cuda.tile.tracing import hide
+from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
-from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
 from nbflash.cuda.tile.wgmma.gradient import load_part, store_part
 
 P_FULL, P_FREE, THREADS = 1, 2, 256  # named barriers
@@ -127,7 +127,7 @@ def make_role(cfg, of_keys):
             mbarrier_wait(base + FULL + 8 * k_stage_of(column), k_phase_of(column))
             x = scores(place, tile, column)
             wait_all()
-            x = settled(x)
+            x = after_wait(x)
             while kind != END:
                 acc, ends = ACC_START, False
                 while not ends:
@@ -154,11 +154,11 @@ def make_role(cfg, of_keys):
                             mbarrier_wait(base + FULL + 8 * k_stage_of(column), k_phase_of(column))
                     x = scores(place, types.int32(tile + one), column)
                     wait_all()
-                    acc, x = settled(acc), settled(x)
+                    acc, x = after_wait(acc), after_wait(x)
                     if leader:
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage)
                     tile += one
-                finish(out, acc, factor, n_block, bh, smem, place, result, hide(thread))
+                finish(out, acc, factor, n_block, bh, smem, place, result, opaque(thread))
 
     return role
 

@@ -11,16 +11,16 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.cuda.tile.ring import divided, make_ring, read_record
-from nbflash.cuda.tile.tracing import hide
+from nbflash.cuda.tile.ring import divmod_int32, make_ring, read_record
+from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
 from nbflash.cuda.tile.wgmma.gemm import (
     PANEL,
     ROW_BYTES,
+    after_wait,
     lower,
     make_gemm_pv,
     make_gemm_qk,
-    settled,
 )
 from nbflash.cuda.tile.wgmma.softmax import make_wgmma_softmax, scale_fragment
 from nbflash.cuda.tile.wgmma.store_shared import make_store_fragment, matrix_row
@@ -29,7 +29,7 @@ from nbflash.cuda.tile.wgmma.store_shared import make_store_fragment, matrix_row
 def make_finish_row(cfg):
     """``finish_row(acc, start, row, bh, result, turn, thread)``: scale · dQ → its place → out.
 
-    The copy engine is still reading when this returns.
+    TMA is still reading when this returns.
     """
     TILE_M, PANELS, PANEL_BYTES = cfg.tile_m, cfg.panels, ROWS * ROW_BYTES
     store_fragment = make_store_fragment(cfg.head_dim, ROWS)
@@ -38,7 +38,7 @@ def make_finish_row(cfg):
     @inlined
     def finish_row(acc, start, row, bh, result, turn, thread):
         dq_map, _, heads, _, scale = result
-        b, h = divided(bh, heads)
+        b, h = divmod_int32(bh, heads)
         packed = pack(scale_fragment(acc, (scale, scale)))
         store_fragment(matrix_row(start, thread), packed)
         fence_proxy_async()
@@ -124,7 +124,7 @@ def make_compute_stream(cfg):
         """
         (m, row, bh, where), (scale, params) = rows, scaling
         kind = types.int32(kind & (LAST - 1))
-        thread = hide(thread)  # or what follows from it stays in registers
+        thread = opaque(thread)  # or what follows from it stays in registers
         scoring = scoring_of(where, row, n0, scale, params, thread)
         x, unit = scored(s, scoring), unit_of(scoring)
         if FULL_TILES or kind == FULL:
@@ -171,7 +171,7 @@ def make_compute_stream(cfg):
         base, words = place
         p = probabilities_of(s, kind, n0, rows, smem, words, tile, masking, scaling, thread)
         wait_all()
-        dp = settled(dp)
+        dp = after_wait(dp)
         if thread % 128 == 0:
             mbarrier_arrive(base + EMPTY_V + 8 * v_stage_of(tile))
         return p, dp
@@ -182,7 +182,7 @@ def make_compute_stream(cfg):
         base, _ = place
         s = issue_s(place, nth_row, tile, thread)
         wait_all_but_one()
-        acc = settled(acc)
+        acc = after_wait(acc)
         if thread % 128 == 0:
             mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(types.int32(tile - 1)))
         return s, acc
@@ -202,13 +202,13 @@ def make_compute_stream(cfg):
         if kind != END:
             mbarrier_wait(full_q, 0)
             s = issue_s(place, nth_row, tile, thread)
-            loaded = load_out(source, row, bh, sizes, hide(thread))
+            loaded = load_out(source, row, bh, sizes, opaque(thread))
             wait_all()
-            s = settled(s)
+            s = after_wait(s)
             while kind != END:
                 if not BY_Q and kind >= LAST and leader:
                     mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
-                stage, who = do_stage_of(nth_row), hide(thread)  # or addresses stay in registers
+                stage, who = do_stage_of(nth_row), opaque(thread)  # or addresses stay in registers
                 mbarrier_wait(full_do + 8 * stage, do_phase_of(nth_row))
                 part = turn * DO_STAGES + stage
                 dout = words + DO // 4 + part * (PART_BYTES // 4)
@@ -228,7 +228,7 @@ def make_compute_stream(cfg):
                     s, acc = behind_dq(acc, place, nth_row, tile, thread)
                     dp = issue_dp(place, nth_row, tile, thread)
                     wait_all_but_one()
-                    s = settled(s)
+                    s = after_wait(s)
                     if not BY_Q and kind >= LAST and leader:
                         mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
                     p, dp = under_dp(
@@ -250,13 +250,13 @@ def make_compute_stream(cfg):
                 if kind != END:
                     mbarrier_wait(full_q + 8 * q_stage_of(nth_row), q_phase_of(nth_row))
                 if BY_Q:
-                    loaded = load_out(source, row, bh, sizes, hide(thread))  # of END's: row 0
+                    loaded = load_out(source, row, bh, sizes, opaque(thread))  # of END's: row 0
                 s, acc = behind_dq(acc, place, nth_row, tile, thread)
                 finish_row(acc, start, this_row, this_bh, result, turn, thread)
                 if not BY_Q:  # registers are few
-                    loaded = load_out(source, row, bh, sizes, hide(thread))
+                    loaded = load_out(source, row, bh, sizes, opaque(thread))
                 wait_all()
-                s = settled(s)
+                s = after_wait(s)
                 if leader:
                     bulk_wait_read()
                     mbarrier_arrive(empty_out)

@@ -43,7 +43,7 @@ from nbflash.backends.sm90.backward.dq_producer import (
     make_load_rows,
     make_write_empty_rows,
 )
-from nbflash.backends.sm90.backward.producer import apart
+from nbflash.backends.sm90.backward.producer import rematerialised
 from nbflash.backends.sm90.forward.producer import make_clean_stream
 from nbflash.backends.sm90.shared.dropout import make_drawing
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
@@ -162,7 +162,7 @@ def make_bwd_sm90_dq(cfg):
                 looker = types.int32(tid - (128 - LOOKERS))
                 write_empty_rows(dq, stride, sizes, work, nq, items, looker)
                 if not FULL_TILES:
-                    clean_stream(smem, apart(place), sizes, schedule, looker)
+                    clean_stream(smem, rematerialised(place), sizes, schedule, looker)
         else:
             if REGISTERS:
                 more()

@@ -7,12 +7,12 @@ tile before the consumers do: dS is 0 where a score is hidden, but 0 · NaN woul
 
 from masks import FULL
 from nbflash.backends.sm90.backward.dq_config import LAST, ROWS
-from nbflash.backends.sm90.backward.producer import apart
+from nbflash.backends.sm90.backward.producer import rematerialised
 from nbflash.backends.sm90.forward.config import END, RECORD_WORDS
 from nbflash.backends.sm90.forward.producer import make_send, tiles_of_round, write_record
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
-from nbflash.cuda.tile.ring import divided, item_of, make_advance, rounds_of
+from nbflash.cuda.tile.ring import divmod_int32, item_of, make_advance, rounds_of
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES
 
 LOOKERS = 64  # threads of warps 2 and 3
@@ -42,10 +42,10 @@ def make_load_keys(cfg):
         for round_ in range(rounds_of(live, types.int32(cuda.gridDim.x))):
             row, bh, begin, end = tiles_of_round(types.int32(round_), sizes, schedule)
             if begin < end:
-                b, h = divided(types.int32(bh), heads)
-                h_kv, _ = divided(h, group)
+                b, h = divmod_int32(types.int32(bh), heads)
+                h_kv, _ = divmod_int32(h, group)
                 for t in range(begin, end):
-                    base, words = apart(place)
+                    base, words = rematerialised(place)
                     n0 = types.int32(col_idx[t] * TILE_N)
                     mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
                     record = words + RECORDS // 4 + RECORD_WORDS * stage
@@ -101,9 +101,9 @@ def make_load_rows(cfg):
         for round_ in range(rounds_of(live, blocks)):
             item = types.int32(item_of(round_, blocks, block))
             if item < live:
-                base, _ = apart(place)
+                base, _ = rematerialised(place)
                 row, bh = work[2 * item], work[2 * item + 1]
-                b, h = divided(types.int32(bh), heads)
+                b, h = divmod_int32(types.int32(bh), heads)
                 full, empty = base + FULL_Q, base + EMPTY_Q
                 send_parts(base, q_map, row, h, b, full, empty, q, Q_STAGES, q_phase)
                 full, empty = base + FULL_DO, base + EMPTY_DO
@@ -127,10 +127,10 @@ def make_write_empty_rows(cfg):
         zero = types.uint32(0)
         for item in range(live + cuda.blockIdx.x, items, cuda.gridDim.x):
             row, bh = work[2 * item], work[2 * item + 1]
-            b, h = divided(types.int32(bh), heads)
+            b, h = divmod_int32(types.int32(bh), heads)
             start = b * stride[0] + h * stride[2]
             for i in range(thread, min(TILE_M, nq - row * TILE_M) * PAIRS, LOOKERS):
-                q, pair = divided(types.int32(i), types.int32(PAIRS))
+                q, pair = divmod_int32(types.int32(i), types.int32(PAIRS))
                 dq[(start + (row * TILE_M + q) * stride[1]) // 2 + pair] = zero
 
     return write_empty_rows

@@ -3,7 +3,7 @@
     −δ = dLSE − rowsum(dO ∘ O)
 
 The quad that has two rows of a fragment reads them 16 bytes a lane, O from global memory and dO
-from where the copy engine has swizzled it to:
+from where TMA has swizzled it to:
 
     lane 4 r + q of warp w, step j    rows 16 w + r and 8 below,  columns 32 j + 8 q … + 7
 
@@ -16,7 +16,7 @@ import operator
 from nbflash.backends.sm90.backward.dq_config import ROWS
 from nbflash.backends.sm90.backward.pre_post_process import make_product, shift_and_minus_delta
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import load4, select, unrolled
 from nbflash.cuda.tile.warp_math import row_of_thread
 from nbflash.cuda.tile.warp_reduce import QUAD, across_lanes
@@ -46,7 +46,7 @@ def make_load_out(cfg):
     def load_out(source, row, bh, sizes, thread):
         out, lse, dlse, o_stride, l_stride = source
         nq, heads = sizes
-        b, h = divided(types.int32(bh), heads)
+        b, h = divmod_int32(types.int32(bh), heads)
         upper = row * TILE_M + row_of_thread(thread)
         q0, q1 = min(upper, nq - 1), min(upper + 8, nq - 1)
         start = b * o_stride[0] + h * o_stride[2]
@@ -83,8 +83,8 @@ def make_statistics_of(cfg):
 
     @inlined
     def leave(stats, shift, minus_delta, q, bh, nq):
-        tiles, _ = divided(types.int32(nq + STATS_M - 1), types.int32(STATS_M))
-        tile, inside = divided(types.int32(q), types.int32(STATS_M))
+        tiles, _ = divmod_int32(types.int32(nq + STATS_M - 1), types.int32(STATS_M))
+        tile, inside = divmod_int32(types.int32(q), types.int32(STATS_M))
         if tile < tiles:
             at = (types.int64(bh) * tiles + tile) * types.int64(2 * STATS_M) + inside
             stats[at] = shift

@@ -1,4 +1,4 @@
-"""Backward pass on Hopper: wgmma, the copy engine and mbarriers; Algorithm 4, block-sparse.
+"""Backward pass on Hopper: wgmma, TMA and mbarriers; Algorithm 4, block-sparse.
 
 A block is one warpgroup that loads and two that compute, 64 keys each. Blocks are persistent:
 each takes columns (key tiles) off the work list, longest first, there and back. A column walks its
@@ -42,11 +42,11 @@ from nbflash.backends.sm90.backward.dkdv_wide import make_wide_stream
 from nbflash.backends.sm90.backward.one_pass import make_compute_stream, make_write_empty_columns
 from nbflash.backends.sm90.backward.producer import (
     CLEANER,
-    apart,
     make_clean_stream,
     make_load_keys,
     make_load_stream,
     make_store_stream,
+    rematerialised,
 )
 from nbflash.backends.sm90.shared.dropout import make_drawing
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
@@ -158,17 +158,22 @@ def make_bwd_sm90(cfg):
                 fewer()
             if tid == 0:
                 maps, tables = (q_map, k_map, v_map, do_map), (stats, bounds, bits)
-                load_stream(smem, apart(place), maps, tables, sizes, schedule)
+                load_stream(smem, rematerialised(place), maps, tables, sizes, schedule)
             elif tid >= CLEANER:
                 if not FULL_TILES:
                     clean_stream(
-                        smem, floats, apart(place), sizes, schedule, types.int32(tid - CLEANER)
+                        smem,
+                        floats,
+                        rematerialised(place),
+                        sizes,
+                        schedule,
+                        types.int32(tid - CLEANER),
                     )
             elif WITH_DQ:
                 if 32 <= tid < 32 + 32 * CONSUMERS:
-                    store_stream(smem, apart(place), dq, tid)
+                    store_stream(smem, rematerialised(place), dq, tid)
             elif tid == 32:
-                load_keys(apart(place), (k_map, v_map), sizes, work)
+                load_keys(rematerialised(place), (k_map, v_map), sizes, work)
         else:
             if REGISTERS:
                 more()

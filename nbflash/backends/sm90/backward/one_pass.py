@@ -3,7 +3,7 @@
 import math
 
 from nbflash.backends.sm90.backward.config import BAD_WORDS, END, RECORD_WORDS
-from nbflash.backends.sm90.backward.dkdv import make_finish, rows_of, speaks
+from nbflash.backends.sm90.backward.dkdv import is_leader, make_finish, rows_of
 from nbflash.backends.sm90.backward.producer import DQ_EMPTY, DQ_FULL, DQ_THREADS, WORK_WORDS
 from nbflash.backends.sm90.backward.score import make_scored, make_scoring, make_weights_of
 from nbflash.backends.sm90.backward.tile_math import (
@@ -24,7 +24,7 @@ from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.cuda.tile.ring import make_ring, read_record
 from nbflash.cuda.tile.tracing import equal, select, unrolled
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
-from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
 from nbflash.cuda.tile.wgmma.gradient import PART, make_gemm_dq, store_part
 from nbflash.cuda.tile.wgmma.store_shared import make_store_fragment, matrix_row
 
@@ -131,7 +131,7 @@ def make_compute_stream(cfg):
         """A part of dQ to shared memory, for the warp that adds it to the others."""
         _, words = place
         store_part(stats, words + DQ // 4 + turn * PART + (thread & 127) * 4, dq)
-        if speaks(thread):
+        if is_leader(thread):
             smem[words + SLOTS // 4 + turn] = slot
         fence_proxy_async()
         bar_arrive(DQ_FULL + turn, DQ_THREADS)
@@ -176,7 +176,7 @@ def make_compute_stream(cfg):
             wait_all_but_one()
         else:
             wait_all()
-        dp = settled(dp)
+        dp = after_wait(dp)
         if not EARLY:
             dp = less_deltas(dp, stats, place, stage, pair)
         ds = pack(gradients_of(w_of(p), dp, kind))
@@ -203,7 +203,7 @@ def make_compute_stream(cfg):
         base, words = place
         dk, dv, _, _, _, factor, scale = result
         turn, unit = warpgroup_of(thread), unit_of(factor, params)
-        leader = speaks(thread)
+        leader = is_leader(thread)
         tile, column, one = types.int64(0), types.int64(0), types.int32(1)
         if CONSUMERS == 2:
             bar_arrive(DS_FREE + 1 - turn, 256)
@@ -216,7 +216,7 @@ def make_compute_stream(cfg):
             wgmma_commit()
             minus_deltas, shifts = ahead(stats, place, tile, thread)
             wait_all()
-            s = settled(s)
+            s = after_wait(s)
             while kind != END:
                 acc_dk, acc_dv = ACC_START, ACC_START
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
@@ -238,12 +238,12 @@ def make_compute_stream(cfg):
                         if kind != END:
                             scales = first_scales(smem, place, column, unit, thread)
                     wait_all_but_two()
-                    acc_dv = settled(acc_dv)
+                    acc_dv = after_wait(acc_dv)
                     wgmma_fence()
                     s = scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))
                     wgmma_commit()
                     wait_all_but_one()
-                    acc_dk, dq = settled(acc_dk), settled(dq)
+                    acc_dk, dq = after_wait(acc_dk), after_wait(dq)
                     if CONSUMERS == 2:
                         bar_arrive(DS_FREE + 1 - turn, 256)
                     _, n_block, bh, slot = read_record(
@@ -256,7 +256,7 @@ def make_compute_stream(cfg):
                     tile += one
                     minus_deltas, shifts = ahead(stats, place, tile, thread)
                     wait_all()
-                    s = settled(s)
+                    s = after_wait(s)
                 if leader:
                     mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column - one))))
                 finish(dk, acc_dk, scale, n_block, bh, smem, place, result, thread)

@@ -31,7 +31,7 @@ from nbflash.cuda.ptx.tma import (
 from nbflash.cuda.tile.addresses import global_address
 from nbflash.cuda.tile.finite import clear, make_not_finite
 from nbflash.cuda.tile.ring import item_of, make_advance, make_ring, rounds_of
-from nbflash.cuda.tile.tracing import equal, hide, opaque, select, unrolled
+from nbflash.cuda.tile.tracing import equal, opaque, opaque_value, select, unrolled
 from nbflash.cuda.tile.warp_math import lanes_of
 from nbflash.cuda.tile.wgmma.gemm import PANEL, ROW_BYTES
 from nbflash.cuda.tile.wgmma.gradient import PART
@@ -43,15 +43,15 @@ CLEANER = 96  # first thread of warp 3
 
 
 @unrolled
-def apart(place):
+def rematerialised(place):
     """The same place, for addresses that are not to be kept in registers: they are few."""
-    return tuple(opaque(x) for x in place)
+    return tuple(opaque_value(x) for x in place)
 
 
 @unrolled
 def following(i):
     """``i + 1``, of a loop that the compiler is not to unroll: registers are few."""
-    return opaque(i + 1)
+    return opaque_value(i + 1)
 
 
 def make_send(panels):
@@ -108,7 +108,7 @@ def make_load_keys(cfg):
         for round_ in range(rounds_of(live, blocks)):
             item = types.int32(item_of(round_, blocks, block))
             if item < live:
-                base, _ = apart(place)
+                base, _ = rematerialised(place)
                 at = WORK_WORDS * item
                 n_block, b, h_kv = work[at], work[at + 1], work[at + 2]
                 to, empty = base + K + stage * KV_BYTES, base + EMPTY_K + 8 * stage
@@ -170,8 +170,9 @@ def make_load_stream(cfg):
         tile, column, round_ = types.int64(0), types.int32(0), types.int32(0)
         # Block and grid anew in each round, here and in `clean_stream`: held through a column they
         # cost 44 bytes more of spills (d=128).
-        while types.int32(round_ * hide(types.int32(cuda.gridDim.x))) < live:
-            blocks, block = hide(types.int32(cuda.gridDim.x)), hide(types.int32(cuda.blockIdx.x))
+        while types.int32(round_ * opaque(types.int32(cuda.gridDim.x))) < live:
+            blocks = opaque(types.int32(cuda.gridDim.x))
+            block = opaque(types.int32(cuda.blockIdx.x))
             item = types.int32(item_of(round_, blocks, block))
             round_ += types.int32(1)
             if item < live:
@@ -182,7 +183,7 @@ def make_load_stream(cfg):
                     plane = plane_of[bh]
                     at = types.int32(plane * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
-                        base, words = apart(place)
+                        base, words = rematerialised(place)
                         m_block, kind, stage = col_idx[t], kinds[t], stage_of(tile)
                         slot = types.int32(bh * n_col + m_block)
                         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
@@ -315,12 +316,13 @@ def make_clean_stream(cfg):
         work, plane_of, row_ptr, _, kinds = schedule
         tile, column, phases = types.int64(0), types.int64(0), types.int64(0)
         round_ = types.int64(0)
-        while types.int32(round_ * hide(types.int32(cuda.gridDim.x))) < live:
-            blocks, block = hide(types.int32(cuda.gridDim.x)), hide(types.int32(cuda.blockIdx.x))
+        while types.int32(round_ * opaque(types.int32(cuda.gridDim.x))) < live:
+            blocks = opaque(types.int32(cuda.gridDim.x))
+            block = opaque(types.int32(cuda.blockIdx.x))
             item = types.int32(item_of(round_, blocks, block))
             round_ += types.int32(1)
             if item < live:
-                base, words = apart(place)
+                base, words = rematerialised(place)
                 at = types.int32(WORK_WORDS * item)
                 if WITH_DQ:
                     k_stage = k_stage_of(column)
@@ -335,7 +337,7 @@ def make_clean_stream(cfg):
                     at = types.int32(plane_of[bh] * n_row + n_block)
                     for t in range(row_ptr[at], row_ptr[at + 1]):
                         if kinds[t] != FULL:
-                            base, words = apart(place)
+                            base, words = rematerialised(place)
                             stage = stage_of(tile)
                             mbarrier_wait(base + RAW + 8 * stage, phases >> stage & 1)
                             phases ^= types.int32(1) << stage

@@ -9,7 +9,7 @@ from nbflash.backends.sm90.forward.producer import write_record
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.ring import read_record
 from nbflash.cuda.tile.score import make_score
-from nbflash.cuda.tile.tracing import hide
+from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.wgmma.softmax import column_of, row_of
 from nbflash.definitions.constants import LOG2_E
 
@@ -78,7 +78,7 @@ def make_scored(cfg):
 
     @inlined
     def unit_of(scale, params):
-        return hide(rest(params, scale, UNIT))  # where it is asked for: a register is dearer
+        return opaque(rest(params, scale, UNIT))  # where it is asked for: a register is dearer
 
     return scored, unit_of
 

@@ -24,9 +24,9 @@ from nbflash.cuda.tile.convert import as_stored
 from nbflash.cuda.tile.cp_async import cp_async4, make_wait
 from nbflash.cuda.tile.float_bits import bits_float, float_bits
 from nbflash.cuda.tile.mma.quantised_gemm import WARPS
-from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.split_kv import make_statistics, weight_of
-from nbflash.cuda.tile.tracing import equal, fma, hide, load4, select, store4, unrolled
+from nbflash.cuda.tile.tracing import equal, fma, load4, opaque, select, store4, unrolled
 from nbflash.cuda.tile.warp_math import approximate_reciprocal
 from nbflash.definitions.constants import WARP
 
@@ -105,7 +105,7 @@ def make_join_parts(cfg):
             while u < count:
                 parts, w_at = types.int32(to + u * SPAN), types.int32(weights + u)
                 acc = add(acc, smem, parts, w_at, types.int32(count - u))
-                u = hide(types.int32(u + TOGETHER))  # unrolled once more, registers are too few
+                u = opaque(types.int32(u + TOGETHER))  # unrolled once more, registers are too few
             send(smem, to, part_o, at, step, first + AHEAD, splits)
         return acc, m, l
 
@@ -120,13 +120,13 @@ def make_join_parts(cfg):
         if is_last(smem, words, count, splits, thread):
             b, first_head, first, tile_rows, pack = tile
             (part_o, part_lse), (out, lse) = parts, results
-            thread = hide(thread)  # held from the start, what follows from it spills
+            thread = opaque(thread)  # held from the start, what follows from it spills
             warp, lane = types.int32(thread // WARP), types.int32(thread % WARP)
             to = types.int32(words + STAGES // 4 + warp * AHEAD * SPAN + 4 * lane)
             weights = types.int32(words + warp * WARP)
             for i in range(warp, tile_rows * SPANS, WARPS):
                 r, column = i // SPANS, i % SPANS * SPAN + 4 * lane
-                token, nth = divided(types.int32(first + r), pack)
+                token, nth = divmod_int32(types.int32(first + r), pack)
                 head = first_head + nth
                 row = types.int64((b * nq + token) * heads + head)
                 at_lse = types.int64((b * heads + head) * nq + token)

@@ -12,9 +12,9 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.cuda.tile.ring import make_advance, read_record
-from nbflash.cuda.tile.tracing import equal, hide, load, select, store, unrolled
+from nbflash.cuda.tile.tracing import equal, load, opaque, select, store, unrolled
 from nbflash.cuda.tile.warp_math import approximate_reciprocal, lanes_of, row_of_thread
-from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
 from nbflash.cuda.tile.wgmma.softmax import (
     make_apply_keep,
     make_finish,
@@ -105,14 +105,14 @@ def make_compute(cfg):
         mbarrier_wait(base + FULL_K, 0)
         kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
         while kind != END:
-            thread = hide(thread)  # or what follows from it stays in registers
+            thread = opaque(thread)  # or what follows from it stays in registers
             k, v = K + stage * KV_BYTES, V + stage * KV_BYTES
             # S = Q Kᵀ
             wgmma_fence()
             s = issue_qk(S_START, q, types.uint32(lower(base + k, 16)))
             wgmma_commit()
             wait_all()
-            s = settled(s)
+            s = after_wait(s)
             mbarrier_wait(base + FULL_V + 8 * stage, phase)
             if kind != FULL:
                 known = kind & (RAGGED - 1)
@@ -130,7 +130,7 @@ def make_compute(cfg):
             acc = issue_pv(acc, p, types.uint32(lower(base + v, TILE_N * ROW_BYTES)))
             wgmma_commit()
             wait_all()
-            acc = settled(acc)
+            acc = after_wait(acc)
             if thread == 0:
                 mbarrier_arrive(base + EMPTY + 8 * stage)
             stage, phase = advance(stage, phase)

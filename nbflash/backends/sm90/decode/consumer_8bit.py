@@ -1,7 +1,7 @@
 """Caches of one byte in the Hopper decode kernel: see :mod:`.kernel`.
 
 A tile of K and V arrives as it is stored, with a scale for each key: the loading warp's lanes fetch
-them while the copy engine works. Every warp computes for itself, with 16 rows of Q, the keys of a
+them while TMA works. Every warp computes for itself, with 16 rows of Q, the keys of a
 tile that are its own, and waits for no other warp (:mod:`nbflash.cuda.tile.mma.quantised_gemm`); at
 the end of the part the results of the four are merged.
 
@@ -37,16 +37,16 @@ from nbflash.cuda.tile.mma.quantised_gemm import (
     make_stored_q,
     make_stored_scores,
 )
-from nbflash.cuda.tile.ring import divided, make_advance, read_record
+from nbflash.cuda.tile.ring import divmod_int32, make_advance, read_record
 from nbflash.cuda.tile.tracing import (
     either,
     equal,
     exp2,
     fma,
-    hide,
     load2,
     load4,
     maximum,
+    opaque,
     select,
     store,
     store4,
@@ -165,7 +165,7 @@ def make_stored_compute(cfg):
         mbarrier_wait(base + FULL_K, 0)
         kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
         while kind != END:
-            thread = hide(thread)  # or what follows from it stays in registers
+            thread = opaque(thread)  # or what follows from it stays in registers
             first_key, lane = types.int32(thread // 32 * KEYS), types.int32(thread % 32)
             q, r, c = types.int32(words + 4 * lane), types.int32(lane // 4), types.int32(lane % 4)
             k, v_at = words + (K + stage * KV_BYTES) // 4, words + (V + stage * KV_BYTES) // 4
@@ -295,7 +295,7 @@ def make_stored_part(cfg):
     @inlined
     def row_of_q(q, q_stride, rows, row, thread):
         first, count, pack, start = rows
-        token, head = divided(types.int32(min(first + row, count - 1)), pack)
+        token, head = divmod_int32(types.int32(min(first + row, count - 1)), pack)
         at = (start + token * q_stride[1] + head * q_stride[2]) // 2
         return load_q_row(q, types.int32(at), types.int32(thread % 4))
 
@@ -315,7 +315,7 @@ def make_stored_part(cfg):
         acc, m, l = compute(smem, place, inverses, (upper, below), bits, scale, thread)
         put(smem, place[1], acc, m, l, thread)
         part_o, part_lse = parts
-        quads = hide(types.int32(min(count - first, ROWS) * QUADS))
+        quads = opaque(types.int32(min(count - first, ROWS) * QUADS))
         for i in range(thread, quads, 32 * WARPS):
             row, column = i // QUADS, i % QUADS * 4
             found = merged(smem, place[1], row, column)

@@ -35,7 +35,7 @@ def why_not(problem, mask, q, cache) -> list[str]:
 
 
 class Sm90Partial:
-    """As `nbflash.backends.simt.decode_host.SimtPartial` is, with tensor cores and the copy engine.
+    """As `nbflash.backends.simt.decode_host.SimtPartial` is, with tensor cores and TMA.
 
     Parameters
     ----------

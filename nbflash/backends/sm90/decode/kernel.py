@@ -36,8 +36,8 @@ from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
 from nbflash.cuda.tile.addresses import shared_address
 from nbflash.cuda.tile.convert import STORAGE
-from nbflash.cuda.tile.ring import divided
-from nbflash.cuda.tile.tracing import hide
+from nbflash.cuda.tile.ring import divmod_int32
+from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT
 
 
@@ -108,9 +108,9 @@ def make_decode_sm90(cfg):
             fence_mbarrier_init()
         cuda.syncthreads()
         row_tiles = (nq * pack + TILE_M - 1) // TILE_M
-        rest, split = divided(types.int32(cuda.blockIdx.x), splits)
-        rest, row_tile = divided(rest, types.int32(row_tiles))
-        b, packed = divided(rest, heads // pack)
+        rest, split = divmod_int32(types.int32(cuda.blockIdx.x), splits)
+        rest, row_tile = divmod_int32(rest, types.int32(row_tiles))
+        b, packed = divmod_int32(rest, heads // pack)
         head, plane = packed * pack, types.int32(0)
         length = types.int32(min(max(lengths[b], 0), capacity))
         if MASKED:
@@ -130,9 +130,9 @@ def make_decode_sm90(cfg):
             compute_part(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, tid)
             if joining:
                 # Where the block is, anew: held from its start, it spilled 16 bytes at d=128.
-                tile, _ = divided(hide(types.int32(cuda.blockIdx.x)), splits)
-                rest, row_tile = divided(tile, types.int32(row_tiles))
-                b, packed = divided(rest, heads // pack)
+                tile, _ = divmod_int32(opaque(types.int32(cuda.blockIdx.x)), splits)
+                rest, row_tile = divmod_int32(tile, types.int32(row_tiles))
+                b, packed = divmod_int32(rest, heads // pack)
                 first = types.int32(row_tile * TILE_M)
                 count = types.int32(min(nq * pack - first, TILE_M))
                 sizes = splits, nq, heads, types.int64(batch * nq * heads)

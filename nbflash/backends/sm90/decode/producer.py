@@ -14,8 +14,8 @@ from nbflash.cuda.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.cuda.ptx.tma import evict_first, tma_load_4d_once
-from nbflash.cuda.tile.ring import divided, make_advance
-from nbflash.cuda.tile.tracing import hide, load4, store4, unrolled
+from nbflash.cuda.tile.ring import divmod_int32, make_advance
+from nbflash.cuda.tile.tracing import load4, opaque, store4, unrolled
 from nbflash.cuda.tile.warp_reduce import first_behind
 from nbflash.cuda.tile.wgmma.gemm import PANEL, ROW_BYTES
 
@@ -134,12 +134,12 @@ def make_load_q(cfg):
     @inlined
     def load_q(smem, words, q, q_stride, rows, thread):
         first, count, pack, start = rows
-        chunks = hide(types.int32(ROWS * CHUNKS))  # a loop: registers are few
+        chunks = opaque(types.int32(ROWS * CHUNKS))  # a loop: registers are few
         for i in range(thread, chunks, 128):
             r, chunk = i // CHUNKS, i % CHUNKS
             to = words + chunk // 8 * (ROWS * 32) + r * 32 + ((chunk % 8) ^ (r % 8)) * 4
             if first + r < count and chunk < USED:
-                token, head = divided(types.int32(first + r), pack)
+                token, head = divmod_int32(types.int32(first + r), pack)
                 at = (start + token * q_stride[1] + head * q_stride[2]) // 2 + 4 * chunk
                 copy(smem, types.int32(to), q, at)
             else:

@@ -3,7 +3,7 @@
 from masks import BITS, FULL, INTERVAL
 from nbflash.backends.sm90.decode.config import ROWS
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.wgmma.softmax import make_keep
 
 
@@ -20,7 +20,7 @@ def make_rows(cfg):
     def row_at(row, where, plane, length, lo, hi):
         """Rows behind the last one repeat it; their places are −1."""
         first_head, part, pack, nq, heads = where
-        token, nth = divided(min(row, nq * pack - 1), pack)
+        token, nth = divmod_int32(min(row, nq * pack - 1), pack)
         if MASKED:
             i = plane * nq + token
             seen = token, types.int32(lo[i]), types.int32(hi[i]), length

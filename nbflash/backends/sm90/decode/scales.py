@@ -2,7 +2,7 @@
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.float_bits import EXPONENT, ONES
-from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import maximum, store, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
 
@@ -21,7 +21,7 @@ def located(key, pages):
     table, first_page, page_size, sequence = pages
     page, inside = sequence, key
     if page_size > 0:
-        nth, inside = divided(key, page_size)
+        nth, inside = divmod_int32(key, page_size)
         page = types.int32(table[first_page + nth])
     return page, inside
 

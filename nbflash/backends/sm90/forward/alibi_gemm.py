@@ -26,7 +26,7 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import fence_proxy_async
 from nbflash.cuda.ptx.wgmma import wgmma
 from nbflash.cuda.tile.float_bits import bits_float, float_bits, unsigned
-from nbflash.cuda.tile.tracing import equal, fma, hide, maximum, select, store4, unrolled
+from nbflash.cuda.tile.tracing import equal, fma, maximum, opaque, select, store4, unrolled
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, UPPER, lower
 from nbflash.cuda.tile.wgmma.softmax import column_of, row_of
 
@@ -150,7 +150,7 @@ def make_ramp(cfg):
         nq, nk = params[0]
         start = types.float32(types.int32(q + nk - nq - n0))
         x = held[0] if start > 0 else held[0] * MINUS
-        return x, start, _words(x, types.int32(hide(thread) & 3))
+        return x, start, _words(x, types.int32(opaque(thread) & 3))
 
     @inlined
     def no_slant(n0, scoring, thread):
@@ -174,7 +174,7 @@ def make_ramp(cfg):
 
     @inlined
     def first_of(thread):
-        return types.float32(types.int32(2 * (hide(thread) & 3)))
+        return types.float32(types.int32(2 * (opaque(thread) & 3)))
 
     @inlined
     def bent(s, slant, thread):

@@ -18,7 +18,7 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_wait
 from nbflash.cuda.ptx.tma import bulk_wait_read
 from nbflash.cuda.tile.ring import make_advance
-from nbflash.cuda.tile.tracing import hide
+from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
 
 
@@ -59,8 +59,8 @@ def make_compute_stream(cfg):
         base, _ = place
         turn, zero = types.int32(warpgroup_of(thread)), types.int32(0)
         heads, scale, dropping = result[5:]
-        thread = hide(types.int32(thread))
-        lead = hide(types.int32(thread % 128))
+        thread = opaque(types.int32(thread))
+        lead = opaque(types.int32(thread % 128))
         who = thread, lead, turn
         kind, n0, next_row, next_bh = record_of(smem, place, zero, zero)
         if kind != END:

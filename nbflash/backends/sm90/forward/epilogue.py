@@ -10,8 +10,8 @@ from nbflash.backends.sm90.forward.config import BAD_WORDS, RECORD_WORDS, STORER
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
-from nbflash.cuda.tile.ring import divided, read_record
-from nbflash.cuda.tile.tracing import equal, hide, load, select, store, unrolled
+from nbflash.cuda.tile.ring import divmod_int32, read_record
+from nbflash.cuda.tile.tracing import equal, load, opaque, select, store, unrolled
 from nbflash.cuda.tile.warp_math import row_of_thread
 from nbflash.cuda.tile.wgmma.gemm import PANEL, ROW_BYTES, lower
 from nbflash.cuda.tile.wgmma.softmax import make_finish, make_keep, row_total
@@ -24,7 +24,7 @@ PAST = -1  # the row tile before a stream's first
 def make_finish_row(cfg):
     """``finish_row(acc, m, l, row, bh, result, stage, turn, thread)``: O / l → out, LSE → lse.
 
-    O goes through the stage that its Q has left, and the copy engine; with a single stage of Q,
+    O goes through the stage that its Q has left, and TMA; with a single stage of Q,
     straight to memory.
     """
     TILE_M, HEAD_DIM, PANELS = cfg.tile_m, cfg.head_dim, cfg.panels
@@ -67,14 +67,14 @@ def make_finish_row(cfg):
     @inlined
     def finish_row(acc, m, l, row, bh, result, stage, base, turn, thread):
         o_map, out, lse, o_stride, nq, heads, _, dropping = result
-        thread = hide(thread)  # or what follows from it stays in registers
+        thread = opaque(thread)  # or what follows from it stays in registers
         l = row_total(l)
         values = log_sum_exp(m, l)
         if DROPOUT:
             _, share = dropping
             l = l[0] * share, l[1] * share
         packed = normalise(acc, l)
-        upper, (b, h) = row * TILE_M + row_of_thread(thread), divided(bh, heads)
+        upper, (b, h) = row * TILE_M + row_of_thread(thread), divmod_int32(bh, heads)
         if STAGED:
             store_staged(packed, row, b, h, o_map, stage, base, turn, thread)
         else:
@@ -120,7 +120,7 @@ def make_masking(cfg):
             below = keep_interval(lows[1], highs[1], n0, quad)
             return types.uint32(upper), types.uint32(below)
         bits, r = masking[3], row_of_thread(thread)
-        tile = hide(kind - BITS)  # or its addresses are computed for every tile
+        tile = opaque(kind - BITS)  # or its addresses are computed for every tile
         upper = keep_bits(bits, tile, r, quad)
         return types.uint32(upper), types.uint32(keep_bits(bits, tile, r + 8, quad))
 
@@ -170,7 +170,7 @@ def make_stages(cfg):
 
     @inlined
     def release_q(base, stage):
-        """The stage of Q is free once the copy engine has taken O out of it."""
+        """The stage of Q is free once TMA has taken O out of it."""
         bulk_wait_read()
         mbarrier_arrive(base + EMPTY_Q + 8 * stage)
 

@@ -1,4 +1,4 @@
-"""Forward pass on Hopper: wgmma, the copy engine and mbarriers; Algorithms 1 and 5.
+"""Forward pass on Hopper: wgmma, TMA and mbarriers; Algorithms 1 and 5.
 
 A block is one warpgroup that loads and one to three that compute, 64 query rows each. Blocks are
 persistent: each takes row tiles off the work list, longest first, there and back, so that all end

@@ -24,10 +24,10 @@ from nbflash.cuda.tile.warp_math import row_of_thread
 from nbflash.cuda.tile.wgmma.gemm import (
     PANEL,
     ROW_BYTES,
+    after_wait,
     lower,
     make_gemm_pv,
     make_gemm_qk,
-    settled,
 )
 from nbflash.cuda.tile.wgmma.gemm_register_a import make_gemm_kept, make_load_kept
 from nbflash.cuda.tile.wgmma.softmax import make_apply_keep, make_wgmma_softmax, scale_fragment
@@ -83,7 +83,7 @@ def make_halves(cfg):
         s = issue_qk(S_START, q, k_of(base, types.int32(0)))
         wgmma_commit()
         wait_all()
-        return O_START, P_START, settled(s), PAIR, PAIR, types.boolean(1)
+        return O_START, P_START, after_wait(s), PAIR, PAIR, types.boolean(1)
 
     def make_step(masked, first):
         @inlined
@@ -112,7 +112,7 @@ def make_halves(cfg):
                 weights, sums, outgrew = attempt(s_a, m, scale)
             mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
             wait_all()
-            acc, s_b = settled(acc), settled(s_b)
+            acc, s_b = after_wait(acc), after_wait(s_b)
             if lead == 0:
                 mbarrier_arrive(base + EMPTY_K + 8 * stage)
                 if not first or is_there >= 0:
@@ -149,7 +149,7 @@ def make_halves(cfg):
                 s_b = keep_b(s_b, keep)
             weights, sums, outgrew = attempt(s_b, m, scale)
             wait_all()
-            acc, s_a = settled(acc), settled(s_a)
+            acc, s_a = after_wait(acc), after_wait(s_a)
             if first and STAGED and lead == 0 and row != PAST and not following[0] & FIRST:
                 release_q(base, q_ago)
             if fresh | outgrew:
@@ -168,6 +168,6 @@ def make_halves(cfg):
         acc = issue_pv(acc, p, v_ago + NEXT_HALF)
         wgmma_commit()
         wait_all()
-        return settled(acc), m, l
+        return after_wait(acc), m, l
 
     return q_of, start, make_step, last

@@ -21,8 +21,8 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
 from nbflash.cuda.tile.ring import make_advance, make_before
-from nbflash.cuda.tile.tracing import hide
-from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, lower, make_gemm_pv, make_gemm_qk, settled
+from nbflash.cuda.tile.tracing import opaque
+from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
 from nbflash.cuda.tile.wgmma.softmax import make_apply_keep, make_wgmma_softmax, scale_fragment
 
 
@@ -68,7 +68,7 @@ def make_whole(cfg):
 
     ``state`` is O, P of the last tile, m, l, whether the next scores are looked at first (a row
     of the warp has met no key, or m has risen and may rise again, as one's own score may make it),
-    and whether the stage of the last row's Q is owed to the loader: the copy engine has a tile's
+    and whether the stage of the last row's Q is owed to the loader: TMA has a tile's
     time to take O out of it.
     """
     TILE_N, Q_BYTES, STAGED = cfg.tile_n, cfg.q_bytes, cfg.q_stages > 1
@@ -123,7 +123,7 @@ def make_whole(cfg):
     def catch_up(weights, m, l, sums, alpha, scale, where, keep, scoring, slant, thread):
         """P, m, l, Σ P and α where an attempt has failed; S has left its registers to P."""
         if lost(sums):
-            keep = hide(keep[0]), hide(keep[1])  # or 64 predicates are kept for here
+            keep = opaque(keep[0]), opaque(keep[1])  # or 64 predicates are kept for here
             s = scores_again(where, keep, scoring[1], thread)
             if RAMP:
                 s = apply_keep(bent_again(s, slant, thread), keep)
@@ -166,7 +166,7 @@ def make_whole(cfg):
             end_turn(turn)
             following = record_of(smem, place, after[0], after[1])
             wait_for_s()
-            s = settled(s)
+            s = after_wait(s)
             if not first and lead == 0:
                 mbarrier_arrive(base + EMPTY_K + 8 * stage)
                 if owed:
@@ -187,7 +187,7 @@ def make_whole(cfg):
                 weights, m, l, sums, fresh, alpha, due = go_on(s, m, l, fresh, scale)
             mbarrier_wait(base + FULL_V + 8 * v_stage, v_phase)
             wait_all()
-            acc = settled(acc)
+            acc = after_wait(acc)
             if lead == 0:
                 if first:  # the very first one's K has stood in for V
                     mbarrier_arrive(base + EMPTY_K + 8 * stage)
@@ -237,6 +237,6 @@ def make_whole(cfg):
         end_turn(turn)
         close_turns(turn)
         wait_all()
-        return settled(acc), m, l
+        return after_wait(acc), m, l
 
     return q_of, start, make_step, last

@@ -19,7 +19,7 @@ from nbflash.cuda.ptx.mbarrier import (
 )
 from nbflash.cuda.ptx.tma import tma_load_4d
 from nbflash.cuda.tile.finite import make_clean_row
-from nbflash.cuda.tile.ring import divided, item_of, make_advance, rounds_of
+from nbflash.cuda.tile.ring import divmod_int32, item_of, make_advance, rounds_of
 from nbflash.cuda.tile.tracing import FULL_WARP
 from nbflash.cuda.tile.warp_math import lanes_of
 from nbflash.cuda.tile.wgmma.gemm import PANEL, ROW_BYTES
@@ -94,8 +94,8 @@ def make_load_stream(cfg):
             row, bh, begin, end = following
             following = tiles_of_round(types.int32(round_ + 1), sizes, schedule)
             if begin < end:
-                b, h = divided(types.int32(bh), heads)
-                h_kv, _ = divided(h, group)
+                b, h = divmod_int32(types.int32(bh), heads)
+                h_kv, _ = divmod_int32(h, group)
                 for t in range(begin, end):
                     n0 = types.int32(col_idx[t] * TILE_N)
                     mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
@@ -190,11 +190,11 @@ def make_clean_stream(cfg, threads=THREADS):
             while t < end:
                 masked = lanes_of(t + lane < end and kind[t + lane] != FULL)
                 while masked != 0:
-                    _, at = divided(types.int32(stage + cuda.ffs(masked) - 1), STAGES)
+                    _, at = divmod_int32(types.int32(stage + cuda.ffs(masked) - 1), STAGES)
                     masked = types.int32(masked & (masked - 1))
                     clean_tile(smem, place, at, phases >> at & 1, thread)
                     phases = types.int32(phases ^ (1 << at))
-                _, stage = divided(types.int32(stage + min(end - t, 32)), STAGES)
+                _, stage = divmod_int32(types.int32(stage + min(end - t, 32)), STAGES)
                 t = types.int32(t + 32)
             round_ = types.int32(round_ + 1)
 

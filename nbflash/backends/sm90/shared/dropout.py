@@ -5,8 +5,8 @@ Without dropout what is here is nothing, and leaves no instruction.
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.dropout import key_of
-from nbflash.cuda.tile.ring import divided
-from nbflash.cuda.tile.tracing import hide
+from nbflash.cuda.tile.ring import divmod_int32
+from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import row_of_thread
 from nbflash.cuda.tile.wgmma.dropout import make_drop, place_words, round_keys
 from nbflash.cuda.tile.wgmma.gradient import make_row_gradients, make_score_gradients
@@ -39,13 +39,13 @@ def make_drawing(cfg):
 
     @inlined
     def place_of(drawn, row, bh, heads, thread):
-        b, h = divided(bh, heads)
+        b, h = divmod_int32(bh, heads)
         q = types.int32(row * TILE_M + row_of_thread(thread))
         return place_words(drawn, q, h, b)
 
     @inlined
     def drawing_of(drawn, place, dropping, n0, thread):
-        group, thread = types.uint32(n0 >> 5), types.uint32(hide(thread))
+        group, thread = types.uint32(n0 >> 5), types.uint32(opaque(thread))
         call = types.uint32(4 * group + thread % 4), types.uint32((group ^ thread >> 2) & 1)
         return drawn, place, dropping[0], call
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.ring import divided
-from nbflash.cuda.tile.tracing import equal, fma, hide, load4, select, unrolled
+from nbflash.cuda.tile.ring import divmod_int32
+from nbflash.cuda.tile.tracing import equal, fma, load4, opaque, select, unrolled
 from nbflash.cuda.tile.warp_math import row_of_thread, unpack_half
 from nbflash.cuda.tile.wgmma.softmax import (
     make_apply_keep,
@@ -62,8 +62,8 @@ def make_scores_again(cfg):
     @inlined
     def scores_again(where, keep, operands, thread):
         (n0, row, bh), (q, k, q_stride, k_stride, nq, nk, heads, group) = where, operands
-        b, h = divided(bh, heads)
-        h_kv, _ = divided(h, group)
+        b, h = divmod_int32(bh, heads)
+        h_kv, _ = divmod_int32(h, group)
         upper, column = row * TILE_M + row_of_thread(thread), n0 + thread % 4 * 2
         q_head = b * q_stride[0] + h * q_stride[2]
         k_head = b * k_stride[0] + h_kv * k_stride[2]
@@ -71,7 +71,7 @@ def make_scores_again(cfg):
         q_upper = (q_head + min(upper, nq - 1) * q_stride[1]) >> 1
         q_below = (q_head + min(upper + 8, nq - 1) * q_stride[1]) >> 1
         # Loops that stay loops: registers are few.
-        s, pairs, pieces = START, hide(types.int32(PAIRS)), hide(types.int32(PIECES))
+        s, pairs, pieces = START, opaque(types.int32(PAIRS)), opaque(types.int32(PIECES))
         for pair in range(pairs):
             key = min(column + (pair >> 1) * 8 + (pair & 1), nk - 1)
             k_at = (k_head + key * k_stride[1]) >> 1
@@ -139,7 +139,7 @@ def make_online_softmax(n, dtype, most=None):
 
     @inlined
     def careful(s, m, l, scale):
-        e = exponents(s, m, hide(scale))  # or the compiler computes it in all cases
+        e = exponents(s, m, opaque(scale))  # or the compiler computes it in all cases
         best, total = row_max(e), row_total(l)
         risen = rise(best, total)
         m, l, alpha = raised(m, l, risen)

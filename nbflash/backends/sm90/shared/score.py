@@ -6,9 +6,9 @@ scale · log2 e, and nothing here leaves an instruction.
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.guarded_max import NEG_INF
-from nbflash.cuda.tile.ring import divided
+from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.score import make_score, slope_at, weighed
-from nbflash.cuda.tile.tracing import exp2, fma, hide, select, unrolled
+from nbflash.cuda.tile.tracing import exp2, fma, opaque, select, unrolled
 from nbflash.cuda.tile.warp_math import row_of_thread
 from nbflash.cuda.tile.wgmma.softmax import (
     column_of,
@@ -40,13 +40,13 @@ def make_scoring(cfg):
 
     @inlined
     def where_of(row, bh, heads, scale, params, thread):
-        b, h = divided(bh, heads)
+        b, h = divmod_int32(bh, heads)
         return b, h, hold(h, params, scale), types.int32(row * TILE_M + row_of_thread(thread))
 
     @inlined
     def scoring_of(where, row, n0, scale, params, thread):
         b, h, held, q = where
-        kv = n0 + 2 * (hide(thread) & 3)
+        kv = n0 + 2 * (opaque(thread) & 3)
         return held, (b, h, q, types.int32(kv)), params, scale
 
     return where_of, scoring_of

@@ -17,7 +17,7 @@ first keeps the lanes of a warp on neighbouring rows, which with a leading dimen
 """
 
 from nbflash.cuda.ptx._asm import inlined
-from nbflash.cuda.tile.tracing import equal, fma, load4, opaque, select, unrolled
+from nbflash.cuda.tile.tracing import equal, fma, load4, opaque_value, select, unrolled
 
 
 def _steps(depth, quad, most):
@@ -88,7 +88,7 @@ def make_gemm_tn(m, n, a_row, a_step, b_row, b_step, depth, *, unroll, skew=0, s
     def start(acc, smem, a, b):
         # Opaque: libNVVM 13.4 merges these loads with those of the loop, and gets the
         # address wrong from the third iteration on.
-        return (*acc, *(opaque(x) for x in operands(smem, a, b, 0)))
+        return (*acc, *(opaque_value(x) for x in operands(smem, a, b, 0)))
 
     @unrolled
     def advance(state, smem, a, b):

@@ -51,19 +51,19 @@ def make_products(cfg):
     return scores, make_add(False), make_add(True)
 
 
-def make_hide(cfg):
-    """``hide(s, key, limit)``: −∞ for keys from ``limit`` on, a token later one more if causal."""
+def make_mask_keys(cfg):
+    """``mask_keys(s, key, limit)``: −∞ from key ``limit`` on, a token later one more if causal."""
     steps = [0 if cfg.masked else r // cfg.pack for r in range(cfg.rows)]
 
     @unrolled
-    def hide(s, key, limit):
+    def mask_keys(s, key, limit):
         places = [(step, u * cfg.slots) for step in steps for u in range(cfg.keys)]
         return tuple(
             select(key + c < limit + step, x, NEG_INF)
             for x, (step, c) in zip(s, places, strict=True)
         )
 
-    return hide
+    return mask_keys
 
 
 def make_join(cfg):

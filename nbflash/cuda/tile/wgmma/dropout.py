@@ -36,7 +36,7 @@ import operator
 import numpy as np
 
 from nbflash.cuda.ptx._asm import inline_ptx, inlined, ir, types
-from nbflash.cuda.tile.tracing import Scalar, equal, opaque, select, shuffle_xor, unrolled
+from nbflash.cuda.tile.tracing import Scalar, equal, opaque_value, select, shuffle_xor, unrolled
 from nbflash.cuda.tile.warp_math import permute
 from nbflash.definitions import philox
 
@@ -196,7 +196,7 @@ def make_drop(n, part=0):
 
     def halves_of(place, keys, call):
         mixed, (word, low), (first, second) = place[:2], place[2:], call
-        of_query = _apart(philox.M0, (opaque(word), low))  # or three words stay in registers
+        of_query = _apart(philox.M0, (opaque_value(word), low))  # or three words stay in registers
 
         def words_of(group):
             begun = _begun(philox.M0, first + group * 4, mixed)

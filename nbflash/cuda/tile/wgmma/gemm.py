@@ -57,6 +57,6 @@ def make_gemm_pv(dtype, tile_n):
 
 
 @unrolled
-def settled(acc):
+def after_wait(acc):
     """:func:`~nbflash.cuda.ptx.wgmma.settle` as device code."""
     return settle(acc)

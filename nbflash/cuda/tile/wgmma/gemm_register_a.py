@@ -1,7 +1,7 @@
 """A narrow A operand that stays in registers: Q of S = Q Kᵀ, K and V of Sᵀ = K Qᵀ and dPᵀ = V dOᵀ.
 
 A thread holds what a register A is made of (see :mod:`nbflash.cuda.ptx.wgmma`): of every 16 bytes
-of its two rows one word, from where the copy engine has swizzled it to.
+of its two rows one word, from where TMA has swizzled it to.
 """
 
 from nbflash.cuda.ptx.wgmma import wgmma

@@ -1,4 +1,4 @@
-"""Fragments of wgmma, rounded, to shared memory: panels of 64 columns, as the copy engine has them.
+"""Fragments of wgmma, rounded, to shared memory: panels of 64 columns, as TMA has them.
 
 Four 8 × 8 matrices are 16 rows × 16 columns of a warp, and four words of a thread's fragment:
 
