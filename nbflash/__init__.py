@@ -6,6 +6,7 @@ from nbflash import scores
 from nbflash.api import attention, attention_backward, plan, score_backward, why_not
 from nbflash.decoding import decode
 from nbflash.environment import show_config
+from nbflash.inputs.block_map import BlockMap
 from nbflash.kv_cache import KVCache
 from nbflash.merging import merge, merge_backward, merge_sink, merge_sink_backward
 from nbflash.planning.plan import AttentionPlan
@@ -13,6 +14,7 @@ from nbflash.schedule.tile_schedule import TileSchedule
 
 __all__ = [
     "AttentionPlan",
+    "BlockMap",
     "KVCache",
     "TileSchedule",
     "attention",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nbflash.inputs.arrays import as_given
 from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import check_flag, check_forward, check_mask
 from nbflash.planning import dispatch
@@ -38,8 +39,9 @@ def attention(
     k, v : array (batch, seqlen_k, heads_kv, head_dim)
         Same dtype and device as ``q``; ``heads % heads_kv == 0`` and query head ``h`` uses
         key/value head ``h // (heads // heads_kv)``.
-    mask : masks.Mask, optional
+    mask : masks.Mask or BlockMap, optional
         Shape (seqlen_q, seqlen_k). Masked-out keys and values never reach the result, NaN included.
+        A `BlockMap` is read when the call runs.
     causal : bool
         Bottom-right aligned; joined with ``mask`` and ``window`` by ``&``.
     window : (int or None, int or None), optional
@@ -282,6 +284,6 @@ def why_not(
     q, k, v, _ = forward_inputs(q, k, v, None)
     problem = check_forward(q, k, v, scale)
     check_score(score, problem)
-    whole = check_mask(mask, problem, causal, window)
+    whole = check_mask(as_mask(mask, problem.heads), problem, causal, window)
     spec = AttentionSpec(problem, whole, score, check_dropout(dropout))
     return dispatch.why_not(impl, spec)

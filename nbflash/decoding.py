@@ -12,6 +12,7 @@ from nbflash.backends.registry import BACKENDS
 from nbflash.definitions.quantised import LIMITS, dequantise
 from nbflash.inputs.arrays import CUDA, as_given, device_of
 from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.decode_problem import (
     Cache,
     check_contents,
@@ -55,7 +56,7 @@ def decode(
     block_table : int32 array (batch, pages per sequence), optional
         Pages of each sequence in order; key ``j`` is at ``[block_table[b, j // page_size],
         j % page_size]``. Entries behind the last key are not read. `KVCache.block_table` is one.
-    mask : masks.Mask, optional
+    mask : masks.Mask or BlockMap, optional
         Shape (q_len, n), n from the longest of ``lengths`` to the capacity: which keys, counted
         from the first of the sequence, each query attends; plain, per head or per batch. It takes
         the place of the causal rule. Default: token ``i`` attends the keys up to its own position.
@@ -111,6 +112,7 @@ def decode(
     arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
     given = q
     q, cache = decode_inputs(q, arrays)
+    mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
     if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
         out, lse = _cuda().lookup(q, cache, mask, scale, impl)(q, cache, return_lse)
         return as_given(given, (out, lse) if return_lse else out)

@@ -22,6 +22,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.buffer_callback import buffer_callback
 
 from nbflash.inputs.arrays import native
+from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag, check_forward, check_mask, wide_dtype
 from nbflash.planning.plan import lookup
@@ -104,8 +105,9 @@ def attention(
     check_flag("return_lse", return_lse)
     check_flag("deterministic", deterministic)
     window = tuple(window) if isinstance(window, list) else window
-    call = _Call(mask, causal, window, scale, score, dropout, deterministic, impl)
     q, k, v = map(jnp.asarray, (q, k, v))
+    mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
+    call = _Call(mask, causal, window, scale, score, dropout, deterministic, impl)
     _check(call, q, k, v)
     out, lse = _attention(call, *_varying(q, k, v, _words(seed, dropout)))
     return (out, lse) if return_lse else out

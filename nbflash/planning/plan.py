@@ -24,6 +24,7 @@ from nbflash.inputs.arrays import (
     zeros,
 )
 from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import (
     Problem,
@@ -344,6 +345,7 @@ def backward_inputs(q, k, v, dout, out, lse, dlse):
 def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) -> AttentionPlan:
     """The cached plan of a call, made when the call is new."""
     window = None if window is None else check_window(window)
+    mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
     # 1 == True and 0.5 == Fraction(1, 2): the types keep what a check refuses out of the cache.
     types = (type(causal), type(scale), type(dropout))
     signatures = signature(q), signature(k), signature(v)

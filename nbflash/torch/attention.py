@@ -7,6 +7,7 @@ import functools
 import torch
 
 import masks
+from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag
 from nbflash.torch import operators
@@ -85,6 +86,7 @@ def attention(
     for x in arrays:
         if x.device != q.device:
             raise ValueError(f"score has a tensor on {x.device} but q is on {q.device}")
+    mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
     handle = handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
     seed = _seed_tensor(seed, dropout, q.device)
     out, lse = operators.attention(q, k, v, arrays, seed, handle)

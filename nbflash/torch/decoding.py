@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from nbflash.decoding import write_decode
+from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.decode_problem import Cache
 from nbflash.inputs.problem import check_flag
 from nbflash.torch.handles import handle_of, spec_of
@@ -56,6 +57,7 @@ def decode(
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
     if q.ndim != 4:
         raise ValueError(f"q must have 4 axes, got shape {tuple(q.shape)}")
+    mask = as_mask(mask, q.shape[2])
     handle = handle_of(mask, False, None, scale, None, 0.0, False, "auto")
     arrays = block_table, k_scale, v_scale, handle
     out, lse = torch.ops.nbflash.decode.default(q, k_cache, v_cache, lengths, *arrays)

@@ -26,6 +26,14 @@ def test_same_bits_as_numpy(name):
     assert_same_bits(of_torch(with_lse(mask), q, k, v, dout), of_core(q, k, v, dout, mask))
 
 
+def test_takes_a_block_map():
+    q, k, v, dout = qkv(dtype="float32")
+    indices = torch.randint(-1, 5, (2, 2, 3, 2))
+    chosen = nbflash.BlockMap(indices, shape=(33, 33), block=(16, 8))
+    expected = of_core(q, k, v, dout, chosen.to_mask(4))
+    assert_same_bits(of_torch(with_lse(chosen), q, k, v, dout), expected)
+
+
 # flash-attention's own grid, its corners.
 SIZES = [(1, 1), (1, 65), (113, 203), (128, 217), (108, 256), (129, 129), (256, 113)]
 GRID = list(itertools.product(("float16", "bfloat16", "float64"), SIZES))
