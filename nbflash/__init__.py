@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from nbflash import scores
+from nbflash import scores, selection
 from nbflash.api import attention, attention_backward, plan, score_backward, why_not
 from nbflash.decoding import decode
 from nbflash.environment import show_config
@@ -27,6 +27,7 @@ __all__ = [
     "plan",
     "score_backward",
     "scores",
+    "selection",
     "show_config",
     "why_not",
 ]

@@ -25,7 +25,7 @@ FLOORS = (
     ("nbflash.__main__", "nbflash.testing"),
     ("nbflash.__init__",),
     ("nbflash.environment", "nbflash.api", "nbflash.decoding"),
-    ("nbflash.kv_cache", "nbflash.merging"),
+    ("nbflash.kv_cache", "nbflash.merging", "nbflash.selection"),
     ("nbflash.planning",),
     ("nbflash.backends",),
     ("nbflash.backends.cpu", "nbflash.backends.simt", AMPERE, HOPPER),

@@ -1,0 +1,94 @@
+"""Selections by means of blocks: the best of each row, or the fewest that make up a share."""
+
+import numpy as np
+
+from nbflash.selection.blocks import (
+    best,
+    check_blocks,
+    check_count,
+    check_threshold,
+    descending,
+    means,
+    products,
+    softmax,
+)
+
+
+def mean_pooled(q, k, *, block=64, topk, causal=False, sinks=0, local=0):
+    """The ``topk`` key blocks of each query block whose means have the largest product.
+
+    Parameters
+    ----------
+    q : array (batch, seqlen_q, heads, head_dim)
+    k : array (batch, seqlen_k, heads_kv, head_dim)
+    block : int or (int, int)
+        Queries and keys of a block.
+    topk : int
+        Blocks of a row, at most: of all that may be attended.
+    causal : bool
+        Bottom-right aligned; the map is within `masks.causal`.
+    sinks, local : int
+        Blocks that are always among them: the first ones, and the last ones that a row may attend.
+
+    Returns
+    -------
+    nbflash.BlockMap
+        (batch, heads, rows, topk).
+
+    Notes
+    -----
+    VSA (arXiv 2505.13389): blocks of 64 = 4 × 4 × 4 tokens, in the order of cubes; no sinks.
+    MoBA (arXiv 2502.13189), ``local=1``: there every query chooses for itself, here its block does.
+    """
+    blocks, device = check_blocks(q, k, block, causal)
+    topk = check_count("topk", topk, 1)
+    sinks, local = check_count("sinks", sinks), check_count("local", local)
+    with device:
+        return best(blocks, _scores(blocks), topk, sinks, local)
+
+
+def cumulative(q, k, *, block=128, threshold=0.9, causal=False, sinks=1, local=1):
+    """The fewest blocks of a head's whole map whose estimated weights reach ``threshold``.
+
+    Parameters
+    ----------
+    q, k, block, causal, sinks, local
+        As of `mean_pooled`; what is always chosen comes on top.
+    threshold : float
+        Share of the weights: softmax over the products of the blocks' means, a row each, of all
+        rows together.
+
+    Returns
+    -------
+    nbflash.BlockMap
+        (batch, heads, rows, columns): rows differ in length.
+
+    Notes
+    -----
+    FlexPrefill (arXiv 2502.20766), its query-aware heads.
+    """
+    blocks, device = check_blocks(q, k, block, causal)
+    threshold = check_threshold(threshold)
+    sinks, local = check_count("sinks", sinks), check_count("local", local)
+    xp = blocks.xp
+    with device:
+        scores = _scores(blocks) * np.float32(blocks.problem.scale)
+        weights = softmax(xp, scores, blocks.admissible)
+        flat = weights.reshape(*weights.shape[:2], -1)
+        order = descending(xp, flat)
+        sorted_weights = xp.take_along_axis(flat, order, axis=-1)
+        before = xp.cumsum(sorted_weights, axis=-1, dtype=np.float64) - sorted_weights
+        total = sorted_weights.sum(axis=-1, keepdims=True, dtype=np.float64)
+        needed = (before < threshold * total) & (sorted_weights > 0)
+        # Where each place stands in the order: the inverse permutation.
+        rank = xp.argsort(order, axis=-1)
+        keep = xp.take_along_axis(needed, rank, axis=-1).reshape(weights.shape)
+        return blocks.map_of_dense(keep | blocks.always(sinks, local))
+
+
+def _scores(blocks):
+    """Products of the means: float32 (batch, heads, rows, columns)."""
+    pooled = (
+        means(blocks.xp, x, n) for x, n in zip((blocks.q, blocks.k), blocks.block, strict=True)
+    )
+    return products(blocks.xp, *pooled)
