@@ -278,6 +278,24 @@ def features(out, feature, mask, head_dim, seqlen, **options):
 
 
 @cli.command()
+@device_option
+@quick_option
+@impl_option(*IMPLEMENTATIONS)
+@seed_option
+@out_option
+def selection(out, **options):
+    """Blocks that are chosen at run time: selection, plan, forward and backward, and what is lost.
+
+    Every method of nbflash.selection on random arrays and on q, k and v of a real model, beside
+    dense attention: time of each step, share of the softmax mass that is kept, distance of the
+    output. Sizes: experiments/sweeps/selection.toml.
+    """
+    from experiments.commands.selection import run
+
+    run(out, **options)
+
+
+@cli.command()
 @click.option("--quick", is_flag=True, help="The cases of the figure alone, in fewer rounds.")
 @passes_option(*PASSES)
 @impl_option("sm90", "simt")

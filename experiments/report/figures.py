@@ -277,3 +277,36 @@ def draw_simt(rows, path):
         fontsize=9,
     )
     save(figure, path)
+
+
+SELECTION_STEPS = ("select", "plan", "forward", "backward")
+
+
+def draw_selection(rows, path):
+    """Time of each step of each method, one behind the other; a panel per input and length."""
+    groups = list(dict.fromkeys((row["input"], row["seqlen"]) for row in rows))
+    figure, axes = _axes(len(groups), height=3.2)
+    for ax, (name, n) in zip(axes, groups, strict=True):
+        group = [row for row in rows if (row["input"], row["seqlen"]) == (name, n)]
+        labels = [
+            f"{row['method']}\n{100 * row['kept']:.0f} % of the mass"
+            if row["method"] != DENSE
+            else DENSE
+            for row in group
+        ]
+        left = np.zeros(len(group))
+        for step, colour in zip(SELECTION_STEPS, COLOURS, strict=False):
+            times = np.array([row[f"{step}_ms"] or 0.0 for row in group])
+            ax.barh(labels, times, left=left, color=colour, label=step)
+            left += times
+        ax.invert_yaxis()
+        ax.tick_params(axis="y", labelsize=8)
+        ax.set(xlabel="ms", title=f"{name}, N={n}")
+    axes[-1].legend(fontsize=7.5, frameon=False)
+    first = rows[0]
+    figure.suptitle(
+        f"Blocks chosen at run time, {first['impl']} on {first['device']}, {first['dtype']}, "
+        f"blocks of {first['block']}, commit {first['commit']}",
+        fontsize=9,
+    )
+    save(figure, path)
