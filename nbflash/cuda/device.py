@@ -14,6 +14,8 @@ from nbflash.cuda import launch, tensor_map
 from nbflash.cuda.ptx._asm import SIM
 from nbflash.inputs import arrays
 
+_NO_NUMBER = -0x5A5A5A5B  # of memory of the simulator that nobody has written
+
 
 @cache
 def cuda_device(device_id):
@@ -89,6 +91,10 @@ class Gpu(_Device):
         """Where each row of an array is."""
         return range(x.data.ptr, x.data.ptr + x.shape[0] * x.strides[0], x.strides[0])
 
+    def integers(self, sizes):
+        """int32 arrays of these sizes that nobody has written."""
+        return [self.empty((n,), np.int32) for n in sizes]
+
     def stream(self):
         """The current stream, and whether a CUDA graph records it: never the legacy one."""
         stream = self._stream().ptr
@@ -119,20 +125,25 @@ class Gpu(_Device):
         blocks : int
         constants : tuple
             Numbers, and tuples of them.
-        tables : sequence of numpy.ndarray
-            Copied to the device.
+        tables : sequence of numpy.ndarray, or callable
+            Copied to the device. A callable makes them anew for every call: ``tables(lists)`` is
+            a pair of their words, ``tables.count`` of them, and what keeps them alive.
         more : tuple
             Numbers and arrays in tuples, those of `params` among them.
 
         Returns
         -------
         callable
-            ``run(leading, maps=())`` with the words of the first arguments, and with the tensor
-            maps that the kernel begins with.
+            ``run(leading, maps=(), lists=())`` with the words of the first arguments, the tensor
+            maps that the kernel begins with, and what ``tables`` are made of.
         """
+        constants, more_words = launch.flattened(constants), launch.flattened(more)
+        if callable(tables):
+            trailing = (*constants, *[0] * tables.count, *more_words)
+            run = launch.bind(spec, blocks, trailing, self._id, late=len(constants))
+            return _with_tables_of_a_call(run, tables, more)
         held = self.resident(tables)
-        addresses = (t.data.ptr for t in held)
-        trailing = (*launch.flattened(constants), *addresses, *launch.flattened(more))
+        trailing = (*constants, *(t.data.ptr for t in held), *more_words)
         run = launch.bind(spec, blocks, trailing, self._id)
         run.tables = held, more  # alive as long as the kernel that reads them
         return run
@@ -167,6 +178,9 @@ class Simulated(_Device):
     def scratch(self, shapes, dtype):
         return lambda: (None, [self.empty(shape, dtype) for shape in shapes])
 
+    def integers(self, sizes):
+        return [np.full(n, _NO_NUMBER, np.int32) for n in sizes]
+
     @staticmethod
     def rows(x):
         return x
@@ -194,13 +208,26 @@ class Simulated(_Device):
     def bind(self, spec, blocks, constants=(), tables=(), more=()):
         from nbflash.cuda.simulator.arguments import arguments
 
-        held = [self.address(t) for t in self.resident(tables)]
-        trailing = [*launch.numbers(constants), *held, *launch.numbers(more)]
+        constants, more_words = launch.numbers(constants), launch.numbers(more)
+        held = [] if callable(tables) else [self.address(t) for t in self.resident(tables)]
 
-        def run(leading, maps=()):
-            launch.simulate(spec, blocks, arguments(spec.signature, [*leading, *trailing], maps))
+        def run(leading, maps=(), words=()):
+            given = [*leading, *constants, *(words or held), *more_words]
+            launch.simulate(spec, blocks, arguments(spec.signature, given, maps))
 
-        return run
+        return _with_tables_of_a_call(run, tables, more) if callable(tables) else run
+
+
+def _with_tables_of_a_call(run, tables, more):
+    """``run`` of a kernel whose tables are made when it is called."""
+
+    def run_with(leading, maps=(), lists=()):
+        words, held = tables(lists)
+        run(leading, maps, words)
+        del held  # not before the launch: its memory goes to what comes next on the stream
+
+    run_with.tables = tables, more
+    return run_with
 
 
 class _SimulatedMaps:

@@ -163,7 +163,7 @@ def load(spec, device_id):
     return kernel, int(kernel.handle)
 
 
-def bind(spec, blocks, trailing, device_id):
+def bind(spec, blocks, trailing, device_id, late=0):
     """A kernel whose trailing arguments are bound: ``run(leading, maps=())`` gives the others.
 
     ``run`` launches on the current stream, from any thread; it is a function, since to call an
@@ -177,6 +177,8 @@ def bind(spec, blocks, trailing, device_id):
     trailing : sequence of numbers
         The last values for ``spec.signature``: addresses are integers.
     device_id : int
+    late : int
+        Which of them ``run(leading, maps, words)`` may give anew: those from there on.
     """
     import cupy
 
@@ -193,11 +195,12 @@ def bind(spec, blocks, trailing, device_id):
     table = (ctypes.c_void_p * len(kinds))(*(base + size * i for i in at[:-1]))
     pointers, layouts, behind_maps = ctypes.addressof(table), [None] * spec.maps, at[spec.maps]
     start = len(kinds) - len(trailing)
+    late_at = at[start + late]
     for i, value in enumerate(trailing, start):
         slots[at[i]] = _bits(kinds[i], value)
     lock = threading.Lock()
 
-    def run(leading, maps=()):
+    def run(leading, maps=(), words=()):
         with lock:
             for i, (address, layout) in enumerate(maps):
                 first = MAP_WORDS * i
@@ -205,6 +208,8 @@ def bind(spec, blocks, trailing, device_id):
                 if layout is not layouts[i]:  # as it seldom is
                     slots[first + 1 : first + MAP_WORDS] = layouts[i] = layout
             slots[behind_maps : behind_maps + len(leading)] = leading
+            if words:
+                slots[late_at : late_at + len(words)] = words
             launch(*geometry, current_stream().ptr, pointers, 0)
 
     run.held = kernel, table  # alive as long as `run`: what `geometry` and `pointers` refer to

@@ -64,6 +64,8 @@ class TileSchedule:
     planes: int = 1
     transposed: bool = False
 
+    at_run_time = False  # what is in it is known
+
     @classmethod
     def from_mask(cls, mask, tile_m: int, tile_n: int) -> TileSchedule:
         """Tile every plane of ``mask`` and join the planes into one schedule.
@@ -219,6 +221,13 @@ class TileSchedule:
         lengths = lengths.reshape(batch * heads // group, group, self.n_row).sum(axis=1)
         head, row = np.divmod(_longest_first(lengths.ravel()), max(self.n_row, 1))
         return np.stack([row, head], axis=1)
+
+    def tables(self, batch: int, heads: int, group: int = 1) -> tuple[np.ndarray, ...]:
+        """What the kernels of `simt` and `sm80` walk: the work list, whose length is the number of
+        blocks, planes, row_ptr, col_idx, kind, lo, hi and bits. Arguments as of `work`.
+        """
+        work, plane_of = self.work(batch, heads, group), self.plane_of(batch, heads)
+        return work, plane_of, self.row_ptr, self.col_idx, self.kind, self.lo, self.hi, self.bits
 
     def __repr__(self) -> str:
         axis = "columns" if self.transposed else "rows"

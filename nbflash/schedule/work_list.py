@@ -44,12 +44,17 @@ def ordered(work, length, heads_at_a_time, blocks, together=1):
     return work[order]
 
 
+def heads_at_a_time(head_bytes):
+    """How many heads of so many bytes are worked on at a time."""
+    return -(-L2_BYTES // head_bytes)
+
+
 def row_tables(schedule, problem, blocks):
     """What a kernel that goes over rows walks.
 
     Parameters
     ----------
-    schedule : TileSchedule
+    schedule : TileSchedule or nbflash.backends.block_plan.host.BlockSchedule
         Of query rows.
     problem : nbflash.inputs.problem.Problem
     blocks : int
@@ -57,17 +62,19 @@ def row_tables(schedule, problem, blocks):
 
     Returns
     -------
-    walked : tuple
+    walked : tuple, or callable
         Work list, planes, row pointers, columns, kinds, lower and upper bounds: int32; bit tiles:
-        uint32.
+        uint32. Of blocks that are chosen at run time what makes them.
     live : int
         Items of the work list that have tiles.
     """
     p, s = problem, schedule
+    if s.at_run_time:
+        return s.row_tables(p)
     work, plane_of = s.work(p.batch, p.heads), s.plane_of(p.batch, p.heads)
     lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[plane_of[work[:, 1]], work[:, 0]]
     kv_bytes = 2 * p.nk * p.head_dim * 2
-    work = ordered(work, lengths, -(-L2_BYTES // kv_bytes), blocks, p.group)
+    work = ordered(work, lengths, heads_at_a_time(kv_bytes), blocks, p.group)
     walked = work, plane_of, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits
     walked = tuple(np.ascontiguousarray(x).ravel() for x in walked)
     return walked, int(np.count_nonzero(lengths))

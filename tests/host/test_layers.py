@@ -31,7 +31,7 @@ FLOORS = (
     ("nbflash.backends.cpu", "nbflash.backends.simt", AMPERE, HOPPER),
     (f"{HOPPER}.forward", f"{HOPPER}.backward", f"{HOPPER}.decode"),
     (f"{HOPPER}.shared",),
-    ("nbflash.backends.split_kv", "nbflash.backends.base"),
+    ("nbflash.backends.split_kv", "nbflash.backends.block_plan", "nbflash.backends.base"),
     ("nbflash.cuda",),
     (f"{TILE}.simt", f"{TILE}.mma", f"{TILE}.wgmma"),
     (TILE,),
@@ -64,11 +64,11 @@ EXCEPTIONS = {("nbflash.environment", "nbflash")}
 DEVICE = (
     *("nbflash.backends.simt", AMPERE, f"{HOPPER}.forward", f"{HOPPER}.backward"),
     *(f"{HOPPER}.decode", f"{HOPPER}.shared", "nbflash.backends.split_kv"),
-    *(TILE, "nbflash.cuda.ptx"),
+    *("nbflash.backends.block_plan", TILE, "nbflash.cuda.ptx"),
 )
 HOST = (
     "nbflash.backends.simt.__init__",
-    *(f"{AMPERE}.__init__", f"{AMPERE}.executor"),
+    *(f"{AMPERE}.__init__", f"{AMPERE}.executor", "nbflash.backends.block_plan.host"),
     *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
     *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
     *(f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host", f"{HOPPER}.decode.host"),
@@ -108,6 +108,8 @@ OUTSIDE = {
     f"{HOPPER}.backward.host": ("numpy", ""),
     f"{HOPPER}.backward.dq_host": ("", ""),
     f"{HOPPER}.decode": ("", ""),
+    "nbflash.backends.block_plan": ("", ""),
+    "nbflash.backends.block_plan.host": ("numpy", ""),
     "nbflash.backends.split_kv": ("", ""),
     "nbflash.backends.split_kv.splits": ("numpy", ""),
     "nbflash.cuda": ("numpy", ""),

@@ -1,0 +1,1 @@
+"""Plans of block maps, made on the device by kernels: `nbflash.schedule.block_tiles` says what."""

@@ -1,0 +1,79 @@
+"""Running sums of counts: where each row's list begins. One block."""
+
+from dataclasses import dataclass
+
+from nbflash.cuda.kernel_spec import INDEX, KernelSpec
+from nbflash.cuda.ptx._asm import cuda, types
+from nbflash.cuda.tile.tracing import FULL_WARP
+from nbflash.definitions.constants import WARP
+
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class RunningSumConfig:
+    """``threads`` counts at a time; with ``cursor`` what begins is written twice."""
+
+    threads: int
+    cursor: bool = False
+    min_blocks: int = 1
+
+    @property
+    def warps(self):
+        return self.threads // WARP
+
+    @property
+    def smem_bytes(self):
+        return 4 * self.warps
+
+
+def running_sum_config(n, cursor=False):
+    """Threads for ``n`` counts: as many as there are, up to `MOST_THREADS`."""
+    threads = WARP
+    while threads < MOST_THREADS and threads < n:
+        threads *= 2
+    return RunningSumConfig(threads, cursor)
+
+
+def make_running_sum(cfg):
+    """The kernel: counts, ``sums`` (n + 1), ``cursor`` (n) or none, and n, how many counts."""
+    THREADS, WARPS, CURSOR = cfg.threads, cfg.warps, cfg.cursor
+
+    def running_sum(counts, sums, cursor, n):
+        smem = cuda.shared.array(0, types.int32)
+        tid = types.int32(cuda.threadIdx.x)
+        warp, lane, before_round = tid >> 5, tid & 31, types.int32(0)
+        if tid == 0:
+            sums[0] = 0
+        for start in range(0, n, THREADS):
+            i = types.int32(start + tid)
+            own = types.int32(counts[i] if i < n else 0)
+            total, step = own, types.int32(1)
+            while step < WARP:
+                x = cuda.shfl_up_sync(FULL_WARP, total, step)
+                if lane >= step:
+                    total = types.int32(total + x)
+                step = types.int32(2 * step)
+            if lane == WARP - 1:
+                smem[warp] = total
+            cuda.syncthreads()  # the sums of all warps are there
+            before, of_round = before_round, types.int32(0)
+            for w in range(WARPS):
+                x = types.int32(smem[w])
+                if w < warp:
+                    before = types.int32(before + x)
+                of_round = types.int32(of_round + x)
+            if i < n:
+                sums[i + 1] = types.int32(before + total)
+                if CURSOR:
+                    cursor[i] = types.int32(before + total - own)
+            before_round = types.int32(before_round + of_round)
+            cuda.syncthreads()  # all have read the sums of the warps
+
+    return running_sum
+
+
+def running_sum_spec(cfg):
+    """How to compile and launch the kernel of ``cfg``."""
+    signature = (INDEX, INDEX, INDEX, types.int32)
+    return KernelSpec("nbflash_running_sum", make_running_sum, cfg, signature)

@@ -1,0 +1,93 @@
+"""The order in which rows of tiles are worked on: heads that share the L2 together, longest first.
+
+A block ranks some of the items of one group of heads. The rank of an item is the number of items of
+its group that are longer, or as long and before it: no sorting, no atomics, the same every time.
+
+    for each stretch of THREADS items of the group
+        their lengths to shared memory
+        rank += how many of them come before this thread's own
+"""
+
+from dataclasses import dataclass
+
+from nbflash.cuda.kernel_spec import INDEX, KernelSpec
+from nbflash.cuda.ptx._asm import cuda, inlined, types
+
+THREADS = 256
+PAIRS, COLUMNS = 2, 4  # words of an item: row, head; or key tile, batch, head, whether it is masked
+
+
+@dataclass(frozen=True)
+class WorkOrderConfig:
+    """``words`` of an item, `PAIRS` or `COLUMNS`."""
+
+    words: int
+    threads: int = THREADS
+    smem_bytes: int = 4 * THREADS
+    min_blocks: int = 1
+
+
+def make_work_order(cfg):
+    """The kernel: counts and masked of every row of tiles; work; rows of a plane; units, groups and
+    chunks, the heads of a unit and the query heads that an item goes over; heads of items of a
+    batch element; plane_of.
+
+    Heads of items are ``units`` times ``of_unit``, and unit u belongs to group u · groups // units.
+    There are ``chunks`` blocks for each group. Item ``head · n_row + row`` goes over ``group``
+    query heads from ``head · group`` on.
+    """
+    MASKED = cfg.words == COLUMNS
+
+    @inlined
+    def summed(values, plane_of, item, n_row, group):
+        """Of the rows of tiles that an item goes over."""
+        head = types.int32(item // n_row)
+        row, total = types.int32(item - head * n_row), types.int32(0)
+        for h in range(types.int32(head * group), types.int32((head + 1) * group)):
+            total = types.int32(total + values[plane_of[h] * n_row + row])
+        return total
+
+    def work_order(
+        counts, masked, work, n_row, units, groups, chunks, of_unit, group, heads, plane_of
+    ):
+        smem = cuda.shared.array(0, types.int32)
+        tid = types.int32(cuda.threadIdx.x)
+        of_group = types.int32(cuda.blockIdx.x // chunks)
+        chunk = types.int32(cuda.blockIdx.x - of_group * chunks)
+        begin = types.int32((of_group * units + groups - 1) // groups * of_unit * n_row)
+        end = types.int32(((of_group + 1) * units + groups - 1) // groups * of_unit * n_row)
+        item = types.int32(begin + chunk * THREADS + tid)
+        own, rank = types.int32(-1), types.int32(0)
+        if item < end:
+            own = summed(counts, plane_of, item, n_row, group)
+        for start in range(begin, end, THREADS):
+            other = types.int32(start + tid)
+            if other < end:
+                smem[tid] = summed(counts, plane_of, other, n_row, group)
+            cuda.syncthreads()  # the lengths are there
+            there = min(types.int32(THREADS), types.int32(end - start))
+            for i in range(there):
+                length = types.int32(smem[i])
+                if length > own or (length == own and start + i < item):
+                    rank = types.int32(rank + 1)
+            cuda.syncthreads()  # all have read them
+        if item < end:
+            head, at = types.int32(item // n_row), types.int32(begin + rank)
+            row = types.int32(item - head * n_row)
+            if MASKED:
+                work[COLUMNS * at] = row
+                work[COLUMNS * at + 1] = types.int32(head // heads)
+                work[COLUMNS * at + 2] = types.int32(head % heads)
+                hidden = summed(masked, plane_of, item, n_row, group)
+                work[COLUMNS * at + 3] = types.int32(1 if hidden > 0 else 0)
+            else:
+                work[PAIRS * at] = row
+                work[PAIRS * at + 1] = head
+
+    return work_order
+
+
+def work_order_spec(cfg):
+    """How to compile and launch the kernel of ``cfg``."""
+    signature = (*(INDEX,) * 3, *(types.int32,) * 7, INDEX)
+    return KernelSpec("nbflash_work_order", make_work_order, cfg, signature)
