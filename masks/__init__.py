@@ -33,6 +33,7 @@ from masks.patterns import (
 )
 from masks.planes import per_batch, per_head
 from masks.reorder import reorder
+from masks.restriction import restrict
 from masks.stats import MaskStats
 from masks.tiles import ABSENT, BITS, FULL, INTERVAL, Tiles
 from masks.token import axial, neighborhood, sinks, tree, vertical_slash
@@ -70,6 +71,7 @@ __all__ = [
     "prefix",
     "random",
     "reorder",
+    "restrict",
     "save",
     "sinks",
     "strided",

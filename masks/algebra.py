@@ -66,6 +66,9 @@ class _Nary(Mask):
     def _complement(self):
         return self._dual().of([~m for m in self.operands])
 
+    def _restricted(self, q, kv):
+        return type(self).of([m._restricted(q, kv) for m in self.operands])
+
     def _hint(self):
         return self._cached("hint", self._make_hint)
 
@@ -219,6 +222,9 @@ class Complement(Mask):
     def _transposed(self):
         return ~self.inner.T
 
+    def _restricted(self, q, kv):
+        return ~self.inner._restricted(q, kv)
+
     def _join(self, other):
         folded = _fold(self.inner, other.inner, "_meet")
         return None if folded is None else ~folded
@@ -263,6 +269,9 @@ class Transposed(Mask):
 
     def _transposed(self):
         return self.inner
+
+    def _restricted(self, q, kv):
+        return self.inner._restricted(kv, q).T
 
     def _live(self, grid):
         row, col = np.divmod(self.inner._live(grid.T), max(grid.n_row, 1))

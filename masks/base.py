@@ -91,6 +91,11 @@ class Mask:
 
         return Complement(self)
 
+    def _restricted(self, q, kv):
+        from masks.restriction import Restricted
+
+        return Restricted(self, q, kv)
+
     def _hint(self):
         """Row intervals (lo, hi) that INTERVAL tiles refer to, or None."""
         return None

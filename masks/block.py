@@ -159,6 +159,22 @@ class BlockSparse(Mask):
     def _transposed(self):
         return BlockSparse(*self.shape[::-1], self.block[::-1], self.cols, self.rows)
 
+    def _restricted(self, q, kv):
+        """Blocks again where whole ones are taken."""
+        taken = [
+            whole_blocks(index, block, n)
+            for index, block, n in zip((q, kv), self.block, self.shape, strict=True)
+        ]
+        if any((of_axis < 0).any() for of_axis in taken):
+            return super()._restricted(q, kv)
+        at = []
+        for blocks, own, count in zip(taken, (self.rows, self.cols), self.grid_shape, strict=True):
+            position = np.full(count, -1)
+            position[blocks] = np.arange(blocks.size)
+            at.append(position[own])
+        kept = (at[0] >= 0) & (at[1] >= 0)
+        return BlockSparse(q.size, kv.size, self.block, *(index[kept] for index in at))
+
 
 def isin_sorted(sorted_keys, values):
     """Whether each value is among the keys, which are sorted."""
@@ -166,6 +182,17 @@ def isin_sorted(sorted_keys, values):
         return np.zeros(np.shape(values), bool)
     at = np.minimum(np.searchsorted(sorted_keys, values), sorted_keys.size - 1)
     return sorted_keys[at] == values
+
+
+def whole_blocks(index, block, n):
+    """Of every run of `block` increasing indices below `n`: the block that it is, or -1."""
+    if not index.size:
+        return np.zeros(0, np.int64)
+    first = index[::block]
+    length = np.minimum(block, index.size - np.arange(0, index.size, block))
+    last = index[np.arange(0, index.size, block) + length - 1]
+    whole = (first % block == 0) & (last - first == np.minimum(block, n - first) - 1)
+    return np.where(whole & (last - first == length - 1), first // block, -1)
 
 
 def _most_overlapped(length, other):

@@ -111,6 +111,10 @@ class Interval(Mask):
         before = Interval(nk, np.zeros(nq, np.int32), self.lo)
         return before | Interval(nk, self.hi, np.full(nq, nk, np.int32))
 
+    def _restricted(self, q, kv):
+        lo, hi = (np.searchsorted(kv, bound[q]) for bound in (self.lo, self.hi))
+        return Interval(kv.size, lo, hi)
+
     def _transposed(self):
         nq, nk = self.shape
         live = np.flatnonzero(self.lo < self.hi)

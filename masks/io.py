@@ -12,6 +12,7 @@ from masks.block import BlockSparse
 from masks.interval import Interval
 from masks.leaves import Bitmap, Columns, Diagonals, Predicate
 from masks.planes import Planes
+from masks.restriction import Restricted
 from masks.token import Neighborhood
 
 FORMAT = 1
@@ -21,7 +22,7 @@ CLASSES = {
     cls.__name__: cls
     for cls in (
         *(Interval, BlockSparse, Diagonals, Columns, Bitmap, Neighborhood),
-        *(Union, Intersection, Complement, Transposed, Planes),
+        *(Union, Intersection, Complement, Transposed, Restricted, Planes),
     )
 }
 

@@ -151,6 +151,9 @@ class Columns(Mask):
     def _complement(self):
         return Columns(self.shape[0], ~self.chosen)
 
+    def _restricted(self, q, kv):
+        return Columns(q.size, self.chosen[kv])
+
 
 def _by_count(count, total):
     return np.where(count == 0, ABSENT, np.where(count == total, FULL, OPEN)).astype(np.int8)

@@ -75,6 +75,9 @@ class Planes(Mask):
     def _complement(self):
         return self._map(lambda m: ~m)
 
+    def _restricted(self, q, kv):
+        return self._map(lambda m: m._restricted(q, kv))
+
     def _plain_only(self, method):
         raise ValueError(
             f"{method} of a mask with batch={self.batch}, heads={self.heads}: "

@@ -189,12 +189,5 @@ def _sequence_mask(problem, mask, b, length):
         return masks.causal(problem.nq, length)
     planes = np.broadcast_to(mask.plane_index, (problem.batch, problem.heads))[b]
     used, of_head = np.unique(planes, return_inverse=True)
-    own = [_first_columns(mask.planes[i], length) for i in used]
+    own = [masks.restrict(mask.planes[i], kv_idx=np.arange(length)) for i in used]
     return own[0] if len(own) == 1 else masks.per_head([own[i] for i in of_head])
-
-
-def _first_columns(plane, n):
-    if plane.shape[1] == n:
-        return plane
-    rows, columns = np.ogrid[: plane.shape[0], :n]
-    return masks.from_dense(plane(rows, columns))

@@ -33,7 +33,7 @@ def test_every_pattern_has_its_closed_form(pattern, n, block):
 
 def test_every_generator_is_in_the_gallery():
     other = {"from_dense", "from_function", "from_scipy", "per_head", "per_batch"}
-    other |= {"coverage", "load", "save", "reorder", "documents_from_cu_seqlens"}
+    other |= {"coverage", "load", "save", "reorder", "restrict", "documents_from_cu_seqlens"}
     generators = {name for name in masks.__all__ if name.islower()} - other
     assert {pattern.name for pattern in PATTERNS} == generators
 
