@@ -63,6 +63,10 @@ class Score:
         """``(fn, grad, params)`` of every function, for a problem of nq queries and nk keys."""
         return [stage.at(nq, nk) for stage in self._stages]
 
+    def map(self, change):
+        """The score of ``change(stage)`` for every stage."""
+        return Score(map(change, self._stages))
+
     @property
     def nbytes(self):
         """Of its arrays."""

@@ -36,6 +36,12 @@ class Backend:
         """Reasons of its own why it cannot run an `AttentionSpec`, on any machine."""
         return []
 
+    def why_not_positions(self, spec) -> list[str]:
+        """Reasons in where the tokens of a spec are in a longer sequence."""
+        if spec.positions is None or not spec.dropout:
+            return []
+        return [f"dropout on {self.name} is of whole sequences, not of a rank's part of one"]
+
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         """Reasons of its own why it cannot run a `DecodeProblem` in a layout, on any machine."""
         return [f"decode does not run on {self.name}"]

@@ -19,9 +19,13 @@ class AttentionSpec:
     score : nbflash.scores.Score or None
     dropout : float
         Probability; 0 for none.
+    positions : nbflash.inputs.positions.Positions or None
+        Where the tokens are in the sequence that dropout's random numbers belong to; None: where
+        they are in the arrays.
     """
 
     problem: Problem
     mask: Any = None
     score: Any = None
     dropout: float = 0.0
+    positions: Any = None

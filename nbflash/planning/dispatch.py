@@ -33,7 +33,8 @@ def why_not(impl: str, spec) -> list[str]:
 
     def reasons_of(backend):
         reasons = backend.why_not_here(spec.problem.device_id)
-        return reasons + backend.why_not_memory(spec.problem) + backend.why_not(spec)
+        reasons = reasons + backend.why_not_memory(spec.problem) + backend.why_not(spec)
+        return reasons + backend.why_not_positions(spec)
 
     return _reasons(impl, spec.problem.device, reasons_of)
 

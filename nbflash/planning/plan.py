@@ -150,7 +150,7 @@ class AttentionPlan:
     def __reduce__(self):
         """The spec: who unpickles it plans again, or has planned."""
         if self._given is None:
-            return _plan, (self.spec, self.impl)
+            return plan_of, (self.spec, self.impl)
         return AttentionPlan, (self.spec, self.impl, self._given)
 
     def _matching(self, q, k, v) -> AttentionPlan:
@@ -166,7 +166,7 @@ class AttentionPlan:
             self._checked.put(call, problem)
         if problem is self.problem:
             return self
-        return _plan(replace(self.spec, problem=problem), self.impl)
+        return plan_of(replace(self.spec, problem=problem), self.impl)
 
     def _state(self, seed):
         """What an executor takes besides its arrays: the seed where there is dropout."""
@@ -356,12 +356,13 @@ def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) 
         problem = check_forward(q, k, v, scale)
         check_score(score, problem)
         dropout, whole = check_dropout(dropout), check_mask(mask, problem, causal, window)
-        found = _plan(AttentionSpec(problem, whole, score, dropout), impl)
+        found = plan_of(AttentionSpec(problem, whole, score, dropout), impl)
         _plans.put(call, found, _weight(score))
     return found
 
 
-def _plan(spec: AttentionSpec, impl: str) -> AttentionPlan:
+def plan_of(spec: AttentionSpec, impl: str) -> AttentionPlan:
+    """The cached plan of a spec, made when it is new."""
     impl = dispatch.choose(impl, spec)
     found = _plans.get((spec, impl))
     if found is None:

@@ -190,9 +190,11 @@ def test_the_mask_is_that_of_any_tile(tile):
     schedule = TileSchedule.from_mask(masks.dense(n), *tile)
     out, dq, dk, dv = (poisoned(q.shape) for _ in range(4))
     lse = poisoned((batch, heads, n))
-    cpu.forward(q, q, eye, out, lse, schedule, 1.0, drop=(0.3, SEED))
+    cpu.forward(q, q, eye, out, lse, schedule, 1.0, drop=cpu.Drop(0.3, SEED))
     zero = np.zeros_like(lse)
-    cpu.backward(eye, q, q, eye, out, lse, zero, dq, dk, dv, schedule, 1.0, drop=(0.3, SEED))
+    cpu.backward(
+        eye, q, q, eye, out, lse, zero, dq, dk, dv, schedule, 1.0, drop=cpu.Drop(0.3, SEED)
+    )
     kept = philox.kept((batch, heads, n, n), 0.3, SEED)
     np.testing.assert_array_equal(out != 0, kept.transpose(0, 2, 1, 3))
     np.testing.assert_array_equal(dv != 0, kept.transpose(0, 3, 1, 2))

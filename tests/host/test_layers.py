@@ -22,6 +22,7 @@ FLOORS = (
     ("experiments.harness",),
     ("nbflash.huggingface",),
     ("nbflash.torch", "nbflash.jax"),
+    ("nbflash.distributed",),
     ("nbflash.__main__", "nbflash.testing"),
     ("nbflash.__init__",),
     ("nbflash.environment", "nbflash.api", "nbflash.decoding"),
@@ -124,6 +125,7 @@ OUTSIDE = {
     "nbflash.kv_cache": ("numpy", "cupy ml_dtypes"),
     "nbflash.environment": ("", "cupy"),
     "nbflash.schedule": ("numpy scipy", ""),
+    "nbflash.distributed": ("numpy scipy numba", "cupy mpi4py"),
     # What one imports to have another library's arrays: the rest knows of none.
     "nbflash.torch": ("numpy torch", "cupy ml_dtypes"),
     "nbflash.huggingface": ("numpy torch transformers", ""),

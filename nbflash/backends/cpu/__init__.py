@@ -17,6 +17,9 @@ class Cpu(Backend):
             return []
         return ["numba is not installed: pip install numba"]
 
+    def why_not_positions(self, spec) -> list[str]:
+        return []
+
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         return []
 

@@ -20,22 +20,59 @@ _words, _far = philox.compiled(inlined), philox.compiled_far(inlined)
 _queries_of, _keys_of, _crossed = map(inlined, (philox.queries_of, philox.keys_of, philox.crossed))
 
 
+_BLOCK = 16, 32  # queries and keys
+
+
 class Dropout(NamedTuple):
-    """What is known of a probability and a state; ``factor`` is 1 / (1 − p)."""
+    """What is known of a probability and a state; ``factor`` is 1 / (1 − p).
+
+    ``queries`` and ``keys`` are where each block of 16 queries or 32 keys begins in the sequence.
+    """
 
     k0: np.uint32
     k1: np.uint32
     threshold: np.uint32
     factor: np.floating
+    queries: np.ndarray
+    keys: np.ndarray
 
 
-def prepare(p, state, real):
-    """A probability and a state (seed, offset) as a bound `TileFunction`; `ABSENT` if p is 0."""
-    if p == 0:
+class Drop(NamedTuple):
+    """A probability, seed and offset, and `Positions` or None."""
+
+    p: float
+    state: tuple = (0, 0)
+    positions: object = None
+
+
+def prepare(drop, shape, real):
+    """A `Drop` for (nq, nk) scores as a bound `TileFunction`; `ABSENT` if nothing is dropped."""
+    if drop.p == 0:
         return ABSENT
-    key = philox.key(*map(np.uint64, state))
-    dropout = Dropout(*key, philox.threshold(p), real(philox.factor(p)))
+    key = philox.key(*map(np.uint64, drop.state))
+    places = _places(drop.positions, shape)
+    dropout = Dropout(*key, philox.threshold(drop.p), real(philox.factor(drop.p)), *places)
     return bind(_compiled(real), dropout)
+
+
+def _places(positions, shape):
+    """Where blocks begin, which are whole ones of the sequence.
+
+    Raises
+    ------
+    ValueError
+        If positions are not runs of such blocks.
+    """
+    if positions is None:
+        return [np.arange(0, n, block) for n, block in zip(shape, _BLOCK, strict=True)]
+    found = []
+    for given, block in zip((positions.queries, positions.keys), _BLOCK, strict=True):
+        first = given[::block]
+        inside = given - np.repeat(first, block)[: given.size]
+        if (first % block).any() or (inside != np.arange(given.size) % block).any():
+            raise ValueError(f"dropout needs tiles of a multiple of {_BLOCK[1]} tokens")
+        found.append(first.copy())
+    return found
 
 
 @functools.cache
@@ -44,7 +81,8 @@ def _compiled(real):
 
 
 def _tile_function(real):
-    described = read(kind_of(Dropout(*map(np.uint32, (0, 0, 0)), real(0))))
+    places = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    described = read(kind_of(Dropout(*map(np.uint32, (0, 0, 0)), real(0), *places)))
 
     @inlined
     def tile(z, _, step, rows, columns, b, h, q0, kv0, record):
@@ -52,7 +90,8 @@ def _tile_function(real):
         dropout, block = Dropout(*described(record)), np.empty((16, 32), np.uint32)
         for q in range(q0 // 16 * 16, q0 + rows, 16):
             for kv in range(kv0 // 32 * 32, kv0 + columns, 32):
-                _numbers(dropout, b, h, q, kv, block)
+                places = dropout.queries[q // 16], dropout.keys[kv // 32]
+                _numbers(dropout, b, h, *places, block)
                 j, end = max(kv, kv0), min(kv + 32, kv0 + columns)
                 for i in range(max(q, q0), min(q + 16, q0 + rows)):
                     row = carray(pointer(z + (i - q0) * step, real), (columns,))

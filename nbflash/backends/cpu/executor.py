@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from nbflash.backends.cpu import passes
+from nbflash.backends.cpu.dropout import Drop
 from nbflash.backends.cpu.score import prepare
 from nbflash.backends.cpu.score_gradient import prepare_gradient
 from nbflash.backends.cpu.sizes import tile_sizes
@@ -24,6 +25,9 @@ class CpuExecutor:
         self._real = np.dtype(spec.problem.lse_dtype).type
         self._score = prepare(spec.score, self.schedule.nq, self.schedule.nk, self._real)
 
+    def _drop(self, seed):
+        return Drop(self._spec.dropout, seed, self._spec.positions)
+
     @contextmanager
     def _named(self):
         """What a function of a score raises has its file and line as a note."""
@@ -35,12 +39,12 @@ class CpuExecutor:
             raise
 
     def forward(self, q, k, v, out, lse, seed=(0, 0)):
-        how = self.schedule, self._scale, self._score, (self._spec.dropout, seed)
+        how = self.schedule, self._scale, self._score, self._drop(seed)
         with self._named():
             passes.forward(q, k, v, out, lse, *how)
 
     def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=(0, 0)):
-        how = self.schedule, self._scale, self._score, (self._spec.dropout, seed)
+        how = self.schedule, self._scale, self._score, self._drop(seed)
         with self._named():
             passes.backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, *how)
 
@@ -49,6 +53,6 @@ class CpuExecutor:
         return prepare_gradient(self._spec.score, self._spec.problem)
 
     def score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed=(0, 0)):
-        how = self.schedule, self._scale, self._gradient, (self._spec.dropout, seed)
+        how = self.schedule, self._scale, self._gradient, self._drop(seed)
         with self._named():
             passes.score_backward(dout, q, k, v, out, lse, dlse, sums, *how)

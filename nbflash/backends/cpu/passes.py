@@ -8,6 +8,7 @@ import numpy as np
 
 from nbflash.backends.cpu import blas, dropout, kernels
 from nbflash.backends.cpu.compiling import COUNTER
+from nbflash.backends.cpu.dropout import Drop
 from nbflash.backends.cpu.score import prepare
 from nbflash.backends.cpu.score_gradient import backward_scores, grouped, prepare_gradient
 from nbflash.backends.cpu.sizes import tile_sizes
@@ -29,7 +30,7 @@ __all__ = [
 CHUNK = 512
 
 #: Nothing is dropped, whatever the state.
-NO_DROPOUT = 0.0, (0, 0)
+NO_DROPOUT = Drop(0.0)
 
 #: Elements; BLAS takes 32-bit integers.
 MAX_ROW_STRIDE = 2**31 - 1
@@ -55,8 +56,8 @@ def forward(q, k, v, out, lse, schedule, scale, score=ABSENT, drop=NO_DROPOUT):
         Factor of the scores.
     score : Bound
         What becomes of them then: what `prepare` returned.
-    drop : (float, (int, int))
-        Probability that a weight is dropped, and seed and offset of the random numbers.
+    drop : Drop
+        Probability that a weight is dropped, seed and offset of the random numbers, and positions.
     """
     real = _working_dtype(q)
     (q, k, v), target = _operands(real, q, k, v), _result(real, out)
@@ -90,7 +91,7 @@ def backward(
     scale : float
     score : Bound
         As in `forward`, with gradients.
-    drop : tuple
+    drop : Drop
         As in `forward`.
     """
     real = _working_dtype(q)
@@ -136,7 +137,7 @@ def score_backward(dout, q, k, v, out, lse, dlse, sums, schedule, scale, gradien
     work = schedule.work(batch, heads)
     work = grouped(work, heads, gradient.parts, gradient.problem)
     totals = gradient.zeros()
-    bound = gradient.bind(operands, totals), dropout.prepare(*drop, real)
+    bound = gradient.bind(operands, totals), dropout.prepare(drop, (schedule.nq, schedule.nk), real)
     try:
         _in_threads(backward_scores, schedule, operands, work, schedule.tile_n, bound)
     except IndexError as error:
@@ -157,7 +158,8 @@ def _statistics(real, dout, out, lse, dlse):
 
 
 def _run(kernel, schedule, operands, work, tile, score, drop):
-    bound = score, dropout.prepare(*drop, operands.lse.dtype.type)
+    shape = schedule.nq, schedule.nk
+    bound = score, dropout.prepare(drop, shape, operands.lse.dtype.type)
     _in_threads(kernel, schedule, operands, (work.astype(np.int64),), tile, bound)
 
 

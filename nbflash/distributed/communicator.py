@@ -1,0 +1,80 @@
+"""What `nbflash.distributed` asks of a communicator, and what all ranks check together."""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+
+class Exchange(Protocol):
+    """Messages on their way."""
+
+    def wait(self) -> None:
+        """Return when what was received is there, or, on a GPU, will be before what runs next.
+
+        Raises
+        ------
+        TimeoutError
+            If a rank does not answer.
+        """
+
+
+class Communicator(Protocol):
+    """Point-to-point messages between ranks, of arrays of one kind.
+
+    Attributes
+    ----------
+    rank, size : int
+    """
+
+    rank: int
+    size: int
+
+    def agree(self, note: str) -> list[str]:
+        """The notes of all ranks in their order; TimeoutError if one does not answer."""
+
+    def exchange(self, sends: dict, receives: dict) -> Exchange:
+        """Start to send and to receive, all at once.
+
+        Parameters
+        ----------
+        sends : dict of int to array
+            By the rank that each goes to. C-contiguous; they do not change before `wait`.
+        receives : dict of int to array
+            By the rank that each comes from; written. Ranks call this equally often, also with
+            nothing to send.
+        """
+
+
+def check_together(comm, check):
+    """``check()`` on every rank, before anything is sent; what it returns.
+
+    Parameters
+    ----------
+    comm : Communicator
+    check : callable
+        Without arguments; returns a result and a dict of what must be equal on all ranks.
+
+    Raises
+    ------
+    RuntimeError
+        If the check of another rank has failed, with its message.
+    ValueError
+        If something differs, with what it is on each rank.
+    """
+    try:
+        result, facts = check()
+    except Exception as error:
+        comm.agree(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+        raise
+    notes = [json.loads(note) for note in comm.agree(json.dumps(facts))]
+    failed = [f"rank {r}: {note['error']}" for r, note in enumerate(notes) if "error" in note]
+    if failed:
+        raise RuntimeError("another rank has failed; " + "; ".join(failed))
+    own = json.loads(json.dumps(facts))
+    for name in sorted(set().union(*notes)):
+        values = [note.get(name) for note in notes]
+        if any(value != own.get(name) for value in values):
+            told = "; ".join(f"rank {r}: {value}" for r, value in enumerate(values))
+            raise ValueError(f"{name} differs between ranks: {told}")
+    return result

@@ -1,0 +1,101 @@
+"""scatter and gather: between the order of a sequence and the parts that ranks have of it."""
+
+from __future__ import annotations
+
+from nbflash.distributed.communicator import check_together
+from nbflash.distributed.stages import Index
+from nbflash.inputs.arrays import as_given, library, native
+
+
+def scatter(x, sharding, rank, *, axis=1, of="queries"):
+    """A rank's own part of an array of the whole sequence.
+
+    Parameters
+    ----------
+    x : array
+        With as many tokens along ``axis`` as the mask has queries, or keys.
+    sharding : Sharding
+    rank : int
+    axis : int
+    of : {"queries", "keys"}
+
+    Returns
+    -------
+    array
+        The tokens ``sharding.positions(rank, of)``: a view where they follow each other.
+    """
+    given = x
+    (x,) = native(x=x)
+    axis, places = _axis(x, axis), sharding.positions(rank, of)
+    n = sharding.mask.shape[of == "keys"]
+    if x.shape[axis] != n:
+        raise ValueError(f"x must have {n} tokens along axis {axis}, got shape {x.shape}")
+    index = _at(x, axis, Index(places))
+    if isinstance(index[-1], slice):
+        return as_given(given, x[index])
+    return as_given(given, library(x)[0].ascontiguousarray(x[index]))
+
+
+def gather(x, sharding, comm, *, axis=1, of="queries"):
+    """The array of the whole sequence, on every rank, of every rank's part of it.
+
+    Parameters
+    ----------
+    x : array
+        The rank's own part, as `scatter` returns it.
+    sharding, axis, of
+        As of `scatter`.
+    comm : Communicator
+
+    Returns
+    -------
+    array
+        C-contiguous.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, TimeoutError
+        As `attention`.
+    """
+    given = x
+
+    def check():
+        (x,) = native(x=given)
+        at = _axis(x, axis)
+        own = sharding.positions(comm.rank, of)
+        if x.shape[at] != own.size:
+            raise ValueError(f"x must have {own.size} tokens along axis {at}, got shape {x.shape}")
+        rest = [n for i, n in enumerate(x.shape) if i != at]
+        facts = {"call": "gather", "axis": at, "of": of, "shape besides": rest}
+        return (x, at), facts | {"dtype": str(x.dtype), "sharding": sharding.digest}
+
+    x, axis = check_together(comm, check)
+    xp, device = library(x)
+    with device:
+        places = [Index(sharding.positions(rank, of)) for rank in range(comm.size)]
+        own = xp.ascontiguousarray(x)
+        shape = list(x.shape)
+        parts = {}
+        for rank, index in enumerate(places):
+            shape[axis] = index.size
+            parts[rank] = own if rank == comm.rank else xp.empty(shape, x.dtype)
+        others = {rank: x for rank, x in parts.items() if x.size and rank != comm.rank}
+        sends = {r: own for r in range(comm.size) if r != comm.rank and own.size}
+        comm.exchange(sends, others).wait()
+        shape[axis] = sharding.mask.shape[of == "keys"]
+        whole = xp.empty(shape, x.dtype)
+        for rank, part in parts.items():
+            words = whole.view(f"u{x.dtype.itemsize}")
+            words[_at(words, axis, places[rank])] = part.view(words.dtype)
+        return as_given(given, whole)
+
+
+def _axis(x, axis):
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"axis must be an axis of x, which has {x.ndim}, got {axis}")
+    return axis % x.ndim
+
+
+def _at(x, axis, index):
+    """The index of an array for tokens along an axis."""
+    return (*(slice(None),) * axis, index.of(x))

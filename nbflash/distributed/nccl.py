@@ -1,0 +1,139 @@
+"""GPUs of one or more machines, of CuPy arrays: NCCL, with a process for each."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+
+class NcclCommunicator:
+    """Grouped sends and receives of `cupy.cuda.nccl` on a stream of their own.
+
+    Parameters
+    ----------
+    host : Communicator
+        Between the same ranks in host memory: `MpiCommunicator`, say. It makes the ranks known to
+        each other, and compares what they are about to do.
+    timeout : float
+        Seconds after which an exchange that is not done is given up: the communicator is aborted,
+        which ends NCCL's kernels, and every later call raises `TimeoutError`.
+
+    Notes
+    -----
+    The device that is current when this is made is the rank's. Elements travel as bytes, so that
+    every dtype does. Nothing here waits for the device: `Exchange.wait` makes the current stream
+    wait for the messages.
+    """
+
+    def __init__(self, host, timeout=300.0):
+        import cupy
+        from cupy.cuda import nccl
+
+        self._cupy, self._nccl, self.timeout = cupy, nccl, timeout
+        self._host, self.rank, self.size = host, host.rank, host.size
+        made = _text_of(nccl.get_unique_id()) if host.rank == 0 else ""
+        identity = _tuple_of(host.agree(made)[0])
+        self._comm = nccl.NcclCommunicator(host.size, identity, host.rank)
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._watch = _Watch(self._comm, timeout)
+
+    def agree(self, note):
+        self._watch.check()
+        try:
+            return self._host.agree(note)
+        except TimeoutError:
+            self._watch.abort("a rank does not answer")
+            raise
+
+    def exchange(self, sends, receives):
+        self._watch.check()
+        cuda = self._cupy.cuda
+        done = cuda.Event(disable_timing=True)
+        if sends or receives:
+            ready = cuda.Event(disable_timing=True)
+            ready.record(cuda.get_current_stream())
+            self._stream.wait_event(ready)
+            self._nccl.groupStart()
+            for source, x in receives.items():
+                self._comm.recv(
+                    x.data.ptr, x.nbytes, self._nccl.NCCL_UINT8, source, self._stream.ptr
+                )
+            for target, x in sends.items():
+                self._comm.send(
+                    x.data.ptr, x.nbytes, self._nccl.NCCL_UINT8, target, self._stream.ptr
+                )
+            self._nccl.groupEnd()
+            done.record(self._stream)
+            if not cuda.get_current_stream().is_capturing():
+                self._watch.add(done)
+            return _NcclExchange(self, done, (sends, receives))
+        return _NcclExchange(self, None, None)
+
+    def close(self):
+        """Give NCCL's memory back; all ranks do."""
+        self._watch.close()
+        self._comm.destroy()
+
+
+class _NcclExchange:
+    """``held``: what NCCL reads and writes until the current stream has waited for it."""
+
+    def __init__(self, comm, done, held):
+        self._comm, self._done, self._held = comm, done, held
+
+    def wait(self):
+        self._comm._watch.check()
+        if self._done is not None:
+            self._comm._cupy.cuda.get_current_stream().wait_event(self._done)
+        self._done = self._held = None
+
+
+class _Watch:
+    """A thread that gives up a communicator when an exchange takes longer than the timeout."""
+
+    PAUSE = 0.05
+
+    def __init__(self, comm, timeout):
+        self._comm, self._timeout, self._why = comm, timeout, None
+        self._lock, self._waiting, self._closed = threading.Lock(), [], threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def add(self, event):
+        with self._lock:
+            self._waiting.append((event, time.monotonic() + self._timeout))
+
+    def check(self):
+        """Raise TimeoutError if the communicator has been given up."""
+        if self._why:
+            raise TimeoutError(f"NCCL was aborted: {self._why}")
+
+    def abort(self, why):
+        with self._lock:
+            if self._why is None:
+                self._why = why
+                self._comm.abort()
+
+    def close(self):
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self):
+        while not self._closed.wait(self.PAUSE):
+            with self._lock:
+                self._waiting = [pair for pair in self._waiting if not pair[0].done]
+                late = any(deadline < time.monotonic() for _, deadline in self._waiting)
+            if late:
+                self.abort(f"an exchange was not done after {self._timeout} s")
+                return
+
+
+def _text_of(identity):
+    """A unique identifier, a tuple of small integers, as text."""
+    return " ".join(map(str, identity))
+
+
+def _tuple_of(text):
+    return tuple(int(x) for x in np.array(text.split(), np.int64))

@@ -1,0 +1,102 @@
+"""What a rank does in each stage of a call: which keys it attends, and what travels for them.
+
+Stage 0 is of the rank's own keys. The other ranks follow by their distance, (source − rank) modulo
+the number of ranks, in groups: all ranks send and receive alike, nobody waits for one, and while a
+stage is computed the keys of the next are on their way.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+import masks
+from nbflash.inputs.arrays import library
+from nbflash.inputs.positions import Positions
+
+#: Stages besides that of a rank's own keys, at most, where nobody asks for another number.
+STAGES = 4
+
+
+class Index:
+    """Places along an axis, as a slice where they follow each other: that needs no gather."""
+
+    def __init__(self, places):
+        first = int(places[0]) if places.size else 0
+        run = (first == 0 and not places.size) or (np.diff(places) == 1).all()
+        self.size = places.size
+        self._host = slice(first, first + places.size) if run else places
+        self._on_device = {}
+
+    def of(self, x):
+        """The index for an array, in its memory."""
+        if isinstance(self._host, slice) or isinstance(x, np.ndarray):
+            return self._host
+        device = x.data.device_id
+        if device not in self._on_device:
+            self._on_device[device] = library(x)[0].asarray(self._host)
+        return self._on_device[device]
+
+
+class Stage(NamedTuple):
+    """One stage of one rank.
+
+    Attributes
+    ----------
+    mask : masks.Mask
+        Of the rank's queries and the keys of the stage, which are in the order of the sequence.
+    positions : nbflash.inputs.positions.Positions
+    sends : dict of int to Index
+        By rank: which of this rank's own keys it needs in its stage of the same number.
+    receives : dict of int to Index
+        By rank: where its keys are among those of this stage.
+    """
+
+    mask: masks.Mask
+    positions: Positions
+    sends: dict
+    receives: dict
+
+    @property
+    def keys(self):
+        """How many there are."""
+        return self.mask.shape[1]
+
+
+@functools.lru_cache(maxsize=64)
+def stages_of(sharding, rank, count=None):
+    """The `Stage` list of a rank, that of its own keys first.
+
+    Parameters
+    ----------
+    sharding : nbflash.distributed.Sharding
+    rank : int
+    count : int, optional
+        Stages besides the first, at most one for each other rank.
+    """
+    others = sharding.ranks - 1
+    count = min(STAGES if count is None else count, others)
+    queries, own = sharding.positions(rank), sharding.positions(rank, "keys")
+    mask = masks.restrict(sharding.mask, queries, own)
+    found = [Stage(mask, Positions(queries, own), {}, {})]
+    for number in range(count):
+        distances = [1 + i for i in range(others) if i * count // others == number]
+        sources = [(rank + d) % sharding.ranks for d in distances]
+        targets = [(rank - d) % sharding.ranks for d in distances]
+        found.append(_stage(sharding, rank, queries, own, sources, targets))
+    return found
+
+
+def _stage(sharding, rank, queries, own, sources, targets):
+    received = {source: sharding.sent(source, rank) for source in sources}
+    received = {source: keys for source, keys in received.items() if keys.size}
+    keys = np.sort(np.concatenate([np.zeros(0, np.int64), *received.values()]))
+    sent = {target: sharding.sent(rank, target) for target in targets}
+    return Stage(
+        masks.restrict(sharding.mask, queries, keys),
+        Positions(queries, keys),
+        {t: Index(np.searchsorted(own, at)) for t, at in sent.items() if at.size},
+        {s: Index(np.searchsorted(keys, at)) for s, at in received.items()},
+    )

@@ -1,0 +1,248 @@
+"""Attention over ranks: the result of one process, for every mask; ranks are threads."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import masks
+import nbflash
+from nbflash import distributed, reference, scores
+from nbflash.distributed import Sharding, gather, run, scatter
+from nbflash.testing import (
+    assert_within_reference,
+    low_precision,
+    low_precision_backward,
+    make_qkv,
+    poisoned,
+)
+
+TILE = 32
+RESULTS = ("out", "lse", "dq", "dk", "dv")
+
+
+def local(x, sharding, comm, of="queries", axis=1):
+    return scatter(x, sharding, comm.rank, axis=axis, of=of)
+
+
+def on_rank(comm, sharding, inputs, options, backward):
+    """out, lse, dq, dk and dv of a rank."""
+    q, k, v, dout, dlse = inputs
+    given = local(q, sharding, comm), *(local(x, sharding, comm, "keys") for x in (k, v))
+    own = local(dout, sharding, comm), local(dlse, sharding, comm, axis=2)
+    out, lse = distributed.attention(*given, sharding, comm, return_lse=True, **options)
+    gradients = distributed.attention_backward(
+        own[0], *given, out, lse, sharding, comm, dlse=own[1], **options, **backward
+    )
+    return out, lse, *gradients
+
+
+def over_ranks(sharding, inputs, options, backward=None):
+    """What all ranks return together, in the order of the sequence."""
+    parts = run(on_rank, sharding.ranks, sharding, inputs, options, backward or {}, timeout=30)
+    whole = []
+    for i, name in enumerate(RESULTS):
+        of, axis = ("keys" if name in ("dk", "dv") else "queries"), 1 + (name == "lse")
+        like = inputs[4] if name == "lse" else inputs["qkv".find(name[-1])] if i > 1 else inputs[0]
+        x = poisoned(like.shape, parts[0][i].dtype)
+        for rank, part in enumerate(parts):
+            places = sharding.positions(rank, of)
+            x[(slice(None),) * axis + (places,)] = part[i]
+        whole.append(x)
+    return whole
+
+
+def make_inputs(batch, nq, nk, heads, heads_kv, d, dtype=np.float32):
+    q, k, v, dout = make_qkv(batch, nq, nk, heads, heads_kv, d, dtype)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    dlse = np.random.default_rng(1).standard_normal((batch, heads, nq)).astype(wide)
+    return q, k, v, dout, dlse
+
+
+def check(sharding, inputs, options=None, backward=None):
+    options = options or {}
+    q, k, v, dout, dlse = inputs
+    got = over_ranks(sharding, inputs, options, backward)
+    how = {"mask": sharding.mask, **options}
+    ref = (
+        *reference.attention(q, k, v, **how),
+        *reference.attention_backward(dout, q, k, v, dlse=dlse, **how),
+    )
+    low = *low_precision(q, k, v, **how), *low_precision_backward(dout, q, k, v, dlse=dlse, **how)
+    for name, *each in zip(RESULTS, got, ref, low, strict=True):
+        assert_within_reference(*each, name)
+    return got
+
+
+def per_head(n):
+    window, random = masks.window(n, left=40, right=3), masks.random(n, 16, 0.2, seed=3)
+    return masks.per_head([masks.causal(n), window, random, ~masks.dense(n)])
+
+
+CASES = {  # mask, ranks
+    "causal": (masks.causal(203), 4),
+    "one-rank": (masks.causal(70), 1),
+    "documents": (masks.documents([100, 0, 33, 70, 1], causal=True), 3),
+    "window": (masks.window(200, left=40, right=0), 4),
+    "butterfly": (masks.butterfly(256, 16), 4),
+    "strided": (masks.strided(200, 1, 7, 3, causal=True), 2),
+    "function": (masks.from_function(lambda q, kv: (q * kv) % 3 == 1, 130), 2),
+    "per-head": (per_head(150), 4),
+    "padding": (masks.padding([90, 0], 120), 3),
+    "more-ranks-than-chunks": (masks.causal(70), 5),
+    "fewer-queries": (masks.causal(65, 290), 4),
+    "more-queries": (masks.causal(290, 65), 4),
+    "empty": (~masks.dense(80), 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_result_is_that_of_one_process(name):
+    mask, ranks = CASES[name]
+    sharding = Sharding.of(mask, ranks, TILE)
+    check(sharding, make_inputs(mask.batch or 1, *mask.shape, 4, 2, 16), {"scale": 0.3})
+
+
+@pytest.mark.parametrize("stages", [1, 3, 9])
+def test_any_number_of_stages_and_the_same_bits_every_time(stages):
+    sharding, inputs = Sharding.of(masks.causal(200), 5, TILE), make_inputs(1, 200, 200, 2, 1, 8)
+    how = {"stages": stages}, {"deterministic": True}
+    first, again = (over_ranks(sharding, inputs, *how) for _ in range(2))
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(first, over_ranks(sharding, inputs, {}), strict=True):
+        np.testing.assert_allclose(a, b, atol=4 * np.abs(b[np.isfinite(b)]).max() * 2**-20)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduce"),
+    [(ml_dtypes.bfloat16, "wide"), (ml_dtypes.bfloat16, "input"), (np.float64, "wide")],
+    ids=["bfloat16", "bfloat16-reduce-input", "float64"],
+)
+def test_dtypes(dtype, reduce):
+    sharding = Sharding.of(masks.documents([60, 80], causal=True), 3, TILE)
+    check(sharding, make_inputs(1, 140, 140, 2, 1, 16, dtype), None, {"reduce": reduce})
+
+
+def test_dropout_drops_what_it_does_on_one_process():
+    """Equal scores and unit matrices: the results are the elements of P, and of P transposed."""
+    n, heads = 200, 2
+    sharding = Sharding.of(masks.causal(n), 4, TILE)
+    q = np.zeros((1, n, heads, n), np.float32)
+    eye = np.broadcast_to(np.eye(n, dtype=np.float32)[:, None], q.shape)
+    how = {"dropout": 0.3, "seed": (3, 5)}
+    inputs = q, q, eye, eye, np.zeros((1, heads, n), np.float32)
+    out, *_, dv = over_ranks(sharding, inputs, how)
+    expected, lse = nbflash.attention(q, q, eye, sharding.mask, return_lse=True, **how)
+    gradients = nbflash.attention_backward(eye, q, q, eye, expected, lse, sharding.mask, **how)
+    np.testing.assert_array_equal(out != 0, expected != 0)
+    np.testing.assert_array_equal(dv != 0, gradients[2] != 0)
+    assert 0.2 < 1 - np.count_nonzero(out) / (heads * n * (n + 1) / 2) < 0.4
+
+
+def test_scores_count_tokens_in_the_sequence():
+    """A relative bias by distance, one by place, and softcap; through the backward pass."""
+    n = 130
+    score = scores.compose(
+        scores.softcap(3.0),
+        scores.alibi(np.array([0.1, 0.02])),
+        scores.bias(np.random.default_rng(0).standard_normal((1, 2, n, n))),
+    )
+    sharding = Sharding.of(masks.causal(n), 2, TILE)
+    check(sharding, make_inputs(1, n, n, 2, 1, 16), {"score": score})
+
+
+def with_sink(comm, sharding, inputs, sink):
+    """As a training step would: a sink behind attention, and its gradients."""
+    q, k, v, dout, _ = inputs
+    given = local(q, sharding, comm), *(local(x, sharding, comm, "keys") for x in (k, v))
+    out, lse = distributed.attention(*given, sharding, comm, return_lse=True)
+    whole, _ = nbflash.merge_sink(out, lse, sink)
+    back = nbflash.merge_sink_backward(local(dout, sharding, comm), out, lse, sink)
+    gradients = distributed.attention_backward(
+        back[0], *given, out, lse, sharding, comm, dlse=back[1]
+    )
+    return gather(whole, sharding, comm), gather(gradients[0], sharding, comm), back[2]
+
+
+def test_sinks_stand_behind_attention_as_on_one_process():
+    n, sink = 100, np.array([0.3, -1.0], np.float32)
+    sharding, inputs = Sharding.of(masks.causal(n), 3, TILE), make_inputs(1, n, n, 2, 1, 16)
+    parts = run(with_sink, 3, sharding, inputs, sink)
+    (out,), (dq,) = (
+        [part[i] for part in run(with_sink, 1, Sharding.of(sharding.mask, 1, TILE), inputs, sink)]
+        for i in range(2)
+    )
+    np.testing.assert_allclose(parts[0][0], out, atol=4 * np.abs(out).max() * 2**-23)
+    np.testing.assert_allclose(parts[2][1], dq, atol=8 * np.abs(dq).max() * 2**-23)
+
+
+def outputs(comm, sharding, q, k, v):
+    given = local(q, sharding, comm), *(local(x, sharding, comm, "keys") for x in (k, v))
+    return gather(distributed.attention(*given, sharding, comm), sharding, comm)
+
+
+def test_a_document_that_changes_changes_its_own_outputs_alone():
+    """On every rank, bit for bit: no mask is replaced by another."""
+    lengths = [70, 33, 50, 97]
+    sharding = Sharding.of(masks.documents(lengths, causal=True), 4, TILE)
+    q, k, v, _ = make_qkv(1, 250, 250, 2, 1, 8)
+    before, changed = run(outputs, 4, sharding, q, k, v), v.copy()
+    changed[:, 103:153] += 1
+    document = np.repeat(np.arange(4), lengths)
+    for a, b in zip(before, run(outputs, 4, sharding, q, k, changed), strict=True):
+        np.testing.assert_array_equal((a != b).any((0, 2, 3)), document == 2)
+
+
+class Recording:
+    """A communicator that writes down what goes where."""
+
+    def __init__(self, comm):
+        self.rank, self.size, self.agree, self._comm = comm.rank, comm.size, comm.agree, comm
+        self.sent = []
+
+    def exchange(self, sends, receives):
+        self.sent += [(target, x.shape, x.dtype) for target, x in sends.items()]
+        return self._comm.exchange(sends, receives)
+
+
+def recorded(comm, sharding, inputs):
+    comm = Recording(comm)
+    on_rank(comm, sharding, inputs, {}, {})
+    return comm.sent
+
+
+def test_only_what_the_mask_asks_for_travels():
+    """Of a window the tiles before each rank's own, and back: (2, batch, keys, heads_kv, d)."""
+    sharding = Sharding.of(masks.window(512, left=63, right=0), 4, TILE)
+    sent = run(recorded, 4, sharding, make_inputs(1, 512, 512, 4, 2, 8))
+    message = (2, 1, 64, 2, 8), np.dtype(np.float32)
+    there, back = [[(r + 1, *message)] for r in range(3)], [[(r - 1, *message)] for r in (1, 2, 3)]
+    twice = [2 * message for message in there]  # forward and backward
+    assert sent == [twice[0], twice[1] + back[0], twice[2] + back[1], back[2]]
+    assert sharding.traffic.sum() == 3 * 64
+    whole = Sharding.of(masks.dense(512), 4, TILE).traffic
+    assert (whole == 128 * (1 - np.eye(4))).all()
+
+
+def test_scatter_and_gather_are_inverse():
+    sharding = Sharding.of(masks.causal(100, 180), 3, TILE)
+    x = np.arange(2 * 180).reshape(2, 180)
+    places = [sharding.positions(rank, "keys") for rank in range(3)]
+    assert (np.sort(np.concatenate(places)) == np.arange(180)).all()
+    for whole in run(back_again, 3, sharding, x):
+        np.testing.assert_array_equal(whole, x)
+
+
+def back_again(comm, sharding, x):
+    own = scatter(x, sharding, comm.rank, of="keys")
+    np.testing.assert_array_equal(own, x[:, sharding.positions(comm.rank, "keys")])
+    return gather(own, sharding, comm, of="keys")
+
+
+def test_positions_are_what_rotary_embeddings_need():
+    sharding = Sharding.of(masks.causal(256), 2, 64)
+    assert (sharding.positions(0) == np.r_[0:64, 192:256]).all()
+    assert (sharding.positions(1) == np.r_[64:192]).all()
+    assert math.isclose(sharding.balance, 1)
