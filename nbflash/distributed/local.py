@@ -92,7 +92,8 @@ def run(function, ranks, *args, processes=False, timeout=60.0):
     Raises
     ------
     Exception
-        What the first rank that failed has raised. RuntimeError if a process has died.
+        What the first rank that failed has raised. RuntimeError if a process has died, with what
+        another one has raised as its cause.
     """
     context = multiprocessing.get_context("spawn") if processes else None
     box = context.Queue if processes else queue.SimpleQueue
@@ -133,8 +134,8 @@ def _collected(results, workers):
         found[rank] = result
         errors += [error] if error else []
     missing = [rank for rank in range(len(workers)) if rank not in found]
+    if missing:
+        raise RuntimeError(f"the ranks {missing} have died") from next(iter(errors), None)
     if errors:
         raise errors[0]
-    if missing:
-        raise RuntimeError(f"processes of the ranks {missing} have died")
     return [found[rank] for rank in range(len(workers))]

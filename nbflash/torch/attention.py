@@ -74,8 +74,7 @@ def attention(
         For second derivatives, and under ``torch.vmap``.
     """
     check_flag("return_lse", return_lse)
-    if layout not in _LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
+    check_layout(layout)
     q, k, v = check_tensors(q=q, k=k, v=v)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -143,6 +142,12 @@ def _integers(name, x):
 @functools.lru_cache(maxsize=256)
 def _documents(starts_q, starts_k, causal):
     return masks.documents_from_cu_seqlens(list(starts_q), list(starts_k), causal=causal)
+
+
+def check_layout(layout):
+    """Raise ValueError for a name that is no layout."""
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
 
 
 def check_tensors(**named):

@@ -1,0 +1,63 @@
+"""Ranks of torch.distributed and of MPI, in processes; the examples of both."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    # As in a container, on a machine with fewer cores than ranks.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
+
+def printed_by(*command):
+    given = {"cwd": ROOT, "env": ENVIRONMENT, "capture_output": True, "text": True}
+    result = subprocess.run([*map(str, command)], check=False, timeout=200, **given)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def mpiexec(ranks, program, *options):
+    beside = str(Path(sys.executable).parent)
+    mpi = shutil.which("mpiexec", path=os.pathsep.join([beside, os.environ["PATH"]]))
+    return printed_by(mpi, "--oversubscribe", "-n", ranks, sys.executable, program, *options)
+
+
+def test_torch_ranks_have_what_one_process_has(tmp_path):
+    command = [sys.executable, HERE / "ranks_torch.py"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    all_ranks = [
+        subprocess.Popen([*command, str(rank), tmp_path / "meeting"], env=ENVIRONMENT, **pipes)
+        for rank in range(3)
+    ]
+    for process in all_ranks:
+        printed, errors = process.communicate()
+        assert printed == "equal\n", errors
+
+
+def test_mpi_messages_notes_and_timeouts():
+    printed = mpiexec(3, HERE / "ranks_mpi.py")
+    assert printed.count("done\n") >= 1
+    for rank in (0, 2):
+        assert f"rank {rank} has waited 2.0 s for other ranks" in printed
+
+
+def test_mpi_example():
+    printed = mpiexec(4, ROOT / "examples" / "distributed_mpi.py", "--tokens", 1024)
+    assert all(f"rank {rank}: balance" in printed for rank in range(4))
+
+
+def test_torchrun_example_learns():
+    run = sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2
+    options = "--tokens", 512, "--steps", 20
+    printed = printed_by(*run, ROOT / "examples" / "distributed_torch.py", *options)
+    first, last = (float(line.split()[-1]) for line in printed.splitlines())
+    assert last < first < 0.6

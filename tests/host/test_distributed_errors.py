@@ -1,0 +1,199 @@
+"""Ranks that disagree, fail or die: an error on every rank, and no hang."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+import masks
+from nbflash import distributed
+from nbflash.distributed import Sharding, run
+from nbflash.testing import make_qkv
+
+MASK = masks.documents([40, 60], causal=True)
+N, RANKS = 100, 3
+
+
+class Told:
+    """What a rank's call has raised."""
+
+    def __init__(self, error):
+        self.kind, self.text = type(error).__name__, str(error)
+
+
+def as_it_is(comm, given, options):
+    pass
+
+
+def attended(comm, of_rank=as_it_is):
+    """`attention`, after a change by ``of_rank`` of what a rank gives; the error it raises."""
+    sharding = Sharding.of(MASK, RANKS, 32)
+    q, k, v, _ = make_qkv(1, N, N, 2, 1, 8)
+    own = [x[:, sharding.positions(comm.rank)] for x in (q, k, v)]
+    given, options = [*own, sharding, comm], {"dropout": 0.1, "seed": 1}
+    of_rank(comm, given, options)
+    try:
+        distributed.attention(*given, **options)
+    except Exception as error:
+        return Told(error)
+    return None
+
+
+def another_mask(comm, given, options):
+    """One token of one document."""
+    if comm.rank == 1:
+        given[3] = Sharding.of(masks.documents([41, 59], causal=True), RANKS, 32)
+
+
+def another_seed(comm, given, options):
+    options["seed"] += comm.rank == 1
+
+
+def another_head_dim(comm, given, options):
+    if comm.rank == 1:
+        given[:3] = [np.concatenate([x, x], axis=-1) for x in given[:3]]
+
+
+DIFFERENT = {
+    "mask": (another_mask, "sharding differs between ranks: rank 0: .*; rank 1: .*; rank 2: "),
+    "seed": (another_seed, r"seed differs between ranks: rank 0: \[1, 0\]; rank 1: \[2, 0\]"),
+    "head-dim": (another_head_dim, "head_dim differs .*rank 0: .1, 2, 1, 8.; rank 1: .1, 2, 1, 16"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_between_ranks_is_an_error_on_all(name):
+    change, match = DIFFERENT[name]
+    for told in run(attended, RANKS, change, timeout=20):
+        assert told.kind == "ValueError"
+        with pytest.raises(ValueError, match=match):
+            raise ValueError(told.text)
+
+
+def test_another_version_of_nbflash_is_an_error_on_all():
+    def older(comm, given, options):
+        agree = comm.agree
+        if comm.rank == 2:
+            comm.agree = lambda note: agree(note.replace('"nbflash": "', '"nbflash": "0.'))
+
+    for told in run(attended, RANKS, older, timeout=20):
+        assert told.kind == "ValueError"
+        assert told.text.startswith("nbflash differs between ranks")
+
+
+def too_short(comm, given, options):
+    if comm.rank == 2:
+        given[0] = given[0][:, 1:]
+
+
+def test_the_mistake_of_one_rank_is_told_on_all():
+    told = run(attended, RANKS, too_short, timeout=20)
+    assert [each.kind for each in told] == ["RuntimeError", "RuntimeError", "ValueError"]
+    assert "another rank has failed; rank 2: ValueError: mask must have shape" in told[0].text
+
+
+def test_the_number_of_ranks_is_that_of_the_sharding():
+    (told,) = run(attended, 1, timeout=20)
+    assert told.text == "sharding is for 3 ranks, comm has 1"
+
+
+def test_a_rank_that_does_not_come_is_an_error_on_all_others():
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"rank . has heard nothing of rank 1 for 0.5 s"):
+        run(leave_or_attend, RANKS, timeout=0.5)
+    assert time.monotonic() - start < 20
+
+
+def leave_or_attend(comm, leaves=1):
+    """A rank returns at once, as good as dead."""
+    if comm.rank != leaves:
+        told = attended(comm)
+        raise TimeoutError(told.text) if told.kind == "TimeoutError" else AssertionError(told.text)
+
+
+def died_between(comm):
+    """A rank dies after all have agreed, before it sends."""
+    if comm.rank == 1:
+        comm.exchange = lambda sends, receives: os._exit(3)
+    leave_or_attend(comm, leaves=3)
+
+
+def test_a_process_that_dies_within_a_call_is_an_error_on_all_others():
+    """Real processes; the two that live tell of it in time."""
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"the ranks \[1\] have died") as caught:
+        run(died_between, RANKS, processes=True, timeout=2)
+    with pytest.raises(TimeoutError, match="heard nothing of rank 1 for 2 s"):
+        raise caught.value.__cause__
+    assert time.monotonic() - start < 60
+
+
+def test_processes_give_what_threads_do():
+    assert run(attended, RANKS, processes=True, timeout=60) == [None] * RANKS
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"ranks": 0}, ValueError, "ranks must be at least 1, got 0"),
+        ({"ranks": 2.0}, TypeError, "ranks must be an integer, got 2.0"),
+        ({"tile": True}, TypeError, "tile must be an integer, got True"),
+        ({"mask": np.ones((2, 2), bool)}, TypeError, r"mask must be a masks.Mask, got ndarray"),
+    ],
+)
+def test_a_sharding_that_cannot_be(change, error, match):
+    with pytest.raises(error, match=match):
+        Sharding.of(**{"mask": MASK, "ranks": 2, "tile": 32} | change)
+
+
+def alone(**options):
+    """A call on one rank."""
+    mask = masks.causal(N)
+    q, k, v, dout = make_qkv(1, N, N, 2, 1, 8)
+    (comm,) = run(lambda comm: comm, 1)
+    how = {"tile": 24} if options.get("dropout") else {}
+    backward = options.pop("backward", False)
+    given = q, k, v, Sharding.of(mask, 1, **how), comm
+    if not backward:
+        return distributed.attention(*given, **options)
+    out, lse = distributed.attention(*given, return_lse=True)
+    return distributed.attention_backward(dout, q, k, v, out, lse, *given[3:], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"stages": 0}, "stages must be at least 1, got 0"),
+        ({"backward": True, "reduce": "float32"}, "reduce must be 'wide' or 'input', got 'float32"),
+        ({"dropout": 0.5}, "seed must be given with dropout"),
+    ],
+)
+def test_options_that_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        alone(**options)
+
+
+def test_dropout_needs_tiles_that_its_blocks_divide():
+    sharding = Sharding.of(masks.causal(N), 2, 24)
+
+    def rank(comm):
+        q, k, v, _ = make_qkv(1, N, N, 2, 1, 8)
+        own = [x[:, sharding.positions(comm.rank)] for x in (q, k, v)]
+        distributed.attention(*own, sharding, comm, dropout=0.1, seed=1)
+
+    with pytest.raises(ValueError, match="dropout needs tiles of a multiple of 32 tokens"):
+        run(rank, 2, timeout=20)
+
+
+def test_arrays_of_another_length_are_refused():
+    sharding = Sharding.of(MASK, 1, 32)
+    x = np.zeros((1, N - 1, 4))
+    with pytest.raises(ValueError, match=r"x must have 100 tokens along axis 1, got shape"):
+        distributed.scatter(x, sharding, 0)
+    with pytest.raises(ValueError, match="axis must be an axis of x, which has 3, got 3"):
+        distributed.scatter(x, sharding, 0, axis=3)
+    with pytest.raises(ValueError, match="of must be 'queries' or 'keys', got 'rows'"):
+        sharding.positions(0, "rows")
+    with pytest.raises(ValueError, match=r"x must have 100 tokens along axis 1, got shape"):
+        run(lambda comm: distributed.gather(x, sharding, comm), 1)
