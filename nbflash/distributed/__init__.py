@@ -10,6 +10,7 @@ out = attention(q[:, own], k[:, own], v[:, own], sharding, comm)
 
 from nbflash.distributed.attention import attention, attention_backward
 from nbflash.distributed.communicator import Communicator, Exchange
+from nbflash.distributed.decoding import decode
 from nbflash.distributed.layout import gather, scatter
 from nbflash.distributed.local import LocalCommunicator, run
 from nbflash.distributed.mpi import MpiCommunicator
@@ -25,6 +26,7 @@ __all__ = [
     "Sharding",
     "attention",
     "attention_backward",
+    "decode",
     "gather",
     "run",
     "scatter",
