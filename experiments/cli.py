@@ -149,11 +149,12 @@ def seqlen(out, quick, paper, mask, head_dim, seqlen, **options):
 @seed_option
 @out_option
 def io(seed, out):
-    """Counted HBM accesses of the papers' algorithms.
+    """Counted HBM accesses and extra memory of the papers' algorithms, forward and backward.
 
-    Algorithm 0 (standard), Algorithm 1 (flash), Algorithm 5 (block-sparse) and the query-outer
-    order of FlashAttention-2 run literally on a memory that counts, against the growth that
-    Theorem 2 and Proposition 4 state. Sizes: experiments/sweeps/io.toml.
+    Algorithms 0 to 5 of FlashAttention, with and without dropout, the query-outer order of
+    FlashAttention-2, the memory-efficient passes of appendix B.1 and B.2 and Rabe and Staats'
+    algorithm run literally on a memory that counts, against the growth that Theorems 2 and 5 and
+    Proposition 4 state. Sizes: experiments/sweeps/io.toml.
     """
     from experiments.commands.io import run
 

@@ -14,66 +14,23 @@ in the right margin are the lines of the algorithm named in the docstring:
 =====================  ================================================================
 
 Each has an exact closed form of its accesses (``*_accesses``) and the paper's order of growth
-(``theta_*``, Theorem 2 and Proposition 4). Dropout is left out (p_drop = 0), and with it the lines
-that draw, store or apply its random state. Two guards are added to the paper's lines: a row that
-attends nothing in a block would compute exp(-inf − (-inf)), and one that never attends anything
-would divide by l = 0; here it ends with O = 0, l = 0, m = -inf.
+(``theta_*``, Theorems 2 and 5 and Proposition 4). Algorithms 2, 4 and 5 take dropout: the forward
+pass stores the state R of the random numbers, seed and offset of nbflash's Philox, and the backward
+pass loads it and makes the same Z_ij block by block; without dropout these lines are left out. Two
+guards are added to the paper's lines: a row that attends nothing in a block would compute
+exp(-inf − (-inf)), and one that never attends anything would divide by l = 0; here it ends with
+O = 0, l = 0, m = -inf. Appendix B.1, B.2 and B.5: `experiments.libraries.memory_efficient` and
+`experiments.libraries.rabe_staats`.
 
 >>> hbm = HBM(Q=q, K=k, V=v)
 >>> flash_forward(hbm, sram=4096)
 >>> hbm["O"], hbm.accesses.total
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
-
-class Accesses(NamedTuple):
-    """Elements read from and written to HBM."""
-
-    reads: int
-    writes: int
-
-    @property
-    def total(self):
-        return self.reads + self.writes
-
-
-class HBM:
-    """Named matrices in off-chip memory; counts every element that is loaded or stored.
-
-    The inputs given to the constructor are there from the start and cost nothing.
-    """
-
-    def __init__(self, **inputs):
-        self._matrices = {name: np.array(x) for name, x in inputs.items()}
-        self.reads = self.writes = self.allocated = 0
-
-    def __getitem__(self, name):
-        """The matrix as it stands, for the observer: not counted."""
-        return self._matrices[name]
-
-    def allocate(self, name, shape, value=None):
-        """Make room for a matrix; only filling it with ``value`` is an access."""
-        self._matrices[name] = np.full(shape, np.nan if value is None else value, self["Q"].dtype)
-        self.allocated += self._matrices[name].size
-        self.writes += 0 if value is None else self._matrices[name].size
-
-    def load(self, name, rows=slice(None)):
-        block = self._matrices[name][rows]
-        self.reads += block.size
-        return block.copy()
-
-    def store(self, name, block, rows=slice(None)):
-        if name not in self._matrices:
-            self.allocate(name, block.shape)
-        self._matrices[name][rows] = block
-        self.writes += block.size
-
-    @property
-    def accesses(self):
-        return Accesses(self.reads, self.writes)
+from experiments.libraries.hbm import Accesses, invert, masked_scores, row_blocks, shift
+from nbflash.definitions import philox
 
 
 def block_sizes(sram, head_dim):
@@ -89,17 +46,13 @@ def block_sizes(sram, head_dim):
     return resident, min(resident, head_dim)
 
 
-def _blocks(n, size):
-    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
-
-
 def _setup(hbm, sram, scale, keep, live, query_outer=False):
     """Row blocks, column blocks, scale, MASK as an array and the live blocks."""
     n, head_dim = hbm["Q"].shape
     b_c, b_r = block_sizes(sram, head_dim)
     if query_outer:
         b_c, b_r = b_r, b_c
-    rows, cols = _blocks(n, b_r), _blocks(n, b_c)
+    rows, cols = row_blocks(n, b_r), row_blocks(n, b_c)
     scale = head_dim**-0.5 if scale is None else scale
     keep = np.ones((n, n), bool) if keep is None else keep
     live = np.ones((len(rows), len(cols)), bool) if live is None else np.asarray(live, bool)
@@ -108,18 +61,22 @@ def _setup(hbm, sram, scale, keep, live, query_outer=False):
     return rows, cols, scale, keep, live
 
 
-def _shift(m):
-    """The running maximum as something to subtract: -inf (nothing attended so far) becomes 0."""
-    return np.where(np.isneginf(m), 0, m)
+def _dropout(p_drop, state):
+    """``draw(r, c)``: Z_ij of a block, 1 / (1 − p_drop) where a score is kept and 0 elsewhere."""
+    if not p_drop:
+        return lambda r, c: 1.0
+
+    def draw(r, c):
+        rows, cols = np.arange(r.start, r.stop)[:, None], np.arange(c.start, c.stop)
+        return philox.kept_at(0, 0, rows, cols, p_drop, state) * philox.factor(p_drop)
+
+    return draw
 
 
-def _invert(l):
-    """diag(l)⁻¹ as a column; a row without weight stays 0."""
-    return 1 / np.where(l == 0, 1, l)[:, None]
-
-
-def _masked_scores(q_i, k_j, scale, keep):
-    return np.where(keep, scale * (q_i @ k_j.T), -np.inf)
+def _save_state(hbm, p_drop, state):
+    """R, which is all that dropout leaves in HBM."""
+    if p_drop:
+        hbm.store("R", np.array(state, np.uint64))
 
 
 def standard_forward(hbm, scale=None, keep=None):
@@ -134,19 +91,30 @@ def standard_forward(hbm, scale=None, keep=None):
         MASK of the paper; it is applied on chip.
     """
     _, _, scale, keep, _ = _setup(hbm, 1, scale, keep, None)
-    hbm.store("S", _masked_scores(hbm.load("Q"), hbm.load("K"), scale, keep))  # 1
+    hbm.store("S", masked_scores(hbm.load("Q"), hbm.load("K"), scale, keep))  # 1
     s = hbm.load("S")  # 2
-    p = np.exp(s - _shift(s.max(axis=1))[:, None])
-    hbm.store("P", p * _invert(p.sum(axis=1)))
+    p = np.exp(s - shift(s.max(axis=1))[:, None])
+    hbm.store("P", p * invert(p.sum(axis=1)))
     hbm.store("O", hbm.load("P") @ hbm.load("V"))  # 3
 
 
-def flash_forward(hbm, sram, scale=None, keep=None):
+def flash_forward(hbm, sram, scale=None, keep=None, p_drop=0.0, state=(0, 0)):
     """Algorithm 2: exact attention, K/V outer loop. From Q, K, V, leave O, l and m in ``hbm``.
 
-    ``sram`` is the paper's M, in elements; the rest as in `standard_forward`.
+    Parameters
+    ----------
+    hbm, scale, keep
+        As in `standard_forward`.
+    sram : int
+        The paper's M, in elements.
+    p_drop : float
+        Probability of dropout; unless it is 0, R is left in ``hbm`` too.
+    state : (int, int)
+        R: seed and offset.
     """
     n, head_dim = hbm["Q"].shape
+    _save_state(hbm, p_drop, state)  # 1
+    draw = _dropout(p_drop, state)
     rows, cols, scale, keep, _ = _setup(hbm, sram, scale, keep, None)  # 2, 4, 5
     hbm.allocate("O", (n, head_dim), 0)  # 3
     hbm.allocate("l", n, 0)
@@ -154,10 +122,10 @@ def flash_forward(hbm, sram, scale=None, keep=None):
     for c in cols:  # 6
         k_j, v_j = hbm.load("K", c), hbm.load("V", c)  # 7
         for r in rows:  # 8
-            _update_block(hbm, r, k_j, v_j, scale, keep[r, c])  # 9 to 16
+            _update_block(hbm, r, k_j, v_j, scale, keep[r, c], draw(r, c))  # 9 to 16
 
 
-def block_sparse_forward(hbm, sram, live, scale=None, keep=None):
+def block_sparse_forward(hbm, sram, live, scale=None, keep=None, p_drop=0.0, state=(0, 0)):
     """Algorithm 5: `flash_forward` over the live blocks alone.
 
     Parameters
@@ -166,6 +134,8 @@ def block_sparse_forward(hbm, sram, live, scale=None, keep=None):
         The block mask M_ij; blocks outside it are never loaded. ``keep`` masks within them.
     """
     n, head_dim = hbm["Q"].shape
+    _save_state(hbm, p_drop, state)  # 1
+    draw = _dropout(p_drop, state)
     rows, cols, scale, keep, live = _setup(hbm, sram, scale, keep, live)  # 3, 4
     hbm.allocate("O", (n, head_dim), 0)  # 2
     hbm.allocate("l", n, 0)
@@ -174,20 +144,21 @@ def block_sparse_forward(hbm, sram, live, scale=None, keep=None):
         k_j, v_j = hbm.load("K", c), hbm.load("V", c)  # 6
         for i, r in enumerate(rows):  # 7
             if live[i, j]:  # 8
-                _update_block(hbm, r, k_j, v_j, scale, keep[r, c])  # 9 to 16
+                _update_block(hbm, r, k_j, v_j, scale, keep[r, c], draw(r, c))  # 9 to 16
 
 
-def _update_block(hbm, r, k_j, v_j, scale, keep):
+def _update_block(hbm, r, k_j, v_j, scale, keep, z):
     """The inner loop's body, lines 9 to 16 of Algorithm 2 and of Algorithm 5."""
     q_i, o_i, l_i, m_i = (hbm.load(name, r) for name in ("Q", "O", "l", "m"))  # 9
-    s = _masked_scores(q_i, k_j, scale, keep)  # 10, 11
+    s = masked_scores(q_i, k_j, scale, keep)  # 10, 11
     m_block = s.max(axis=1)  # 12
-    p = np.exp(s - _shift(m_block)[:, None])
+    p = np.exp(s - shift(m_block)[:, None])
     l_block = p.sum(axis=1)
     m_new = np.maximum(m_i, m_block)  # 13
-    old, new = np.exp(m_i - _shift(m_new)), np.exp(m_block - _shift(m_new))
+    old, new = np.exp(m_i - shift(m_new)), np.exp(m_block - shift(m_new))
     l_new = old * l_i + new * l_block
-    o_new = _invert(l_new) * ((l_i * old)[:, None] * o_i + new[:, None] * (p @ v_j))
+    dropped = (p * z).astype(p.dtype)  # 14
+    o_new = invert(l_new) * ((l_i * old)[:, None] * o_i + new[:, None] * (dropped @ v_j))
     hbm.store("O", o_new, r)  # 15
     hbm.store("l", l_new, r)  # 16
     hbm.store("m", m_new, r)
@@ -212,13 +183,13 @@ def query_outer_forward(hbm, sram, live=None, scale=None, keep=None):
             if not live[i, j]:
                 continue
             k_j, v_j = hbm.load("K", c), hbm.load("V", c)  # 7
-            s = _masked_scores(q_i, k_j, scale, keep[r, c])  # 8
+            s = masked_scores(q_i, k_j, scale, keep[r, c])  # 8
             m_new = np.maximum(m_i, s.max(axis=1))  # 9
-            p, old = np.exp(s - _shift(m_new)[:, None]), np.exp(m_i - _shift(m_new))
+            p, old = np.exp(s - shift(m_new)[:, None]), np.exp(m_i - shift(m_new))
             l_i = old * l_i + p.sum(axis=1)
             o_i = old[:, None] * o_i + p @ v_j  # 10
             m_i = m_new
-        hbm.store("O", _invert(l_i) * o_i, r)  # 12, 14
+        hbm.store("O", invert(l_i) * o_i, r)  # 12, 14
         with np.errstate(divide="ignore"):
             hbm.store("L", m_i + np.log(l_i), r)  # 13, 15
 
@@ -234,11 +205,13 @@ def standard_backward(hbm, scale=None):
     hbm.store("dK", scale * (hbm.load("dS").T @ hbm.load("Q")))  # 5
 
 
-def flash_backward(hbm, sram, live=None, scale=None, keep=None):
+def flash_backward(hbm, sram, live=None, scale=None, keep=None, p_drop=0.0):
     """Algorithm 4. From Q, K, V, O, dO, l and m in ``hbm``, leave dQ, dK and dV there.
 
-    Blocks that are not ``live`` are skipped, as Algorithm 5 does in the forward pass.
+    Blocks that are not ``live`` are skipped, as Algorithm 5 does in the forward pass. With dropout
+    R is in ``hbm`` too.
     """
+    draw = _dropout(p_drop, hbm.load("R") if p_drop else None)  # 1
     n, head_dim = hbm["Q"].shape
     rows, cols, scale, keep, live = _setup(hbm, sram, scale, keep, live)  # 2, 3, 4
     for name in ("dQ", "dK", "dV"):
@@ -252,10 +225,12 @@ def flash_backward(hbm, sram, live=None, scale=None, keep=None):
             q_i, o_i, do_i, dq_i, l_i, m_i = (
                 hbm.load(name, r) for name in ("Q", "O", "dO", "dQ", "l", "m")
             )  # 10
-            s = _masked_scores(q_i, k_j, scale, keep[r, c])  # 11, 12
-            p = _invert(l_i) * np.exp(s - _shift(m_i)[:, None])  # 13
-            dv_j += p.T @ do_i  # 16
-            dp = do_i @ v_j.T  # 17
+            s = masked_scores(q_i, k_j, scale, keep[r, c])  # 11, 12
+            p = invert(l_i) * np.exp(s - shift(m_i)[:, None])  # 13
+            hbm.recomputed["S"] += p.size
+            z = draw(r, c)  # 14
+            dv_j += (p * z).astype(p.dtype).T @ do_i  # 15, 16
+            dp = ((do_i @ v_j.T) * z).astype(p.dtype)  # 17, 18
             d_i = (do_i * o_i).sum(axis=1, keepdims=True)  # 19
             ds = p * (dp - d_i)  # 20
             hbm.store("dQ", dq_i + scale * (ds @ k_j), r)  # 21

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.libraries import paper_algorithms as alg
+from experiments.libraries.hbm import HBM
 from nbflash import reference
 from nbflash.testing import assert_within_reference, low_precision, low_precision_backward
 
@@ -60,16 +61,16 @@ def _lse(hbm):
 def test_forward_orders_agree_with_the_reference(n, head_dim, sram, masked, dtype):
     q, k, v, _ = _inputs(n, head_dim, dtype)
     keep = np.tril(np.ones((n, n), bool), -1) if masked else None  # row 0 attends nothing
-    hbm = alg.HBM(Q=q, K=k, V=v)
+    hbm = HBM(Q=q, K=k, V=v)
     alg.flash_forward(hbm, sram, keep=keep)
     assert hbm["O"].dtype == dtype
     _assert_forward(hbm, q, k, v, keep, _lse(hbm), _passes(n, head_dim, sram))
 
-    hbm = alg.HBM(Q=q, K=k, V=v)
+    hbm = HBM(Q=q, K=k, V=v)
     alg.query_outer_forward(hbm, sram, keep=keep)
     _assert_forward(hbm, q, k, v, keep, hbm["L"])
 
-    hbm = alg.HBM(Q=q, K=k, V=v)
+    hbm = HBM(Q=q, K=k, V=v)
     alg.standard_forward(hbm, keep=keep)
     _, lse64 = reference.attention(*_public(q, k, v), keep)
     _assert_forward(hbm, q, k, v, keep, lse64[0, 0])
@@ -80,12 +81,12 @@ def test_forward_orders_agree_with_the_reference(n, head_dim, sram, masked, dtyp
 def test_block_sparse_orders_agree_with_the_reference(n, head_dim, sram, density):
     q, k, v, _ = _inputs(n, head_dim, np.float64)
     live, tokens = _block_mask(n, head_dim, sram, density)
-    hbm = alg.HBM(Q=q, K=k, V=v)
+    hbm = HBM(Q=q, K=k, V=v)
     alg.block_sparse_forward(hbm, sram, live)
     _assert_forward(hbm, q, k, v, tokens, _lse(hbm), _passes(n, head_dim, sram))
 
     live, tokens = _block_mask(n, head_dim, sram, density, query_outer=True)
-    hbm = alg.HBM(Q=q, K=k, V=v)
+    hbm = HBM(Q=q, K=k, V=v)
     alg.query_outer_forward(hbm, sram, live)
     _assert_forward(hbm, q, k, v, tokens, hbm["L"])
 
@@ -100,17 +101,17 @@ def test_backward_agrees_with_the_reference(n, head_dim, sram, density, dtype):
     grads64, lows = reference.attention_backward(*args), low_precision_backward(*args)
     factor = 2 * _passes(n, head_dim, sram) ** 0.5
 
-    forward = alg.HBM(Q=q, K=k, V=v)
+    forward = HBM(Q=q, K=k, V=v)
     alg.flash_forward(forward, sram, keep=keep)
     saved = {name: forward[name] for name in ("O", "l", "m")}
-    hbm = alg.HBM(Q=q, K=k, V=v, dO=do, **saved)
+    hbm = HBM(Q=q, K=k, V=v, dO=do, **saved)
     alg.flash_backward(hbm, sram, live)
     for name, grad64, low in zip(("dQ", "dK", "dV"), grads64, lows, strict=True):
         assert_within_reference(hbm[name][None, :, None], grad64, low, name, factor)
 
-    forward = alg.HBM(Q=q, K=k, V=v)
+    forward = HBM(Q=q, K=k, V=v)
     alg.standard_forward(forward, keep=keep)
-    hbm = alg.HBM(Q=q, K=k, V=v, dO=do, P=forward["P"])
+    hbm = HBM(Q=q, K=k, V=v, dO=do, P=forward["P"])
     alg.standard_backward(hbm)
     for name, grad64, low in zip(("dQ", "dK", "dV"), grads64, lows, strict=True):
         assert_within_reference(hbm[name][None, :, None], grad64, low, name, factor)
@@ -122,7 +123,7 @@ def test_counted_accesses_equal_the_closed_form(n, head_dim, sram, density):
     q, k, v, do = _inputs(n, head_dim, np.float64)
     live, tokens = (None, None) if density is None else _block_mask(n, head_dim, sram, density)
 
-    forward = alg.HBM(Q=q, K=k, V=v)
+    forward = HBM(Q=q, K=k, V=v)
     if live is None:
         alg.flash_forward(forward, sram)
     else:
@@ -130,20 +131,20 @@ def test_counted_accesses_equal_the_closed_form(n, head_dim, sram, density):
     assert forward.accesses == alg.flash_forward_accesses(n, head_dim, sram, live)
 
     saved = {name: forward[name] for name in ("O", "l", "m")}
-    hbm = alg.HBM(Q=q, K=k, V=v, dO=do, **saved)
+    hbm = HBM(Q=q, K=k, V=v, dO=do, **saved)
     alg.flash_backward(hbm, sram, live)
     assert hbm.accesses == alg.flash_backward_accesses(n, head_dim, sram, live)
 
-    standard = alg.HBM(Q=q, K=k, V=v)
+    standard = HBM(Q=q, K=k, V=v)
     alg.standard_forward(standard, keep=tokens)
     assert standard.accesses == alg.standard_forward_accesses(n, head_dim)
-    hbm = alg.HBM(Q=q, K=k, V=v, dO=do, P=standard["P"])
+    hbm = HBM(Q=q, K=k, V=v, dO=do, P=standard["P"])
     alg.standard_backward(hbm)
     assert hbm.accesses == alg.standard_backward_accesses(n, head_dim)
 
     if live is not None:
         live, _ = _block_mask(n, head_dim, sram, density, query_outer=True)
-    hbm = alg.HBM(Q=q, K=k, V=v)
+    hbm = HBM(Q=q, K=k, V=v)
     alg.query_outer_forward(hbm, sram, live)
     assert hbm.accesses == alg.query_outer_forward_accesses(n, head_dim, sram, live)
 
@@ -192,7 +193,7 @@ def test_block_sparse_accesses_are_affine_in_the_density(n, head_dim, sram):
     counts = []
     for n_live in range(0, n_row * n_col + 1, n_col):
         live = (order < n_live).reshape(n_row, n_col)
-        hbm = alg.HBM(Q=q, K=k, V=v)
+        hbm = HBM(Q=q, K=k, V=v)
         alg.block_sparse_forward(hbm, sram, live)
         counts.append(hbm.accesses.total)
         s = n_live / live.size
@@ -221,9 +222,9 @@ def test_extra_memory_is_linear_where_the_paper_says_so():
         "flash": lambda hbm: alg.flash_forward(hbm, 256),
         "query outer": lambda hbm: alg.query_outer_forward(hbm, 256),
     }.items():
-        hbm = alg.HBM(Q=q, K=k, V=v)
+        hbm = HBM(Q=q, K=k, V=v)
         run(hbm)
-        extra[name] = hbm.allocated - hbm["O"].size
+        extra[name] = hbm.extra("O")
     assert extra == {"standard": 2 * n * n, "flash": 2 * n, "query outer": n}
 
 
@@ -234,7 +235,7 @@ def test_induction_of_theorem_1():
     q, k, v, _ = _inputs(n, head_dim, np.float64)
     for end in range(b_c, n + b_c, b_c):
         keep = np.broadcast_to(np.arange(n) < end, (n, n))
-        hbm = alg.HBM(Q=q, K=k, V=v)
+        hbm = HBM(Q=q, K=k, V=v)
         live = np.broadcast_to(np.arange(-(-n // b_c)) * b_c < end, (-(-n // 4), -(-n // b_c)))
         alg.block_sparse_forward(hbm, sram, live)
         s = head_dim**-0.5 * q @ k[:end].T
@@ -245,4 +246,32 @@ def test_induction_of_theorem_1():
 def test_a_wrong_block_mask_is_refused():
     q, k, v, _ = _inputs(8, 2, np.float64)
     with pytest.raises(ValueError, match=r"live has shape \(2, 2\), the blocks are \(4, 2\)"):
-        alg.block_sparse_forward(alg.HBM(Q=q, K=k, V=v), 32, np.ones((2, 2)))
+        alg.block_sparse_forward(HBM(Q=q, K=k, V=v), 32, np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("density", [None, 0.3], ids=["dense", "sparse"])
+@pytest.mark.parametrize(("n", "head_dim", "sram"), [(33, 8, 96), (40, 8, 512)])
+def test_dropout_is_made_again_from_the_saved_state(n, head_dim, sram, density):
+    """Algorithms 2, 4 and 5: R is all that the backward pass finds of Z."""
+    p_drop, state = 0.3, (2**40 + 1, 7)
+    q, k, v, do = _inputs(n, head_dim, np.float64)
+    live, keep = (None, None) if density is None else _block_mask(n, head_dim, sram, density)
+    forward = HBM(Q=q, K=k, V=v)
+    if live is None:
+        alg.flash_forward(forward, sram, p_drop=p_drop, state=state)
+    else:
+        alg.block_sparse_forward(forward, sram, live, p_drop=p_drop, state=state)
+    assert forward["R"].tolist() == list(state)
+    saved = {name: forward[name] for name in ("O", "l", "m", "R")}
+    hbm = HBM(Q=q, K=k, V=v, dO=do, **saved)
+    alg.flash_backward(hbm, sram, live, p_drop=p_drop)
+    how = {"dropout": p_drop, "seed": state}
+    out64, _ = reference.attention(*_public(q, k, v), keep, **how)
+    low, _ = low_precision(*_public(q, k, v), keep, **how)
+    passes = _passes(n, head_dim, sram) ** 0.5
+    assert_within_reference(forward["O"][None, :, None], out64, low, "O", 2 * passes)
+    args = (*_public(do, q, k, v), keep)
+    grads64 = reference.attention_backward(*args, **how)
+    lows = low_precision_backward(*args, **how)
+    for name, grad64, low in zip(("dQ", "dK", "dV"), grads64, lows, strict=True):
+        assert_within_reference(hbm[name][None, :, None], grad64, low, name, 2 * passes)
