@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from experiments.cli_paper import paper
 from experiments.harness.errors import BadInput
 from experiments.harness.passes import BACKWARD, BOTH, FORWARD, PASSES
 from experiments.options import (
@@ -361,6 +362,9 @@ def tune_decode(out, seed, quick):
     from experiments.commands.tune_decode import run
 
     run(out, seed, quick)
+
+
+cli.add_command(paper)
 
 
 def main(args=None):

@@ -253,7 +253,7 @@ def standard_backward_accesses(n, head_dim):
 
 def flash_forward_accesses(n, head_dim, sram, live=None):
     """Exact accesses of `flash_forward`, or with ``live`` of `block_sparse_forward`."""
-    row_visits, _ = _visits(n, *reversed(block_sizes(sram, head_dim)), live)
+    row_visits, _ = visits(n, *reversed(block_sizes(sram, head_dim)), live)
     return Accesses(
         2 * n * head_dim + row_visits * (2 * head_dim + 2),
         n * (head_dim + 2) + row_visits * (head_dim + 2),
@@ -262,20 +262,20 @@ def flash_forward_accesses(n, head_dim, sram, live=None):
 
 def query_outer_forward_accesses(n, head_dim, sram, live=None):
     """Exact accesses of `query_outer_forward`."""
-    _, col_visits = _visits(n, *block_sizes(sram, head_dim), live)
+    _, col_visits = visits(n, *block_sizes(sram, head_dim), live)
     return Accesses(n * head_dim + col_visits * 2 * head_dim, n * (head_dim + 1))
 
 
 def flash_backward_accesses(n, head_dim, sram, live=None):
     """Exact accesses of `flash_backward`."""
-    row_visits, _ = _visits(n, *reversed(block_sizes(sram, head_dim)), live)
+    row_visits, _ = visits(n, *reversed(block_sizes(sram, head_dim)), live)
     return Accesses(
         2 * n * head_dim + row_visits * (4 * head_dim + 2),
         5 * n * head_dim + row_visits * head_dim,
     )
 
 
-def _visits(n, b_r, b_c, live):
+def visits(n, b_r, b_c, live):
     """Rows, and columns, of the live blocks, each counted once per block."""
     n_row, n_col = -(-n // b_r), -(-n // b_c)
     if live is None:

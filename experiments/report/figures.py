@@ -15,7 +15,7 @@ GREY = "#555555"
 TIMES = ("median_ms", "p10_ms", "p90_ms")
 
 
-def _axes(panels, width=5.0, height=4.4):
+def axes_of(panels, width=5.0, height=4.4):
     figure = Figure(figsize=(width * panels, height), layout="constrained", dpi=150)
     axes = figure.subplots(1, panels, squeeze=False)[0]
     for ax in axes:
@@ -31,7 +31,7 @@ def save(figure, path):
     figure.savefig(path)
 
 
-def _plain_ticks(axis, percent=False):
+def plain_ticks(axis, percent=False):
     """Ticks as 1, 2, 5, 10, ... in digits instead of powers of ten."""
     axis.set_major_locator(_log_locator())
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:g} %" if percent else f"{x:g}"))
@@ -47,7 +47,7 @@ def _log_locator():
 def draw_sparsity(rows, fits, path):
     """Runtime against density for each pass and, for a user's input, the fidelity."""
     fidelity = any(row["output_error"] is not None for row in rows)
-    figure, axes = _axes(len(PASSES) + fidelity, height=5.2)
+    figure, axes = axes_of(len(PASSES) + fidelity, height=5.2)
     for ax, which in zip(axes, PASSES, strict=False):
         of_pass = [row for row in rows if row["pass"] == which]
         fit = next((f for f in fits if f["pass"] == which and f["masks"] == "all"), None)
@@ -72,7 +72,7 @@ def draw_seqlen(rows, path):
     Of rows with the paper's times those are drawn too, and what the ratio of the peaks makes them.
     """
     passes = list(dict.fromkeys(row["pass"] for row in rows))
-    figure, axes = _axes(len(passes), height=5.2)
+    figure, axes = axes_of(len(passes), height=5.2)
     for ax, which in zip(axes, passes, strict=True):
         of_pass = [row for row in rows if row["pass"] == which]
         names = list(dict.fromkeys((row["mask"], row["head_dim"]) for row in of_pass))
@@ -85,9 +85,9 @@ def draw_seqlen(rows, path):
         lengths = sorted({row["seqlen"] for row in of_pass})
         ax.set_xticks(lengths, [f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths])
         ax.xaxis.set_minor_locator(NullLocator())
-        _plain_ticks(ax.yaxis)
+        plain_ticks(ax.yaxis)
         ax.set_title(which)
-        _legend_below(ax)
+        legend_below(ax)
     first = rows[0]
     figure.suptitle(
         f"{first['dtype']} attention, {first['library']} on {first['device']}, "
@@ -154,12 +154,12 @@ def _draw_runtime(ax, rows, fit):
         xlabel="s: share of live tiles",
         ylabel="median runtime (ms)",
     )
-    _plain_ticks(ax.xaxis, percent=True)
-    _plain_ticks(ax.yaxis)
-    _legend_below(ax)
+    plain_ticks(ax.xaxis, percent=True)
+    plain_ticks(ax.yaxis)
+    legend_below(ax)
 
 
-def _legend_below(ax):
+def legend_below(ax):
     ax.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
@@ -186,8 +186,8 @@ def _draw_fidelity(ax, rows):
         ylabel="relative to dense attention",
         title="fidelity",
     )
-    _plain_ticks(ax.xaxis, percent=True)
-    _legend_below(ax)
+    plain_ticks(ax.xaxis, percent=True)
+    legend_below(ax)
 
 
 def draw_gallery(rows, masks, path):
@@ -222,7 +222,7 @@ IO_PANELS = {
 
 def draw_io(rows, path):
     """Counted accesses against sequence length, SRAM size and density."""
-    figure, axes = _axes(len(IO_PANELS))
+    figure, axes = axes_of(len(IO_PANELS))
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     for ax, (sweep, (key, label)) in zip(axes, IO_PANELS.items(), strict=True):
         for name, marker, colour in zip(names, MARKERS, COLOURS, strict=False):
@@ -239,8 +239,8 @@ def draw_io(rows, path):
             band = [theta * ratio.min() / 1e6, theta * ratio.max() / 1e6]
             ax.fill_between(x, *band, color=colour, alpha=0.2, linewidth=1, label=label_)
         ax.set(xscale="log", yscale="log", xlabel=label, ylabel="HBM accesses (10⁶ elements)")
-        _plain_ticks(ax.xaxis, percent=sweep == "density")
-        _plain_ticks(ax.yaxis)
+        plain_ticks(ax.xaxis, percent=sweep == "density")
+        plain_ticks(ax.yaxis)
         if sweep != "density":
             ax.set_xticks([row[key] for row in rows if row["sweep"] == sweep])
             ax.minorticks_off()
@@ -259,7 +259,7 @@ def draw_simt(rows, path):
     """Speed of each pass and implementation, one panel per head dimension."""
     dims = list(dict.fromkeys(row["head_dim"] for row in rows))
     names = list(dict.fromkeys(row["implementation"] for row in rows))
-    figure, axes = _axes(len(dims), height=3.2)
+    figure, axes = axes_of(len(dims), height=3.2)
     for ax, head_dim in zip(axes, dims, strict=True):
         group = [row for row in rows if row["head_dim"] == head_dim]
         labels = [f"{row['what']}\n{row['implementation']}" for row in group]

@@ -18,6 +18,7 @@ FLOORS = (
     ("experiments", "experiments.data"),
     ("experiments.commands",),
     ("experiments.report",),
+    ("experiments.papers",),
     ("experiments.libraries",),
     ("experiments.harness",),
     ("nbflash.huggingface",),
@@ -88,6 +89,9 @@ KNOWN_TO_DEVICE = (
 OUTSIDE = {
     "experiments": ("click", ""),
     "experiments.commands": ("numpy rich", "torch transformers"),
+    "experiments.commands.paper": ("numpy rich", "torch transformers cupy"),
+    # Imported where torch is there: models, and the attention that others proposed.
+    "experiments.papers": ("numpy torch", "transformers"),
     "experiments.report": ("numpy rich matplotlib", ""),
     "experiments.libraries": ("numpy", "torch"),
     "experiments.harness": ("numpy click rich", "cupy ml_dtypes safetensors"),

@@ -11,6 +11,7 @@ import pytest
 
 import masks
 from experiments.libraries import paper_algorithms as alg
+from experiments.libraries.hbm import HBM
 from nbflash import reference
 from nbflash.testing import assert_within_reference, low_precision, make_qkv
 
@@ -127,7 +128,7 @@ class TestTiling:
     def test_first_query_tile(self):
         live = masks.causal(6).tiles(2, 3).kinds.toarray() != masks.ABSENT
         assert not live[0, 1]  # all of keys 3 to 5 lie in the future of queries 0 and 1
-        hbm = alg.HBM(Q=self.q, K=self.k, V=self.v)
+        hbm = HBM(Q=self.q, K=self.k, V=self.v)
         alg.block_sparse_forward(hbm, 24, live, self.scale, masks.causal(6).dense())
         assert _printed(hbm["m"][0], "0.460")
         assert _printed(hbm["m"][1], "0.325")
@@ -141,7 +142,7 @@ class TestTiling:
         keep = masks.causal(6).dense()
         live = masks.causal(6).tiles(2, 3).kinds.toarray() != masks.ABSENT
         assert np.array_equal(live, [[1, 0], [1, 1], [1, 1]])
-        hbm = alg.HBM(Q=self.q, K=self.k, V=self.v)
+        hbm = HBM(Q=self.q, K=self.k, V=self.v)
         assert alg.block_sizes(24, 2) == (3, 2)
         alg.block_sparse_forward(hbm, 24, live, self.scale, keep)
         out, _ = _attend(self.q, self.k, self.v, keep, self.scale)

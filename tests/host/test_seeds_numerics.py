@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.libraries import paper_algorithms as alg
+from experiments.libraries.hbm import HBM
 from nbflash import reference
 from nbflash.testing import assert_within_reference, low_precision, low_precision_backward, make_qkv
 
@@ -46,7 +47,7 @@ class TestFloatingPoint:
     def test_subtracting_the_maximum_never_overflows(self, top):
         q = np.array([[1, 0], [1, 0]], np.float32)
         k = np.array([[top - 5, 0], [top, 0]], np.float32)
-        hbm = alg.HBM(Q=q, K=k, V=np.eye(2, dtype=np.float32))
+        hbm = HBM(Q=q, K=k, V=np.eye(2, dtype=np.float32))
         alg.flash_forward(hbm, 4, scale=1.0)  # blocks of one key: the correction is used
         out, _ = _attend(q, k, hbm["V"])
         low, _ = low_precision(*(hbm[x][None, :, None] for x in "QKV"), scale=1.0)
@@ -55,7 +56,7 @@ class TestFloatingPoint:
     def test_tiles_are_exact_but_not_bit_for_bit(self):
         """Printed "exactly the same result as the standard algorithm, bit for bit"."""
         q, k, v, _ = (x[0, :, 0] for x in make_qkv(1, 64, 64, 1, 1, 8, np.float32))
-        tiled, standard = alg.HBM(Q=q, K=k, V=v), alg.HBM(Q=q, K=k, V=v)
+        tiled, standard = HBM(Q=q, K=k, V=v), HBM(Q=q, K=k, V=v)
         alg.flash_forward(tiled, 256)
         alg.standard_forward(standard)
         assert not np.array_equal(tiled["O"], standard["O"])

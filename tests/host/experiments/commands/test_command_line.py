@@ -18,15 +18,17 @@ def test_help_lists_every_command(capsys):
     status, out, _ = run(capsys, "--help")
     assert status == 0
     assert run(capsys)[1] == out
-    for command in cli.cli.commands:
-        assert f"\n  {command} " in out
-        status, text, _ = run(capsys, command, "--help")
+    alone = {(name,): command for name, command in cli.cli.commands.items() if name != "paper"}
+    group = cli.cli.commands["paper"].commands
+    for path, command in (alone | {("paper", name): x for name, x in group.items()}).items():
+        assert f"\n  {path[-1]} " in (run(capsys, "paper", "--help")[1] if path[1:] else out)
+        status, text, _ = run(capsys, *path, "--help")
         assert status == 0
-        assert all(option.help for option in cli.cli.commands[command].params)
+        assert all(option.help for option in command.params)
         assert "--out" in text
     assert set(cli.cli.commands) == {
         *("sparsity", "seqlen", "io", "masks", "cpu", "simt", "decode", "features", "peers"),
-        *("tune", "tune-decode", "train", "selection"),
+        *("tune", "tune-decode", "train", "selection", "paper"),
     }
 
 

@@ -1,0 +1,1 @@
+"""The figures and tables of the FlashAttention paper (arXiv 2205.14135), measured again."""

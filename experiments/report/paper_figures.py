@@ -1,0 +1,72 @@
+"""The paper's figures, drawn from rows of our own measurements."""
+
+import numpy as np
+
+from experiments.report.figures import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    axes_of,
+    legend_below,
+    save,
+)
+
+
+def draw_figure2(rows, fit, path):
+    """Traffic and time, tile size against both, sparsity against time."""
+    figure, (left, middle, right) = axes_of(3, height=4.8)
+    of = {panel: [x for x in rows if x["panel"] == panel] for panel in ("left", "middle", "right")}
+    _draw_left(left, of["left"])
+    _draw_middle(middle, of["middle"])
+    _draw_right(right, of["right"], fit)
+    first = rows[0]
+    figure.suptitle(
+        f"Figure 2 of FlashAttention, {first['device']}, commit {first['commit']}", fontsize=9
+    )
+    save(figure, path)
+
+
+def _draw_left(ax, rows):
+    """Standard over nbflash, in the paper and here."""
+    standard, own = rows
+    columns = {
+        "traffic, paper": "paper_gb",
+        "traffic, counted": "counted_gb",
+        "traffic, ncu": "measured_gb",
+        "time, paper": "paper_ms",
+        "time": "median_ms",
+    }
+    pairs = {label: (standard[key], own[key]) for label, key in columns.items()}
+    ratios = {label: a / b for label, (a, b) in pairs.items() if a and b}
+    colours = [GREY if "paper" in label else COLOURS[0] for label in ratios]
+    ax.bar_label(ax.barh(list(ratios), list(ratios.values()), color=colours), fmt="%.1f×")
+    ax.invert_yaxis()
+    ax.margins(x=0.15)
+    ax.set(xlabel="standard / nbflash", title="forward and backward")
+
+
+def _draw_middle(ax, rows):
+    block, gb, ms = (
+        np.array([x[key] for x in rows]) for key in ("block", "counted_gb", "median_ms")
+    )
+    ax.plot(block, ms, marker=MARKERS[0], color=COLOURS[0], label="runtime")
+    ax.set(
+        xlabel="queries of a tile", ylabel="median runtime (ms)", title="forward", ylim=(0, None)
+    )
+    ax.set_xticks(block)
+    twin = ax.twinx()
+    twin.plot(block, gb, marker=MARKERS[1], color=COLOURS[1], label="accesses, counted")
+    twin.set(ylabel="GB counted", ylim=(0, None))
+    lines = [*ax.get_lines(), *twin.get_lines()]
+    ax.legend(lines, [x.get_label() for x in lines], fontsize=8, frameon=False)
+
+
+def _draw_right(ax, rows, fit):
+    s, ms = ([x[key] for x in rows] for key in ("density", "median_ms"))
+    ax.plot(s, ms, marker=MARKERS[0], linestyle="", color=COLOURS[0], label="nbflash")
+    ends = np.array([0, max(s)])
+    label = f"{fit.fixed:.3g} ms + {fit.slope:.3g} ms · s, R² = {fit.r_squared:.4f}"
+    ax.plot(ends, fit.fixed + fit.slope * ends, color=GREY, label=label)
+    ax.set(xlabel="density of the mask", ylabel="median runtime (ms)", title="forward and backward")
+    ax.xaxis.set_major_formatter(lambda x, _: f"{100 * x:g} %")
+    legend_below(ax)
