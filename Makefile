@@ -43,6 +43,7 @@ sparsity := $(run) experiments sparsity --quick
 .NOTPARALLEL:
 .PHONY: help experiment lint clean
 .PHONY: test test-ci test-all test-host test-sim test-compile test-device test-smoke test-frameworks
+.PHONY: docs
 
 help:
 	@echo 'make experiment   environment, then runtime against sparsity on random data and on a real sample'
@@ -53,6 +54,7 @@ help:
 	@echo 'make test-frameworks   nbflash.torch, nbflash.huggingface, nbflash.jax; installs the three, for'
 	@echo '                  which any build of torch will do: its CPU build is the smallest'
 	@echo 'make lint         ruff check and ruff format --check'
+	@echo 'make docs         the site, in docs/_build/html'
 	@echo 'make clean        remove the environment and everything generated'
 	@echo
 	@echo 'All tests of a tier: make test-host, test-sim, test-compile, test-device (needs a GPU).'
@@ -101,15 +103,22 @@ lint: $(installed)-test
 	$(run) ruff check .
 	$(run) ruff format --check .
 
+# Every warning is an error; nothing of an earlier build is used.
+docs: $(installed)-docs
+	rm -rf docs/_build
+	$(run) sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo 'docs/_build/html/index.html'
+
 clean:
-	rm -rf $(VENV) .venv-newest .venv-frameworks build dist out *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest .venv-frameworks build dist out docs/_build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(installed)-experiment: extras = plot$(cuda_extra)
 $(installed)-test: extras = plot,test$(compile_extra)$(cuda_extra)
 $(installed)-smoke: extras = test
+$(installed)-docs: extras = plot,docs
 $(installed)-frameworks: extras = plot,test,frameworks
-$(installed)-experiment $(installed)-test $(installed)-smoke $(installed)-frameworks: $(python) setup.cfg pyproject.toml
+$(installed)-experiment $(installed)-test $(installed)-smoke $(installed)-docs $(installed)-frameworks: $(python) setup.cfg pyproject.toml
 	@echo 'Installing nbflash[$(extras)] into $(VENV)'
 	@$(run) pip install -q --disable-pip-version-check -e '.[$(extras)]'
 	@touch $@

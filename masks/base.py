@@ -26,7 +26,7 @@ class Mask:
     planes : tuple of Mask
         The distinct plain masks; ``(self,)`` for a plain mask.
     plane_index : ndarray
-        int32 ``(batch or 1, heads or 1)``, the index into `planes`.
+        int32 ``(batch or 1, heads or 1)``, the index into ``planes``.
     """
 
     __slots__ = ("__weakref__", "_digest", "_hash", "_memo", "_shape")
@@ -210,7 +210,7 @@ class Mask:
         return total(self)
 
     def to_scipy(self, block=1, *, touched=False):
-        """Blocks of the mask as a boolean `scipy.sparse.csr_array`.
+        """Blocks of the mask as a boolean ``scipy.sparse.csr_array``.
 
         Parameters
         ----------

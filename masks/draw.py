@@ -16,8 +16,8 @@ def text(mask, size=32):
 
     Notes
     -----
-    See `masks.counting.shares` for what is counted and what sampled at a size where not every cell
-    can be looked at.
+    See ``masks.counting.shares`` for what is counted and what sampled at a size where not every
+    cell can be looked at.
     """
     size = _check.integer("size", size, 1)
     image = shares(mask, picture_tile(mask, size))

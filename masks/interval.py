@@ -266,7 +266,7 @@ def padding(lengths, nq, nk=None):
 
 
 def chunked(n, chunk, *, causal=True, nk=None):
-    """Chunked attention: keys in the query's own chunk of `chunk` positions, causal by default."""
+    """Chunked attention: keys in the query's own chunk of positions, causal by default."""
     nq, nk = _sizes(n, nk)
     chunk = _check.integer("chunk", chunk, 1)
     p = _positions(nq, nk)
@@ -276,6 +276,6 @@ def chunked(n, chunk, *, causal=True, nk=None):
 
 
 def block_diagonal(n, block):
-    """Groups of `block` consecutive tokens attend to each other; ``n * block`` cells if even."""
+    """Groups of ``block`` consecutive tokens attend to each other; ``n * block`` cells if even."""
     block = _check.integer("block", block, 1)
     return chunked(n, block, causal=False)

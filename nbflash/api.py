@@ -149,8 +149,8 @@ def attention_backward(
     ``∂LSE_i / ∂S_ij = P_ij``, so that with its gradient ``dS = P ∘ (dP − (δ − dLSE))``: what
     `merge_backward` and `merge_sink_backward` give for attention over parts of the keys.
 
-    P is computed anew, ``exp(S − LSE)``: scores of magnitude |s| are rounded by up to ``|s| 2⁻²³``
-    (``2⁻⁵²`` for float64), and P is off by as much of itself.
+    P is computed anew, ``exp(S − LSE)``: a score s is rounded by up to ``|s| 2⁻²³`` (``2⁻⁵²`` for
+    float64), and P is off by as much of itself.
     """
     deterministic, given = check_flag("deterministic", deterministic), q
     q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)

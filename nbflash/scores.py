@@ -2,7 +2,7 @@
 
     S' = score(scale · Q Kᵀ)      P = softmax(S' over the attended keys)
 
-A `Score` is a chain of plain Python functions of one score and of where it is,
+A `Score` is a chain of plain Python functions of one score and of where it is::
 
     fn(s, b, h, q_idx, kv_idx, *params) -> s'        grad(s, b, h, q_idx, kv_idx, *params) -> ∂s'/∂s
 
@@ -10,11 +10,11 @@ which Numba compiles into the kernels. ``b`` counts batch elements, ``h`` query 
 ``kv_idx`` tokens, all from 0. What the mask leaves out stays out, whatever ``fn`` makes of it.
 
 An array among the parameters has a gradient (`nbflash.score_backward`) by a third function, which
-says the element that the score is made with, and how much it changes the score:
+says the element that the score is made with, and how much it changes the score::
 
     part(s, b, h, q_idx, kv_idx, *params) -> (index, ∂s'/∂array[index])
 
-Arrays of host memory are copied. One of CUDA memory is not (`nbflash.inputs.score_arrays`):
+Arrays of host memory are copied. One of CUDA memory is not (``nbflash.inputs.score_arrays``):
 C-contiguous, of float32 (float64 for float64 inputs) or integers, it is read whenever a kernel
 runs, in a CUDA graph at every replay. Training changes it in place, with one plan and one score for
 all steps.
@@ -259,7 +259,7 @@ def custom(fn, grad=None, params=(), param_grads=None):
     ----------
     fn : callable
         ``fn(s, b, h, q_idx, kv_idx, *params) -> s'``, of scalars; Python that Numba compiles:
-        ``a if q_idx > 3 else b`` and `math`, not ``numpy.where``. -inf is as in `bias`. Kernels
+        ``a if q_idx > 3 else b`` and ``math``, not ``numpy.where``. -inf is as in `bias`. Kernels
         call it for hidden pairs, too, and divide by 0 as NumPy does; the reference does neither.
     grad : callable, optional
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.

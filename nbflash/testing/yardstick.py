@@ -36,8 +36,8 @@ def low_precision_backward(
     """Gradients by the dense equations in the inputs' own dtype; see `low_precision`.
 
     delta = rowsum(dO ∘ O), over O as it is stored, is moved away from rowsum(P ∘ dP) by one
-    rounding of rowsum |dO ∘ O|: however the two are summed, they differ by about as much. Where a
-    row attends a single key, dP - delta is nothing but that rounding. ``dlse``, ``score``,
+    rounding of ``rowsum |dO ∘ O|``: however the two are summed, they differ by about as much. Where
+    a row attends a single key, dP - delta is nothing but that rounding. ``dlse``, ``score``,
     ``dropout`` and ``seed`` are as in `reference.attention_backward`, and ``dlse`` is finite.
 
     Returns
