@@ -2,13 +2,16 @@
 
 import re
 
+import numpy as np
 import pytest
+import scipy.sparse
 from snippets import DOCS, ROOT, Snippet, pages, run, snippets
 
 import masks
 import nbflash
 import nbflash.scores
 import nbflash.testing
+from experiments.harness.patterns import PATTERNS
 
 PAGES = pages() | {"README": ROOT / "README.md"}
 
@@ -53,3 +56,23 @@ def test_every_public_name_is_on_an_api_page():
     public |= {"softcap", "alibi", "relative", "bias", "custom", "compose", "Score"}
     assert public - documented() == set()
     assert {"nbflash.scores", "nbflash.testing"} <= documented()
+
+
+MASKS = (DOCS / "masks.md").read_text(encoding="utf-8")
+GALLERY = MASKS.partition("## Gallery")[2]
+EXPRESSIONS = re.findall(r"^(?:\| )?`(masks\.\w+\(.+?\))`(?: \||:)", GALLERY, flags=re.M)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_mask_of_the_gallery_can_be_made(expression):
+    mask = eval(expression, {"masks": masks, "np": np, "scipy": scipy})
+    assert mask.shape == (4096, 4096)
+    assert all(0 < plane.tiles(128, 128).kinds.nnz <= 32 * 32 for plane in mask.planes)
+
+
+def test_the_gallery_has_every_pattern_and_every_generator():
+    drawn = re.findall(r"^### (\w+)\n\n`masks\.\1\(.+?^:::\{mask\} \1$", MASKS, flags=re.M | re.S)
+    assert sorted(drawn) == sorted(pattern.name for pattern in PATTERNS)
+    generators = {name for name in masks.__all__ if name.islower()}
+    assert {name for name in generators if not re.search(rf"\b{name}\b", MASKS)} == set()
+    assert len(EXPRESSIONS) >= len(PATTERNS) + 4
