@@ -30,6 +30,11 @@ def cache_dir() -> Path:
     return Path(root) / "nbflash"
 
 
+def cubin_dir() -> Path:
+    """Where CUDA kernels are kept: its user's alone, since they are run as they are found."""
+    return cache_dir() / "cubins"
+
+
 def why_not_kernels() -> list[str]:
     """Reasons why no CUDA kernel runs here, on a device or in the simulator; empty if one does."""
     return why_not_simulator() if simulator() else why_not_cuda()
@@ -75,6 +80,12 @@ def capability(device_id: int) -> str:
     import cupy
 
     return cupy.cuda.Device(device_id).compute_capability
+
+
+def arch_of(compute_capability) -> str:
+    """``(9, 0)`` → ``"sm_90a"``: architecture-specific features from Hopper on."""
+    major, minor = compute_capability
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
 @lru_cache

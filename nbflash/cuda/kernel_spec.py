@@ -38,11 +38,5 @@ class KernelSpec:
     whole_program: bool = False
 
     @property
-    def on_disk(self):
-        """Whether name and configuration say what the kernel does."""
-        score = getattr(self.config, "score", None)
-        return score is None or score.own
-
-    @property
     def launch_bounds(self):
         return self.config.threads, self.config.min_blocks

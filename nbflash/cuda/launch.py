@@ -6,54 +6,21 @@ memory. Under the simulator the same kernel object is called the ordinary way.
 
 import ctypes
 import functools
-import hashlib
-import importlib.metadata
 import itertools
-import os
 import re
 import struct
-import tempfile
 import threading
 import warnings
 
-from nbflash.cuda import ptxas
-from nbflash.cuda.availability import cache_dir
+from nbflash.cuda import kernel_key, ptxas
+from nbflash.cuda.availability import arch_of, cubin_dir
 from nbflash.cuda.collector import collector_off
 from nbflash.cuda.ptx._asm import compiling_for, cuda, types
-from nbflash.cuda.sources import sources_of
+from nbflash.disk_cache import sealed
 
 MAP_WORDS = 16  # eight bytes each: a tensor map
 KERNELS = 1024  # remembered; a plan holds its own
 _compiling = threading.Lock()
-
-
-@functools.cache
-def _toolchain(kernel):
-    """A digest of all that decides a cubin except the configuration; ``kernel`` is a module's name.
-
-    It and this module count, and whatever of ours they import: no folder can be forgotten.
-    """
-    from cuda.bindings import nvjitlink
-
-    digest = hashlib.sha256()
-    for name, source in sorted(sources_of(kernel, __name__).items()):
-        digest.update(f"{name}\0{source}\0".encode())
-    digest.update(importlib.metadata.version("numba-cuda").encode())
-    digest.update(repr(nvjitlink.version()).encode())
-    digest.update(repr(_nvvm_version()).encode())
-    return digest
-
-
-def _nvvm_version():
-    from cuda.bindings import nvvm
-
-    return nvvm.version()
-
-
-def arch_of(compute_capability):
-    """``(9, 0)`` → ``"sm_90a"``: architecture-specific features from Hopper on."""
-    major, minor = compute_capability
-    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
 def compile_ptx(spec, compute_capability):
@@ -82,8 +49,8 @@ def _by_value(ptx, name):
     """
     declared = f".param .align 64 .b8 {name}[{8 * MAP_WORDS}]"
     ptx = re.sub(rf"\.param \.u64 {name}\b", declared, ptx)
-    load = rf"ld\.param\.u64\s+(%rd\d+), \[{name}\];"
-    return re.sub(load, rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
+    read = rf"ld\.param\.u64\s+(%rd\d+), \[{name}\];"
+    return re.sub(read, rf"mov.b64 \1, {name};\n\tcvta.param.u64 \1, \1;", ptx)
 
 
 def compile_cubin(spec, compute_capability):
@@ -98,50 +65,27 @@ def compile_cubin(spec, compute_capability):
 
 
 def cached_cubin(spec, compute_capability):
-    """:func:`compile_cubin` behind a disk cache that several processes may share.
-
-    What a user's own function means is not in its source alone: its kernels are not kept.
-    """
-    if not spec.on_disk:
+    """:func:`compile_cubin` behind a disk cache that several processes may share."""
+    key = kernel_key.of(spec, compute_capability)
+    if key is None:
         return compile_cubin(spec, compute_capability)
-    digest = _toolchain(spec.make.__module__).copy()
-    digest.update(repr((spec.name, spec.config, compute_capability)).encode())
-    if spec.whole_program:
-        digest.update(repr(ptxas.ptxas_version()).encode())
-    path = cache_dir() / f"{spec.name}-{digest.hexdigest()[:32]}.cubin"
-    cubin = _read(path)
+    path = cubin_dir() / f"{spec.name}-{kernel_key.with_toolchain(key, spec)[:32]}.cubin"
+    cubin = sealed.read(path)
     if cubin is None:
         cubin = compile_cubin(spec, compute_capability)
-        try:
-            _write(path, cubin)
-        except OSError as error:
-            warnings.warn(
-                f"compiled kernels are not cached, set NBFLASH_CACHE_DIR: {error}", stacklevel=2
-            )
+        # A function that was changed while it was compiled is known by neither of its contents.
+        if kernel_key.of(spec, compute_capability) == key:
+            _keep(path, cubin)
     return cubin
 
 
-def _read(path):
-    """The cubin of a cache file; None if it cannot be read or is not as it was written."""
+def _keep(path, cubin):
     try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    cubin, seal = data[:-32], data[-32:]
-    return cubin if hashlib.sha256(cubin).digest() == seal else None
-
-
-def _write(path, cubin):
-    """Put a cubin and its digest in place in one step, for several processes at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(cubin + hashlib.sha256(cubin).digest())
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
+        sealed.write_private(path, cubin)
+    except OSError as error:
+        warnings.warn(
+            f"compiled kernels are not cached, set NBFLASH_CACHE_DIR: {error}", stacklevel=3
+        )
 
 
 @functools.lru_cache(maxsize=KERNELS)

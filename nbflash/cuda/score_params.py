@@ -4,11 +4,16 @@ Kernels compute in float32, but those of float64 tensors: so parameters of float
 that type, and integers by value are of 32 bits where they fit.
 """
 
+import contextlib
+
 import numpy as np
 
 from nbflash import scores
+from nbflash.cuda import kernel_key
+from nbflash.cuda.availability import cubin_dir
 from nbflash.cuda.ptx._asm import COMPILE_ERRORS, SIM, compiling_for, cuda, types
 from nbflash.cuda.tile.score import ScoreCode
+from nbflash.disk_cache import sealed
 from nbflash.inputs.arrays import on_cuda
 
 # The LSE of ALiBi's own form is within 2^-16 of the slope
@@ -100,6 +105,11 @@ _NUMBERS = types.Integer, types.Float, types.Boolean
 
 
 def _check_function(function, signature, compute_capability, kind=_NUMBERS):
+    """Compile a function by itself, once for all processes."""
+    key = kernel_key.of_function(function, signature, compute_capability, kind)
+    path = cubin_dir() / f"checked-{key}"
+    if key and sealed.read(path) is not None:
+        return
     target = {"cc": compute_capability, "device": True, "abi": "numba"}
     try:
         with compiling_for(compute_capability):
@@ -109,3 +119,6 @@ def _check_function(function, signature, compute_capability, kind=_NUMBERS):
     if not isinstance(result, kind):
         what = "a number" if kind is _NUMBERS else "an index and a number"
         raise TypeError(f"score: {scores.where(function)} must return {what}, got {result}")
+    if key:
+        with contextlib.suppress(OSError):  # who keeps the cubin says what is wrong
+            sealed.write_private(path, b"")

@@ -19,6 +19,7 @@ import numpy as np
 
 # Their functions and types are what they are called; versions are the caller's to add.
 STANDARD = "builtins", "math", "cmath", "operator", "numpy"
+_DISPATCHERS = "CPUDispatcher", "CUDADispatcher"  # of numba and numba.cuda: neither is imported
 _PLAIN = type(None), type(...), bool, int, float, complex, str, bytes
 
 
@@ -75,7 +76,7 @@ class _Description:
             return self._code(x)
         if isinstance(x, types.FunctionType):
             return self._function(x)
-        if type(x).__name__ == "CPUDispatcher":
+        if type(x).__name__ in _DISPATCHERS:
             return self._jitted(x)
         raise _Unknown
 
@@ -95,7 +96,11 @@ class _Description:
         """One that has signatures or a cache of its own is compiled of more than its content."""
         if dispatcher in self.jitted:
             return "again jitted", self.jitted.index(dispatcher)
-        if dispatcher.locals or not dispatcher._can_compile or dispatcher.stats.cache_path:
+        if (
+            getattr(dispatcher, "locals", None)
+            or not dispatcher._can_compile
+            or dispatcher.stats.cache_path
+        ):
             raise _Unknown
         self.jitted.append(dispatcher)
         return "jitted", self.of(dispatcher.targetoptions), self.of(dispatcher.py_func)

@@ -1,21 +1,59 @@
-"""Files that processes write and read at once: whole, as they were written, or not there."""
+"""Files that processes write and read at once: whole, as they were written, or not there.
+
+They hold code that is run as it is found. So a file counts only if it is its user's own, or root's,
+and nobody else may write to it.
+"""
 
 import hashlib
 import os
+import stat
 import tempfile
 
 #: Of a kind: the oldest go first.
 FILES = 512
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_POSIX = hasattr(os, "geteuid")
 
 
 def read(path):
-    """What `write` wrote; None if it cannot be read or is not as it was written."""
+    """What `write` wrote; None if it cannot be read, is not as it was written, or is another's."""
     try:
-        data = path.read_bytes()
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
+            if not _is_trusted(os.fstat(file.fileno())):
+                return None
+            data = file.read()
     except OSError:
         return None
     content, seal = data[:-32], data[-32:]
     return content if hashlib.sha256(content).digest() == seal else None
+
+
+def _is_trusted(status):
+    """Whether a file or folder is that of the user or of root, and only they may write to it."""
+    if not _POSIX:
+        return True
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & _OTHERS_WRITE
+
+
+def write_private(path, content):
+    """`write` to a folder that is its user's alone; one that is the user's becomes so.
+
+    Raises
+    ------
+    OSError
+        Also if the folder is another's, or is no folder.
+    """
+    folder = path.parent
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(f"{folder} is no folder")
+    if _POSIX and status.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} belongs to another user, of number {status.st_uid}")
+    if _POSIX and stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)
+    write(path, content)
 
 
 def write(path, content):

@@ -1,14 +1,11 @@
 """PTX of kernels and what assemblers say of it, kept in pytest's cache.
 
-A kernel's PTX is known by the sources that its module imports, directly or not, by its
-configuration and by the versions of the compiler; a report by the PTX and the assembler.
+A kernel's PTX is known by its key and by the versions of the compiler; a report by the PTX and the
+assembler.
 """
 
-import ast
-import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import tempfile
@@ -19,7 +16,7 @@ from pathlib import Path
 from cuda.bindings import nvjitlink, nvvm
 from suites import observe
 
-from nbflash.cuda import launch, ptxas
+from nbflash.cuda import kernel_key, launch, ptxas
 
 DAYS = 14  # that something is kept without being used
 _folder = _list = None
@@ -56,50 +53,10 @@ def cached(make, *key):
     return text
 
 
-def _imports(name, source):
-    """Modules of nbflash and masks that the source of module ``name`` may import."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level:
-                module = importlib.util.resolve_name("." * node.level + module, name + ".x")
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-@functools.cache
-def _source(name):
-    """The source of a module of ours, or None."""
-    if name.partition(".")[0] not in ("nbflash", "masks"):
-        return None
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:  # a name of a module that is no package
-        return None
-    return spec and Path(spec.origin).read_text()
-
-
-@functools.cache
-def source_digest(module):
-    """A digest of a module and of all of ours that it imports, directly or not."""
-    found, left = {}, [module]
-    while left:
-        name = left.pop()
-        if name not in found:
-            found[name] = _source(name)
-            left += _imports(name, found[name]) if found[name] else ()
-    digest = hashlib.sha256()
-    for name in sorted(name for name, source in found.items() if source):
-        digest.update(name.encode() + found[name].encode())
-    return digest.hexdigest()
-
-
 def compile_ptx(spec, capability):
-    """:func:`nbflash.cuda.launch.compile_ptx`, kept, but for a user's own functions."""
+    """:func:`nbflash.cuda.launch.compile_ptx`, kept, but for functions without a content."""
     observe(f"{spec.name} {launch.arch_of(capability)}")
-    ptx = _kept_ptx(spec, capability) if spec.on_disk else launch.compile_ptx(spec, capability)
+    ptx = _kept_ptx(spec, capability)
     if _list:
         digest = hashlib.sha256(_code(ptx).encode()).hexdigest()[:16]
         with open(_list, "a") as out:
@@ -114,12 +71,11 @@ def _code(ptx):
 
 
 def _kept_ptx(spec, capability):
+    key = kernel_key.of(spec, capability)
+    if key is None:
+        return launch.compile_ptx(spec, capability)
     versions = importlib.metadata.version("numba-cuda"), nvvm.version()
-    sources = source_digest(spec.make.__module__), source_digest("nbflash.cuda.launch")
-    return cached(
-        lambda: launch.compile_ptx(spec, capability),
-        *(spec.name, repr(spec.config), repr(capability), repr(versions), *sources),
-    )
+    return cached(lambda: launch.compile_ptx(spec, capability), key, repr(versions))
 
 
 def report_of(ptx, arch):

@@ -1,16 +1,14 @@
-"""The disk cache of cubins: hits, damage, and processes that write at the same time."""
+"""The disk cache of cubins: hits, damage, other people's files, processes that write at once."""
 
-import importlib
 import multiprocessing
 import os
-import pkgutil
+import resource
+import signal
 
 import pytest
 
-import nbflash.backends
 from nbflash.backends.simt.row_statistics import RowConfig, delta_simt_spec
 from nbflash.cuda import launch
-from nbflash.cuda.sources import sources_of
 
 CAPABILITY = (8, 0)
 
@@ -22,7 +20,11 @@ def cubin(head_dim=4):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NBFLASH_CACHE_DIR", str(tmp_path / "deeper" / "cache"))
-    return tmp_path / "deeper" / "cache"
+    return tmp_path / "deeper" / "cache" / "cubins"
+
+
+def files(folder):
+    return list(folder.glob("*.cubin"))
 
 
 @pytest.fixture
@@ -42,13 +44,13 @@ def test_a_kernel_is_compiled_once(folder, compiled):
     first = cubin()
     assert first.startswith(b"\x7fELF")
     assert cubin() == first
-    assert len(compiled) == len(list(folder.iterdir())) == 1
+    assert len(compiled) == len(files(folder)) == 1
 
 
 def test_another_configuration_or_architecture_is_another_file(folder, compiled):
     spec = delta_simt_spec(RowConfig("float32", 4))
     others = cubin(5), launch.cached_cubin(spec, (9, 0)), cubin(4)
-    assert len({*others}) == len(compiled) == len(list(folder.iterdir())) == 3
+    assert len({*others}) == len(compiled) == len(files(folder)) == 3
 
 
 @pytest.mark.parametrize(
@@ -64,13 +66,13 @@ def test_another_configuration_or_architecture_is_another_file(folder, compiled)
 )
 def test_damaged_files_are_compiled_again(damage, folder, compiled):
     cubin()
-    (file,) = folder.iterdir()
+    (file,) = files(folder)
     file.write_bytes(damage(file.read_bytes()))
     mended = cubin()
     assert mended.startswith(b"\x7fELF")
     assert cubin() == mended
     assert len(compiled) == 2
-    assert len(list(folder.iterdir())) == 1
+    assert len(files(folder)) == 1
 
 
 def _in_another_process(folder, barrier, results):
@@ -84,7 +86,7 @@ def test_processes_that_write_at_once_agree(folder):
     context, n = multiprocessing.get_context("spawn"), 3
     barrier, results = context.Barrier(n), context.Queue()
     processes = [
-        context.Process(target=_in_another_process, args=(str(folder), barrier, results))
+        context.Process(target=_in_another_process, args=(str(folder.parent), barrier, results))
         for _ in range(n)
     ]
     for process in processes:
@@ -93,8 +95,73 @@ def test_processes_that_write_at_once_agree(folder):
     for process in processes:
         process.join()
     assert len(got) == 1
-    assert [file.suffix for file in folder.iterdir()] == [".cubin"]
+    assert len(files(folder)) == 1
+    assert {file.suffix for file in folder.iterdir()} == {".cubin", ".json"}
     assert cubin() in got
+
+
+def test_the_folder_is_its_users_alone(folder):
+    cubin()
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    cubin(5)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def another(monkeypatch, file):
+    """What is there is another user's."""
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    if not os.getuid():
+        os.chown(file, 54321, -1)
+
+
+def linked(monkeypatch, file):
+    file.rename(file.with_suffix(".moved"))
+    file.symlink_to(file.with_suffix(".moved"))
+
+
+FOREIGN = {
+    "another-user": another,
+    "group-writes": lambda _, file: file.chmod(0o660),
+    "all-write": lambda _, file: file.chmod(0o602),
+    "link": linked,
+}
+
+
+@pytest.mark.filterwarnings("ignore:compiled kernels are not cached")
+@pytest.mark.parametrize("case", FOREIGN)
+def test_what_others_may_have_written_is_not_loaded(case, folder, compiled, monkeypatch):
+    cubin()
+    (file,) = files(folder)
+    FOREIGN[case](monkeypatch, file)
+    assert cubin().startswith(b"\x7fELF")
+    assert len(compiled) == 2
+
+
+def test_a_folder_of_another_user_is_not_written_to(folder, monkeypatch):
+    cubin()
+    before = set(folder.iterdir())
+    another(monkeypatch, folder)
+    with pytest.warns(UserWarning, match="not cached.*belongs to another user"):
+        assert cubin(5).startswith(b"\x7fELF")
+    assert set(folder.iterdir()) == before
+
+
+def test_a_full_disk_costs_a_warning(folder, compiled):
+    """As a limit of what a file may hold stands for it: nothing is left behind."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        with pytest.warns(UserWarning, match="compiled kernels are not cached"):
+            assert cubin().startswith(b"\x7fELF")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert list(folder.iterdir()) == []
+    assert cubin() == cubin()
+    assert len(compiled) == 2
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, tmp_path):
@@ -103,13 +170,3 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, tmp_path):
     spec = delta_simt_spec(RowConfig("float32", 64))
     with pytest.warns(UserWarning, match="compiled kernels are not cached, set NBFLASH_CACHE_DIR"):
         assert launch.cached_cubin(spec, (9, 0)).startswith(b"\x7fELF")
-
-
-def test_what_a_kernel_imports_is_among_its_sources():
-    """Of every module of the backends: where its functions and classes come from."""
-    found = pkgutil.walk_packages(nbflash.backends.__path__, "nbflash.backends.")
-    for name in [x.name for x in found if not x.ispkg and ".cpu." not in x.name]:
-        values = vars(importlib.import_module(name)).values()
-        users = {getattr(value, "__module__", None) or "" for value in values}
-        ours = {user for user in users if user.partition(".")[0] in ("nbflash", "masks")}
-        assert ours <= set(sources_of(name)), name

@@ -188,8 +188,14 @@ def compile_ahead(specs, capability):
 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(16, os.cpu_count() or 1), mp_context=context) as pool:
-        for job in [pool.submit(cached_cubin, s, capability) for s in specs if s.on_disk]:
+        for job in [pool.submit(cached_cubin, s, capability) for s in specs if _can_travel(s)]:
             job.result()
+
+
+def _can_travel(spec):
+    """Whether another process finds the functions of a score."""
+    score = getattr(spec.config, "score", None)
+    return score is None or score.own
 
 
 def once(run, work):

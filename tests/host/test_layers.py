@@ -120,6 +120,7 @@ OUTSIDE = {
     "nbflash.cuda": ("numpy", ""),
     "nbflash.cuda.availability": ("", "cupy"),
     "nbflash.cuda.device": ("numpy", "cupy"),
+    "nbflash.cuda.kernel_key": ("", "cuda.bindings"),
     "nbflash.cuda.launch": ("", "cupy cuda.core cuda.bindings"),
     "nbflash.cuda.tensor_map": ("", "cuda.bindings"),
     "nbflash.cuda.ptx._asm": ("numba numba.cuda llvmlite", ""),

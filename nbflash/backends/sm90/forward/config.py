@@ -1,6 +1,6 @@
 """Frozen configurations of the Hopper kernels and the tables they are chosen from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nbflash.cuda.tile.score import ScoreCode
@@ -122,7 +122,7 @@ class Sm90Config(Panels):
     registers: tuple = (24, 240)
     min_blocks: int = 1
     halves: bool = False
-    speed: float = 1.0
+    speed: float = field(default=1.0, repr=False, compare=False)
     negate: bool = False
     score: ScoreCode | None = None
     dropout: bool = False
