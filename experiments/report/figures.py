@@ -285,7 +285,7 @@ SELECTION_STEPS = ("select", "plan", "forward", "backward")
 def draw_selection(rows, path):
     """Time of each step of each method, one behind the other; a panel per input and length."""
     groups = list(dict.fromkeys((row["input"], row["seqlen"]) for row in rows))
-    figure, axes = _axes(len(groups), height=3.2)
+    figure, axes = axes_of(len(groups), height=3.2)
     for ax, (name, n) in zip(axes, groups, strict=True):
         group = [row for row in rows if (row["input"], row["seqlen"]) == (name, n)]
         labels = [
