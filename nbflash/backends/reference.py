@@ -57,15 +57,17 @@ class EmptyExecutor:
 
     schedule = two_passes = None
 
-    def forward(self, q, k, v, out, lse, seed=(0, 0)):
+    def forward(self, q, k, v, out, lse, seed=(0, 0), lists=()):
         out.fill(0)
         lse.fill(-np.inf)
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=(0, 0)):
+    def backward(
+        self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=(0, 0), lists=()
+    ):
         for gradient in (dq, dk, dv):
             gradient.fill(0)
 
-    def score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed=(0, 0)):
+    def score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed=(0, 0), lists=()):
         for total in sums:
             total.fill(0)
 

@@ -7,7 +7,8 @@ and two methods on checked arrays,
     backward(dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic)
 
 which write every element of ``out`` and ``lse``, or of ``dq``, ``dk`` and ``dv``. With dropout both
-take ``seed`` after these: two integers, or an array of them in CUDA memory.
+take ``seed`` after these: two integers, or an array of them in CUDA memory. Where the spec's mask
+is a `BlockLayout`, ``lists`` come behind ``seed``: the indices and counts of a block map.
 
 `prepare_score_backward` gives what computes the gradients of a score's arrays: one function,
 
@@ -23,6 +24,7 @@ from nbflash.backends.reference import EmptyExecutor, Reference
 from nbflash.backends.simt import Simt
 from nbflash.backends.sm80 import Sm80
 from nbflash.backends.sm90 import Sm90
+from nbflash.inputs.block_layout import BlockLayout
 
 #: By name, in the order in which "auto" tries those that run where the arrays are.
 BACKENDS = {backend.name: backend for backend in (Sm90(), Sm80(), Simt(), Cpu(), Reference())}
@@ -30,7 +32,14 @@ BACKENDS = {backend.name: backend for backend in (Sm90(), Sm80(), Simt(), Cpu(),
 
 def prepare(impl: str, spec):
     """The executor of ``impl`` for an `AttentionSpec`."""
-    return EmptyExecutor() if spec.problem.empty else BACKENDS[impl].executor(spec)
+    if spec.problem.empty:
+        return EmptyExecutor()
+    executor = BACKENDS[impl].executor(spec)
+    if not isinstance(spec.mask, BlockLayout):
+        return executor
+    from nbflash.backends.block_plan.host import Guarded
+
+    return Guarded(executor, spec)
 
 
 def prepare_score_backward(impl: str, spec):

@@ -142,6 +142,11 @@ class BlockMap:
         return tuple(-(-n // size) for n, size in zip(self.shape, self.block, strict=True))
 
     @property
+    def layout(self):
+        """All of it but contents, for the key of a plan."""
+        return self.shape, self.block, self.indices.shape, self.within
+
+    @property
     def width(self):
         """Most blocks of a row: ``k``."""
         return self.indices.shape[3]

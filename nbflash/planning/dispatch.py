@@ -6,7 +6,7 @@ Each implementation states its own limits: `nbflash.backends.base.Backend`.
 from __future__ import annotations
 
 from nbflash.backends.registry import BACKENDS
-from nbflash.inputs.arrays import CPU, CUDA
+from nbflash.inputs.arrays import CPU, CUDA, device_of
 
 IMPLEMENTATIONS = tuple(BACKENDS)
 
@@ -52,6 +52,14 @@ def choose(impl: str, spec) -> str:
     if impl != "auto":
         return impl
     return next(name for name in _AUTO[spec.problem.device] if not why_not(name, spec))
+
+
+def plans_on_device(impl, q, block_map) -> bool:
+    """Whether a `BlockMap` is planned where it is, or becomes a mask on the host."""
+    kernels = device_of(q)[0] == CUDA or (
+        isinstance(impl, str) and impl in BACKENDS and BACKENDS[impl].memory == CUDA
+    )
+    return kernels and device_of(block_map.indices) == device_of(q)
 
 
 def _reasons(impl, memory, reasons_of):

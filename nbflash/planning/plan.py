@@ -24,7 +24,8 @@ from nbflash.inputs.arrays import (
     zeros,
 )
 from nbflash.inputs.attention_spec import AttentionSpec
-from nbflash.inputs.block_map import as_mask
+from nbflash.inputs.block_layout import check_block_map
+from nbflash.inputs.block_map import BlockMap
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import (
     Problem,
@@ -55,7 +56,7 @@ class AttentionPlan:
     spec : nbflash.inputs.attention_spec.AttentionSpec
         What it computes, the four attributes below.
     problem : nbflash.inputs.problem.Problem
-    mask : masks.Mask
+    mask : masks.Mask, or nbflash.inputs.block_layout.BlockLayout
         With ``causal`` and ``window`` joined in.
     impl : str
         The implementation that runs.
@@ -71,12 +72,18 @@ class AttentionPlan:
         self._empty, self._device = allocator(problem.device, problem.device_id)
         with self._device:
             self._executor = executor or prepare(impl, spec)
-        self._given = executor
+        self._given, self._base, self._lists = executor, self, ()
         self._checked = _Cache(_LIMIT)
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
             with self._device:
                 self._scratch = self._empty(problem.lse_shape, problem.lse_dtype)
+
+    def reading(self, lists):
+        """This plan for a `BlockMap` of its layout, whose (indices, counts) every call reads."""
+        plan_ = object.__new__(AttentionPlan)
+        plan_.__dict__.update(self._base.__dict__, _lists=lists)
+        return plan_
 
     @property
     def schedule(self):
@@ -149,6 +156,8 @@ class AttentionPlan:
 
     def __reduce__(self):
         """The spec: who unpickles it plans again, or has planned."""
+        if self._lists:
+            raise TypeError("a plan of a BlockMap on the device is not pickled: its arrays change")
         if self._given is None:
             return plan_of, (self.spec, self.impl)
         return AttentionPlan, (self.spec, self.impl, self._given)
@@ -166,15 +175,18 @@ class AttentionPlan:
             self._checked.put(call, problem)
         if problem is self.problem:
             return self
-        return plan_of(replace(self.spec, problem=problem), self.impl)
+        found = plan_of(replace(self.spec, problem=problem), self.impl)
+        return found.reading(self._lists) if self._lists else found
 
     def _state(self, seed):
-        """What an executor takes besides its arrays: the seed where there is dropout."""
-        if self.dropout:
-            return (check_seed(seed, self.problem),)
-        if seed is not None:
-            check_seed(seed, self.problem)
-        return ()
+        """What an executor takes besides its arrays: the seed where there is dropout, the lists of
+        a block map.
+        """
+        if self.dropout or seed is not None:
+            seed = check_seed(seed, self.problem)
+        if self._lists:
+            return (seed if self.dropout else None), self._lists
+        return (seed,) if self.dropout else ()
 
     def run_forward(self, q, k, v, out, seed=None, *, with_lse=True):
         """Allocate and launch for native arrays of this plan's signature.
@@ -214,7 +226,7 @@ class AttentionPlan:
             if self.score is not None:
                 self.score.check_gradient()
             self._checked.put(call, True)
-        return self._no_dlse if dlse is None else dlse
+        return self._base._no_dlse if dlse is None else dlse
 
     def run_backward(self, dout, q, k, v, out, lse, dlse, seed, deterministic):
         """Check the arrays of the results, allocate the gradients and launch."""
@@ -250,7 +262,7 @@ class AttentionPlan:
     def run_score_backward(self, dout, q, k, v, out, lse, dlse, seed):
         """Check the arrays of the results, allocate the score's gradients and launch."""
         with self._device:
-            shapes = self.score_shapes
+            shapes = self._base.score_shapes
             sums = tuple(self._empty(shape, self.problem.lse_dtype) for shape in shapes)
             self.write_score_backward(dout, q, k, v, out, lse, dlse, sums, seed)
         return sums
@@ -258,7 +270,7 @@ class AttentionPlan:
     def write_score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed):
         """Check the arrays of the results and launch into new ones, as `write_forward`."""
         dlse = self._check_results(dout, q, out, lse, dlse)
-        self._score_backward(dout, q, k, v, out, lse, dlse, sums, *self._state(seed))
+        self._base._score_backward(dout, q, k, v, out, lse, dlse, sums, *self._state(seed))
 
     def _check_out(self, out, q, k, v):
         """Only the addresses and the write flag of ``out`` change between calls of one layout."""
@@ -345,7 +357,13 @@ def backward_inputs(q, k, v, dout, out, lse, dlse):
 def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) -> AttentionPlan:
     """The cached plan of a call, made when the call is new."""
     window = None if window is None else check_window(window)
-    mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
+    given, lists, check = mask, (), check_mask
+    if isinstance(mask, BlockMap):
+        if dispatch.plans_on_device(impl, q, mask):
+            lists, check = (mask.indices, mask.counts), check_block_map
+            mask = mask.layout
+        else:
+            mask = given = mask.to_mask(q.shape[2] if q.ndim == 4 else None)
     # 1 == True and 0.5 == Fraction(1, 2): the types keep what a check refuses out of the cache.
     types = (type(causal), type(scale), type(dropout))
     signatures = signature(q), signature(k), signature(v)
@@ -355,10 +373,10 @@ def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) 
         dispatch.check_impl(impl)
         problem = check_forward(q, k, v, scale)
         check_score(score, problem)
-        dropout, whole = check_dropout(dropout), check_mask(mask, problem, causal, window)
+        dropout, whole = check_dropout(dropout), check(given, problem, causal, window)
         found = plan_of(AttentionSpec(problem, whole, score, dropout), impl)
         _plans.put(call, found, _weight(score))
-    return found
+    return found.reading(lists) if lists else found
 
 
 def plan_of(spec: AttentionSpec, impl: str) -> AttentionPlan:

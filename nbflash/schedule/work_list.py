@@ -49,6 +49,11 @@ def heads_at_a_time(head_bytes):
     return -(-L2_BYTES // head_bytes)
 
 
+def kv_bytes(problem):
+    """K and V of a head, in halves."""
+    return 2 * problem.nk * problem.head_dim * 2
+
+
 def row_tables(schedule, problem, blocks):
     """What a kernel that goes over rows walks.
 
@@ -73,8 +78,7 @@ def row_tables(schedule, problem, blocks):
         return s.row_tables(p)
     work, plane_of = s.work(p.batch, p.heads), s.plane_of(p.batch, p.heads)
     lengths = np.diff(s.row_ptr).reshape(s.planes, s.n_row)[plane_of[work[:, 1]], work[:, 0]]
-    kv_bytes = 2 * p.nk * p.head_dim * 2
-    work = ordered(work, lengths, heads_at_a_time(kv_bytes), blocks, p.group)
+    work = ordered(work, lengths, heads_at_a_time(kv_bytes(p)), blocks, p.group)
     walked = work, plane_of, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits
     walked = tuple(np.ascontiguousarray(x).ravel() for x in walked)
     return walked, int(np.count_nonzero(lengths))

@@ -21,6 +21,7 @@ from nbflash.cuda.simulator.launch import settings
 
 _FUNCTION = re.compile(r"<function _?(\S+) at 0x\w+>")
 _INPUTS = {"q", "k", "v", "dout", "dlse"}
+_RESULTS = {"o_map", "dq_map"}  # which hold anything
 _HALF = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -77,7 +78,7 @@ def _hazards(named, config):
     found = set()
     dtype = "" if getattr(config, "stored", "") else getattr(config, "dtype", "")
     for name, value in named.items():
-        values = None if name == "o_map" else _values(name, value, dtype)
+        values = None if name in _RESULTS else _values(name, value, dtype)
         if values is not None:
             if np.isnan(values).any():
                 found.add("NaN")

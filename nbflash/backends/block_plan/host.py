@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from nbflash.backends.block_plan.list_tiles import WARPS, ListTilesConfig, list_tiles_spec
+from nbflash.backends.block_plan.overflow import OverflowConfig, overflow_spec
 from nbflash.backends.block_plan.running_sum import running_sum_config, running_sum_spec
 from nbflash.backends.block_plan.transpose import THREADS, TransposeConfig, transpose_spec
 from nbflash.backends.block_plan.work_order import (
@@ -20,11 +21,14 @@ from nbflash.backends.block_plan.work_order import (
     work_order_spec,
 )
 from nbflash.backends.block_plan.work_order import THREADS as RANKED
+from nbflash.cuda.device import cuda_device
+from nbflash.inputs import arrays
 from nbflash.inputs.block_layout import BlockLayout
 from nbflash.schedule.block_tiles import BlockTiles
 from nbflash.schedule.tile_schedule import TileSchedule
-from nbflash.schedule.work_list import heads_at_a_time
+from nbflash.schedule.work_list import heads_at_a_time, kv_bytes
 
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _LEAST_WORDS = 8  # of a row's blocks in shared memory: sequences of up to 256 blocks share kernels
 
 
@@ -33,6 +37,52 @@ def schedule_of(device, spec, tile_m, tile_n):
     if isinstance(spec.mask, BlockLayout):
         return BlockSchedule(device, spec.mask, BlockTiles(spec.mask, tile_m, tile_n))
     return TileSchedule.from_mask(spec.mask, tile_m, tile_n)
+
+
+def fitting(configs, mask):
+    """Those whose tiles fit the blocks of a mask that is a `BlockLayout`; all for other masks."""
+    if not isinstance(mask, BlockLayout):
+        return configs
+    return [c for c in configs if mask.fits(c.tile_m, c.tile_n)] or configs
+
+
+class Guarded:
+    """An executor of a `BlockLayout` whose results are NaN where the lists of a map have no room.
+
+    See :mod:`.overflow`.
+    """
+
+    def __init__(self, executor, spec):
+        p, layout = spec.problem, spec.mask
+        self._executor, self.backward = executor, executor.backward
+        self._device = cuda_device(p.device_id)
+        # In pieces of two bytes.
+        self._factors = tuple(ITEMSIZE[dtype] // 2 for dtype in (p.dtype, p.lse_dtype))
+        config = OverflowConfig(p.head_dim * self._factors[0], self._factors[1])
+        n_rows = layout.grid_shape[0]
+        rows = p.batch * p.heads * n_rows
+        sizes = layout.width, rows, n_rows, layout.block[0], p.nq, p.heads, *layout.extent
+        self._mark = self._device.bind(overflow_spec(config), -(-rows // WARPS), sizes)
+
+    @property
+    def schedule(self):
+        """The `BlockSchedule` of the forward pass."""
+        return self._executor.schedule
+
+    @property
+    def two_passes(self):
+        """Of `AttentionPlan`."""
+        return self._executor.two_passes
+
+    def forward(self, q, k, v, out, lse, seed=None, lists=()):
+        """Write ``out`` and ``lse``."""
+        self._executor.forward(q, k, v, out, lse, seed, lists)
+        strides = [
+            n * factor
+            for x, factor in zip((out, lse), self._factors, strict=True)
+            for n in arrays.strides(x)
+        ]
+        self._mark(self._device.words((lists[1], out, lse), strides))
 
 
 class BlockSchedule:
@@ -81,7 +131,7 @@ class BlockSchedule:
 
     def row_tables(self, problem):
         """As `nbflash.schedule.work_list.row_tables`; all items have tiles."""
-        together = heads_at_a_time(2 * problem.nk * problem.head_dim * 2)
+        together = heads_at_a_time(kv_bytes(problem))
         groups = -(-problem.batch * problem.heads_kv // together)
         walk = Walk(self, problem.batch, problem.heads, 1, groups, of_unit=problem.group)
         return walk, walk.items

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from nbflash.backends.block_plan.host import schedule_of
 from nbflash.backends.simt.backward import bwd_simt_spec
 from nbflash.backends.simt.configs import backward_configs, forward_config
 from nbflash.backends.simt.convert_dq import round_simt_spec
@@ -18,7 +19,6 @@ from nbflash.cuda.device import cuda_device
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs import arrays
-from nbflash.schedule.tile_schedule import TileSchedule
 
 
 def vectors_allowed(dtype, head_dim, alignment):
@@ -38,8 +38,8 @@ class SimtLaunches:
     """
 
     def __init__(self, spec, backward=None):
-        problem, self.mask = spec.problem, spec.mask
-        self.problem = problem
+        self.spec = spec
+        self.problem = problem = spec.problem
         self.device = cuda_device(problem.device_id)
         self.score, given = score_params.prepare(spec.score, problem, self.device.capability)
         self._params, self._dropping = self.device.params(given), ()
@@ -82,21 +82,19 @@ class SimtLaunches:
         """What Q is multiplied with: scores are in base 2, but a score function's are natural."""
         return self.problem.scale * (1.0 if self.score else LOG2_E)
 
-    def bind(self, spec, schedule, work, scales):
+    def schedule_of(self, config):
+        """Of the spec's mask, in the tiles of a configuration."""
+        return schedule_of(self.device, self.spec, config.tile_m, config.tile_n)
+
+    def bind(self, spec, schedule, scales, group=1):
         """Bind sizes and schedule; a call gives the words of tensors, strides, dropout's state."""
         p = self.problem
-        tables = (
-            work,
-            schedule.plane_of(p.batch, p.heads),
-            schedule.row_ptr,
-            schedule.col_idx,
-            schedule.kind,
-            schedule.lo,
-            schedule.hi,
-            schedule.bits,
+        tables, items = (
+            schedule.tables(p.batch, p.heads, group),
+            schedule.n_row * p.batch * p.heads // group,
         )
         constants = (p.nq, p.nk, p.heads, p.group, schedule.n_row, *scales)
-        return self.device.bind(spec, len(work), constants, tables, (self._params, self._dropping))
+        return self.device.bind(spec, items, constants, tables, (self._params, self._dropping))
 
     def state(self, seed):
         """The kernels' argument of that name."""
@@ -156,21 +154,21 @@ class SimtExecutor:
         )
         if self._config is None:
             raise launches.does_not_fit("forward")
-        self.schedule = TileSchedule.from_mask(spec.mask, self._config.tile_m, self._config.tile_n)
+        self.schedule = launches.schedule_of(self._config)
         self._backward_passes = {}
 
     @cached_property
     def _forward(self):
-        shared, schedule = self._launches, self.schedule
-        work = schedule.work(shared.problem.batch, shared.problem.heads)
+        shared = self._launches
         spec = fwd_simt_spec(shared.complete(self._config))
-        return shared.bind(spec, schedule, work, (shared.q_factor,))
+        return shared.bind(spec, self.schedule, (shared.q_factor,))
 
-    def forward(self, q, k, v, out, lse, seed=None):
+    def forward(self, q, k, v, out, lse, seed=None, lists=()):
         """Write ``out`` and ``lse``."""
         shared = self._launches
         strides = *shared.qkv_strides, arrays.strides(out)
-        self._forward(shared.device.words((q, k, v, out, lse), *strides, shared.state(seed)))
+        words = shared.device.words((q, k, v, out, lse), *strides, shared.state(seed))
+        self._forward(words, (), lists)
 
     def _passes(self, deterministic, vectors):
         """The bound backward kernels, with their configurations, made once."""
@@ -181,17 +179,18 @@ class SimtExecutor:
             for cfg in shared.backward_configs(deterministic, vectors):
                 tiles = cfg.tile_m, cfg.tile_n
                 if tiles not in schedules:
-                    schedules[tiles] = TileSchedule.from_mask(shared.mask, *tiles)
+                    schedules[tiles] = shared.schedule_of(cfg)
                 schedule, group = schedules[tiles], 1
                 if cfg.walk == "columns":
                     schedule, group = schedule.T, p.group
-                work = schedule.work(p.batch, p.heads, group)
-                spec = bwd_simt_spec(shared.complete(cfg))
-                bound.append((cfg, shared.bind(spec, schedule, work, (p.scale, shared.q_factor))))
+                spec, scales = bwd_simt_spec(shared.complete(cfg)), (p.scale, shared.q_factor)
+                bound.append((cfg, shared.bind(spec, schedule, scales, group)))
             self._backward_passes[key] = bound
         return self._backward_passes[key]
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
+    def backward(
+        self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None, lists=()
+    ):
         """Write ``dq``, ``dk`` and ``dv``."""
         shared = self._launches
         passes = self._passes(deterministic, shared.vectors_with(dout))
@@ -205,6 +204,6 @@ class SimtExecutor:
                 target.fill(0)
             tensors = (q, k, v, dout, lse, delta, target, dk, dv)
             changing = (arrays.strides(x) for x in (dout, target, dk, dv))
-            kernel(words(tensors, *shared.qkv_strides, *changing, state))
+            kernel(words(tensors, *shared.qkv_strides, *changing, state), (), lists)
             if target is not dq:
                 convert_dq(words((target, dq), *map(arrays.strides, (target, dq))))

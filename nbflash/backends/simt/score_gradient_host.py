@@ -7,7 +7,6 @@ from nbflash.backends.simt.executor import SimtLaunches
 from nbflash.backends.simt.score_gradient import ScoreBackwardConfig, dscore_simt_spec
 from nbflash.cuda import score_params
 from nbflash.inputs import arrays
-from nbflash.schedule.tile_schedule import TileSchedule
 
 
 class SimtScoreBackward:
@@ -31,13 +30,11 @@ class SimtScoreBackward:
             rows = shared.complete(shared.backward_configs(True, vectors)[0])
             common = {f.name: getattr(rows, f.name) for f in fields(SimtBackwardConfig)}
             config = ScoreBackwardConfig(**common, **self._of_parts)
-            schedule = TileSchedule.from_mask(shared.mask, config.tile_m, config.tile_n)
-            work = schedule.work(shared.problem.batch, shared.problem.heads)
-            spec = dscore_simt_spec(config)
-            self._kernels[vectors] = shared.bind(spec, schedule, work, (shared.problem.scale,))
+            spec, schedule = dscore_simt_spec(config), shared.schedule_of(config)
+            self._kernels[vectors] = shared.bind(spec, schedule, (shared.problem.scale,))
         return self._kernels[vectors]
 
-    def __call__(self, dout, q, k, v, out, lse, dlse, sums, seed=None):
+    def __call__(self, dout, q, k, v, out, lse, dlse, sums, seed=None, lists=()):
         """Write every array of ``sums``, which are contiguous."""
         shared = self._launches
         kernel = self._kernel(shared.vectors_with(dout))
@@ -46,4 +43,4 @@ class SimtScoreBackward:
             total.fill(0)
         strides = *shared.qkv_strides, arrays.strides(dout)
         tensors, places = (q, k, v, dout, lse, delta), shared.device.places(sums)
-        kernel(shared.device.words(tensors, *strides, shared.state(seed), places))
+        kernel(shared.device.words(tensors, *strides, shared.state(seed), places), (), lists)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nbflash.backends.block_plan.host import schedule_of
 from nbflash.backends.sm80.backward import bwd_sm80_spec
 from nbflash.backends.sm80.config import backward_configs, forward_config
 from nbflash.backends.sm80.forward import fwd_sm80_spec
@@ -22,7 +23,6 @@ from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
-from nbflash.schedule.tile_schedule import TileSchedule
 
 ALIGNMENT = 16  # bytes, of the rows of every tensor
 
@@ -62,8 +62,11 @@ class Sm80Executor:
             "forward",
             forward_config(problem.dtype, problem.head_dim, smem_limit=self._device.smem_limit),
         )
-        self.schedule = TileSchedule.from_mask(spec.mask, self._config.tile_m, self._config.tile_n)
+        self.schedule = self._schedule_of(self._config)
         self._qkv_strides = tuple(three[:3] for three in problem.strides)
+
+    def _schedule_of(self, config):
+        return schedule_of(self._device, self._spec, config.tile_m, config.tile_n)
 
     def _fitting(self, direction, found):
         if not found:
@@ -98,12 +101,11 @@ class Sm80Executor:
         """What scores are multiplied with: they are in base 2, a score function's are natural."""
         return max(abs(self._problem.scale) * (1.0 if self._score else LOG2_E), LEAST_SCALE)
 
-    def _bind(self, spec, schedule, work, sizes, dropping):
+    def _bind(self, spec, schedule, sizes, dropping, group=1):
         p, s = self._problem, schedule
-        planes = s.plane_of(p.batch, p.heads)
-        tables = work, planes, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits
+        tables, items = s.tables(p.batch, p.heads, group), s.n_row * p.batch * p.heads // group
         constants = p.nq, p.nk, p.heads, p.group, s.n_row, *sizes
-        return self._device.bind(spec, len(work), constants, tables, (self._params, dropping))
+        return self._device.bind(spec, items, constants, tables, (self._params, dropping))
 
     def _state(self, seed):
         """The kernels' argument of that name."""
@@ -111,20 +113,20 @@ class Sm80Executor:
 
     @cached_property
     def _forward(self):
-        p, s = self._problem, self.schedule
-        spec = fwd_sm80_spec(self._complete(self._config, s))
+        spec = fwd_sm80_spec(self._complete(self._config, self.schedule))
         dropping = dropping_of(self._spec.dropout)
-        return self._bind(spec, s, s.work(p.batch, p.heads), (self._factor,), dropping)
+        return self._bind(spec, self.schedule, (self._factor,), dropping)
 
-    def forward(self, q, k, v, out, lse, seed=None):
+    def forward(self, q, k, v, out, lse, seed=None, lists=()):
         """Write ``out`` and ``lse``."""
         if not _in_chunks(out):
             target = self._device.empty(out.shape, out.dtype)
-            self.forward(q, k, v, target, lse, seed)
+            self.forward(q, k, v, target, lse, seed, lists)
             out[...] = target
             return
         strides = *self._qkv_strides, arrays.strides(out)
-        self._forward(self._device.words((q, k, v, out, lse), *strides, self._state(seed)))
+        words = self._device.words((q, k, v, out, lse), *strides, self._state(seed))
+        self._forward(words, (), lists)
 
     def _bound(self, deterministic):
         """The kernels of a backward, bound once."""
@@ -141,7 +143,7 @@ class Sm80Executor:
         factor = philox.factor(dropout) if dropout else 1.0
         row, dropping = RowConfig(p.dtype, p.head_dim), dropping_of(dropout, inverse=True)
         for cfg in configs:
-            schedule, group = TileSchedule.from_mask(self._spec.mask, cfg.tile_m, cfg.tile_n), 1
+            schedule, group = self._schedule_of(cfg), 1
             if cfg.walk == "columns":
                 schedule, group = schedule.T, p.group
             if cfg.atomic_dq:
@@ -150,14 +152,16 @@ class Sm80Executor:
                 convert = device.bind(
                     convert_dq_sm80_spec(row), blocks_for_pieces(row, rows), sizes
                 )
-            work, sizes = schedule.work(p.batch, p.heads, group), (padded, p.scale, self._factor)
+            sizes = padded, p.scale, self._factor
             spec = bwd_sm80_spec(self._complete(cfg, schedule))
-            walks.append((cfg.atomic_dq, self._bind(spec, schedule, work, sizes, dropping)))
+            walks.append((cfg.atomic_dq, self._bind(spec, schedule, sizes, dropping, group)))
         sizes = p.nq, p.heads, padded, rows, 1.0 / factor
         statistics = device.bind(statistics_sm80_spec(row), blocks_for_rows(rows), sizes)
         return _Backward(rows, row.width, statistics, walks, convert)
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
+    def backward(
+        self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None, lists=()
+    ):
         """Write ``dq``, ``dk`` and ``dv``."""
         bound, (words, empty) = self._bound(deterministic), (self._device.words, self._device.empty)
         dout, out = map(_aligned, (dout, out))
@@ -169,7 +173,7 @@ class Sm80Executor:
         strides = [arrays.strides(x) for x in (dout, dq, dk, dv)]
         for adds, kernel in bound.walks:
             tensors = q, k, v, dout, shift, delta, total if adds else dq, dk, dv
-            kernel(words(tensors, *self._qkv_strides, *strides, self._state(seed)))
+            kernel(words(tensors, *self._qkv_strides, *strides, self._state(seed)), (), lists)
         if bound.convert is not None:
             bound.convert(words((total, dq), arrays.strides(dq)))
 

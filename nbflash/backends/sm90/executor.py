@@ -2,6 +2,7 @@
 
 from functools import cached_property
 
+from nbflash.backends.block_plan.host import fitting, schedule_of
 from nbflash.backends.sm90.backward import host as sm90_backward
 from nbflash.backends.sm90.forward.config import choose, forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
@@ -10,7 +11,6 @@ from nbflash.cuda.device import cuda_device
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
-from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.schedule.work_list import row_tables
 
 HOPPER = 9, 0
@@ -36,7 +36,7 @@ class Sm90Executor:
         self._params, self._dropout = self._device.params(params), spec.dropout
         self._backward_config, self._backwards = backward, {}  # by whether in two passes
         self._map = self._device.maps(spec.problem.dtype)
-        configs = [config] if config else self._table()
+        configs = [config] if config else fitting(self._table(), spec.mask)
         self._config, self.schedule = choose(configs, spec.mask, self._tiled)
 
     def _table(self):
@@ -45,7 +45,7 @@ class Sm90Executor:
         return forward_configs(p.dtype, p.head_dim, negate=p.scale < 0, **more)
 
     def _tiled(self, config):
-        return TileSchedule.from_mask(self._spec.mask, config.tile_m, config.tile_n)
+        return schedule_of(self._device, self._spec, config.tile_m, config.tile_n)
 
     @cached_property
     def _forward(self):
@@ -80,21 +80,21 @@ class Sm90Executor:
         """The kernels' argument of that name."""
         return self._device.state(seed) if self._dropout else ()
 
-    def forward(self, q, k, v, out, lse, seed=None):
+    def forward(self, q, k, v, out, lse, seed=None, lists=()):
         """Write ``out`` and ``lse``."""
         strides, address = arrays.strides(out), self._device.address
         # any() costs a microsecond
         bits = arrays.pointer(out) | 2 * (strides[0] | strides[1] | strides[2])
         if bits % tensor_map.ALIGNMENT or min(strides) < 0:
             target = self._device.empty(out.shape, out.dtype)
-            self.forward(q, k, v, target, lse, seed)
+            self.forward(q, k, v, target, lse, seed, lists)
             out[...] = target
             return
         addresses, target = [address(x) for x in (q, k, v)], address(out)
         maps = [*zip(addresses, self._layouts, strict=True)]
         maps.append((target, self._map.layout(out.shape, strides, 64)))
         words = [target, address(lse), *strides, *addresses[:2], *self._state(seed)]
-        self._forward(words, maps)
+        self._forward(words, maps, lists)
 
     @cached_property
     def two_passes(self):
@@ -103,7 +103,9 @@ class Sm90Executor:
             return not self._backward_config.with_dq
         return sm90_backward.in_two_passes(self._spec, self._score)
 
-    def backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None):
+    def backward(
+        self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None, lists=()
+    ):
         """Write ``dq``, ``dk`` and ``dv``."""
         two_passes = deterministic or self.two_passes
         made = self._backwards.get(two_passes)
@@ -118,4 +120,4 @@ class Sm90Executor:
                 config=config if fits else None,
             )
             self._backwards[two_passes] = made
-        made(dout, q, k, v, out, lse, dlse, dq, dk, dv, self._state(seed))
+        made(dout, q, k, v, out, lse, dlse, dq, dk, dv, self._state(seed), lists)

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from functools import cached_property
 
+from nbflash.backends.block_plan.host import schedule_of
 from nbflash.backends.sm90.backward.dq_config import ROWS, completed, dq_config
 from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions.constants import LOG2_E
 from nbflash.definitions.philox import factor
 from nbflash.inputs import arrays
-from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.schedule.work_list import row_tables
 
 
@@ -35,7 +35,7 @@ class DqPass:
         config = config or dq_config(spec.problem.dtype, spec.problem.head_dim, stats_m)
         self._dropout = spec.dropout
         config = completed(config, score, bool(spec.dropout))
-        self.schedule = s = TileSchedule.from_mask(spec.mask, config.tile_m, config.tile_n)
+        self.schedule = s = schedule_of(device, spec, config.tile_m, config.tile_n)
         self.config = replace(config, full_tiles=s.full_tiles)
         self._map = device.maps(spec.problem.dtype)
 
@@ -52,11 +52,11 @@ class DqPass:
         constants, more = (*stride, *sizes, *scales), (self._params, dropping_of(self._dropout))
         return self._device.bind(bwd_sm90_dq_spec(cfg), blocks, constants, walked, more)
 
-    def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state):
+    def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state, lists=()):
         """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
         n = self.config.tile_n
         boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
         maps = [self._map(x, rows) for x, rows in boxes]
         words = self._device.words
         strides = *arrays.strides(out), *arrays.strides(dlse)
-        self._kernel(words((dq, out, lse, dlse, stats), strides, state), maps)
+        self._kernel(words((dq, out, lse, dlse, stats), strides, state), maps, lists)

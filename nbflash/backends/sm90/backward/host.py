@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from masks import FULL
+from nbflash.backends.block_plan.host import schedule_of
 from nbflash.backends.sm90.backward.config import (
     MOST_HEAD_DIM,
     backward_config,
@@ -27,8 +28,7 @@ from nbflash.definitions.constants import LOG2_E
 from nbflash.definitions.philox import factor
 from nbflash.inputs import arrays
 from nbflash.inputs.arrays import strides
-from nbflash.schedule.tile_schedule import TileSchedule
-from nbflash.schedule.work_list import L2_BYTES, ordered
+from nbflash.schedule.work_list import heads_at_a_time, ordered
 
 
 def tables(schedule, batch, heads, group, head_dim, blocks, with_dq=True):
@@ -37,7 +37,7 @@ def tables(schedule, batch, heads, group, head_dim, blocks, with_dq=True):
     Parameters
     ----------
     schedule : TileSchedule
-        Transposed.
+        Transposed; or a `nbflash.backends.block_plan.host.BlockSchedule`.
     batch, heads, group, head_dim : int
     blocks : int
         How many will walk at the same time.
@@ -46,12 +46,16 @@ def tables(schedule, batch, heads, group, head_dim, blocks, with_dq=True):
 
     Returns
     -------
-    walked : tuple
+    walked : tuple, or callable
         int32, but the last, the bit tiles, uint32.
     live : int
         Items of the work list that have tiles.
     """
     s = schedule
+    # Q, dO and the sum of dQ.
+    head_bytes = s.nq * group * head_dim * (2 + 2 + 4 * with_dq)
+    if s.at_run_time:
+        return s.column_tables(batch, heads, group, head_bytes)
     plane_of, work = s.plane_of(batch, heads), s.work(batch, heads, group)
     lengths = np.diff(s.row_ptr)
     hidden = np.concatenate([[0], np.cumsum(s.kind != FULL)])[s.row_ptr]
@@ -60,9 +64,8 @@ def tables(schedule, batch, heads, group, head_dim, blocks, with_dq=True):
         for count in (lengths, np.diff(hidden))
     ]
     length, masked = (count[work[:, 1], work[:, 0]] for count in per_item)
-    # Q, dO and the sum of dQ.
-    head_bytes = s.nq * group * head_dim * (2 + 2 + 4 * with_dq)
-    work = ordered(np.column_stack([work, masked]), length, -(-L2_BYTES // head_bytes), blocks)
+    work = np.column_stack([work, masked])
+    work = ordered(work, length, heads_at_a_time(head_bytes), blocks)
     n_block, head, masked = work.T
     work = np.stack([n_block, *np.divmod(head, heads // group), masked > 0], 1).astype(np.int32)
     bounds = np.zeros((s.planes, 2, s.n_col * s.tile_m), np.int32)
@@ -86,7 +89,7 @@ def only_two_passes(spec, score=None):
     config = backward_config(problem.dtype, problem.head_dim)
     config = replace(config, score=score, dropout=bool(spec.dropout))
     if config.sloped:
-        full = TileSchedule.from_mask(spec.mask, config.tile_m, config.tile_n).full_tiles
+        full = schedule_of(None, spec, config.tile_m, config.tile_n).full_tiles
         config = replace(config, full_tiles=full)
     return bool(config.why_not())
 
@@ -136,7 +139,7 @@ class Sm90Backward:
         table = columns_config if two_passes else backward_config
         config = config or table(spec.problem.dtype, spec.problem.head_dim)
         self._dropout = spec.dropout
-        self.schedule = TileSchedule.from_mask(spec.mask, config.tile_m, config.tile_n).T
+        self.schedule = schedule_of(device, spec, config.tile_m, config.tile_n).T
         full = self.schedule.full_tiles
         self.config = replace(config, score=score, dropout=bool(spec.dropout), full_tiles=full)
         self.rows = DqPass(spec, device, scoring, config.tile_m) if two_passes else None
@@ -180,7 +183,7 @@ class Sm90Backward:
             return x
         return x.copy()  # also of a contiguous array that starts off alignment
 
-    def __call__(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, state=()):
+    def __call__(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, state=(), lists=()):
         """Write ``dq``, ``dk`` and ``dv``, which are contiguous; ``state`` is dropout's."""
         cfg, words, empty = self.config, self._device.words, self._device.empty
         dout, out = self._readable(dout), self._readable(out)
@@ -189,11 +192,11 @@ class Sm90Backward:
         boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
         maps = [self._map(x, rows) for x, rows in boxes]
         if self.rows:
-            self.rows(dout, q, k, v, out, lse, dlse, stats, dq, state)
-            self._main(words((0, stats, dk, dv), state), maps)
+            self.rows(dout, q, k, v, out, lse, dlse, stats, dq, state, lists)
+            self._main(words((0, stats, dk, dv), state), maps, lists)
             return
         total = empty((self._slots, cfg.consumers, PART), np.float32)
         before, after = self._around
         before(words((dout, out, lse, dlse, stats, total), *map(strides, (dout, out, dlse))))
-        self._main(words((total, stats, dk, dv)), maps)
+        self._main(words((total, stats, dk, dv)), maps, lists)
         after(words((total, dq), strides(dq)))
