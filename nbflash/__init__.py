@@ -9,6 +9,7 @@ from nbflash.environment import show_config
 from nbflash.inputs.block_map import BlockMap
 from nbflash.kv_cache import KVCache
 from nbflash.merging import merge, merge_backward, merge_sink, merge_sink_backward
+from nbflash.planning.cache import cache_info, clear_cache, set_cache_limit
 from nbflash.planning.plan import AttentionPlan
 from nbflash.schedule.tile_schedule import TileSchedule
 
@@ -19,6 +20,8 @@ __all__ = [
     "TileSchedule",
     "attention",
     "attention_backward",
+    "cache_info",
+    "clear_cache",
     "decode",
     "merge",
     "merge_backward",
@@ -28,6 +31,7 @@ __all__ = [
     "score_backward",
     "scores",
     "selection",
+    "set_cache_limit",
     "show_config",
     "why_not",
 ]

@@ -15,10 +15,9 @@ from transformers import masking_utils as theirs
 
 import masks
 from masks.interval import Interval
-from nbflash.planning.plan import _Cache
+from nbflash.planning.cache import Cache
 
-_LIMIT = 256
-_known = _Cache(_LIMIT)
+_known = Cache(clearable=True)
 
 
 class ModelMask(BlockMask):

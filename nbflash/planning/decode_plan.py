@@ -15,27 +15,25 @@ from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
 from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
 from nbflash.inputs.decode_problem import check_decode, check_decode_mask
+from nbflash.planning import cache as remembered
 from nbflash.planning import dispatch
-from nbflash.planning.plan import _Cache
 
-_LIMIT = 256
 _SETS = 32  # of counts: a call beyond them sets its own to 0, which takes a microsecond or two
 _PER_THREAD = 2  # the number of every thread's own default stream
-_decoders = _Cache(_LIMIT)
 _captured = []  # what CUDA graphs may run and write to, as long as the process lives
 
 
 def lookup(q, cache, mask, scale, impl) -> CudaDecoder:
     """The cached decoder of a call of native arrays, made and checked when the call is new."""
     signatures = [None if x is None else arrays.signature(x) for x in cache]
-    call = (arrays.signature(q), *signatures, mask, scale, type(scale), impl)
-    found = _decoders.get(call)  # as for plans, what cannot be hashed is not valid
+    call = ("decode", arrays.signature(q), *signatures, mask, scale, type(scale), impl)
+    found = remembered.plans.get(call)  # as for plans, what cannot be hashed is not valid
     if found is None:
         problem = check_decode(q, cache, scale)
         check_decode_mask(mask, problem)
         impl = dispatch.choose_decode(impl, problem, mask, q, cache)
         found = CudaDecoder(problem, mask, q, cache, BACKENDS[impl].decode_partial)
-        _decoders.put(call, found)
+        remembered.plans.put(call, found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""AttentionPlan and the cache of plans.
+"""AttentionPlan, and how calls find theirs.
 
 A warm call costs one key, one dictionary lookup and the allocation of its results: whatever the key
 fixes was checked when the plan was made and is not checked again.
@@ -6,9 +6,7 @@ fixes was checked when the plan was made and is not checked again.
 
 from __future__ import annotations
 
-import itertools
 import math
-import threading
 from dataclasses import replace
 from functools import cached_property
 
@@ -37,11 +35,10 @@ from nbflash.inputs.problem import (
     check_out,
     check_window,
 )
-from nbflash.planning import dispatch
+from nbflash.planning import cache, dispatch
+from nbflash.planning.cache import Cache
 from nbflash.scores import check_score
 
-_LIMIT = 256
-_MORE = 1 << 24  # bytes of a score's arrays that weigh as much as another plan
 _SCRATCH = 1 << 17  # elements
 
 
@@ -73,7 +70,7 @@ class AttentionPlan:
         with self._device:
             self._executor = executor or prepare(impl, spec)
         self._given, self._base, self._lists = executor, self, ()
-        self._checked = _Cache(_LIMIT)
+        self._checked = Cache()
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
             with self._device:
@@ -283,61 +280,6 @@ class AttentionPlan:
             check_disjoint(out, q, k, v)
 
 
-class _Item:
-    """What a cache holds, its weight, and when it was last asked for."""
-
-    __slots__ = ("used", "value", "weight")
-
-    def __init__(self, value, weight, used):
-        self.value, self.weight, self.used = value, weight, used
-
-
-class _Cache:
-    """Bounded, thread-safe mapping that forgets what was used longest ago.
-
-    The weights of its items add up to ``limit`` at most, or there is but one. To get an item takes
-    no lock and hashes its key once; what to forget is searched for when a new one comes.
-    """
-
-    def __init__(self, limit: int):
-        self._limit, self._weight = limit, 0
-        self._items, self._clock = {}, itertools.count()
-        self._lock = threading.Lock()
-
-    def get(self, key):
-        """None for what is not there, also for a key that cannot be hashed."""
-        try:
-            item = self._items.get(key)
-        except TypeError:
-            return None
-        if item is None:
-            return None
-        item.used = next(self._clock)
-        return item.value
-
-    def put(self, key, value, weight=1):
-        with self._lock:
-            self._forget(key)
-            self._items[key] = _Item(value, weight, next(self._clock))
-            self._weight += weight
-            while self._weight > self._limit and len(self._items) > 1:
-                oldest, _ = min(self._items.items(), key=lambda pair: pair[1].used)
-                self._forget(oldest)
-
-    def _forget(self, key):
-        item = self._items.pop(key, None)
-        self._weight -= item.weight if item else 0
-
-    def clear(self):
-        with self._lock:
-            self._items.clear()
-            self._weight = 0
-
-
-# By call and by (spec, impl): different calls may state the same problem.
-_plans = _Cache(_LIMIT)
-
-
 def forward_inputs(q, k, v, out):
     """q, k, v and out (or None) as native arrays."""
     if out is None:
@@ -368,30 +310,26 @@ def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) 
     types = (type(causal), type(scale), type(dropout))
     signatures = signature(q), signature(k), signature(v)
     call = (*signatures, mask, causal, window, scale, types, impl, score, dropout)
-    found = _plans.get(call)  # an argument that cannot be hashed is not valid: the checks name it
+    # An argument that cannot be hashed is not valid: the checks name it.
+    found = cache.plans.get(call)
     if found is None:
         dispatch.check_impl(impl)
         problem = check_forward(q, k, v, scale)
         check_score(score, problem)
         dropout, whole = check_dropout(dropout), check(given, problem, causal, window)
         found = plan_of(AttentionSpec(problem, whole, score, dropout), impl)
-        _plans.put(call, found, _weight(score))
+        cache.plans.put(call, found)
     return found.reading(lists) if lists else found
 
 
 def plan_of(spec: AttentionSpec, impl: str) -> AttentionPlan:
     """The cached plan of a spec, made when it is new."""
     impl = dispatch.choose(impl, spec)
-    found = _plans.get((spec, impl))
+    found = cache.plans.get((spec, impl))
     if found is None:
         found = AttentionPlan(spec, impl)
-        _plans.put((spec, impl), found, _weight(spec.score))
+        cache.plans.put((spec, impl), found)
     return found
-
-
-def _weight(score) -> int:
-    """Of a plan in the cache: every step of training brings another score."""
-    return 1 + (score.nbytes // _MORE if score else 0)
 
 
 def _without_layout(problem: Problem) -> tuple:

@@ -11,13 +11,12 @@ import weakref
 
 import torch
 
-from nbflash.planning.plan import _Cache
+from nbflash.planning.cache import Cache
 from nbflash.torch import memory, scores
 
-_LIMIT = 256
 _numbers = itertools.count(1)
 _specs = weakref.WeakValueDictionary()
-_recent = _Cache(_LIMIT)
+_recent = Cache(clearable=True)
 _compiled = set()
 
 

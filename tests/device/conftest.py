@@ -98,8 +98,8 @@ def _poisoned_memory():
 def one_pass(monkeypatch):
     """The Hopper backward takes one pass wherever there is one, however short the rows."""
     from nbflash.backends.sm90.backward import host as sm90_backward
-    from nbflash.planning import plan as planning
+    from nbflash.planning import cache
 
     # A plan has decided for good.
-    monkeypatch.setattr(planning, "_plans", planning._Cache(planning._LIMIT))
+    monkeypatch.setattr(cache, "plans", cache.PlanCache())
     monkeypatch.setattr(sm90_backward, "in_two_passes", sm90_backward.only_two_passes)

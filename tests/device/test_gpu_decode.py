@@ -13,8 +13,7 @@ from device_runs import ON_HOPPER, poisoned_block
 import masks
 import nbflash
 from nbflash.definitions.quantised import dequantise, quantise
-from nbflash.planning import decode_plan
-from nbflash.planning import plan as planning
+from nbflash.planning import cache, decode_plan
 
 CAPACITY, PAGE = 2048, 16
 LENGTHS = np.array([0, 1, 2, 63, 64, 65, 255, 257, 1000, CAPACITY], np.int32)
@@ -214,12 +213,12 @@ def results(arguments):
 @pytest.fixture
 def joined(monkeypatch):
     """``joined()``: what has been bound for the calls of a test; all its counts are back at 0."""
-    cache = planning._Cache(8)
-    monkeypatch.setattr(decode_plan, "_decoders", cache)
+    decoders_of_test = cache.PlanCache(8)
+    monkeypatch.setattr(cache, "plans", decoders_of_test)
 
     def decoders():
         cupy.cuda.Device().synchronize()
-        found = [item.value for item in cache._items.values()]
+        found = [item.value for item in decoders_of_test._items.values()]
         assert all(x._partial.splits > 1 and x._partial.counted for x in found)
         assert not any(x._counts._sets.get().any() for x in found)
         return found

@@ -13,7 +13,7 @@ from device_runs import by_mode, count_from, gallery, make_qkv, run
 
 import nbflash
 from nbflash.cuda import launch
-from nbflash.planning import plan as planning
+from nbflash.planning import cache
 
 CALLS = count_from("NBFLASH_CALLS", 1000)
 
@@ -25,7 +25,7 @@ def test_a_thousand_calls_keep_nothing(deterministic):
 
     def state():
         free, _ = cupy.cuda.runtime.memGetInfo()
-        return pool.used_bytes(), pool.total_bytes(), free, len(planning._plans._items)
+        return pool.used_bytes(), pool.total_bytes(), free, len(cache.plans)
 
     for _ in range(3):
         run(inputs, mask, deterministic=deterministic)
@@ -39,7 +39,7 @@ def test_a_thousand_calls_keep_nothing(deterministic):
 
 def test_plans_are_bounded_and_give_their_memory_back():
     inputs = make_qkv(1, 64, 64, 1, 1, 64, "float32")
-    limit = planning._LIMIT
+    limit = cache.LIMIT
 
     def sweep():
         for i in range(2 * limit):
@@ -49,7 +49,7 @@ def test_plans_are_bounded_and_give_their_memory_back():
 
     sweep()
     before = sweep()
-    assert len(planning._plans._items) <= limit
+    assert len(cache.plans) <= limit
     assert sweep() == before
 
 

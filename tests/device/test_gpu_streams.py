@@ -12,7 +12,6 @@ from device_runs import ON_HOPPER, bits, by_mode, gallery, make_qkv, poisoned_bl
 from device_runs import run as run_impl
 
 import nbflash
-from nbflash.planning import plan as planning
 
 SPIN = cupy.RawKernel(
     """
@@ -198,14 +197,14 @@ def test_plans_that_are_forgotten_while_they_run(inputs, mask, whole, run):
 
     The memory pool would hand them on at once to the stream on which the plan was made.
     """
-    planning._plans.clear()
+    nbflash.clear_cache()
     run(inputs, mask, deterministic=True)  # made on the null stream
     beside = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with beside:
         SPIN((1,), (1,), (np.int64(CYCLES),))
         results = run(inputs, mask, deterministic=True)
-    planning._plans.clear()
+    nbflash.clear_cache()
     gc.collect()
     junk = [cupy.zeros(n, np.int32) for n in (1, 16, 64, 256, 1024, 4096) for _ in range(50)]
     beside.synchronize()

@@ -10,6 +10,7 @@ from cuda_arrays import Ampere, DeviceArray, Recorder
 
 from nbflash.cuda import availability
 from nbflash.inputs import arrays
+from nbflash.planning import cache
 from nbflash.planning import plan as planning
 
 
@@ -30,7 +31,7 @@ def cupy(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(arrays, "_native_types", {np.ndarray})
-    monkeypatch.setattr(planning, "_plans", planning._Cache(16))
+    monkeypatch.setattr(cache, "plans", cache.PlanCache(16))
     return module
 
 

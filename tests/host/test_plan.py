@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import gc
 import pickle
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import nbflash
 from nbflash import scores
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
+from nbflash.planning import cache
 from nbflash.planning import plan as planning
 from nbflash.testing import make_qkv, poisoned
 
@@ -74,7 +77,7 @@ def test_equal_calls_share_a_plan():
 
 def test_plans_are_forgotten_when_there_are_too_many(monkeypatch):
     """A plan is known by its call and by its problem, so four entries are two plans."""
-    monkeypatch.setattr(planning, "_plans", planning._Cache(4))
+    monkeypatch.setattr(cache, "plans", cache.PlanCache(4))
     q, k, v, _ = make_qkv(1, 40, 40, 1, 1, 8)
     make = functools.partial(nbflash.plan, q, k, v, impl="reference")
     first, second = make(scale=1.0), make(scale=2.0)
@@ -86,41 +89,81 @@ def test_plans_are_forgotten_when_there_are_too_many(monkeypatch):
 
 
 def test_cache_forgets_what_was_used_longest_ago():
-    cache = planning._Cache(2)
-    cache.put("a", 1)
-    cache.put("b", 2)
-    assert cache.get("a") == 1
-    cache.put("c", 3)
-    assert [cache.get(key) for key in "abc"] == [1, None, 3]
+    few = cache.Cache(2)
+    few.put("a", 1)
+    few.put("b", 2)
+    assert few.get("a") == 1
+    few.put("c", 3)
+    assert [few.get(key) for key in "abc"] == [1, None, 3]
 
 
-def test_cache_keeps_to_a_weight():
-    cache = planning._Cache(4)
-    for key, weight in (("a", 1), ("b", 2), ("a", 2)):
-        cache.put(key, key.upper(), weight)
-    assert [cache.get(key) for key in "ba"] == ["B", "A"]
-    cache.put("c", "C")
-    assert [cache.get(key) for key in "bac"] == [None, "A", "C"]
-    cache.put("d", "D", 9)
-    assert [cache.get(key) for key in "acd"] == [None, None, "D"]
-    cache.clear()
-    cache.put("e", "E", 4)
-    assert [cache.get(key) for key in "de"] == [None, "E"]
+@pytest.fixture
+def plans(monkeypatch):
+    """An empty cache of plans."""
+    plans = cache.PlanCache()
+    monkeypatch.setattr(cache, "plans", plans)
+    return plans
 
 
-def test_plans_of_large_scores_are_forgotten_first(monkeypatch):
+def test_cache_keeps_to_its_bytes(plans):
+    """What several items share counts once, and what grew is measured again."""
+    nbflash.set_cache_limit(host=800)
+    shared, grows = np.zeros(40), {"x": None}
+    plans.put("a", (shared, np.zeros(10)[2:5]))
+    plans.put("b", lambda: shared)
+    plans.put("c", grows)
+    assert nbflash.cache_info() == (3, 400, 0, 800, 2**28)
+    grows["x"] = np.zeros(60)
+    assert plans.get("c") is grows
+    assert nbflash.cache_info().host_bytes == 880
+    plans.put("d", None)
+    assert [plans.get(key) is None for key in "abc"] == [True, False, False]
+    assert nbflash.cache_info().host_bytes == 800
+    nbflash.set_cache_limit(host=479)
+    assert nbflash.cache_info()[:2] == (1, 480)
+    nbflash.clear_cache()
+    assert nbflash.cache_info() == (0, 0, 0, 479, 2**28)
+
+
+def test_plans_of_large_masks_are_forgotten_first(plans):
+    """Each call has a mask of its own: the cache does not hold on to them all."""
+    nbflash.set_cache_limit(host=3 * 2**18)
+    q, k, v, dout = make_qkv(1, 1024, 1024, 1, 1, 8)
+    rng, kept = np.random.default_rng(0), []
+    for _ in range(4):
+        mask = masks.from_dense(rng.random((1024, 1024)) < 0.1)
+        plan = nbflash.plan(q, k, v, mask, impl="cpu")
+        _, pullback = plan.vjp(q, k, v)
+        pullback(dout)
+        kept.append(weakref.ref(plan))
+        del plan, pullback, mask
+    gc.collect()
+    assert [plan() is None for plan in kept] == [True, True, True, False]
+    # The mask, its tiles, and those of the schedule, at the least.
+    assert 3 * 1024 * 1024 // 8 < nbflash.cache_info().host_bytes < 3 * 2**18
+
+
+def test_plans_of_large_scores_are_forgotten_first(plans):
     """Each step of training has a score of its own: the cache does not hold on to them all."""
-    monkeypatch.setattr(planning, "_plans", planning._Cache(8))
-    monkeypatch.setattr(planning, "_MORE", 40 * 40 * 8)
+    nbflash.set_cache_limit(host=3 * 40 * 40 * 8)
     q, k, v, _ = make_qkv(1, 40, 40, 1, 1, 8)
     make = functools.partial(nbflash.plan, q, k, v, impl="reference")
-    biases = [scores.bias(np.full((1, 1, 40, 40), step)) for step in range(3)]
+    biases = [scores.bias(np.full((1, 1, 40, 40), float(step))) for step in range(3)]
     first, second, third = (make(score=bias) for bias in biases)
     assert make(score=biases[2]) is third
     assert make(score=biases[1]) is second
     assert make(score=biases[0]) is not first
     table = scores.relative(np.zeros((1, 3)))
     assert scores.compose(table, biases[0]).nbytes == 3 * 8 + 40 * 40 * 8
+
+
+@pytest.mark.parametrize("name", ["host", "device"])
+def test_a_limit_is_a_number_of_bytes(name):
+    for wrong in (1.5, True):
+        with pytest.raises(TypeError, match=f"{name} must be an integer, a number of bytes, got"):
+            nbflash.set_cache_limit(**{name: wrong})
+    with pytest.raises(ValueError, match=f"{name} must be at least 0 bytes, got -1"):
+        nbflash.set_cache_limit(**{name: -1})
 
 
 def test_threads_share_plans():
@@ -194,7 +237,7 @@ def test_a_pickled_plan_is_planned_anew(impl):
     plan = nbflash.plan(q, k, v, masks.window(45, 37, left=9), impl=impl, **how)
     assert copy.copy(plan) is plan
     (out, lse), sent = plan(q, k, v, seed=3), pickle.dumps(plan)
-    planning._plans.clear()
+    nbflash.clear_cache()
     again = pickle.loads(sent)
     assert again is not plan
     assert (again.impl, again.mask, again.problem) == (impl, plan.mask, plan.problem)
