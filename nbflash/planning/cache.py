@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
 import types
 from collections import Counter
@@ -20,6 +21,13 @@ BYTES = 256 * 2**20
 
 _OURS = "nbflash", "masks"
 _clearable = []
+
+# Of all caches: no thread holds it when a process is forked.
+_lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
 
 
 class CacheInfo(NamedTuple):
@@ -68,7 +76,6 @@ class Cache:
     def __init__(self, limit: int = LIMIT, *, clearable=False):
         self._limit = limit
         self._items, self._clock = {}, itertools.count()
-        self._lock = threading.Lock()
         if clearable:
             _clearable.append(self)
 
@@ -84,13 +91,13 @@ class Cache:
         return item.value
 
     def put(self, key, value):
-        with self._lock:
+        with _lock:
             self._forget(key)
             self._items[key] = _Item(value, next(self._clock))
             self._shrink()
 
     def clear(self):
-        with self._lock:
+        with _lock:
             for key in list(self._items):
                 self._forget(key)
 
@@ -124,13 +131,13 @@ class PlanCache(Cache):
 
     def limit_to(self, limits):
         """Set limits, and forget what is beyond them."""
-        with self._lock:
+        with _lock:
             self.limits.update(limits)
             self._shrink()
 
     def info(self):
         """The `CacheInfo`."""
-        with self._lock:
+        with _lock:
             self._measure()
             plans = len({id(item.value) for item in self._items.values()})
             return CacheInfo(plans, *self.bytes.values(), *self.limits.values())

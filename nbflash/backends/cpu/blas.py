@@ -5,6 +5,7 @@ with OpenBLAS left at its default two cores were at half speed.
 """
 
 import ctypes
+import os
 import threading
 from contextlib import contextmanager
 
@@ -20,7 +21,6 @@ _THREAD_FUNCTIONS = (
     ("MKL_Set_Num_Threads", "MKL_Get_Max_Threads"),
     ("bli_thread_set_num_threads", "bli_thread_get_num_threads"),
 )
-_lock = threading.RLock()
 _library = ctypes.CDLL(cython_blas.__file__)
 
 
@@ -64,17 +64,48 @@ def _has_avx512():
     return all(features.get(f"avx512{part}") for part in ("f", "cd", "bw", "dq", "vl"))
 
 
+class _OneThread:
+    """The callers that need BLAS held to one thread: the first sets it, the last restores it."""
+
+    def __init__(self):
+        self._lock, self._callers, self._before = threading.Lock(), 0, 1
+        if hasattr(os, "register_at_fork"):
+            held, free = self._lock.acquire, self._lock.release
+            os.register_at_fork(before=held, after_in_parent=free, after_in_child=self._alone)
+
+    def enter(self):
+        set_threads, get_threads = thread_functions
+        with self._lock:
+            if not self._callers:
+                self._before = get_threads()
+                set_threads(1)
+            self._callers += 1
+
+    def leave(self):
+        with self._lock:
+            self._callers -= 1
+            if not self._callers:
+                thread_functions[0](self._before)
+
+    def _alone(self):
+        """In a process that has been forked the calls of other threads do not go on."""
+        if self._callers:
+            self._callers = 0
+            thread_functions[0](self._before)
+        self._lock.release()
+
+
+_one_thread = _OneThread()
+
+
 @contextmanager
 def one_thread():
-    """Hold SciPy's BLAS to one thread; one caller at a time, so that restoring is exact."""
-    with _lock:
-        if thread_functions is None:
-            yield
-            return
-        set_threads, get_threads = thread_functions
-        before = get_threads()
-        set_threads(1)
-        try:
-            yield
-        finally:
-            set_threads(before)
+    """Hold SciPy's BLAS to one thread while any caller is inside; callers run side by side."""
+    if thread_functions is None:
+        yield
+        return
+    _one_thread.enter()
+    try:
+        yield
+    finally:
+        _one_thread.leave()

@@ -42,6 +42,24 @@ def take(typingctx, counter):
     return types.int64(counter), codegen
 
 
+#: What the counter of a work list holds, at the least, from when its call is given up.
+GIVEN_UP = 1 << 62
+
+
+@intrinsic
+def given_up(typingctx, counter):
+    """Whether the call of this counter was given up, by another thread."""
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        limit = context.get_constant(types.int64, GIVEN_UP)
+        place = builder.bitcast(array.data, limit.type.as_pointer())
+        taken = builder.load_atomic(place, "monotonic", 8)
+        return builder.icmp_signed(">=", taken, limit)
+
+    return types.boolean(counter), codegen
+
+
 @intrinsic
 def pointer(typingctx, address, like):
     """A pointer to elements of ``like``'s dtype, for ``numba.carray``."""

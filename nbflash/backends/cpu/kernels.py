@@ -3,6 +3,7 @@
 One work item is one row of a `TileSchedule` for one head. Threads take items from the front of the
 work list (longest first) by an atomic counter, so the last items to start are the shortest. Every
 item writes its own outputs in a fixed order of operations: results do not depend on the threads.
+A call that is given up, by Ctrl-C say, ends after the chunks that its threads are at.
 
 The live tiles of a row are handled in chunks. The scores of a chunk stand side by side in one
 scratch matrix, adjacent tiles share a matrix product, and the softmax makes one pass over all of
@@ -17,7 +18,7 @@ import numpy as np
 
 from nbflash.backends.cpu.compiling import compiled, inlined
 from nbflash.backends.cpu.dropout import drop
-from nbflash.backends.cpu.intrinsics import take
+from nbflash.backends.cpu.intrinsics import given_up, take
 from nbflash.backends.cpu.score import chain, factor
 from nbflash.backends.cpu.softmax import exp2, row_max, weights, weights_and_gradients
 from nbflash.backends.cpu.tile_function import on_tiles
@@ -43,7 +44,7 @@ from nbflash.backends.cpu.walk import (
 
 
 @inlined(inline="always")
-def _forward_rows(walk, operands, row, head, scratch, acc, m, l, careful, score, dropout):
+def _forward_rows(walk, operands, row, head, counter, scratch, acc, m, l, careful, score, dropout):
     """One row of query tiles: acc <- Σ (P ∘ Z) V (unscaled), m <- row maxima, l <- Σ P, base 2."""
     s, z = scratch
     b, h = divmod(head, operands.heads)
@@ -56,7 +57,7 @@ def _forward_rows(walk, operands, row, head, scratch, acc, m, l, careful, score,
     fill(acc, 0)
     m[:], l[:] = -np.inf, 0
     p, end = row_of(walk, plane, row)
-    while p < end:
+    while p < end and not given_up(counter):
         stop = min(p + s.shape[1] // walk.tile_n, end)
         width = min(walk.tile_n, walk.nk - walk.col_idx[stop - 1] * walk.tile_n)
         width += (stop - 1 - p) * walk.tile_n
@@ -108,7 +109,18 @@ def forward(walk, operands, work, counter, chunk, score, dropout):
         n_rows = min(walk.tile_m, walk.nq - first)
         for careful in (False, True):
             _forward_rows(
-                walk, operands, row, head, scratch, acc[:n_rows], m, l, careful, score, dropout
+                walk,
+                operands,
+                row,
+                head,
+                counter,
+                scratch,
+                acc[:n_rows],
+                m,
+                l,
+                careful,
+                score,
+                dropout,
             )
             if is_finite(acc[:n_rows]):
                 break
@@ -124,7 +136,7 @@ def forward(walk, operands, work, counter, chunk, score, dropout):
 
 
 @inlined(inline="always")
-def _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, dropout):
+def _gradient_rows(walk, operands, row, head, counter, scratch, dq, careful, score, dropout):
     """One row of query tiles: dq <- Σ dS K, without the softmax scale."""
     s, ds, slope, z = scratch
     b, h = divmod(head, operands.heads)
@@ -136,7 +148,7 @@ def _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, dropo
     k = operand(operands.table[K], b, h_kv, 0)
     v = operand(operands.table[V], b, h_kv, 0)
     p, end = row_of(walk, plane, row)
-    while p < end:
+    while p < end and not given_up(counter):
         stop = min(p + s.shape[1] // walk.tile_n, end)
         width = min(walk.tile_n, walk.nk - walk.col_idx[stop - 1] * walk.tile_n)
         width += (stop - 1 - p) * walk.tile_n
@@ -159,7 +171,7 @@ def _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, dropo
 
 
 @inlined(inline="always")
-def _gradient_columns(walk, operands, row, head, scratch, dk, dv, careful, score, dropout):
+def _gradient_columns(walk, operands, row, head, counter, scratch, dk, dv, careful, score, dropout):
     """One row of key tiles, one query head: dv += Σ (P ∘ Z)ᵀ dO, dk += Σ dSᵀ Q unscaled."""
     s, ds, slope, z = scratch
     b, h = divmod(head, operands.heads)
@@ -171,7 +183,7 @@ def _gradient_columns(walk, operands, row, head, scratch, dk, dv, careful, score
     q = operand(operands.table[Q], b, h, 0)
     dout = operand(operands.table[DOUT], b, h, 0)
     p, end = row_of(walk, plane, row)
-    while p < end:
+    while p < end and not given_up(counter):
         stop = min(p + s.shape[0] // tile, end)
         # S = Q Kᵀ,  dP = dO Vᵀ ∘ Z
         products(walk, operands, factor(operands, score), k, n_keys, q, p, stop, s)
@@ -211,7 +223,7 @@ def backward_dq(walk, operands, work, counter, chunk, score, dropout):
         dq = acc[: min(walk.tile_m, walk.nq - first)]
         for careful in (False, True):
             fill(dq, 0)
-            _gradient_rows(walk, operands, row, head, scratch, dq, careful, score, dropout)
+            _gradient_rows(walk, operands, row, head, counter, scratch, dq, careful, score, dropout)
             if is_finite(dq):
                 break
         b, h = divmod(head, operands.heads)
@@ -240,7 +252,7 @@ def backward_dkdv(walk, operands, work, counter, chunk, score, dropout):
             fill(dv, 0)
             for head in range(kv_head * group, (kv_head + 1) * group):
                 _gradient_columns(
-                    walk, operands, row, head, scratch, dk, dv, careful, score, dropout
+                    walk, operands, row, head, counter, scratch, dk, dv, careful, score, dropout
                 )
             if is_finite(dk) and is_finite(dv):
                 break

@@ -9,6 +9,7 @@ import numpy as np
 from nbflash.backends.cpu import blas, dropout, kernels
 from nbflash.backends.cpu.compiling import COUNTER
 from nbflash.backends.cpu.dropout import Drop
+from nbflash.backends.cpu.intrinsics import GIVEN_UP
 from nbflash.backends.cpu.score import prepare
 from nbflash.backends.cpu.score_gradient import backward_scores, grouped, prepare_gradient
 from nbflash.backends.cpu.sizes import tile_sizes
@@ -171,8 +172,12 @@ def _in_threads(kernel, schedule, operands, work, tile, bound):
     shared = _walk(schedule), operands, *work, counter, chunk, *functions
     threads = min(numba.config.NUMBA_NUM_THREADS, len(work[-1]))
     with blas.one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
-        for done in [pool.submit(kernel, *shared) for _ in range(threads)]:
-            done.result()
+        try:
+            for done in [pool.submit(kernel, *shared) for _ in range(threads)]:
+                done.result()
+        except BaseException:  # Ctrl-C, or one thread's error: the others stop, too
+            counter.view(np.int64)[0] = GIVEN_UP
+            raise
 
 
 def _working_dtype(x):

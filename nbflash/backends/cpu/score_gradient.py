@@ -13,7 +13,7 @@ from numba.core.errors import NumbaError
 
 from nbflash.backends.cpu.compiling import compiled, inlined
 from nbflash.backends.cpu.dropout import drop
-from nbflash.backends.cpu.intrinsics import pointer, read, take
+from nbflash.backends.cpu.intrinsics import given_up, pointer, read, take
 from nbflash.backends.cpu.score import contiguous, jitted, result_of
 from nbflash.backends.cpu.softmax import exp2
 from nbflash.backends.cpu.tile_function import bind, compile_tile_function, kind_of, on_tiles
@@ -142,7 +142,7 @@ def grouped(work, heads, parts, problem):
 
 
 @inlined
-def _sum_row(walk, operands, row, head, scratch, gradient, dropout):
+def _sum_row(walk, operands, row, head, counter, scratch, gradient, dropout):
     """One row of query tiles: dS' of every score to where it belongs."""
     s, ds, z = scratch
     b, h = divmod(head, operands.heads)
@@ -155,7 +155,7 @@ def _sum_row(walk, operands, row, head, scratch, gradient, dropout):
     k = operand(operands.table[K], b, h_kv, 0)
     v = operand(operands.table[V], b, h_kv, 0)
     p, end = row_of(walk, plane, row)
-    while p < end:
+    while p < end and not given_up(counter):
         stop = min(p + s.shape[1] // walk.tile_n, end)
         # S = Q Kᵀ,  dP = dO Vᵀ ∘ Z
         products(walk, operands, operands.scale, q, n_rows, k, p, stop, s)
@@ -178,5 +178,5 @@ def backward_scores(walk, operands, work, starts, counter, chunk, gradient, drop
     while item < starts.size - 1:
         for at in range(starts[item], starts[item + 1]):
             row, head = work[at]
-            _sum_row(walk, operands, row, head, scratch, gradient, dropout)
+            _sum_row(walk, operands, row, head, counter, scratch, gradient, dropout)
         item = take(counter)
