@@ -43,7 +43,7 @@ sparsity := $(run) experiments sparsity --quick
 .NOTPARALLEL:
 .PHONY: help experiment lint clean
 .PHONY: test test-ci test-all test-host test-sim test-compile test-device test-smoke test-frameworks
-.PHONY: docs
+.PHONY: docs dist
 
 help:
 	@echo 'make experiment   environment, then runtime against sparsity on random data and on a real sample'
@@ -55,6 +55,7 @@ help:
 	@echo '                  which any build of torch will do: its CPU build is the smallest'
 	@echo 'make lint         ruff check and ruff format --check'
 	@echo 'make docs         the site, in docs/_build/html'
+	@echo 'make dist         wheel and source distribution, checked, and tried in a fresh environment'
 	@echo 'make clean        remove the environment and everything generated'
 	@echo
 	@echo 'All tests of a tier: make test-host, test-sim, test-compile, test-device (needs a GPU).'
@@ -109,16 +110,27 @@ docs: $(installed)-docs
 	$(run) sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
 
+# The wheel is built from the source distribution. No package may be compiled on installing.
+dist: $(installed)-dist
+	rm -rf build dist .venv-wheel
+	$(run) build
+	$(run) twine check --strict dist/*
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/pip install -q --disable-pip-version-check --only-binary :all: dist/*.whl
+	.venv-wheel/bin/python tests/installed.py dist
+
 clean:
-	rm -rf $(VENV) .venv-newest .venv-frameworks build dist out docs/_build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest .venv-frameworks .venv-wheel build dist out docs/_build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(installed)-experiment: extras = plot$(cuda_extra)
 $(installed)-test: extras = plot,test$(compile_extra)$(cuda_extra)
 $(installed)-smoke: extras = test
 $(installed)-docs: extras = plot,docs
+$(installed)-dist: extras = dist
 $(installed)-frameworks: extras = plot,test,frameworks
-$(installed)-experiment $(installed)-test $(installed)-smoke $(installed)-docs $(installed)-frameworks: $(python) setup.cfg pyproject.toml
+$(installed)-experiment $(installed)-test $(installed)-smoke $(installed)-docs $(installed)-dist \
+	$(installed)-frameworks: $(python) setup.cfg pyproject.toml
 	@echo 'Installing nbflash[$(extras)] into $(VENV)'
 	@$(run) pip install -q --disable-pip-version-check -e '.[$(extras)]'
 	@touch $@

@@ -370,7 +370,7 @@ cli.add_command(paper)
 def main(args=None):
     """Run the command line; a user's mistake ends it with one line and exit status 2."""
     try:
-        cli.main(args, prog_name="python -m experiments", standalone_mode=False)
+        cli.main(args, standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit("interrupted")
     except click.ClickException as error:

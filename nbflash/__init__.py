@@ -1,6 +1,6 @@
 """Exact block-sparse FlashAttention, forward and backward, on CuPy and NumPy arrays."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from nbflash import scores, selection
 from nbflash.api import attention, attention_backward, plan, score_backward, why_not

@@ -75,7 +75,8 @@ def test_module_prints_the_configuration_without_numba():
 
 def test_module_takes_no_arguments():
     for argument, code, said in (
-        ("--help", 0, "usage: python -m nbflash"),
+        ("--help", 0, "usage: nbflash"),
+        ("--version", 0, nbflash.__version__),
         ("x", 2, "arguments: x"),
     ):
         command = [sys.executable, "-m", "nbflash", argument]
