@@ -20,6 +20,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
+nitpick_ignore = [("py:obj", name) for name in sys.stdlib_module_names]
 
 # `name` is a link where it names something that can be imported, else emphasis.
 default_role = "autolink"
