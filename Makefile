@@ -53,7 +53,7 @@ help:
 	@echo 'make test-all     every test; writes the tables anew that the other two go by'
 	@echo 'make test-frameworks   nbflash.torch, nbflash.huggingface, nbflash.jax; installs the three, for'
 	@echo '                  which any build of torch will do: its CPU build is the smallest'
-	@echo 'make lint         ruff check and ruff format --check'
+	@echo 'make lint         ruff check, ruff format --check, and mypy of calls as users write them'
 	@echo 'make docs         the site, in docs/_build/html'
 	@echo 'make dist         wheel and source distribution, checked, and tried in a fresh environment'
 	@echo 'make clean        remove the environment and everything generated'
@@ -103,6 +103,7 @@ test-device: $(installed)-test
 lint: $(installed)-test
 	$(run) ruff check .
 	$(run) ruff format --check .
+	$(run) mypy tests/typing
 
 # Every warning is an error; nothing of an earlier build is used.
 docs: $(installed)-docs
@@ -120,7 +121,7 @@ dist: $(installed)-dist
 	.venv-wheel/bin/python tests/installed.py dist
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-frameworks .venv-wheel build dist out docs/_build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest .venv-frameworks .venv-wheel build dist out docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(installed)-experiment: extras = plot$(cuda_extra)

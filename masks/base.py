@@ -1,10 +1,20 @@
 """The immutable `Mask`: definition, algebra, equality, tiles."""
 
+from __future__ import annotations
+
 import hashlib
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from masks import _check, tiles
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from masks.stats import MaskStats
 
 
 class Mask:
@@ -37,7 +47,7 @@ class Mask:
     _fields = ()
     __array_ufunc__ = None  # NumPy would combine the mask with every element of an array
 
-    def __init__(self, nq, nk):
+    def __init__(self, nq: SupportsIndex, nk: SupportsIndex) -> None:
         self._shape = (int(nq), int(nk))
         self._memo = {}
         self._digest = self._hash = None
@@ -113,23 +123,25 @@ class Mask:
     # What users call.
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, int]:
         return self._shape
 
     @property
-    def planes(self):
+    def planes(self) -> tuple[Mask, ...]:
         return (self,)
 
     @property
-    def plane_index(self):
+    def plane_index(self) -> NDArray[np.int32]:
         return np.zeros((1, 1), np.int32)
 
     @property
-    def is_plain(self):
+    def is_plain(self) -> bool:
         """True unless the mask distinguishes heads or batch entries."""
         return True
 
-    def __call__(self, q_idx, kv_idx, *, head=0, batch=0):
+    def __call__(
+        self, q_idx: ArrayLike, kv_idx: ArrayLike, *, head: int = 0, batch: int = 0
+    ) -> NDArray[np.bool_]:
         """Whether query `q_idx` attends to key `kv_idx`.
 
         Parameters
@@ -154,7 +166,7 @@ class Mask:
     def _plane(self, head, batch):
         return self
 
-    def dense(self):
+    def dense(self) -> NDArray[np.bool_]:
         """Boolean array: ``(nq, nk)``, or ``(batch or 1, heads or 1, nq, nk)`` if multi-plane."""
         nq, nk = self.shape
         out = np.zeros((nq, nk), bool)
@@ -165,7 +177,7 @@ class Mask:
             out[start : start + step] = self._at(q, kv)
         return out
 
-    def tiles(self, tile_m, tile_n=None):
+    def tiles(self, tile_m: SupportsIndex, tile_n: SupportsIndex | None = None) -> tiles.Tiles:
         """Classify the mask into tiles; the result is cached on the mask.
 
         Parameters
@@ -183,7 +195,9 @@ class Mask:
         tile_n = tile_m if tile_n is None else _check.integer("tile_n", tile_n, 1)
         return self._cached(("tiles", tile_m, tile_n), lambda: tiles.build(self, tile_m, tile_n))
 
-    def live_tiles(self, tile_m, tile_n=None):
+    def live_tiles(
+        self, tile_m: SupportsIndex, tile_n: SupportsIndex | None = None
+    ) -> tuple[int, int]:
         """About how many tiles have attended cells, and how many have no others: without cells.
 
         Where more than one tile of eight can only be told by its cells, all are classified; else
@@ -203,13 +217,13 @@ class Mask:
         count = lambda: tiles.live_and_full(self, tile_m, tile_n)
         return self._cached(("live tiles", tile_m, tile_n), count)
 
-    def count_nonzero(self):
+    def count_nonzero(self) -> int:
         """Number of attended (query, key) pairs, summed over the planes of all (batch, head)."""
         from masks.counting import total
 
         return total(self)
 
-    def to_scipy(self, block=1, *, touched=False):
+    def to_scipy(self, block: SupportsIndex = 1, *, touched: bool = False) -> csr_array:
         """Blocks of the mask as a boolean ``scipy.sparse.csr_array``.
 
         Parameters
@@ -223,51 +237,57 @@ class Mask:
 
         return to_scipy(self, block, touched)
 
-    def stats(self, tile=128, *, head_dim=64, itemsize=2):
+    def stats(
+        self,
+        tile: SupportsIndex = 128,
+        *,
+        head_dim: SupportsIndex = 64,
+        itemsize: SupportsIndex = 2,
+    ) -> MaskStats:
         """Densities, FLOPs, bytes, balance and reachability: see `masks.MaskStats`."""
         from masks.stats import stats
 
         return stats(self, tile, head_dim, itemsize)
 
-    def draw(self, size=32):
+    def draw(self, size: SupportsIndex = 32) -> str:
         """Picture of the mask as text, at any size: see `masks.draw.text`."""
         from masks.draw import text
 
         return text(self, size)
 
-    def plot(self, ax=None, *, tile=None):
+    def plot(self, ax: Any = None, *, tile: SupportsIndex | None = None) -> Any:
         """Picture of the mask on matplotlib axes: see `masks.draw.plot`."""
         from masks.draw import plot
 
         return plot(self, ax, tile)
 
-    def save(self, path):
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the mask to an ``.npz`` file without pickle; `masks.load` reads it back."""
         from masks.io import save
 
         save(path, self)
 
     @property
-    def T(self):
+    def T(self) -> Mask:
         """The mask with queries and keys swapped."""
         return self._transposed()
 
-    def __or__(self, other):
+    def __or__(self, other: Mask) -> Mask:
         from masks.algebra import union
 
         return union(self, other) if _combines(other) else NotImplemented
 
-    def __and__(self, other):
+    def __and__(self, other: Mask) -> Mask:
         from masks.algebra import intersection
 
         return intersection(self, other) if _combines(other) else NotImplemented
 
     __ror__, __rand__ = __or__, __and__
 
-    def __invert__(self):
+    def __invert__(self) -> Mask:
         return self._complement()
 
-    def __bool__(self):
+    def __bool__(self) -> NoReturn:
         raise ValueError(
             "a mask is neither true nor false: masks combine with &, | and ~, not with and, or "
             "and not; ask `mask is None` or mask.count_nonzero()"

@@ -1,5 +1,9 @@
 """Block-sparse masks: a SciPy CSR pattern of fixed-size blocks, re-tiled to any tile size."""
 
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
 import numpy as np
 from scipy.sparse import coo_array, csr_array, issparse
 
@@ -258,7 +262,12 @@ def _overlap(blocks, block, n, tile):
     return csr_array(coo_array((shared, (row, col)), shape=(blocks.size, -(-n // tile)))), which
 
 
-def from_scipy(matrix, block=None, *, shape=None):
+def from_scipy(
+    matrix: Any,
+    block: SupportsIndex | tuple[SupportsIndex, SupportsIndex] | None = None,
+    *,
+    shape: tuple[SupportsIndex, SupportsIndex] | None = None,
+) -> Mask:
     """Mask from a sparse matrix whose stored non-zero entries are attended blocks.
 
     Parameters

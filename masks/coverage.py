@@ -1,6 +1,9 @@
 """How much of dense softmax attention a mask keeps."""
 
+from __future__ import annotations
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from masks import _check
 from masks.base import Mask
@@ -8,7 +11,14 @@ from masks.base import Mask
 SCORES_PER_CHUNK = 1 << 22
 
 
-def coverage(q, k, mask, *, scale=None, within=None):
+def coverage(
+    q: ArrayLike,
+    k: ArrayLike,
+    mask: Mask,
+    *,
+    scale: float | None = None,
+    within: Mask | None = None,
+) -> NDArray[np.float64]:
     """Share of the softmax attention mass that falls on the pairs `mask` keeps.
 
     For every query the attention probabilities over all keys are computed, those the mask keeps

@@ -1,5 +1,9 @@
 """Pictures of a mask: text with block characters, or matplotlib axes."""
 
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
 import numpy as np
 
 from masks import _check
@@ -8,7 +12,7 @@ from masks.counting import picture_tile, shares
 SHADES = ("··", "░░", "▒▒", "▓▓", "██")
 
 
-def text(mask, size=32):
+def text(mask, size: SupportsIndex = 32) -> str:
     """One two-character cell per tile, at most `size` tiles along the longer side.
 
     ``██`` is a tile attended in full, ``▓▓ ▒▒ ░░`` in part (above 2/3, above 1/3, less), ``··`` an
@@ -25,7 +29,7 @@ def text(mask, size=32):
     return "\n".join("".join(SHADES[cell] for cell in row) for row in level)
 
 
-def plot(mask, ax=None, tile=None):
+def plot(mask, ax: Any = None, tile: SupportsIndex | None = None) -> Any:
     """Draw the share of attended cells per tile on matplotlib axes and return them.
 
     Parameters

@@ -1,6 +1,11 @@
 """Masks whose rows are intervals of keys: dense, causal, window, prefix, documents, chunked."""
 
+from __future__ import annotations
+
+from typing import SupportsIndex
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from masks import _check
 from masks.base import Mask
@@ -156,13 +161,13 @@ def _positions(nq, nk):
     return np.arange(nk - nq, nk, dtype=np.int64)
 
 
-def dense(nq, nk=None):
+def dense(nq: SupportsIndex, nk: SupportsIndex | None = None) -> Mask:
     """Every query attends to every key."""
     nq, nk = _sizes(nq, nk)
     return Interval(nk, np.zeros(nq, np.int32), np.full(nq, nk, np.int32))
 
 
-def causal(nq, nk=None):
+def causal(nq: SupportsIndex, nk: SupportsIndex | None = None) -> Mask:
     """Query ``i`` attends to keys ``j <= i + nk - nq`` (bottom-right aligned).
 
     With ``nq > nk`` the first ``nq - nk`` queries attend to nothing.
@@ -170,7 +175,13 @@ def causal(nq, nk=None):
     return window(nq, nk, right=0)
 
 
-def window(nq, nk=None, *, left=None, right=None):
+def window(
+    nq: SupportsIndex,
+    nk: SupportsIndex | None = None,
+    *,
+    left: SupportsIndex | None = None,
+    right: SupportsIndex | None = None,
+) -> Mask:
     """Sliding window: keys ``p - left <= j <= p + right`` around ``p = i + nk - nq``.
 
     Parameters
@@ -188,7 +199,7 @@ def window(nq, nk=None, *, left=None, right=None):
     return Interval(nk, p - left, p + (right + 1))
 
 
-def prefix(n, prefix_len, *, nk=None):
+def prefix(n: SupportsIndex, prefix_len: SupportsIndex, *, nk: SupportsIndex | None = None) -> Mask:
     """Prefix-LM: causal, and every query sees the first `prefix_len` keys."""
     nq, nk = _sizes(n, nk)
     prefix_len = _check.integer("prefix_len", prefix_len, 0, nk)
@@ -196,7 +207,9 @@ def prefix(n, prefix_len, *, nk=None):
     return Interval(nk, np.zeros(nq, np.int32), hi)
 
 
-def documents(lengths, lengths_k=None, *, causal=False):
+def documents(
+    lengths: ArrayLike, lengths_k: ArrayLike | None = None, *, causal: bool = False
+) -> Mask:
     """Packed documents: a query attends only to keys of its own document.
 
     Parameters
@@ -223,7 +236,9 @@ def documents(lengths, lengths_k=None, *, causal=False):
     return Interval(_check.integer("sum(lengths_k)", lengths_k.sum()), lo, np.maximum(hi, lo))
 
 
-def documents_from_cu_seqlens(cu_seqlens, cu_seqlens_k=None, *, causal=False):
+def documents_from_cu_seqlens(
+    cu_seqlens: ArrayLike, cu_seqlens_k: ArrayLike | None = None, *, causal: bool = False
+) -> Mask:
     """`documents` from cumulative lengths ``[0, l0, l0 + l1, ...]`` as varlen kernels take them."""
     lengths = _lengths("cu_seqlens", cu_seqlens)
     lengths_k = None if cu_seqlens_k is None else _lengths("cu_seqlens_k", cu_seqlens_k)
@@ -241,7 +256,7 @@ def _lengths(name, cumulative):
     return steps
 
 
-def padding(lengths, nq, nk=None):
+def padding(lengths: ArrayLike, nq: SupportsIndex, nk: SupportsIndex | None = None) -> Mask:
     """Key padding: in batch entry ``b`` every query sees keys ``j < lengths[b]``.
 
     Returns
@@ -265,7 +280,9 @@ def padding(lengths, nq, nk=None):
     return per_batch([Interval(nk, zeros, np.full(nq, length)) for length in lengths])
 
 
-def chunked(n, chunk, *, causal=True, nk=None):
+def chunked(
+    n: SupportsIndex, chunk: SupportsIndex, *, causal: bool = True, nk: SupportsIndex | None = None
+) -> Mask:
     """Chunked attention: keys in the query's own chunk of positions, causal by default."""
     nq, nk = _sizes(n, nk)
     chunk = _check.integer("chunk", chunk, 1)
@@ -275,7 +292,7 @@ def chunked(n, chunk, *, causal=True, nk=None):
     return Interval(nk, start, np.maximum(hi, 0))
 
 
-def block_diagonal(n, block):
+def block_diagonal(n: SupportsIndex, block: SupportsIndex) -> Mask:
     """Groups of ``block`` consecutive tokens attend to each other; ``n * block`` cells if even."""
     block = _check.integer("block", block, 1)
     return chunked(n, block, causal=False)

@@ -1,8 +1,11 @@
 """Save and load masks as ``.npz`` files: arrays and a JSON description, never pickle."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import zipfile
+from os import PathLike
 
 import numpy as np
 
@@ -27,7 +30,7 @@ CLASSES = {
 }
 
 
-def save(path, mask):
+def save(path: str | PathLike[str], mask: Mask) -> None:
     """Write `mask` to an ``.npz`` file that `load` reads without pickle.
 
     Parameters
@@ -64,7 +67,7 @@ def _encode(value, arrays):
     return int(value)
 
 
-def load(path):
+def load(path: str | PathLike[str]) -> Mask:
     """Read a mask written by `save`.
 
     Raises

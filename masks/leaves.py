@@ -1,8 +1,13 @@
 """Token-exact leaves: diagonals, columns, a Python predicate, packed bits."""
 
+from __future__ import annotations
+
 import inspect
+from collections.abc import Callable
+from typing import Any, SupportsIndex
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from masks import _check
 from masks.base import Mask
@@ -217,7 +222,9 @@ class Bitmap(_Opaque):
         return (self.packed[q, kv >> 3] >> (7 - (kv & 7)).astype(np.uint8) & 1).astype(bool)
 
 
-def from_function(fn, nq, nk=None):
+def from_function(
+    fn: Callable[[Any, Any], Any], nq: SupportsIndex, nk: SupportsIndex | None = None
+) -> Mask:
     """Mask from a vectorised predicate.
 
     Parameters
@@ -261,7 +268,7 @@ def _check_arguments(fn):
         ) from error
 
 
-def from_dense(array):
+def from_dense(array: ArrayLike) -> Mask:
     """Mask from a boolean array ``(nq, nk)`` or ``(batch, heads, nq, nk)`` (1 broadcasts)."""
     array = np.asarray(array)
     if array.dtype != bool:

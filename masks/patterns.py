@@ -1,8 +1,14 @@
 """Generators of block-sparse patterns. `n` counts tokens; the last block may be ragged."""
 
+from __future__ import annotations
+
+from typing import SupportsIndex
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from masks import _check
+from masks.base import Mask
 from masks.block import BlockSparse
 from masks.interval import causal as causal_mask
 from masks.interval import ranges
@@ -27,7 +33,14 @@ def _band(count, width):
     return np.repeat(index, length), ranges(first, length)
 
 
-def butterfly(n, block, *, stages=None, radix=2, causal=False):
+def butterfly(
+    n: SupportsIndex,
+    block: SupportsIndex,
+    *,
+    stages: SupportsIndex | None = None,
+    radix: SupportsIndex = 2,
+    causal: bool = False,
+) -> Mask:
     """Flat block butterfly: ``I == J`` or the base-`radix` digits of I and J differ in one place.
 
     Only the `stages` lowest digits may differ. For radix 2 this is ``I == J`` or
@@ -73,14 +86,23 @@ def butterfly(n, block, *, stages=None, radix=2, causal=False):
     return _mask(n, block, rows, cols, causal)
 
 
-def local(n, block, width=1, *, causal=False):
+def local(
+    n: SupportsIndex, block: SupportsIndex, width: SupportsIndex = 1, *, causal: bool = False
+) -> Mask:
     """Block band ``abs(I - J) <= width``: each block sees `width` neighbours on either side."""
     n, block, count = _blocks(n, block)
     rows, cols = _band(count, _check.integer("width", width))
     return _mask(n, block, [rows], [cols], causal)
 
 
-def strided(n, block, stride, width=1, *, causal=False):
+def strided(
+    n: SupportsIndex,
+    block: SupportsIndex,
+    stride: SupportsIndex,
+    width: SupportsIndex = 1,
+    *,
+    causal: bool = False,
+) -> Mask:
     """Strided pattern of the Sparse Transformer in blocks: a local band and every stride-th block.
 
     ``abs(I - J) <= width`` or ``(I - J) % stride == 0``. With ``block=1`` this is the token-exact
@@ -93,7 +115,9 @@ def strided(n, block, stride, width=1, *, causal=False):
     return toeplitz(n, offset[(offset <= width) | (offset % stride == 0)], block, causal=causal)
 
 
-def toeplitz(n, offsets, block=1, *, causal=False):
+def toeplitz(
+    n: SupportsIndex, offsets: ArrayLike, block: SupportsIndex = 1, *, causal: bool = False
+) -> Mask:
     """Any offset set: block ``(I, J)`` is attended iff ``abs(I - J)`` is in `offsets`."""
     n, block, count = _blocks(n, block)
     offsets = _check.distinct("offsets", _check.integers("offsets", offsets))
@@ -109,14 +133,23 @@ def toeplitz(n, offsets, block=1, *, causal=False):
     return _mask(n, block, [later, earlier], [earlier, later], causal)
 
 
-def dilated(n, width, dilation, *, causal=False):
+def dilated(
+    n: SupportsIndex, width: SupportsIndex, dilation: SupportsIndex, *, causal: bool = False
+) -> Mask:
     """Dilated window: `width` keys on either side, `dilation` positions apart (Longformer)."""
     width = _check.integer("width", width)
     dilation = _check.integer("dilation", dilation, 1)
     return toeplitz(n, np.arange(width + 1) * dilation, causal=causal)
 
 
-def fixed(n, block, stride, summary=1, *, causal=False):
+def fixed(
+    n: SupportsIndex,
+    block: SupportsIndex,
+    stride: SupportsIndex,
+    summary: SupportsIndex = 1,
+    *,
+    causal: bool = False,
+) -> Mask:
     """Fixed pattern of the Sparse Transformer: own group of `stride` blocks, and summary columns.
 
     ``I // stride == J // stride`` or ``J % stride >= stride - summary`` (Child et al., 2019).
@@ -132,7 +165,14 @@ def fixed(n, block, stride, summary=1, *, causal=False):
     return _mask(n, block, rows, [ranges(first, length), np.tile(column, count)], causal)
 
 
-def global_local(n, block, n_global=1, width=1, *, causal=False):
+def global_local(
+    n: SupportsIndex,
+    block: SupportsIndex,
+    n_global: SupportsIndex = 1,
+    width: SupportsIndex = 1,
+    *,
+    causal: bool = False,
+) -> Mask:
     """Longformer: the first `n_global` blocks see and are seen by all, plus a local band."""
     n, block, count = _blocks(n, block)
     n_global, width = _check.integer("n_global", n_global), _check.integer("width", width)
@@ -147,7 +187,15 @@ def _rim(count, chosen):
     return np.concatenate([along, across]), np.concatenate([across, along])
 
 
-def bigbird(n, block, *, n_random=3, width=1, seed=0, causal=False):
+def bigbird(
+    n: SupportsIndex,
+    block: SupportsIndex,
+    *,
+    n_random: SupportsIndex = 3,
+    width: SupportsIndex = 1,
+    seed: SupportsIndex = 0,
+    causal: bool = False,
+) -> Mask:
     """BigBird (ITC): first and last block global, a local band, and `n_random` blocks per row.
 
     Random blocks are distinct and lie outside the band and the global columns; a row with fewer
@@ -184,7 +232,14 @@ def _distinct_ranks(rng, available, wanted):
     return row, chosen[row, step]
 
 
-def random(n, block, density, seed=0, *, causal=False):
+def random(
+    n: SupportsIndex,
+    block: SupportsIndex,
+    density: float,
+    seed: SupportsIndex = 0,
+    *,
+    causal: bool = False,
+) -> Mask:
     """Uniformly random blocks, an exact number of them, the diagonal always among them.
 
     ``round(density * total)`` blocks are kept, but at least the diagonal ones, so that no row is

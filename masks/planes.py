@@ -1,5 +1,9 @@
 """Masks that differ between heads or batch entries: distinct planes and an index into them."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 import numpy as np
 
 from masks import _check
@@ -119,12 +123,12 @@ class Planes(Mask):
         )
 
 
-def per_head(masks):
+def per_head(masks: Iterable[Mask]) -> Mask:
     """One mask per query head; an entry may itself be per batch. One entry applies to all heads."""
     return _stack("per_head", "heads", masks, axis=1)
 
 
-def per_batch(masks):
+def per_batch(masks: Iterable[Mask]) -> Mask:
     """One mask per batch entry; an entry may itself be per head. One entry applies to all."""
     return _stack("per_batch", "batch", masks, axis=0)
 

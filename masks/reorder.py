@@ -1,6 +1,11 @@
 """Permute tokens so that a pattern becomes dense in tiles."""
 
+from __future__ import annotations
+
+from typing import Any, SupportsIndex
+
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
 from masks import _check
@@ -11,7 +16,7 @@ from masks.leaves import Diagonals
 from masks.token import Neighborhood
 
 
-def reorder(mask, tile=64):
+def reorder(mask: Mask, tile: SupportsIndex = 64) -> NDArray[Any]:
     """Find a token order in which the mask needs fewer tiles.
 
     Tried in turn: the order as it is; tokens grouped by their residue modulo the pattern's own

@@ -1,6 +1,9 @@
 """Some queries and some keys of a mask, in their order: what one part of a sequence attends."""
 
+from __future__ import annotations
+
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.sparse import coo_array
 
 from masks import _check
@@ -90,7 +93,7 @@ def _incidence(index, tile, shape):
     return coo_array((np.ones(key.size, bool), coords), shape=shape).tocsr()
 
 
-def restrict(mask, q_idx=None, kv_idx=None):
+def restrict(mask: Mask, q_idx: ArrayLike | None = None, kv_idx: ArrayLike | None = None) -> Mask:
     """The mask of some of its queries and some of its keys, in their order.
 
     Parameters

@@ -1,5 +1,7 @@
 """What a mask costs and how it connects tokens."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
@@ -75,7 +77,7 @@ class MaskStats:
     reach_exact: bool
 
     @property
-    def imbalance(self):
+    def imbalance(self) -> float:
         """Longest tile row over the mean one; 1 is perfectly balanced."""
         return self.row_max / self.row_mean if self.row_mean else 1.0
 

@@ -1,8 +1,12 @@
 """Tiles of a mask: which exist, of which kind, and the bit tiles of the arbitrary ones."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 ABSENT, INTERVAL, FULL, BITS = 0, 1, 2, 3
@@ -111,15 +115,15 @@ class Tiles:
     bits: np.ndarray
 
     @property
-    def grid(self):
+    def grid(self) -> Grid:
         return Grid(*self.shape, self.tile_m, self.tile_n)
 
-    def coordinates(self):
+    def coordinates(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tile row and tile column of every stored tile, int64, row by row."""
         rows = np.repeat(np.arange(self.kinds.shape[0]), np.diff(self.kinds.indptr))
         return rows, self.kinds.indices.astype(np.int64)
 
-    def counts(self):
+    def counts(self) -> NDArray[np.int64]:
         """Number of stored tiles by kind: ``{"interval": ..., "full": ..., "bits": ...}``."""
         kind = self.kinds.data
         return {
@@ -128,7 +132,7 @@ class Tiles:
             "bits": int(np.count_nonzero(kind >= BITS)),
         }
 
-    def cells(self, at):
+    def cells(self, at: Any) -> NDArray[np.bool_]:
         """Boolean ``(len(at), tile_m, tile_n)`` cells of the stored tiles numbered `at`."""
         rows, cols = (axis[at] for axis in self.coordinates())
         kind, grid = self.kinds.data[at], self.grid
@@ -139,7 +143,7 @@ class Tiles:
         cells[bit] = self.bit_cells()[kind[bit] - BITS]
         return cells
 
-    def bit_cells(self):
+    def bit_cells(self) -> NDArray[np.bool_]:
         """The distinct bit tiles unpacked to boolean ``(n_bits, tile_m, tile_n)``."""
         raw = np.ascontiguousarray(self.bits).astype("<u4").view(np.uint8)
         if not len(self.bits):
@@ -147,7 +151,7 @@ class Tiles:
         bits = np.unpackbits(raw, axis=-1, bitorder="little")
         return bits[..., : self.tile_n].astype(bool)
 
-    def dense(self):
+    def dense(self) -> NDArray[np.bool_]:
         """Rebuild the boolean ``(nq, nk)`` mask from the tiles alone."""
         grid = self.grid
         tiled = np.zeros((grid.n_row, grid.n_col, self.tile_m, self.tile_n), bool)
@@ -156,7 +160,7 @@ class Tiles:
         dense = tiled.swapaxes(1, 2).reshape(grid.n_row * self.tile_m, grid.n_col * self.tile_n)
         return dense[: self.shape[0], : self.shape[1]]
 
-    def tile_counts(self):
+    def tile_counts(self) -> dict[str, int]:
         """Attended cells of every stored tile, int64 ``(nnz,)``, without visiting its cells."""
         rows, cols = self.coordinates()
         kind, grid = self.kinds.data, self.grid
@@ -167,7 +171,7 @@ class Tiles:
         counts[bit] = self.bit_cells().sum((1, 2))[kind[bit] - BITS]
         return counts
 
-    def count_nonzero(self):
+    def count_nonzero(self) -> int:
         """Number of attended cells."""
         return int(self.tile_counts().sum())
 

@@ -1,8 +1,13 @@
 """Token-exact patterns: attention sinks, vertical-slash, axial, trees, neighbourhoods."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
+from typing import SupportsIndex
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from masks import _check
 from masks.base import Mask
@@ -13,7 +18,9 @@ from masks.leaves import Columns, Diagonals
 from masks.tiles import ABSENT, OPEN
 
 
-def sinks(n, sink, window, *, nk=None):
+def sinks(
+    n: SupportsIndex, sink: SupportsIndex, window: SupportsIndex, *, nk: SupportsIndex | None = None
+) -> Mask:
     """Attention sinks: causal, the first `sink` keys and the last `window` ones.
 
     ``j <= p and (j < sink or p - j < window)`` with ``p = i + nk - n``; StreamingLLM (Xiao et al.,
@@ -27,7 +34,7 @@ def sinks(n, sink, window, *, nk=None):
     return recent | first
 
 
-def vertical_slash(n, verticals, slashes):
+def vertical_slash(n: SupportsIndex, verticals: ArrayLike, slashes: ArrayLike) -> Mask:
     """Causal, and either key ``j`` in `verticals` or distance ``i - j`` in `slashes` (MInference).
 
     Parameters
@@ -46,7 +53,7 @@ def vertical_slash(n, verticals, slashes):
     return (Columns(n, chosen) | Diagonals(n, n, offsets)) & causal(n)
 
 
-def axial(height, width, *, causal=False):
+def axial(height: SupportsIndex, width: SupportsIndex, *, causal: bool = False) -> Mask:
     """Axial attention on an image in row order: same row or same column (Ho et al., 2019).
 
     ``height * width * (height + width - 1)`` cells. Column attention touches every tile row at
@@ -60,7 +67,7 @@ def axial(height, width, *, causal=False):
     return mask & window_mask(n, right=0) if _check.flag("causal", causal) else mask
 
 
-def tree(parents, prefix=0, nk=None):
+def tree(parents: ArrayLike, prefix: SupportsIndex = 0, nk: SupportsIndex | None = None) -> Mask:
     """Speculative-decoding tree: a node sees its ancestors, itself, and a cached prefix.
 
     Parameters
@@ -166,7 +173,12 @@ def _first_neighbour(size, kernel, stride, dilation):
     return (centre - before) * dilation + group
 
 
-def neighborhood(shape, kernel, stride=1, dilation=1):
+def neighborhood(
+    shape: SupportsIndex | Sequence[SupportsIndex],
+    kernel: SupportsIndex | Sequence[SupportsIndex],
+    stride: SupportsIndex | Sequence[SupportsIndex] = 1,
+    dilation: SupportsIndex | Sequence[SupportsIndex] = 1,
+) -> Mask:
     """Neighbourhood attention in 1 to 3 dimensions: exactly ``prod(kernel)`` keys per query.
 
     Parameters

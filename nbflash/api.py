@@ -2,32 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
+import masks
+from nbflash.definitions.types import Array, ArrayT, KeysT, Scale, Seed, Window
 from nbflash.inputs.arrays import as_given
 from nbflash.inputs.attention_spec import AttentionSpec
-from nbflash.inputs.block_map import as_mask
+from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import check_flag, check_forward, check_mask
 from nbflash.planning import dispatch
-from nbflash.planning.plan import backward_inputs, forward_inputs, lookup
-from nbflash.scores import check_score
+from nbflash.planning.plan import AttentionPlan, backward_inputs, forward_inputs, lookup
+from nbflash.scores import Score, check_score
+
+
+@overload
+def attention(
+    q: ArrayT,
+    k: Array,
+    v: Array,
+    mask: masks.Mask | BlockMap | None = ...,
+    *,
+    causal: bool = ...,
+    window: Window = ...,
+    scale: Scale = ...,
+    score: Score | None = ...,
+    dropout: float = ...,
+    seed: Seed = ...,
+    return_lse: Literal[False] = ...,
+    out: Array | None = ...,
+    impl: str = ...,
+) -> ArrayT: ...
+
+
+@overload
+def attention(
+    q: ArrayT,
+    k: Array,
+    v: Array,
+    mask: masks.Mask | BlockMap | None = ...,
+    *,
+    causal: bool = ...,
+    window: Window = ...,
+    scale: Scale = ...,
+    score: Score | None = ...,
+    dropout: float = ...,
+    seed: Seed = ...,
+    return_lse: Literal[True],
+    out: Array | None = ...,
+    impl: str = ...,
+) -> tuple[ArrayT, Array]: ...
 
 
 def attention(
-    q,
-    k,
-    v,
-    mask=None,
+    q: ArrayT,
+    k: Array,
+    v: Array,
+    mask: masks.Mask | BlockMap | None = None,
     *,
-    causal=False,
-    window=None,
-    scale=None,
-    score=None,
-    dropout=0.0,
-    seed=None,
-    return_lse=False,
-    out=None,
-    impl="auto",
-):
+    causal: bool = False,
+    window: Window = None,
+    scale: Scale = None,
+    score: Score | None = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+    impl: str = "auto",
+) -> ArrayT | tuple[ArrayT, Array]:
     """Exact block-sparse attention, ``softmax(scale · Q Kᵀ over the attended keys) V``.
 
     Parameters
@@ -102,24 +144,24 @@ def attention(
 
 
 def attention_backward(
-    dout,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    mask=None,
+    dout: Array,
+    q: ArrayT,
+    k: KeysT,
+    v: Array,
+    out: Array,
+    lse: Array,
+    mask: masks.Mask | BlockMap | None = None,
     *,
-    dlse=None,
-    causal=False,
-    window=None,
-    scale=None,
-    score=None,
-    dropout=0.0,
-    seed=None,
-    deterministic=False,
-    impl="auto",
-):
+    dlse: Array | None = None,
+    causal: bool = False,
+    window: Window = None,
+    scale: Scale = None,
+    score: Score | None = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    deterministic: bool = False,
+    impl: str = "auto",
+) -> tuple[ArrayT, KeysT, KeysT]:
     """Gradients of `attention` with respect to q, k and v.
 
     Parameters
@@ -160,23 +202,23 @@ def attention_backward(
 
 
 def score_backward(
-    dout,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    mask=None,
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    mask: masks.Mask | BlockMap | None = None,
     *,
-    score,
-    dlse=None,
-    causal=False,
-    window=None,
-    scale=None,
-    dropout=0.0,
-    seed=None,
-    impl="auto",
-):
+    score: Score,
+    dlse: Array | None = None,
+    causal: bool = False,
+    window: Window = None,
+    scale: Scale = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    impl: str = "auto",
+) -> tuple[Array, ...]:
     """Gradients of `attention` with respect to the arrays of its score function.
 
     Apart from `attention_backward`, so that only who learns them pays for them.
@@ -225,18 +267,18 @@ def score_backward(
 
 
 def plan(
-    q,
-    k,
-    v,
-    mask=None,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: masks.Mask | BlockMap | None = None,
     *,
-    causal=False,
-    window=None,
-    scale=None,
-    score=None,
-    dropout=0.0,
-    impl="auto",
-):
+    causal: bool = False,
+    window: Window = None,
+    scale: Scale = None,
+    score: Score | None = None,
+    dropout: float = 0.0,
+    impl: str = "auto",
+) -> AttentionPlan:
     """Check the inputs once, tile the mask and make the kernels ready.
 
     The arrays give shapes, dtype, layout and device; their contents are not read. Plans are cached,
@@ -256,18 +298,18 @@ def plan(
 
 
 def why_not(
-    impl,
-    q,
-    k,
-    v,
-    mask=None,
+    impl: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: masks.Mask | BlockMap | None = None,
     *,
-    causal=False,
-    window=None,
-    scale=None,
-    score=None,
-    dropout=0.0,
-):
+    causal: bool = False,
+    window: Window = None,
+    scale: Scale = None,
+    score: Score | None = None,
+    dropout: float = 0.0,
+) -> list[str]:
     """Reasons why ``impl`` cannot run this call on this machine.
 
     Returns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal, overload
 
 import numpy as np
 
@@ -10,6 +11,7 @@ import masks
 from nbflash.backends.reference import EmptyExecutor
 from nbflash.backends.registry import BACKENDS
 from nbflash.definitions.quantised import LIMITS, dequantise
+from nbflash.definitions.types import Array, ArrayT, Scale
 from nbflash.inputs.arrays import CUDA, as_given, device_of
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.block_map import as_mask
@@ -24,20 +26,54 @@ from nbflash.inputs.problem import check_flag
 from nbflash.planning import dispatch
 
 
+@overload
 def decode(
-    q,
-    k_cache,
-    v_cache,
-    lengths,
+    q: ArrayT,
+    k_cache: Array,
+    v_cache: Array,
+    lengths: Array,
     *,
-    block_table=None,
-    mask=None,
-    k_scale=None,
-    v_scale=None,
-    scale=None,
-    return_lse=False,
-    impl="auto",
-):
+    block_table: Array | None = ...,
+    mask: masks.Mask | None = ...,
+    k_scale: Array | None = ...,
+    v_scale: Array | None = ...,
+    scale: Scale = ...,
+    return_lse: Literal[False] = ...,
+    impl: str = ...,
+) -> ArrayT: ...
+
+
+@overload
+def decode(
+    q: ArrayT,
+    k_cache: Array,
+    v_cache: Array,
+    lengths: Array,
+    *,
+    block_table: Array | None = ...,
+    mask: masks.Mask | None = ...,
+    k_scale: Array | None = ...,
+    v_scale: Array | None = ...,
+    scale: Scale = ...,
+    return_lse: Literal[True],
+    impl: str = ...,
+) -> tuple[ArrayT, Array]: ...
+
+
+def decode(
+    q: ArrayT,
+    k_cache: Array,
+    v_cache: Array,
+    lengths: Array,
+    *,
+    block_table: Array | None = None,
+    mask: masks.Mask | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    scale: Scale = None,
+    return_lse: bool = False,
+    impl: str = "auto",
+) -> ArrayT | tuple[ArrayT, Array]:
     """Attention of the last tokens of every sequence to its cached keys and values.
 
     Parameters

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from typing import TextIO
 
 import nbflash
 from nbflash.cuda import availability
@@ -18,7 +19,7 @@ _CUPY = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
-def show_config(file=None) -> None:
+def show_config(file: TextIO | None = None) -> None:
     """Print versions, devices, what runs here and why the rest does not, and the kernel cache.
 
     Also ``python -m nbflash``. Needs neither a GPU nor CuPy nor Numba.

@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 import operator
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
 from nbflash.definitions.quantised import LIMITS, quantise
+from nbflash.definitions.types import Array, DType
 from nbflash.inputs.arrays import CPU, CUDA, allocator, device_of, library, native, resident
 from nbflash.inputs.problem import DTYPES, MAX_HEAD_DIM, check_writeable
 
@@ -65,15 +67,15 @@ class KVCache:
 
     def __init__(
         self,
-        pages,
-        page_size,
-        heads_kv,
-        head_dim,
-        dtype=np.float16,
+        pages: SupportsIndex,
+        page_size: SupportsIndex,
+        heads_kv: SupportsIndex,
+        head_dim: SupportsIndex,
+        dtype: DType = np.float16,
         *,
-        device=CPU,
-        device_id=0,
-    ):
+        device: str = CPU,
+        device_id: SupportsIndex = 0,
+    ) -> None:
         self.pages, self.page_size = _at_least(1, pages=pages), _at_least(1, page_size=page_size)
         self._heads = _at_least(1, heads_kv=heads_kv), _at_least(1, head_dim=head_dim)
         if self._heads[1] > MAX_HEAD_DIM:
@@ -112,14 +114,14 @@ class KVCache:
     def free_pages(self) -> int:
         return len(self._free)
 
-    def allocate(self, count=1) -> list[int]:
+    def allocate(self, count: SupportsIndex = 1) -> list[int]:
         """Start ``count`` empty sequences, which hold no page yet; their numbers, never reused."""
         count = _at_least(1, count=count)
         first, self._made = self._made, self._made + count
         self._sequences |= {s: _Sequence([], 0) for s in range(first, self._made)}
         return list(range(first, self._made))
 
-    def fork(self, sequence) -> int:
+    def fork(self, sequence: SupportsIndex) -> int:
         """A new sequence with the tokens of another; pages are shared until one of them grows."""
         (sequence,) = self._known([sequence], "sequence")
         (new,) = self.allocate()
@@ -128,7 +130,7 @@ class KVCache:
             self._holders[page] += 1
         return new
 
-    def append(self, sequences, k, v) -> None:
+    def append(self, sequences: Iterable[SupportsIndex], k: Array, v: Array) -> None:
         """Add tokens to the end of sequences, all or none.
 
         Parameters
@@ -159,7 +161,7 @@ class KVCache:
         self._release(replaced)
         self._sequences |= longer
 
-    def truncate(self, sequence, length) -> None:
+    def truncate(self, sequence: SupportsIndex, length: SupportsIndex) -> None:
         """Drop the tokens of a sequence behind the first ``length``: drafts that were rejected.
 
         A page that holds none of its tokens any more, nor any of another sequence, is free again.
@@ -174,12 +176,12 @@ class KVCache:
         self._sequences[sequence] = _Sequence(pages[:count], length)
         self._release(pages[count:])
 
-    def free(self, sequences) -> None:
+    def free(self, sequences: Iterable[SupportsIndex]) -> None:
         """End sequences; a page that no other sequence holds is free again."""
         for sequence in self._known(sequences):
             self._release(self._sequences.pop(sequence).pages)
 
-    def lengths(self, sequences, out=None):
+    def lengths(self, sequences: Iterable[SupportsIndex], out: Array | None = None) -> Array:
         """Tokens of each sequence: int32 (sequences,), on the cache's device.
 
         Parameters
@@ -191,7 +193,12 @@ class KVCache:
         lengths = [self._sequences[s].length for s in self._known(sequences)]
         return self._ready(np.array(lengths, np.int32), out)
 
-    def block_table(self, sequences, width=None, out=None):
+    def block_table(
+        self,
+        sequences: Iterable[SupportsIndex],
+        width: SupportsIndex | None = None,
+        out: Array | None = None,
+    ) -> Array:
         """Pages of each sequence in order, -1 behind the last one.
 
         Parameters

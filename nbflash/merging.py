@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from nbflash.definitions.types import Array, ArrayT, KeysT, SinkT
 from nbflash.inputs.arrays import as_given, library, native
 from nbflash.inputs.problem import check_parts
 
 
-def merge(out_a, lse_a, out_b, lse_b):
+def merge(out_a: ArrayT, lse_a: KeysT, out_b: Array, lse_b: Array) -> tuple[ArrayT, KeysT]:
     """Attention over the keys of two disjoint parts, from the results over each.
 
     Exact, commutative to the bit, and associative up to rounding: any number of parts merge in any
@@ -58,7 +59,15 @@ def merge(out_a, lse_a, out_b, lse_b):
     return as_given(given, results)
 
 
-def merge_backward(dout, out_a, lse_a, out_b, lse_b, *, dlse=None):
+def merge_backward(
+    dout: Array,
+    out_a: ArrayT,
+    lse_a: KeysT,
+    out_b: Array,
+    lse_b: Array,
+    *,
+    dlse: Array | None = None,
+) -> tuple[ArrayT, KeysT, ArrayT, KeysT]:
     """Gradients of `merge` with respect to the results of both parts.
 
     What comes back for a part are the ``dout`` and the ``dlse`` of `attention_backward` over it:
@@ -116,7 +125,7 @@ def merge_backward(dout, out_a, lse_a, out_b, lse_b, *, dlse=None):
     return as_given(given, tuple(gradients))
 
 
-def merge_sink(out, lse, sink):
+def merge_sink(out: ArrayT, lse: KeysT, sink: Array) -> tuple[ArrayT, KeysT]:
     """Attention with one more key for each head, of value 0 and logit ``sink``: an attention sink.
 
     The weights of a row sum to less than 1: ``exp(s_j) / (exp(sink) + Σ exp(s_j))``.
@@ -152,7 +161,9 @@ def merge_sink(out, lse, sink):
     return as_given(given, merge(out, lse, *_sink_part(out, lse, sink)))
 
 
-def merge_sink_backward(dout, out, lse, sink, *, dlse=None):
+def merge_sink_backward(
+    dout: Array, out: ArrayT, lse: KeysT, sink: SinkT, *, dlse: Array | None = None
+) -> tuple[ArrayT, KeysT, SinkT]:
     """Gradients of `merge_sink`.
 
     ``attention_backward(dout, q, k, v, out, lse, dlse=dlse)`` with what comes back, and with the

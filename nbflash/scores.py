@@ -22,10 +22,11 @@ all steps.
 
 import inspect
 import math
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 import numpy as np
 
+from nbflash.definitions.types import Array, Function, Functions
 from nbflash.inputs.arrays import on_cuda
 from nbflash.inputs.score_arrays import check_place, key_of, parameter
 
@@ -68,7 +69,7 @@ class Score:
         return Score(map(change, self._stages))
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Of its arrays."""
         return sum(x.nbytes for stage in self._stages for x in stage.params)
 
@@ -167,7 +168,7 @@ def check_score(score, problem):
     score.check(problem)
 
 
-def compose(*scores):
+def compose(*scores: Score) -> Score:
     """The scores one after the other, the first one first."""
     for score in scores:
         if not isinstance(score, Score):
@@ -175,7 +176,7 @@ def compose(*scores):
     return Score(stage for score in scores for stage in score._stages)
 
 
-def softcap(cap):
+def softcap(cap: SupportsFloat) -> Score:
     """``cap · tanh(s / cap)``: scores within ±cap (Gemma 2).
 
     Parameters
@@ -195,7 +196,7 @@ def softcap(cap):
     return Score([_Stage(f"softcap({cap:g})", _softcap, _softcap_slope, (np.float64(cap),))])
 
 
-def alibi(slopes):
+def alibi(slopes: Array) -> Score:
     """``s − slopes[h] · |q_idx + nk − nq − kv_idx|`` (arXiv 2108.12409).
 
     Parameters
@@ -218,7 +219,7 @@ def alibi(slopes):
     return Score([_Stage("alibi", fn, _one, given, sizes, aligned=True, parts=parts)])
 
 
-def relative(table):
+def relative(table: Array) -> Score:
     """``s + table[h, clip(kv_idx − q_idx − (nk − nq) + reach, 0, 2 reach)]`` (T5, Shaw et al.).
 
     Parameters
@@ -234,7 +235,7 @@ def relative(table):
     return Score([_Stage("relative", _relative, _one, (table,), (axes,), True, parts)])
 
 
-def bias(array):
+def bias(array: Array) -> Score:
     """``s + array[b, h, q_idx, kv_idx]``.
 
     Parameters
@@ -252,7 +253,9 @@ def bias(array):
     return Score([_Stage("bias", _bias, _one, (array,), (axes,), parts=parts)])
 
 
-def custom(fn, grad=None, params=(), param_grads=None):
+def custom(
+    fn: Function, grad: Function | None = None, params: Array = (), param_grads: Functions = None
+) -> Score:
     """A function of one's own.
 
     Parameters

@@ -6,12 +6,15 @@ step. Its arrays are read when a call runs: a plan depends on their shapes alone
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 import numpy as np
 
 import masks
 from masks import _check
 from masks.block import BlockSparse
 from masks.interval import Interval
+from nbflash.definitions.types import Array, Block
 from nbflash.inputs.arrays import library, native
 
 _INT32_MAX = 2**31 - 1
@@ -52,7 +55,16 @@ class BlockMap:
     __array_ufunc__ = None
     __hash__ = None  # the contents change
 
-    def __init__(self, indices, counts=None, *, shape, block, within=None, checked=False):
+    def __init__(
+        self,
+        indices: Array,
+        counts: Array | None = None,
+        *,
+        shape: tuple[SupportsIndex, SupportsIndex],
+        block: Block,
+        within: masks.Mask | None = None,
+        checked: bool = False,
+    ) -> None:
         self.shape, self.block = _pair("shape", shape, 0), _pair("block", block, 1)
         named = {"indices": indices} if counts is None else {"indices": indices, "counts": counts}
         indices, *rest = (
@@ -76,7 +88,14 @@ class BlockMap:
             self.check()
 
     @classmethod
-    def from_dense(cls, keep, *, shape, block, within=None):
+    def from_dense(
+        cls,
+        keep: Array,
+        *,
+        shape: tuple[SupportsIndex, SupportsIndex],
+        block: Block,
+        within: masks.Mask | None = None,
+    ) -> BlockMap:
         """From a map of booleans.
 
         Parameters
@@ -102,7 +121,16 @@ class BlockMap:
         return cls(indices, counts, shape=shape, block=block, within=within)
 
     @classmethod
-    def from_csr(cls, indptr, indices, *, shape, block, width=None, within=None):
+    def from_csr(
+        cls,
+        indptr: Array,
+        indices: Array,
+        *,
+        shape: tuple[SupportsIndex, SupportsIndex],
+        block: Block,
+        width: SupportsIndex | None = None,
+        within: masks.Mask | None = None,
+    ) -> BlockMap:
         """From lists of any length: rows ``indices[indptr[r]:indptr[r + 1]]``.
 
         Parameters
@@ -137,31 +165,31 @@ class BlockMap:
         return cls(rows, counts, shape=shape, block=block, within=within)
 
     @property
-    def grid_shape(self):
+    def grid_shape(self) -> tuple[int, int]:
         """Rows and columns of blocks."""
         return tuple(-(-n // size) for n, size in zip(self.shape, self.block, strict=True))
 
     @property
-    def layout(self):
+    def layout(self) -> tuple:
         """All of it but contents, for the key of a plan."""
         return self.shape, self.block, self.indices.shape, self.within
 
     @property
-    def width(self):
+    def width(self) -> int:
         """Most blocks of a row: ``k``."""
         return self.indices.shape[3]
 
     @property
-    def batch(self):
+    def batch(self) -> int | None:
         """Batch elements that it distinguishes, or None."""
         return self.indices.shape[0] if self.indices.shape[0] > 1 else None
 
     @property
-    def heads(self):
+    def heads(self) -> int | None:
         """Heads that it distinguishes, or None: of queries, or of keys and values."""
         return self.indices.shape[1] if self.indices.shape[1] > 1 else None
 
-    def check(self):
+    def check(self) -> None:
         """Raise ValueError for a count above ``k`` or an index out of range; waits for the device.
 
         The message says how many entries the longest row needs.
@@ -181,7 +209,7 @@ class BlockMap:
                 f"indices[{at}] is out of range: there are {self.grid_shape[1]} blocks of keys"
             )
 
-    def dense(self):
+    def dense(self) -> Array:
         """The map as booleans, (batch or 1, heads or heads_kv or 1, rows, columns), without
         ``within``: where the arrays are.
         """
@@ -196,7 +224,7 @@ class BlockMap:
             keep.reshape(-1)[row * (columns + 1) + column] = True
             return keep[..., :columns]
 
-    def to_mask(self, heads=None):
+    def to_mask(self, heads: int | None = None) -> masks.Mask:
         """The `masks.Mask` of what the arrays hold now, ``within`` joined in.
 
         Parameters
@@ -238,7 +266,7 @@ class BlockMap:
             return self.indices, self.counts
         return self.indices.get(), self.counts.get()
 
-    def __and__(self, mask):
+    def __and__(self, mask: masks.Mask) -> BlockMap:
         """The map within a mask whose rows are intervals of keys, of the same arrays."""
         if not isinstance(mask, masks.Mask):
             return NotImplemented

@@ -67,7 +67,7 @@ class TileSchedule:
     at_run_time = False  # what is in it is known
 
     @classmethod
-    def from_mask(cls, mask, tile_m: int, tile_n: int) -> TileSchedule:
+    def from_mask(cls, mask: Mask, tile_m: int, tile_n: int) -> TileSchedule:
         """Tile every plane of ``mask`` and join the planes into one schedule.
 
         Parameters

@@ -1,13 +1,29 @@
 """Selection per K/V head by the attention to compressed keys."""
 
+from __future__ import annotations
+
+from typing import SupportsIndex
+
 import numpy as np
 
+from nbflash.definitions.types import Array, Block
+from nbflash.inputs.block_map import BlockMap
 from nbflash.selection.blocks import best, check_blocks, check_count, means, products, softmax
 
 _SCORES = 1 << 26  # at a time
 
 
-def compressed(q, k, *, block=64, topk=16, length=16, causal=False, sinks=1, local=2):
+def compressed(
+    q: Array,
+    k: Array,
+    *,
+    block: Block = 64,
+    topk: SupportsIndex = 16,
+    length: SupportsIndex = 16,
+    causal: bool = False,
+    sinks: SupportsIndex = 1,
+    local: SupportsIndex = 2,
+) -> BlockMap:
     """The ``topk`` blocks that the queries of a group attend to most, by keys in short means.
 
     Parameters

@@ -1,7 +1,13 @@
 """Selection by sums over antidiagonals."""
 
+from __future__ import annotations
+
+from typing import SupportsIndex
+
 import numpy as np
 
+from nbflash.definitions.types import Array, Block
+from nbflash.inputs.block_map import BlockMap
 from nbflash.selection.blocks import (
     check_blocks,
     check_count,
@@ -13,8 +19,17 @@ from nbflash.selection.blocks import (
 
 
 def antidiagonal(
-    q, k, *, block=128, stride=8, threshold=0.9, most=None, causal=False, sinks=0, local=0
-):
+    q: Array,
+    k: Array,
+    *,
+    block: Block = 128,
+    stride: SupportsIndex = 8,
+    threshold: float = 0.9,
+    most: SupportsIndex | None = None,
+    causal: bool = False,
+    sinks: SupportsIndex = 0,
+    local: SupportsIndex = 0,
+) -> BlockMap:
     """The fewest blocks of each row that reach a share of weights seen along antidiagonals.
 
     Parameters

@@ -1,11 +1,18 @@
 """What a selection loses."""
 
+from __future__ import annotations
+
 import numpy as np
+from numpy.typing import NDArray
 
 import masks
+from nbflash.definitions.types import Array
+from nbflash.inputs.block_map import BlockMap
 
 
-def coverage(q, k, block_map, *, scale=None):
+def coverage(
+    q: Array, k: Array, block_map: BlockMap, *, scale: float | None = None
+) -> NDArray[np.float64]:
     """Share of the softmax attention that a block map keeps: see `masks.coverage`.
 
     Parameters

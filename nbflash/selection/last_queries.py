@@ -1,11 +1,25 @@
 """Selection of columns and diagonals by what the last queries attend to."""
 
+from __future__ import annotations
+
+from typing import SupportsIndex
+
 import numpy as np
 
+from nbflash.definitions.types import Array, Block
+from nbflash.inputs.block_map import BlockMap
 from nbflash.selection.blocks import check_blocks, check_count, descending, products, softmax
 
 
-def vertical_slash(q, k, *, block=64, vertical, slash, last=64):
+def vertical_slash(
+    q: Array,
+    k: Array,
+    *,
+    block: Block = 64,
+    vertical: SupportsIndex,
+    slash: SupportsIndex,
+    last: SupportsIndex = 64,
+) -> BlockMap:
     """Blocks on the keys, and on the distances, that the last queries give most weight to.
 
     Parameters

@@ -1,7 +1,13 @@
 """Selections by means of blocks: the best of each row, or the fewest that make up a share."""
 
+from __future__ import annotations
+
+from typing import SupportsIndex
+
 import numpy as np
 
+from nbflash.definitions.types import Array, Block
+from nbflash.inputs.block_map import BlockMap
 from nbflash.selection.blocks import (
     best,
     check_blocks,
@@ -14,7 +20,16 @@ from nbflash.selection.blocks import (
 )
 
 
-def mean_pooled(q, k, *, block=64, topk, causal=False, sinks=0, local=0):
+def mean_pooled(
+    q: Array,
+    k: Array,
+    *,
+    block: Block = 64,
+    topk: SupportsIndex,
+    causal: bool = False,
+    sinks: SupportsIndex = 0,
+    local: SupportsIndex = 0,
+) -> BlockMap:
     """The ``topk`` key blocks of each query block whose means have the largest product.
 
     Parameters
@@ -47,7 +62,16 @@ def mean_pooled(q, k, *, block=64, topk, causal=False, sinks=0, local=0):
         return best(blocks, _scores(blocks), topk, sinks, local)
 
 
-def cumulative(q, k, *, block=128, threshold=0.9, causal=False, sinks=1, local=1):
+def cumulative(
+    q: Array,
+    k: Array,
+    *,
+    block: Block = 128,
+    threshold: float = 0.9,
+    causal: bool = False,
+    sinks: SupportsIndex = 1,
+    local: SupportsIndex = 1,
+) -> BlockMap:
     """The fewest blocks of a head's whole map whose estimated weights reach ``threshold``.
 
     Parameters
