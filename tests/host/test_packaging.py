@@ -199,7 +199,13 @@ def test_readme_links_exist():
 
 def test_readme_leads_to_every_page():
     pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
-    led_to = {"docs/index.md", "docs/changelog.md", "docs/simulator.md", *re.findall(LINK, README)}
+    led_to = {
+        "docs/index.md",
+        "docs/changelog.md",
+        "docs/contributing.md",
+        "docs/simulator.md",
+        *re.findall(LINK, README),
+    }
     assert pages - led_to == set()
 
 
