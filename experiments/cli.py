@@ -163,6 +163,24 @@ def io(seed, out):
 
 
 @cli.command()
+@click.option("--quick", is_flag=True, help="Fewer numbers of GPUs and fewer tokens.")
+@masks_option
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of document lengths."
+)
+@out_option
+def cluster(out, quick, mask, seed):
+    """Attention over 2 to 1,024 GPUs on paper: time, communication, memory and balance.
+
+    Sharding, tiles and messages are those of nbflash.distributed; the rates of a GPU and of the
+    links were measured: experiments/sweeps/cluster.toml. Needs no GPU.
+    """
+    from experiments.commands.cluster import run
+
+    run(out, quick, mask, seed)
+
+
+@cli.command()
 @click.option(
     "--seqlen",
     type=click.IntRange(min=64),

@@ -195,19 +195,21 @@ class Call:
 
     def forward(self):
         """``(out, lse)`` of the rank's queries."""
-        total = None
         with self._device:
-            for stage, k, v, _ in self._arriving():
-                if not stage.keys and total is not None:
+            for stage, k, v, number in self._arriving():
+                if number and not stage.keys:
                     continue
-                plan = self._plan(stage, self.q, k, v)
-                part, lse = plan.run_forward(self.q, k, v, None, self.seed)
-                if total is not None:
-                    part = part.astype(self._wide), lse
-                    total = merge(total[0].astype(self._wide, copy=False), total[1], *part)
-                else:
-                    total = part, lse
-            return total[0].astype(self.q.dtype, copy=False), total[1]
+                (q,) = self._rows(stage, self.q)
+                part = self._plan(stage, q, k, v).run_forward(q, k, v, None, self.seed)
+                if not number:
+                    out, lse = part
+                    continue
+                out = out.astype(self._wide, copy=False)
+                before = self._rows(stage, out, lse)
+                merged = merge(*before, part[0].astype(self._wide, copy=False), part[1])
+                out[:, stage.rows.of(out)] = merged[0]
+                lse[:, :, stage.rows.of(lse)] = merged[1]
+            return out.astype(self.q.dtype, copy=False), lse
 
     def backward(self, deterministic, wide):
         """``(dq, dk, dv)`` of the rank's queries and keys."""
@@ -215,25 +217,29 @@ class Call:
         returning = []
         with self._device:
             for stage, k, v, number in self._arriving():
-                plan = self._plan(stage, self.q, k, v)
-                dout, out, lse, dlse = self._results
-                given = dout, self.q, k, v, out, lse, dlse, self.seed, deterministic
-                if not number:
-                    own = plan.run_backward(*given)
-                    total = [x.astype(self._wide) for x in own]
-                    continue
-                if stage.keys:
+                of_keys = k, v
+                if stage.keys or not number:
+                    rows = self._rows(stage, *self._results, self.q)
+                    dout, out, lse, dlse, q = rows
+                    plan = self._plan(stage, q, k, v)
+                    given = dout, q, k, v, out, lse, dlse, self.seed, deterministic
                     dq, *of_keys = plan.run_backward(*given)
-                    total[0] += dq
-                else:
-                    of_keys = k, v
-                returning.append(self._return(stage, of_keys, dtype))
+                    if not number:
+                        total = [x.astype(self._wide) for x in (dq, *of_keys)]
+                    else:
+                        total[0][:, stage.rows.of(dq)] += dq
+                if number:
+                    returning.append(self._return(stage, of_keys, dtype))
             for stage, exchange, arrived in returning:
                 exchange.wait()
                 for target, index in stage.sends.items():
                     for sum_, part in zip(total[1:], arrived[target], strict=True):
                         sum_[:, index.of(sum_)] += part
             return tuple(x.astype(self.q.dtype, copy=False) for x in total)
+
+    def _rows(self, stage, *arrays):
+        """Arrays at the queries of a stage: of those of the output's shape, or of the lse's."""
+        return [x if x is None else _taken(x, stage.rows.of(x), 1 + (x.ndim == 3)) for x in arrays]
 
     def _arriving(self):
         """Each stage with its keys and values, those of the next on their way, and its number."""
@@ -291,6 +297,12 @@ class Call:
         positions = stage.positions if self.dropout else None
         spec = AttentionSpec(problem, stage.mask, score, self.dropout, positions)
         return plan_of(spec, self.impl)
+
+
+def _taken(x, index, axis):
+    """Some tokens: a view where they follow each other."""
+    at = (*(slice(None),) * axis, index)
+    return x[at] if isinstance(index, slice) else _words(x)[at].view(x.dtype)
 
 
 def _words(x):

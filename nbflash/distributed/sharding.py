@@ -1,27 +1,20 @@
 """Sharding: which rank has which queries and keys of a sequence, and which keys it needs.
 
-Everything is decided by tiles of the mask. Rows of tiles are cut into equal chunks, and chunks are
-dealt by the work of their tiles, the heaviest first, each to the rank that has least so far and is
-not full (Graham's greedy rule with equal counts, as MagiAttention deals). Few chunks keep
-neighbours together: of one, two, four, ... chunks a rank the first number is taken that balances
-the ranks. One chunk a rank does for windows, two make pairs of the head and the tail of a causal
-sequence.
+Everything is decided by tiles of the mask; `nbflash.distributed.dealing` finds the owners of rows.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import heapq
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 import masks
+from nbflash.distributed.dealing import deal, even
 
 TILE = 128
-#: Most work of a rank over the mean, at which finer chunks are not tried.
-BALANCE = 1.02
 
 
 class Sharding:
@@ -65,11 +58,13 @@ class Sharding:
         if not isinstance(mask, masks.Mask):
             raise TypeError(f"mask must be a masks.Mask, got {type(mask).__name__}")
         ranks, tile = positive("ranks", ranks), positive("tile", tile)
-        owner = _balanced(row_work(mask, tile), ranks)
         nq, nk = mask.shape
-        if nq == nk:
-            return cls(mask, ranks, tile, owner, owner)
-        return cls(mask, ranks, tile, owner, _even(-(-nk // tile), ranks))
+        keys = None if nq == nk else even(-(-nk // tile), ranks)
+
+        def made(owner):
+            return cls(mask, ranks, tile, owner, owner if keys is None else keys)
+
+        return deal(row_work(mask, tile), ranks, made)
 
     @property
     def balance(self) -> float:
@@ -88,18 +83,34 @@ class Sharding:
         return self._tokens((self.query_owner, self.key_owner)[axis] == rank, axis)
 
     @functools.cached_property
+    def live(self):
+        """CSR of the tiles that live in any plane: how many (batch, head) pairs have each."""
+        live = 0
+        for times, plane in zip(_uses(self.mask), self.mask.planes, strict=True):
+            kinds = plane.tiles(self.tile).kinds
+            counts = np.full(kinds.nnz, times, np.int64)
+            live = live + csr_array((counts, kinds.indices, kinds.indptr), shape=kinds.shape)
+        return live
+
+    @functools.cached_property
     def needs(self):
         """bool (ranks, columns of tiles): which keys the rows of each rank attend."""
-        n_row = self.query_owner.size
-        ones = np.ones(n_row, np.int32)
-        rows_of = csr_array(
-            coo_array((ones, (self.query_owner, np.arange(n_row))), shape=(self.ranks, n_row))
-        )
-        return (rows_of @ _live(self.mask, self.tile)).toarray() > 0
+        return (members(self.query_owner, self.ranks) @ self.live).toarray() > 0
+
+    @functools.cached_property
+    def work_on(self):
+        """float64 (ranks, ranks): of the work of a rank (row), that on the keys of each owner."""
+        tiles = members(self.query_owner, self.ranks) @ self.live
+        return (tiles @ members(self.key_owner, self.ranks).T).toarray().astype(np.float64)
 
     def sent(self, source, target):
         """Places of the keys of one rank that another one needs, increasing: int64 (n,)."""
         return self._tokens(self.needs[target] & (self.key_owner == source), 1)
+
+    def attending(self, rank, sources):
+        """Places of a rank's queries whose tiles attend keys of other ranks: int64 (n,)."""
+        theirs = np.isin(self.key_owner, sources).astype(np.int64)
+        return self._tokens((self.query_owner == rank) & (self.live @ theirs > 0), 0)
 
     @functools.cached_property
     def traffic(self):
@@ -150,59 +161,16 @@ def positive(name, x):
 
 def row_work(mask, tile):
     """Live tiles of each row of tiles, times the (batch, head) pairs that have them."""
-    times = np.bincount(mask.plane_index.ravel(), minlength=len(mask.planes))
     rows = (np.diff(plane.tiles(tile).kinds.indptr) for plane in mask.planes)
-    return sum(n * row.astype(np.float64) for n, row in zip(times, rows, strict=True))
+    return sum(n * row.astype(np.float64) for n, row in zip(_uses(mask), rows, strict=True))
 
 
-def _live(mask, tile):
-    """CSR of ones: the tiles that live in any plane."""
-    live = 0
-    for plane in mask.planes:
-        kinds = plane.tiles(tile).kinds
-        ones = np.ones(kinds.nnz, np.int32)
-        live = live + csr_array((ones, kinds.indices, kinds.indptr), shape=kinds.shape)
-    return live
+def members(owner, ranks):
+    """CSR (ranks, tiles) of ones: which rows or columns of tiles each rank has."""
+    ones = np.ones(owner.size, np.int64)
+    return csr_array(coo_array((ones, (owner, np.arange(owner.size))), shape=(ranks, owner.size)))
 
 
-def _even(n, parts):
-    """Which of `parts` runs, as long as each other, each of n belongs to."""
-    return (np.arange(n) * parts // max(n, 1)).astype(np.int32)
-
-
-def _balanced(work, ranks):
-    """The rank of each row of tiles: the fewest chunks that are balanced, or else the best."""
-    best, least = np.zeros(work.size, np.int32), np.inf
-    chunks = ranks
-    while least > BALANCE:
-        owner = _dealt(work, ranks, min(chunks, work.size))
-        load = np.bincount(owner, work, ranks)
-        balance = load.max() / load.mean() if load.any() else 1.0
-        if balance < least:
-            best, least = owner, balance
-        if chunks >= work.size:
-            break
-        chunks *= 2
-    return best
-
-
-def _dealt(work, ranks, chunks):
-    """Chunks of rows to ranks, the heaviest first, as many to each; ranks by their first chunk."""
-    chunk_of = _even(work.size, max(chunks, 1))
-    load = np.bincount(chunk_of, work, chunks)
-    fewest, more = divmod(chunks, ranks)
-    heap = [(0.0, 0, rank) for rank in range(ranks)]
-    owner = np.empty(chunks, np.int32)
-    for chunk in np.argsort(-load, kind="stable"):
-        total, count, rank = heapq.heappop(heap)
-        while count == fewest and not more:
-            total, count, rank = heapq.heappop(heap)
-        more -= count == fewest
-        owner[chunk] = rank
-        if count < fewest:
-            heapq.heappush(heap, (total + load[chunk], count + 1, rank))
-    _, first = np.unique(owner, return_index=True)
-    by_first = np.argsort(first)
-    number = np.empty(ranks, np.int32)
-    number[np.unique(owner)[by_first]] = np.arange(by_first.size)
-    return number[owner][chunk_of]
+def _uses(mask):
+    """How many of the (batch, head) pairs that a mask tells apart have each plane."""
+    return np.bincount(mask.plane_index.ravel(), minlength=len(mask.planes))

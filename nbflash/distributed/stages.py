@@ -1,8 +1,8 @@
 """What a rank does in each stage of a call: which keys it attends, and what travels for them.
 
-Stage 0 is of the rank's own keys. The other ranks follow by their distance, (source − rank) modulo
-the number of ranks, in groups: all ranks send and receive alike, nobody waits for one, and while a
-stage is computed the keys of the next are on their way.
+Stage 0 is of the rank's own keys. The other ranks follow in groups by their distance, (source −
+rank) modulo the number of ranks: all ranks send and receive alike, and while a stage is computed
+the keys of the next are on their way.
 """
 
 from __future__ import annotations
@@ -18,6 +18,19 @@ from nbflash.inputs.positions import Positions
 
 #: Stages besides that of a rank's own keys, at most, where nobody asks for another number.
 STAGES = 4
+
+
+def groups(ranks, count=None):
+    """The distances of the ranks whose keys arrive in each stage after the first.
+
+    Neighbours come first, on both sides: who sends to a rank also receives from it, so that a link
+    between machines is used both ways at once.
+    """
+    nearest = sorted(range(1, ranks), key=lambda d: min(d, ranks - d))
+    count = min(STAGES if count is None else count, ranks - 1)
+    return [
+        [d for i, d in enumerate(nearest) if i * count // (ranks - 1) == n] for n in range(count)
+    ]
 
 
 class Index:
@@ -46,7 +59,9 @@ class Stage(NamedTuple):
     Attributes
     ----------
     mask : masks.Mask
-        Of the rank's queries and the keys of the stage, which are in the order of the sequence.
+        Of some of the rank's queries and the keys of the stage, in the order of the sequence.
+    rows : Index
+        Which of its own queries these are: all in the first stage, then those that attend a key.
     positions : nbflash.inputs.positions.Positions
     sends : dict of int to Index
         By rank: which of this rank's own keys it needs in its stage of the same number.
@@ -55,6 +70,7 @@ class Stage(NamedTuple):
     """
 
     mask: masks.Mask
+    rows: Index
     positions: Positions
     sends: dict
     receives: dict
@@ -76,13 +92,11 @@ def stages_of(sharding, rank, count=None):
     count : int, optional
         Stages besides the first, at most one for each other rank.
     """
-    others = sharding.ranks - 1
-    count = min(STAGES if count is None else count, others)
     queries, own = sharding.positions(rank), sharding.positions(rank, "keys")
     mask = masks.restrict(sharding.mask, queries, own)
-    found = [Stage(mask, Positions(queries, own), {}, {})]
-    for number in range(count):
-        distances = [1 + i for i in range(others) if i * count // others == number]
+    all_rows = Index(np.arange(queries.size))
+    found = [Stage(mask, all_rows, Positions(queries, own), {}, {})]
+    for distances in groups(sharding.ranks, count):
         sources = [(rank + d) % sharding.ranks for d in distances]
         targets = [(rank - d) % sharding.ranks for d in distances]
         found.append(_stage(sharding, rank, queries, own, sources, targets))
@@ -94,9 +108,11 @@ def _stage(sharding, rank, queries, own, sources, targets):
     received = {source: keys for source, keys in received.items() if keys.size}
     keys = np.sort(np.concatenate([np.zeros(0, np.int64), *received.values()]))
     sent = {target: sharding.sent(rank, target) for target in targets}
+    rows = sharding.attending(rank, sources)
     return Stage(
-        masks.restrict(sharding.mask, queries, keys),
-        Positions(queries, keys),
+        masks.restrict(sharding.mask, rows, keys),
+        Index(np.searchsorted(queries, rows)),
+        Positions(rows, keys),
         {t: Index(np.searchsorted(own, at)) for t, at in sent.items() if at.size},
         {s: Index(np.searchsorted(keys, at)) for s, at in received.items()},
     )

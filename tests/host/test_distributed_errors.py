@@ -11,8 +11,8 @@ from nbflash import distributed
 from nbflash.distributed import Sharding, run
 from nbflash.testing import make_qkv
 
-MASK = masks.documents([40, 60], causal=True)
 N, RANKS = 100, 3
+MASK = masks.dense(N)
 
 
 class Told:
@@ -41,9 +41,9 @@ def attended(comm, of_rank=as_it_is):
 
 
 def another_mask(comm, given, options):
-    """One token of one document."""
+    """Of one pair."""
     if comm.rank == 1:
-        given[3] = Sharding.of(masks.documents([41, 59], causal=True), RANKS, 32)
+        given[3] = Sharding.of(masks.window(N, left=N - 2), RANKS, 32)
 
 
 def another_seed(comm, given, options):

@@ -28,7 +28,7 @@ def test_help_lists_every_command(capsys):
         assert "--out" in text
     assert set(cli.cli.commands) == {
         *("sparsity", "seqlen", "io", "masks", "cpu", "simt", "decode", "features", "peers"),
-        *("tune", "tune-decode", "train", "selection", "paper"),
+        *("tune", "tune-decode", "train", "selection", "paper", "cluster"),
     }
 
 
@@ -71,6 +71,7 @@ BAD = {
     "masks --only circle": "--only circle",
     "simt": "no CUDA device",
     "sparse": "No such command 'sparse'",
+    "cluster --mask ring": "expected one of dense, causal, documents, window, butterfly",
     "io --quick": "No such option",
 }
 

@@ -1,0 +1,167 @@
+"""A model of attention over many GPUs: when each stage's keys are there, and when it is computed.
+
+It walks the stages of `nbflash.distributed` with the tiles and messages that a `Sharding` has. On
+every rank computation and communication are two queues, filled as the code does:
+
+    cast 1, compute 0, cast 2, compute 1, [return 1], cast 3, compute 2, [return 2], ...
+
+A cast brings the keys of a stage and begins when the computation is done that was queued before it;
+a stage is computed when its keys are there; in the backward pass dK and dV go back behind it. A
+message takes as long as the busier end of the slower link needs. What ranks do to each other is not
+modelled: no switch is full, and nobody waits for a rank that is late.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nbflash.distributed.sharding import members
+from nbflash.distributed.stages import groups
+
+WIDE = 4  # bytes of a sum
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Rates of a GPU for one mask, and of the links; units are seconds, bytes and FLOPs."""
+
+    forward: float
+    backward: float
+    hbm: float
+    launch: float
+    nvlink: float
+    infiniband: float
+    latency: float
+    message: float
+    gpus_per_node: int
+
+    @classmethod
+    def of(cls, gpu, link, mask):
+        """From the tables of the sweep."""
+        return cls(
+            gpu["forward"][mask] * 1e12,
+            gpu["backward"][mask] * 1e12,
+            gpu["hbm_gb_s"] * 1e9,
+            gpu["launch_us"] * 1e-6,
+            link["nvlink_gb_s"] * 1e9,
+            link["infiniband_gb_s"] * 1e9,
+            link["latency_us"] * 1e-6,
+            link["message_us"] * 1e-6,
+            link["gpus_per_node"],
+        )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Sizes of an attention layer."""
+
+    head_dim: int
+    heads: int
+    heads_kv: int
+    itemsize: int
+
+    @property
+    def kv_bytes(self):
+        """Of K and V of a token."""
+        return 2 * self.heads_kv * self.head_dim * self.itemsize
+
+    @property
+    def q_bytes(self):
+        """Of Q of a token."""
+        return self.heads * self.head_dim * self.itemsize
+
+
+def simulate(sharding, layer, cluster, stages):
+    """What one forward and one backward pass take.
+
+    Parameters
+    ----------
+    sharding : nbflash.distributed.Sharding
+    layer : Layer
+    cluster : Cluster
+    stages : int
+
+    Returns
+    -------
+    dict of str to float
+        Of either pass the seconds of the slowest rank, and the share of the ideal, which is the
+        time of one GPU over the number of ranks; the largest part of it that is spent waiting for
+        keys; the bytes that a rank receives and has, at most.
+    """
+    ranks = sharding.ranks
+    flops = sharding.work_on * sharding.tile**2 * 4.0 * layer.head_dim * layer.heads
+    own = np.bincount(sharding.query_owner, minlength=ranks) * sharding.tile
+    merge = layer.q_bytes * (1 + 2 * WIDE / layer.itemsize) / cluster.hbm  # of a query
+    work, rows, casts, tokens = [], [], [], []
+    for stage in _stage_of(ranks, stages):
+        work.append(np.where(stage, flops, 0).sum(1))
+        rows.append(_rows(sharding, stage))
+        moved = np.where(stage.T, sharding.traffic, 0)  # from (row) to (column)
+        casts.append(_seconds(moved, layer.kv_bytes, cluster))
+        tokens.append(moved.sum(0))
+    work, rows, casts, tokens = map(np.array, (work, rows, casts, tokens))
+    fixed = np.zeros(work.shape)
+    fixed[1:] = np.where(work[1:] > 0, cluster.launch, 0) + rows[1:] * merge
+    found = {"received_bytes": float(tokens.sum(0).max() * layer.kv_bytes)}
+    wide = WIDE / layer.itemsize  # dK and dV travel in float32
+    for name, rate, products, back in (
+        ("forward", cluster.forward, 1.0, None),
+        ("backward", cluster.backward, 2.5, casts * wide),
+    ):
+        compute = work * products / rate + fixed
+        seconds = _walk(compute, casts, back).max()
+        ideal = flops.sum() * products / rate / ranks
+        found |= {f"{name}_s": float(seconds), f"{name}_of_ideal": float(ideal / seconds)}
+        found |= {f"{name}_waiting": float(1 - compute.sum(0).max() / seconds)}
+    return found | {"memory_bytes": float(_memory(own, tokens, layer).max())}
+
+
+def _stage_of(ranks, stages):
+    """Of every stage, bool (ranks, ranks): whether a rank (row) attends an owner's keys in it."""
+    distance = (np.arange(ranks)[None] - np.arange(ranks)[:, None]) % ranks
+    return [distance == 0, *(np.isin(distance, group) for group in groups(ranks, stages))]
+
+
+def _rows(sharding, stage):
+    """How many of each rank's queries have keys in a stage, by whole tiles."""
+    live = (sharding.live @ members(sharding.key_owner, sharding.ranks).T).tocoo()
+    (row, owner), ranks = live.coords, sharding.query_owner
+    tiles = np.unique(row[stage[ranks[row], owner]])
+    return np.bincount(ranks[tiles], minlength=sharding.ranks) * sharding.tile
+
+
+def _memory(own, tokens, layer):
+    """Of each rank in the backward pass, of its own tokens and of the keys of two stages."""
+    wide = WIDE / layer.itemsize
+    both = tokens + np.roll(tokens, -1, axis=0)
+    arrays = 4 + wide, 2 + wide  # q, out, dout, dq and its sum; k and v, dk and dv, their sums
+    return own * (arrays[0] * layer.q_bytes + arrays[1] * layer.kv_bytes) + both.max(0) * (
+        (1 + wide) * layer.kv_bytes
+    )
+
+
+def _seconds(moved, size, cluster):
+    """How long each rank is busy with the tokens of one stage, ``size`` bytes each."""
+    node = np.arange(len(moved)) // cluster.gpus_per_node
+    near = node[:, None] == node[None]
+    seconds = np.zeros(len(moved))
+    for there, rate in ((near, cluster.nvlink), (~near, cluster.infiniband)):
+        over = np.where(there, moved, 0) * size
+        seconds = np.maximum(seconds, np.maximum(over.sum(0), over.sum(1)) / rate)
+    messages = np.maximum((moved > 0).sum(0), (moved > 0).sum(1))
+    return seconds + np.where(messages, cluster.latency + messages * cluster.message, 0)
+
+
+def _walk(compute, casts, returns):
+    """When each rank is done: stages (rows) through the queues of computation and communication."""
+    count = len(compute)
+    sent = casts[1] if count > 1 else 0 * compute[0]
+    arrived, done = [0, sent], compute[0]
+    for n in range(1, count):
+        if n + 1 < count:
+            sent = np.maximum(sent, done) + casts[n + 1]
+            arrived.append(sent)
+        done = np.maximum(done, arrived[n]) + compute[n]
+        if returns is not None:
+            sent = np.maximum(sent, done) + returns[n]
+    return np.maximum(done, sent)
