@@ -163,6 +163,29 @@ def io(seed, out):
 
 
 @cli.command()
+@device_option
+@click.option("--quick", is_flag=True, help="Two sizes and fewer rounds.")
+@masks_option
+@click.option(
+    "--processes",
+    type=SIZE,
+    help="So many processes on the CPU, started here, instead of those that mpiexec has started.",
+)
+@seed_option
+@out_option
+def distributed(out, device, quick, mask, processes, seed):
+    """Scaling of attention over several GPUs or processes, beside one of them alone.
+
+    Weak and strong, forward and backward, by mask: mpiexec -n 2 python -m experiments distributed,
+    a GPU for each rank where there are any. Sizes: experiments/sweeps/distributed.toml. Needs
+    mpi4py, or --processes.
+    """
+    from experiments.commands.distributed import run
+
+    run(out, device, quick, mask, processes, seed)
+
+
+@cli.command()
 @click.option("--quick", is_flag=True, help="Fewer numbers of GPUs and fewer tokens.")
 @masks_option
 @click.option(

@@ -28,7 +28,7 @@ def test_help_lists_every_command(capsys):
         assert "--out" in text
     assert set(cli.cli.commands) == {
         *("sparsity", "seqlen", "io", "masks", "cpu", "simt", "decode", "features", "peers"),
-        *("tune", "tune-decode", "train", "selection", "paper", "cluster"),
+        *("tune", "tune-decode", "train", "selection", "paper", "cluster", "distributed"),
     }
 
 
@@ -72,6 +72,8 @@ BAD = {
     "simt": "no CUDA device",
     "sparse": "No such command 'sparse'",
     "cluster --mask ring": "expected one of dense, causal, documents, window, butterfly",
+    "distributed --device cpu --processes 2 --mask ring": "expected one of dense, causal",
+    "distributed --device cuda --processes 2": "--processes is for the CPU",
     "io --quick": "No such option",
 }
 

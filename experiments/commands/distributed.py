@@ -1,0 +1,173 @@
+"""Attention over several GPUs or processes, beside one of them alone: weak and strong scaling.
+
+Every rank runs this command. Before a mask is timed, the gathered results of all ranks are held to
+the budget of the float64 reference. A call takes as long as its slowest rank; the ideal is the time
+of one rank with the whole sequence over the number of ranks.
+"""
+
+import json
+from functools import partial
+
+import nbflash
+from experiments.commands.cluster import mask_of
+from experiments.harness.backends import open_backend, parse_dtype
+from experiments.harness.console import say
+from experiments.harness.errors import BadInput
+from experiments.harness.inputs import random_inputs
+from experiments.harness.oracle import Oracle, nearest, sample_rows, sampled
+from experiments.harness.passes import BACKWARD, FORWARD
+from experiments.harness.provenance import provenance
+from experiments.harness.sweeps import load
+from experiments.harness.timing import Timing
+from experiments.report.tables import show, write_csv, wrote
+from nbflash import distributed
+
+COLUMNS = {
+    "scaling": ("scaling", ""),
+    "mask": ("mask", ""),
+    "tokens": ("tokens", ",d"),
+    "pass": ("pass", ""),
+    "median_ms": ("ms", ".3f"),
+    "alone_ms": ("one rank ms", ".3f"),
+    "of_ideal": ("of ideal", ".2f"),
+    "balance": ("balance", ".3f"),
+    "received_mb": ("received MB", ".1f"),
+    "error": ("error", ".1e"),
+}
+
+
+class Measured:
+    """One mask on the ranks: its inputs, its checks and what is timed."""
+
+    def __init__(self, comm, backend, settings, mask, seed):
+        self.comm, self.backend, self.settings, self.mask = comm, backend, settings, mask
+        self.sharding = distributed.Sharding.of(mask, comm.size, settings["tile"])
+        batch, d, n = settings["batch"], settings["head_dim"], mask.shape[0]
+        dtype = settings["dtype"]
+        q, _, _, dout = random_inputs(backend.xp, (batch, n, settings["heads"], d), dtype, seed)
+        k, v, _, _ = random_inputs(backend.xp, (batch, n, settings["heads_kv"], d), dtype, seed + 1)
+        self.whole = q, k, v, dout
+        self.own = [distributed.scatter(x, self.sharding, comm.rank) for x in self.whole]
+
+    def forward(self):
+        q, k, v, _ = self.own
+        return distributed.attention(q, k, v, self.sharding, self.comm, return_lse=True)
+
+    def backward(self, out, lse, dout=None):
+        q, k, v, own = self.own
+        dout = own if dout is None else dout
+        return distributed.attention_backward(dout, q, k, v, out, lse, self.sharding, self.comm)
+
+    def check(self, seed):
+        """The verdict that is nearest to its budget, of one group of heads."""
+        q, k, _, dout = self.whole
+        rows = sample_rows(self.mask.shape[0], self.settings["check_rows"], seed)
+        group = q.shape[2] // k.shape[2]
+        planes, dout = [(0, h) for h in range(group)], sampled(self.backend.xp, dout, rows)
+        oracle = Oracle(self.backend, (*self.whole[:3], dout), self.mask, rows, planes)
+        out, lse = self.forward()
+        own = distributed.scatter(dout, self.sharding, self.comm.rank)
+        results = {"out": out} | dict(
+            zip(("dq", "dk", "dv"), self.backward(out, lse, own), strict=True)
+        )
+        gathered = {
+            name: distributed.gather(x, self.sharding, self.comm) for name, x in results.items()
+        }
+        return nearest(oracle.check(**gathered))
+
+    def calls(self):
+        """By pass: what is timed on all ranks, and on one with the whole sequence."""
+        q, k, v, dout = self.whole
+        out, lse = self.forward()
+        alone = partial(nbflash.attention, q, k, v, self.mask, return_lse=True)
+        given = dout, q, k, v, *alone(), self.mask
+        return {
+            FORWARD: (self.forward, alone),
+            BACKWARD: (
+                partial(self.backward, out, lse),
+                partial(nbflash.attention_backward, *given),
+            ),
+        }
+
+    def time(self, call):
+        """A `Timing` of calls that all ranks begin together, each as long as its slowest rank."""
+        call()
+        samples = []
+        for _ in range(self.settings["rounds"]):
+            self.comm.agree("")
+            took, _ = self.backend.clock.measure(call)
+            samples.append(max(map(json.loads, self.comm.agree(json.dumps(took)))))
+        return Timing(tuple(samples))
+
+
+def on_rank(comm, device, section, names, seed):
+    """Check and time every mask of the sweep; the rows, the same on all ranks."""
+    backend, sweep = open_backend(device), load("distributed")
+    settings = sweep | sweep[section]
+    if backend.device == "cpu":
+        settings |= sweep["cpu"] | sweep["cpu"][section]
+    else:
+        comm = _over_gpus(comm, backend.xp)
+    settings["dtype"] = parse_dtype(settings["dtype"])
+    sizes = [("weak", comm.size * n) for n in settings["weak"]]
+    sizes += [("strong", n) for n in settings["strong"]]
+    rows = []
+    for scaling, tokens in sizes:
+        for case in sweep["mask"]:
+            if not names or case["name"] in names:
+                measured = Measured(comm, backend, settings, mask_of(case, tokens, seed), seed)
+                common = {"scaling": scaling, "mask": case["name"], "tokens": tokens}
+                rows += rows_of(measured, common, seed)
+    return rows
+
+
+def rows_of(measured, common, seed):
+    """A row for either pass of one mask."""
+    verdict, settings = measured.check(seed), measured.settings
+    sharding, ranks, rows = measured.sharding, measured.comm.size, []
+    kv_bytes = 2 * settings["heads_kv"] * settings["head_dim"] * settings["dtype"].itemsize
+    for name, (together, alone) in measured.calls().items():
+        timing, one = measured.time(together), measured.time(alone)
+        row = common | {"pass": name, "ranks": ranks} | timing.columns
+        row |= {"alone_ms": one.median, "of_ideal": one.median / ranks / timing.median}
+        row |= {"balance": sharding.balance, "dtype": settings["dtype"].name}
+        row["received_mb"] = float(sharding.traffic.sum(0).max() * kv_bytes / 1e6)
+        rows.append(row | {"error": verdict.error, "budget": verdict.budget})
+    return rows
+
+
+def _over_gpus(comm, cupy):
+    cupy.cuda.Device(comm.rank % cupy.cuda.runtime.getDeviceCount()).use()
+    return distributed.NcclCommunicator(comm)
+
+
+def _mpi():
+    try:
+        return distributed.MpiCommunicator()
+    except ImportError:
+        raise BadInput("mpi4py is not installed (pip install 'nbflash[mpi]')") from None
+
+
+def run(out, device, quick, names, processes, seed):
+    """Measure; the first rank prints the table and writes ``distributed.csv`` to ``out``."""
+    known = [case["name"] for case in load("distributed")["mask"]]
+    for name in names:
+        if name not in known:
+            raise BadInput(f"--mask {name}: expected one of {', '.join(known)}")
+    given = device, "quick" if quick else "full", names, seed
+    if processes:
+        if device == "cuda":
+            raise BadInput("--processes is for the CPU: run mpiexec -n 2 with --device cuda")
+        rows = distributed.run(on_rank, processes, "cpu", *given[1:], processes=True, timeout=600)
+    else:
+        comm = _mpi()
+        rows = on_rank(comm, *given)
+        if comm.rank:
+            return
+    origin = provenance(open_backend("cpu" if processes else device).device)
+    rows = rows[0] if processes else rows
+    say(f"[bold]{origin['device']}[/bold], {rows[0]['dtype']}, commit {origin['commit']}")
+    title = f"Attention over {rows[0]['ranks']} ranks"
+    show(title, dict(COLUMNS.values()), [[row[key] for key in COLUMNS] for row in rows])
+    write_csv(out / "distributed.csv", [row | origin for row in rows])
+    wrote(out / "distributed.csv")
