@@ -239,7 +239,7 @@ class Call:
 
     def _rows(self, stage, *arrays):
         """Arrays at the queries of a stage: of those of the output's shape, or of the lse's."""
-        return [x if x is None else _taken(x, stage.rows.of(x), 1 + (x.ndim == 3)) for x in arrays]
+        return [x if x is None else taken(x, stage.rows.of(x), 1 + (x.ndim == 3)) for x in arrays]
 
     def _arriving(self):
         """Each stage with its keys and values, those of the next on their way, and its number."""
@@ -299,10 +299,12 @@ class Call:
         return plan_of(spec, self.impl)
 
 
-def _taken(x, index, axis):
-    """Some tokens: a view where they follow each other."""
+def taken(x, index, axis):
+    """Some tokens: a view where they follow each other, else a C-contiguous copy."""
     at = (*(slice(None),) * axis, index)
-    return x[at] if isinstance(index, slice) else _words(x)[at].view(x.dtype)
+    if isinstance(index, slice):
+        return x[at]
+    return library(x)[0].ascontiguousarray(_words(x)[at]).view(x.dtype)
 
 
 def _words(x):

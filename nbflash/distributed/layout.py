@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbflash.distributed.attention import taken
 from nbflash.distributed.communicator import check_together
 from nbflash.distributed.stages import Index
 from nbflash.inputs.arrays import as_given, library, native
@@ -30,10 +31,7 @@ def scatter(x, sharding, rank, *, axis=1, of="queries"):
     n = sharding.mask.shape[of == "keys"]
     if x.shape[axis] != n:
         raise ValueError(f"x must have {n} tokens along axis {axis}, got shape {x.shape}")
-    index = _at(x, axis, Index(places))
-    if isinstance(index[-1], slice):
-        return as_given(given, x[index])
-    return as_given(given, library(x)[0].ascontiguousarray(x[index]))
+    return as_given(given, taken(x, Index(places).of(x), axis))
 
 
 def gather(x, sharding, comm, *, axis=1, of="queries"):

@@ -84,6 +84,7 @@ CASES = {  # mask, ranks
     "causal": (masks.causal(203), 4),
     "one-rank": (masks.causal(70), 1),
     "documents": (masks.documents([100, 0, 33, 70, 1], causal=True), 3),
+    "scattered": (masks.documents([150, 12, 350], causal=True), 4),
     "window": (masks.window(200, left=40, right=0), 4),
     "butterfly": (masks.butterfly(256, 16), 4),
     "strided": (masks.strided(200, 1, 7, 3, causal=True), 2),
