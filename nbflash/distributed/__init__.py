@@ -8,7 +8,7 @@ own = sharding.positions(comm.rank)
 out = attention(q[:, own], k[:, own], v[:, own], sharding, comm)
 """
 
-from nbflash.distributed.attention import attention, attention_backward
+from nbflash.distributed.attention import attention, attention_backward, score_backward
 from nbflash.distributed.communicator import Communicator, Exchange
 from nbflash.distributed.decoding import decode
 from nbflash.distributed.layout import gather, scatter
@@ -30,4 +30,5 @@ __all__ = [
     "gather",
     "run",
     "scatter",
+    "score_backward",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbflash.distributed.attention import taken
+from nbflash.distributed.call import taken
 from nbflash.distributed.communicator import check_together
 from nbflash.distributed.stages import Index
 from nbflash.inputs.arrays import as_given, library, native

@@ -154,6 +154,33 @@ def test_scores_count_tokens_in_the_sequence():
     check(sharding, make_inputs(1, n, n, 2, 1, 16), {"score": score})
 
 
+def score_gradients(comm, sharding, inputs, score):
+    q, k, v, dout, dlse = inputs
+    given = local(q, sharding, comm), *(local(x, sharding, comm, "keys") for x in (k, v))
+    out, lse = distributed.attention(*given, sharding, comm, score=score, return_lse=True)
+    own = {"dlse": local(dlse, sharding, comm, axis=2), "score": score}
+    dout = local(dout, sharding, comm)
+    return distributed.score_backward(dout, *given, out, lse, sharding, comm, **own)
+
+
+def test_gradients_of_a_score_are_summed_over_ranks():
+    """Slopes, to which all ranks add, and a bias with an element for every score."""
+    n, rng = 100, np.random.default_rng(0)
+    bias = scores.bias(rng.standard_normal((1, 1, n, n)))
+    score = scores.compose(scores.alibi(np.array([0.1, 0.02])), bias)
+    sharding, inputs = (
+        Sharding.of(masks.causal(n), 3, TILE),
+        make_inputs(1, n, n, 2, 1, 8, np.float64),
+    )
+    q, k, v, dout, dlse = inputs
+    how = {"score": score}
+    out, lse = nbflash.attention(q, k, v, sharding.mask, return_lse=True, **how)
+    expected = nbflash.score_backward(dout, q, k, v, out, lse, sharding.mask, dlse=dlse, **how)
+    for gradients in run(score_gradients, 3, sharding, inputs, score, timeout=60):
+        for got, one in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(got, one, atol=np.abs(one).max() * 2**-42)
+
+
 def with_sink(comm, sharding, inputs, sink):
     """As a training step would: a sink behind attention, and its gradients."""
     q, k, v, dout, _ = inputs

@@ -1,0 +1,208 @@
+"""One call on one rank: its checked arguments, its stages, and what travels between them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from nbflash import __version__
+from nbflash.distributed.placed_score import placed
+from nbflash.distributed.sharding import positive
+from nbflash.distributed.stages import stages_of
+from nbflash.inputs.arrays import library, native
+from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.dropout import check_dropout, check_seed
+from nbflash.inputs.problem import check_backward, check_forward, check_mask
+from nbflash.merging import merge
+from nbflash.planning.plan import plan_of
+from nbflash.scores import Score, check_score
+
+_planning = threading.Lock()  # ranks that are threads compile a score once
+
+
+class Call:
+    """The checked arguments of a rank, and its walk over the stages."""
+
+    def __init__(self, q, k, v, sharding, comm, scale, score, dropout, seed, stages, impl):
+        if sharding.ranks != comm.size:
+            raise ValueError(f"sharding is for {sharding.ranks} ranks, comm has {comm.size}")
+        stages = stages if stages is None else positive("stages", stages)
+        self.q, self.k, self.v = native(q=q, k=k, v=v)
+        self.problem = check_forward(self.q, self.k, self.v, scale)
+        self.sharding, self.comm, self.impl = sharding, comm, impl
+        self.score, self.dropout = score, check_dropout(dropout)
+        self.seed = check_seed(seed, self.problem) if self.dropout else None
+        self.stages, self._count = stages_of(sharding, comm.rank, stages), stages
+        check_mask(self.stages[0].mask, self.problem)
+        self._plan(self.stages[0], self.q, self.k, self.v)
+        self._xp, self._device = library(self.q)
+        self._wide = np.dtype(self.problem.lse_dtype)
+
+    def facts(self, **more):
+        """What must be equal on all ranks."""
+        p = self.problem
+        return more | {
+            "nbflash": __version__,
+            "sharding": self.sharding.digest,
+            "batch, heads, heads_kv, head_dim": [p.batch, p.heads, p.heads_kv, p.head_dim],
+            "dtype": p.dtype,
+            "scale": p.scale,
+            "score": str(self.score),
+            "dropout": self.dropout,
+            "seed": self.seed if isinstance(self.seed, tuple) else None,
+            "stages": self._count,
+        }
+
+    def take_results(self, dout, out, lse, dlse):
+        """What `attention` returned, and gradients of it."""
+        named = {"q": self.q, "dout": dout, "out": out, "lse": lse}
+        named |= {} if dlse is None else {"dlse": dlse}
+        _, *arrays = native(**named)
+        self._results = arrays if dlse is not None else (*arrays, None)
+        check_backward(*self._results, self.problem, self.q)
+
+    def forward(self):
+        """``(out, lse)`` of the rank's queries."""
+        with self._device:
+            for stage, k, v, number in self._arriving():
+                if number and not stage.keys:
+                    continue
+                (q,) = self._rows(stage, self.q)
+                part = self._plan(stage, q, k, v).run_forward(q, k, v, None, self.seed)
+                if not number:
+                    out, lse = part
+                    continue
+                out = out.astype(self._wide, copy=False)
+                before = self._rows(stage, out, lse)
+                merged = merge(*before, part[0].astype(self._wide, copy=False), part[1])
+                out[:, stage.rows.of(out)] = merged[0]
+                lse[:, :, stage.rows.of(lse)] = merged[1]
+            return out.astype(self.q.dtype, copy=False), lse
+
+    def backward(self, deterministic, wide):
+        """``(dq, dk, dv)`` of the rank's queries and keys."""
+        dtype = self._wide if wide else self.q.dtype
+        returning = []
+        with self._device:
+            for stage, k, v, number in self._arriving():
+                of_keys = k, v
+                if stage.keys or not number:
+                    rows = self._rows(stage, *self._results, self.q)
+                    dout, out, lse, dlse, q = rows
+                    plan = self._plan(stage, q, k, v)
+                    given = dout, q, k, v, out, lse, dlse, self.seed, deterministic
+                    dq, *of_keys = plan.run_backward(*given)
+                    if not number:
+                        total = [x.astype(self._wide) for x in (dq, *of_keys)]
+                    else:
+                        total[0][:, stage.rows.of(dq)] += dq
+                if number:
+                    returning.append(self._return(stage, of_keys, dtype))
+            for stage, exchange, arrived in returning:
+                exchange.wait()
+                for target, index in stage.sends.items():
+                    for sum_, part in zip(total[1:], arrived[target], strict=True):
+                        sum_[:, index.of(sum_)] += part
+            return tuple(x.astype(self.q.dtype, copy=False) for x in total)
+
+    def score_shapes(self):
+        """Of the score's arrays that have gradients."""
+        return self._plan(self.stages[0], self.q, self.k, self.v).score_shapes
+
+    def score_backward(self):
+        """The gradients of the score's arrays, of all ranks together."""
+        total = None
+        with self._device:
+            for stage, k, v, number in self._arriving():
+                if number and not stage.keys:
+                    continue
+                *results, q = self._rows(stage, *self._results, self.q)
+                dout, out, lse, dlse = results
+                plan = self._plan(stage, q, k, v)
+                sums = plan.run_score_backward(dout, q, k, v, out, lse, dlse, self.seed)
+                total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
+            return tuple(self._over_ranks(x) for x in total)
+
+    def _over_ranks(self, x):
+        """The sum of an array of all ranks, taken in their order."""
+        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
+        parts = {rank: self._xp.empty_like(x) for rank in others}
+        self.comm.exchange(dict.fromkeys(others, x), parts).wait()
+        parts[self.comm.rank] = x
+        return sum(parts[rank] for rank in range(1, self.comm.size)) + parts[0]
+
+    def _rows(self, stage, *arrays):
+        """Arrays at the queries of a stage: of those of the output's shape, or of the lse's."""
+        return [x if x is None else taken(x, stage.rows.of(x), 1 + (x.ndim == 3)) for x in arrays]
+
+    def _arriving(self):
+        """Each stage with its keys and values, those of the next on their way, and its number."""
+        own, *others = self.stages
+        coming = self._cast(others[0]) if others else None
+        yield own, self.k, self.v, 0
+        for number, stage in enumerate(others, 1):
+            exchange, arrived = coming
+            coming = self._cast(others[number]) if number < len(others) else None
+            exchange.wait()
+            yield stage, *self._in_order(stage, arrived), number
+
+    def _cast(self, stage):
+        """GroupCast: start to send own keys and values, and to receive those of a stage."""
+        sends = {t: self._packed((self.k, self.v), i, self.q.dtype) for t, i in stage.sends.items()}
+        arrived = {s: self._buffer(index, self.q.dtype) for s, index in stage.receives.items()}
+        return self.comm.exchange(sends, arrived), arrived
+
+    def _return(self, stage, of_keys, dtype):
+        """GroupReduce: start to send dK and dV of a stage to the owners, and to receive own."""
+        sends = {s: self._packed(of_keys, i, dtype) for s, i in stage.receives.items()}
+        arrived = {t: self._buffer(index, dtype) for t, index in stage.sends.items()}
+        return stage, self.comm.exchange(sends, arrived), arrived
+
+    def _packed(self, pair, index, dtype):
+        """Two arrays at some tokens: (2, batch, tokens, heads_kv, head_dim), contiguous."""
+        packed = self._buffer(index, dtype)
+        for target, x in zip(packed, pair, strict=True):
+            if x.dtype == dtype:  # as integers: CuPy gathers these of any size
+                target, x = _words(target), _words(x)
+            target[...] = x[:, index.of(x)]
+        return packed
+
+    def _in_order(self, stage, arrived):
+        """Keys and values of a stage in the order of the sequence."""
+        if len(arrived) == 1:
+            return next(iter(arrived.values()))
+        p = self.problem
+        both = self._xp.empty((2, p.batch, stage.keys, p.heads_kv, p.head_dim), self.q.dtype)
+        words = _words(both)
+        for source, index in stage.receives.items():
+            words[:, :, index.of(words)] = _words(arrived[source])
+        return both
+
+    def _buffer(self, index, dtype):
+        p = self.problem
+        return self._xp.empty((2, p.batch, index.size, p.heads_kv, p.head_dim), dtype)
+
+    def _plan(self, stage, q, k, v):
+        problem = check_forward(q, k, v, self.problem.scale)
+        score = self.score
+        if isinstance(score, Score):
+            score = placed(score, stage.positions, self.sharding.mask.shape)
+        check_score(score, problem)
+        positions = stage.positions if self.dropout else None
+        spec = AttentionSpec(problem, stage.mask, score, self.dropout, positions)
+        with _planning:
+            return plan_of(spec, self.impl)
+
+
+def taken(x, index, axis):
+    """Some tokens: a view where they follow each other, else a C-contiguous copy."""
+    at = (*(slice(None),) * axis, index)
+    if isinstance(index, slice):
+        return x[at]
+    return library(x)[0].ascontiguousarray(_words(x)[at]).view(x.dtype)
+
+
+def _words(x):
+    """The same memory as unsigned integers."""
+    return x.view(f"u{x.dtype.itemsize}")
