@@ -320,6 +320,11 @@ def _of_arrays(param_grads, params):
     return {f"param_grads[{i}]": part for i, part in enumerate(param_grads)}
 
 
+def is_own(fn):
+    """Whether a function is one of this module, whose source is known."""
+    return fn.__module__ == __name__
+
+
 def where(fn):
     """Name, file and line of a function."""
     code = fn.__code__

@@ -60,8 +60,9 @@ def part_functions(score, problem, compute_capability):
     if not (code.own or SIM):
         for functions, kinds in zip(found, code.kinds, strict=True):
             for function in functions:
-                signature = (real, *(types.int32,) * 4, *kinds)
-                _check_function(function, signature, compute_capability, (types.BaseTuple,))
+                if not scores.is_own(function):
+                    signature = (real, *(types.int32,) * 4, *kinds)
+                    _check_function(function, signature, compute_capability, (types.BaseTuple,))
     return found
 
 
@@ -96,7 +97,7 @@ def _check(code, real, compute_capability):
     """Compile the functions by themselves."""
     for functions, kinds in zip(code.functions, code.kinds, strict=True):
         for function in functions:
-            if function is not None:
+            if function is not None and not scores.is_own(function):
                 signature = (real, *(types.int32,) * 4, *kinds)
                 _check_function(function, signature, compute_capability)
 

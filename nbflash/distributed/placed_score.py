@@ -41,15 +41,19 @@ class _PlacedStage:
     def __init__(self, positions, shape, stage):
         self._stage, self._shape = stage, shape
         self._places = positions.queries, positions.keys
-        self.grad, self.params = _at_places(stage.grad), (*self._places, *stage.params)
+        _, self.grad, _ = self.at()
+        self.params = *self._places, *stage.params
         self.parts = stage.parts and tuple(
-            part._replace(function=_at_places(part.function)) for part in stage.parts
+            part._replace(function=self._placed(part.function)) for part in stage.parts
         )
         self.key = "placed", stage.key, positions, shape
 
-    def at(self, nq, nk):
+    def at(self, nq=None, nk=None):
         fn, grad, params = self._stage.at(*self._shape)
-        return _at_places(fn), _at_places(grad), (*self._places, *params)
+        return self._placed(fn), self._placed(grad), (*self._places, *params)
+
+    def _placed(self, fn):
+        return _at_places(fn, len(self._stage.at(*self._shape)[2]))
 
     def check(self, problem):
         nq, nk = self._shape
@@ -59,15 +63,25 @@ class _PlacedStage:
         return str(self._stage)
 
 
+# As many parameters as the function has: the CUDA target compiles no other by itself.
+_SOURCE = """
+def make(inner):
+    def at_places(s, b, h, q_idx, kv_idx, queries, keys, {names}):
+        return inner(s, b, h, queries[q_idx], keys[kv_idx], {names})
+    return at_places
+"""
+
+
 @functools.lru_cache(maxsize=256)
-def _at_places(fn):
+def _at_places(fn, count):
     """A function of a score at the places that two arrays have; of any place where it is 1."""
     if fn in (None, scores._one):
         return fn
-    inner = numba.njit(error_model="numpy")(fn)
-
-    def at_places(s, b, h, q_idx, kv_idx, queries, keys, *params):
-        return inner(s, b, h, queries[q_idx], keys[kv_idx], *params)
-
-    at_places.__qualname__ = fn.__qualname__  # what messages call it
+    names, made = ", ".join(f"p{i}" for i in range(count)), {}
+    exec(compile(_SOURCE.format(names=names), __file__, "exec"), globals(), made)
+    at_places = made["make"](numba.njit(error_model="numpy")(fn))
+    # what messages say of it
+    line = fn.__code__.co_filename, fn.__code__.co_firstlineno
+    code = at_places.__code__.replace(co_filename=line[0], co_firstlineno=line[1])
+    at_places.__code__, at_places.__qualname__ = code, fn.__qualname__
     return at_places

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from assembly import assemble
 from compiled import compile_ptx, report_of
@@ -19,6 +20,8 @@ from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
 from nbflash.cuda import launch
+from nbflash.distributed.placed_score import placed
+from nbflash.inputs.positions import Positions
 
 HOPPER = (9, 0)
 LIMITS = {"vectors": True, "smem_limit": 227 * 1024}
@@ -162,6 +165,31 @@ def test_what_cannot_be_compiled_is_named(score, match):
 
 def _twice(s, b, h, q_idx, kv_idx):
     return 2 * s
+
+
+def _by_distance(s, b, h, q_idx, kv_idx):
+    return s / (1 + abs(q_idx - kv_idx))
+
+
+def _one_over_distance(s, b, h, q_idx, kv_idx):
+    return 1 / (1 + abs(q_idx - kv_idx))
+
+
+def test_a_function_of_ones_own_beside_one_with_two_parameters():
+    """That of ALiBi is not compiled by itself: its derivative takes any number of them."""
+    own = scores.custom(_by_distance, _one_over_distance)
+    code = code_of(scores.compose(scores.alibi(np.array([0.1, 0.2])), own))
+    assert [len(kinds) for kinds in code.kinds] == [2, 0]
+
+
+def test_scores_of_a_part_of_a_sequence():
+    """Functions that are jitted for a CPU, and given the places of a rank's tokens by arrays."""
+    own = scores.custom(_by_distance, _one_over_distance)
+    score = scores.compose(scores.softcap(3.0), scores.alibi(np.array([0.1, 0.2])), own)
+    code = code_of(placed(score, Positions(np.arange(100), np.arange(120)), (200, 240)))
+    assert [form is not None for form in code.forms] == [True, False, False]
+    report = assemble(compile_ptx(simt_specs("float32", 64, code)[0], HOPPER), "sm_90a")
+    assert report.spill_stores <= SPILLS["custom"]
 
 
 def test_kernels_with_a_users_function_stay_out_of_the_disk_cache(monkeypatch, tmp_path):

@@ -85,7 +85,7 @@ class ScoreCode:
     @property
     def own(self):
         """Whether all functions are of `nbflash.scores`, whose source is known."""
-        return all(fn.__module__ == scores.__name__ for fn, _ in self.functions)
+        return all(scores.is_own(fn) for fn, _ in self.functions)
 
     def __repr__(self):
         names = [fn.__qualname__ for fn, _ in self.functions]
