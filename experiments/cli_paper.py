@@ -4,6 +4,12 @@ import click
 
 from experiments.options import device_option, out_option, seed_option
 
+resume_option = click.option(
+    "--resume", is_flag=True, help="Go on from what an earlier run left in --out."
+)
+minutes_option = click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), help="Begin nothing new after this time."
+)
 quick_option = click.option("--quick", is_flag=True, help="Small sizes: two minutes on two cores.")
 
 
@@ -28,5 +34,25 @@ def figure2(out, **options):
     the kernels walk, on a GPU also measured by ncu where it is installed.
     """
     from experiments.commands.paper.figure2 import run
+
+    run(out, **options)
+
+
+@paper.command()
+@quick_option
+@resume_option
+@minutes_option
+@click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@device_option
+@seed_option
+@out_option
+def figure3(out, **options):
+    """Figure 3: runtime and memory of exact, sparse and approximate attention. Needs torch.
+
+    Plain torch, the backends of SDPA, FlexAttention with the masks of Longformer, BigBird and
+    OpenAI, Linformer, Performer, linear attention, Reformer, SMYRF, Nyströmformer and nbflash, with
+    and without dropout and padding. Running out of memory is a result.
+    """
+    from experiments.commands.paper.figure3 import run
 
     run(out, **options)

@@ -1,5 +1,7 @@
 """The paper's figures, drawn from rows of our own measurements."""
 
+from itertools import cycle
+
 import numpy as np
 
 from experiments.report.figures import (
@@ -70,3 +72,39 @@ def _draw_right(ax, rows, fit):
     ax.set(xlabel="density of the mask", ylabel="median runtime (ms)", title="forward and backward")
     ax.xaxis.set_major_formatter(lambda x, _: f"{100 * x:g} %")
     legend_below(ax)
+
+
+def draw_figure3(rows, paper, path):
+    """Runtime and memory of forward and backward against length, the paper's own beside them."""
+    variants = [x["variant"] for x in rows]
+    variant = "dropout mask" if "dropout mask" in variants else variants[0]  # as the paper's
+    of = [x for x in rows if (x["variant"], x["pass"]) == (variant, "both") and not x["status"]]
+    figure, axes = axes_of(2, width=6.5, height=6.0)
+    printed = {"median_ms": paper.get(variant, {}).get("both", {}), "memory_mb": paper["memory"]}
+    labels = {"median_ms": "median runtime (ms)", "memory_mb": "memory (MB)"}
+    names = list(dict.fromkeys(x["method"] for x in of))
+    for ax, (column, label) in zip(axes, labels.items(), strict=True):
+        for name, colour, marker in zip(names, cycle(COLOURS), cycle(MARKERS), strict=False):
+            points = [
+                (int(x["seqlen"]), float(x[column]))
+                for x in of
+                if x["method"] == name and x[column]
+            ]
+            if points:
+                ax.plot(*zip(*points, strict=True), marker=marker, color=colour, label=name)
+        for name, line in zip(("nbflash", "nbflash-butterfly"), ("-", ":"), strict=True):
+            if values := printed[column].get(name):
+                shown = name.replace("nbflash", "FlashAttention")
+                label_ = f"paper: {shown}, {paper['device']}"
+                n = paper["seqlen"][: len(values)]
+                ax.plot(n, values, color=GREY, linestyle=line, label=label_)
+        ax.set(xscale="log", yscale="log", xlabel="sequence length", ylabel=label)
+        legend_below(ax)
+    first = rows[0]
+    figure.suptitle(
+        f"Forward and backward, {variant or 'neither dropout nor mask'}, {first['device']}, "
+        f"{first['dtype']}, batch={first['batch']}, heads={first['heads']}, "
+        f"d={first['head_dim']}, commit {first['commit']}",
+        fontsize=9,
+    )
+    save(figure, path)
