@@ -56,3 +56,23 @@ def figure3(out, **options):
     from experiments.commands.paper.figure3 import run
 
     run(out, **options)
+
+
+@paper.command()
+@quick_option
+@resume_option
+@minutes_option
+@click.option("--task", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@device_option
+@out_option
+def lra(out, **options):
+    """Table 3: Long Range Arena by form of attention. Needs torch; images need scikit-learn.
+
+    ListOps, classification and retrieval of source files, images of digits and Pathfinder, all
+    generated or taken from packages; a small Transformer with plain attention, nbflash and
+    approximate attention, at several seeds. Data and checkpoints lie in lra of --out.
+    """
+    from experiments.commands.paper.lra import run
+
+    run(out, **options)

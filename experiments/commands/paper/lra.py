@@ -1,0 +1,159 @@
+"""Table 3: a small Transformer on the tasks of Long Range Arena, by form of attention.
+
+Every model is kept at each of its checkpoints: with ``--resume`` a run goes on from there and takes
+the same batches that it would have taken. Several processes with different ``--task`` or
+``--method``, each with its own ``--out``, share one GPU.
+"""
+
+from itertools import product
+
+import numpy as np
+
+from experiments.harness.console import left_out, progress, say
+from experiments.harness.errors import BadInput
+from experiments.harness.journal import Journal
+from experiments.harness.setup import set_up
+from experiments.libraries.torch_base import why_not_torch
+from experiments.report.tables import show, wrote
+
+KEYS = ("task", "method", "seed")
+STANDARD = "pytorch"
+
+
+def run(out, quick=False, device="auto", resume=False, minutes=None, task=(), method=()):
+    """Train what the sweep says; the table and ``paper-lra.csv`` go to ``out``."""
+    if reason := why_not_torch("cpu"):
+        raise BadInput(f"lra needs torch: {reason}")
+    setup = set_up("paper-lra", "quick" if quick else "full", device)
+    journal = Journal(out / "paper-lra.csv", KEYS, resume, minutes)
+    if not resume:
+        for path in (out / "lra").glob("*.pt"):
+            path.unlink()
+    train(setup, journal, out / "lra", task, method)
+    if journal.rows:
+        report(journal.rows, setup.settings["paper"])
+        wrote(out / "paper-lra.csv")
+
+
+def train(setup, journal, folder, tasks=(), methods=()):
+    """Add the rows of the sweep that the journal lacks."""
+    settings = setup.settings
+    tasks = _chosen("task", tasks, settings["tasks"])
+    methods = _chosen("method", methods, settings["methods"])
+    for name in tasks:
+        if reason := _why_not(name):
+            left_out(name, "task", reason)
+    tasks = [name for name in tasks if not _why_not(name)]
+    runs = list(product(tasks, settings["seeds"], methods))
+    with progress("Long Range Arena", len(runs)) as advance:
+        for task, seed, method in runs:
+            row = {"task": task, "method": method, "seed": seed}
+            if row not in journal:
+                if journal.is_late:
+                    say("Time is over: --resume goes on from here.")
+                    return
+                found = _trained(setup, journal, folder, row)
+                if found is None:
+                    say(f"Time is over within {task}, {method}: --resume goes on from there.")
+                    return
+                journal.add(row | found | setup.origin)
+            advance()
+
+
+def _chosen(option, names, known):
+    for name in names:
+        if name not in known:
+            raise BadInput(f"--{option} {name}: expected one of {', '.join(known)}")
+    return names or list(known)
+
+
+def _why_not(task):
+    from experiments.papers.tasks import why_not
+
+    return why_not(task)
+
+
+def _trained(setup, journal, folder, row):
+    """The columns of one model; None where it is not done yet."""
+    from experiments.papers import tasks
+    from experiments.papers.classifier import Classifier
+    from experiments.papers.training import Trainer
+
+    settings, (task, method, seed) = setup.settings, row.values()
+    size = settings["tasks"][task]
+    data = {x: tasks.load(folder, task, x, settings[x], size) for x in tasks.PARTS}
+    first = data["train"]
+    _, parts, n = first.tokens.shape
+    model = Classifier(
+        first.vocabulary,
+        first.classes,
+        parts,
+        n,
+        method,
+        **settings["model"],
+        device=setup.backend.device,
+        seed=seed,
+    )
+    how = settings | {"dtype": settings["dtype"].name}
+    path = folder / f"{task}-{method}-{seed}.pt"
+    trainer = Trainer(model, first, data["validation"], how, path, seed)
+    trainer.run(lambda: journal.is_late)
+    if not trainer.is_done:
+        return None
+    done = trainer.progress
+    return {
+        "n": n,
+        "classes": first.classes,
+        "dtype": how["dtype"],
+        "examples": len(first),
+        "steps": done.step,
+        "batch": settings["batch"],
+        "loss": done.curve[-1][1],
+        "validation": done.curve[-1][2],
+        "accuracy": trainer.accuracy(data["test"]),
+        "ms_a_step": 1e3 * done.seconds / done.timed,
+        "parameters": sum(x.numel() for x in model.parameters()),
+    }
+
+
+def report(rows, paper):
+    """Accuracy over seeds, and the time of a step over that of plain attention."""
+    names = list(dict.fromkeys(row["task"] for row in rows))
+    table = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        of = [row for row in rows if row["method"] == method]
+        cells = [_accuracy([x for x in of if x["task"] == task], paper) for task in names]
+        printed = paper["speedup"].get(method)
+        speed = [x for task in names if (x := speedup(rows, task, method))]
+        cell = f"{np.exp(np.log(speed).mean()):.2f}" if speed else ""
+        table.append([method, *cells, cell + (f" ({printed})" if printed else "")])
+    columns = {"method": ""} | dict.fromkeys(names, "") | {"speed-up": ""}
+    show("Accuracy in percent, mean ± spread over seeds (the paper's, other data)", columns, table)
+    chance = {row["task"]: 100 / int(row["classes"]) for row in rows}
+    say("By chance: " + ", ".join(f"{task} {x:.1f} %" for task, x in chance.items()))
+    say(
+        "Speed-up: plain attention's time of a step over that of the method, the geometric mean "
+        "over tasks. Data are of our own making: experiments/papers says what differs."
+    )
+
+
+def speedup(rows, task, method):
+    """The median time of a step of `STANDARD` over that of a method; None where one lacks."""
+    times = [
+        np.median(
+            [float(x["ms_a_step"]) for x in rows if (x["task"], x["method"]) == (task, name)] or [0]
+        )
+        for name in (STANDARD, method)
+    ]
+    return times[0] / times[1] if all(times) else None
+
+
+def _accuracy(rows, paper):
+    if not rows:
+        return ""
+    values = 100 * np.array([float(row["accuracy"]) for row in rows])
+    found = f"{values.mean():.1f}" + (f" ± {np.ptp(values) / 2:.1f}" if len(values) > 1 else "")
+    task, printed = rows[0]["task"], paper.get(rows[0]["method"])
+    if printed and task in paper["tasks"]:
+        found += f" ({printed[paper['tasks'].index(task)]})"
+    return found

@@ -1,0 +1,99 @@
+"""A small Transformer that classifies sequences, with any form of attention."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from experiments.papers.approximate import APPROXIMATE, attention_of
+from experiments.papers.dataset import PAD
+from experiments.papers.methods import METHODS, Problem
+
+
+class SelfAttention(nn.Module):
+    """Projections around one method of `METHODS`; padding is attended like any token."""
+
+    def __init__(self, width, heads, n, method, device, seed):
+        super().__init__()
+        self.heads = heads
+        self.inward, self.outward = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        if method in APPROXIMATE:  # what it learns is learned with the rest
+            self.attention = attention_of(method, n, width // heads, seed)
+        else:
+            problem = Problem(n, width // heads, batch=1, device=device, seed=seed)
+            self.attention = METHODS[method].make(problem)
+
+    def forward(self, x):
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.inward(x).chunk(3, dim=-1)
+        )
+        return self.outward(self.attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    """Attention and two linear maps, each on a normalised copy that is added."""
+
+    def __init__(self, width, *attention):
+        super().__init__()
+        self.attention = SelfAttention(width, *attention)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x):
+        x = x + self.attention(self.norms[0](x))
+        return x + self.mlp(self.norms[1](x))
+
+
+class Classifier(nn.Module):
+    """Tokens (batch, parts, n) to logits (batch, classes).
+
+    The mean over tokens that are no padding stands for a part; a pair is told by both means, their
+    product and their difference.
+
+    Parameters
+    ----------
+    vocabulary, classes, parts, n : int
+        Of the task.
+    method : str
+        One of `METHODS`.
+    layers, heads, width : int
+    device : str
+    seed : int
+        Of the weights: the same for every method, but for what only one has.
+    """
+
+    def __init__(
+        self, vocabulary, classes, parts, n, method, *, layers, heads, width, device="cpu", seed=0
+    ):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(n, width)
+            features = width * (4 if parts == 2 else 1)
+            self.head = nn.Sequential(
+                nn.Linear(features, width), nn.GELU(), nn.Linear(width, classes)
+            )
+            self.norm = nn.LayerNorm(width)
+            how = heads, n, method, device, seed
+            self.layers = nn.ModuleList(Layer(width, *how) for _ in range(layers))
+        self.to(device)
+
+    def forward(self, tokens):
+        parts = tokens.shape[1]
+        tokens = tokens.flatten(0, 1)
+        x = self.tokens(tokens) + self.places.weight
+        for layer in self.layers:
+            x = layer(x)
+        real = (tokens != PAD)[..., None]
+        mean = (self.norm(x) * real).sum(dim=1) / real.sum(dim=1).clamp_min(1)
+        if parts == 2:
+            a, b = mean.unflatten(0, (-1, 2)).unbind(dim=1)
+            mean = torch.cat([a, b, a * b, a - b], dim=-1)
+        return self.head(mean)
+
+
+def loss_of(logits, labels):
+    """Mean cross-entropy, in float32."""
+    return functional.cross_entropy(logits.float(), labels)

@@ -1,0 +1,153 @@
+"""Training that ends whenever it must and goes on as if it had not."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from experiments.papers.classifier import loss_of
+
+
+@dataclass
+class Progress:
+    """How far a model is.
+
+    Attributes
+    ----------
+    step : int
+    seconds : float
+        Of training steps alone, over all runs.
+    timed : int
+        Steps that ``seconds`` is of: the first ones of each run are not.
+    curve : list of (int, float, float)
+        Step, loss of training, accuracy in validation.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    timed: int = 0
+    curve: list = field(default_factory=list)
+
+
+class Trainer:
+    """A classifier, its data and where it is kept.
+
+    Batches are a function of the seed and the step, so that a run that was interrupted takes the
+    same ones.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    train, validation : Dataset
+    settings : dict
+        ``steps``, ``batch``, ``rate``, ``warmup``, ``evaluate`` (steps between two checkpoints) and
+        ``dtype`` of autocast.
+    path : pathlib.Path
+        Of the checkpoint.
+    seed : int
+    """
+
+    UNTIMED = 3
+
+    def __init__(self, model, train, validation, settings, path, seed):
+        self.model, self._train, self._validation = model, train, validation
+        self._settings, self._path, self._seed = settings, Path(path), seed
+        self._device = next(model.parameters()).device.type
+        self._optimiser = torch.optim.AdamW(model.parameters(), lr=settings["rate"])
+        self.progress = Progress()
+        if self._path.exists():
+            self._load()
+
+    @property
+    def is_done(self):
+        return self.progress.step >= self._settings["steps"]
+
+    def run(self, is_late=lambda: False):
+        """Train to the end, or to a checkpoint after ``is_late()`` came true."""
+        begin = self.progress.step
+        while not self.is_done:
+            end = min(self.progress.step + self._settings["evaluate"], self._settings["steps"])
+            loss = self._stretch(begin, end)
+            self.progress.curve.append((end, loss, self.accuracy(self._validation)))
+            self._save()
+            if is_late():
+                return
+
+    def _stretch(self, begin, end):
+        """Steps up to a checkpoint; the loss of the last one."""
+        start = None
+        while self.progress.step < end:
+            if start is None and self.progress.step - begin >= self.UNTIMED:
+                self._wait()
+                start, first = time.perf_counter(), self.progress.step
+            loss = self._step()
+        loss = loss.item()  # waits for the device
+        if start is not None:
+            self.progress.seconds += time.perf_counter() - start
+            self.progress.timed += self.progress.step - first
+        return loss
+
+    def _step(self):
+        step, settings = self.progress.step, self._settings
+        self.model.train()
+        for group in self._optimiser.param_groups:
+            group["lr"] = settings["rate"] * self._schedule(step)
+        rng = np.random.default_rng([self._seed, step])
+        loss = loss_of(
+            *self._logits(self._train, rng.integers(len(self._train), size=settings["batch"]))
+        )
+        self._optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._optimiser.step()
+        self.progress.step += 1
+        return loss
+
+    def _schedule(self, step):
+        """Linear up to ``warmup``, then a cosine down to nothing."""
+        settings = self._settings
+        done = max(0, step - settings["warmup"]) / max(1, settings["steps"] - settings["warmup"])
+        return min(1.0, (step + 1) / settings["warmup"]) * (1 + np.cos(np.pi * done)) / 2
+
+    def _logits(self, data, chosen):
+        tokens = torch.from_numpy(data.tokens[chosen].astype(np.int64)).to(self._device)
+        labels = torch.from_numpy(data.labels[chosen]).to(self._device)
+        dtype = getattr(torch, self._settings["dtype"])
+        with torch.autocast(self._device, dtype, enabled=dtype != torch.float32):
+            return self.model(tokens), labels
+
+    @torch.no_grad()
+    def accuracy(self, data):
+        """The share of examples whose class has the largest logit."""
+        self.model.eval()
+        right = 0
+        for chosen in np.array_split(
+            np.arange(len(data)), -(-len(data) // self._settings["batch"])
+        ):
+            logits, labels = self._logits(data, chosen)
+            right += (logits.argmax(dim=-1) == labels).sum().item()
+        return right / len(data)
+
+    def _wait(self):
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+    def _save(self):
+        """A new file takes the place of the old one: there is always a whole one."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "progress": vars(self.progress),
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_suffix(".new")
+        torch.save(state, fresh)
+        fresh.replace(self._path)
+
+    def _load(self):
+        state = torch.load(self._path, map_location=self._device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self.progress = Progress(**state["progress"])
