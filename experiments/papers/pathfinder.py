@@ -12,9 +12,9 @@ from experiments.papers.dataset import Dataset
 
 LEVELS = 256
 #: Of a dash and of the gap behind it, and least distance of two curves, in pixels.
-DASH, GAP, CLEARANCE = 3.0, 1.6, 5.7
+DASH, GAP, CLEARANCE = 3.0, 1.6, 6.0
 STEP, TURN = 0.5, 0.12  # pixels, and standard deviation of radians, of a walk
-DISC = 1.7
+DISC = 1.4
 
 
 def make(examples, size, seed, distractors=3):
@@ -71,7 +71,9 @@ def _curves(rng, size, distractors):
 
 
 def _apart(a, b):
-    return np.linalg.norm(a[:, None] - b, axis=-1).min() > CLEARANCE
+    """Also their ends, where there may be discs."""
+    ends = np.linalg.norm(a[[0, -1], None] - b[[0, -1]], axis=-1).min()
+    return ends > CLEARANCE + DISC and np.linalg.norm(a[:, None] - b, axis=-1).min() > CLEARANCE
 
 
 def _walk(rng, size, steps):

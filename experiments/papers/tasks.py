@@ -1,5 +1,10 @@
 """The tasks of Long Range Arena by name, drawn once and kept on disk; without torch."""
 
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+
 import numpy as np
 
 from experiments.papers import listops, pathfinder, pictures, texts
@@ -8,11 +13,37 @@ from experiments.papers.dataset import Dataset
 PARTS = texts.PARTS
 
 
+#: Examples that are drawn from one seed; those of several are drawn by several processes.
+CHUNK = 1000
+
+
 def _by_seed(make):
-    """A generator without files: each part has a seed of its own."""
-    return lambda examples, seed, part, **size: make(
-        examples, seed=[seed, PARTS.index(part)], **size
-    )
+    """A generator without files: each part has seeds of its own."""
+
+    def draw(examples, seed, part, **size):
+        counts = [min(CHUNK, examples - start) for start in range(0, examples, CHUNK)]
+        seeds = [[seed, PARTS.index(part), i] for i in range(len(counts))]
+        call = partial(make, **size)
+        if len(counts) == 1:
+            return call(counts[0], seed=seeds[0])
+        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+            made = list(pool.map(_Seeded(call), counts, seeds))
+        tokens, labels = (
+            np.concatenate([getattr(x, y) for x in made]) for y in ("tokens", "labels")
+        )
+        return Dataset(tokens, labels, made[0].vocabulary, made[0].classes)
+
+    return draw
+
+
+@dataclass(frozen=True)
+class _Seeded:
+    """A generator that a process takes, called with its two arguments in order."""
+
+    call: partial
+
+    def __call__(self, examples, seed):
+        return self.call(examples, seed=seed)
 
 
 #: Name to ``make(examples, seed, part, **size)``.

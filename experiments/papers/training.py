@@ -1,5 +1,6 @@
 """Training that ends whenever it must and goes on as if it had not."""
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +110,7 @@ class Trainer:
         """Linear up to ``warmup``, then a cosine down to nothing."""
         settings = self._settings
         done = max(0, step - settings["warmup"]) / max(1, settings["steps"] - settings["warmup"])
-        return min(1.0, (step + 1) / settings["warmup"]) * (1 + np.cos(np.pi * done)) / 2
+        return min(1.0, (step + 1) / settings["warmup"]) * (1 + math.cos(math.pi * done)) / 2
 
     def _logits(self, data, chosen):
         tokens = torch.from_numpy(data.tokens[chosen].astype(np.int64)).to(self._device)

@@ -92,6 +92,7 @@ OUTSIDE = {
     "experiments.commands.paper": ("numpy rich", "torch transformers cupy"),
     # Imported where torch is there: models, and the attention that others proposed.
     "experiments.papers": ("numpy torch", "transformers"),
+    "experiments.papers.pictures": ("numpy", "sklearn"),
     "experiments.report": ("numpy rich matplotlib", ""),
     "experiments.libraries": ("numpy", "torch"),
     "experiments.harness": ("numpy click rich", "cupy ml_dtypes safetensors"),

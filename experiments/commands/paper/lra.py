@@ -111,7 +111,7 @@ def _trained(setup, journal, folder, row):
         "loss": done.curve[-1][1],
         "validation": done.curve[-1][2],
         "accuracy": trainer.accuracy(data["test"]),
-        "ms_a_step": 1e3 * done.seconds / done.timed,
+        "ms_a_step": 1e3 * done.seconds / done.timed if done.timed else None,
         "parameters": sum(x.numel() for x in model.parameters()),
     }
 
@@ -140,12 +140,14 @@ def report(rows, paper):
 def speedup(rows, task, method):
     """The median time of a step of `STANDARD` over that of a method; None where one lacks."""
     times = [
-        np.median(
-            [float(x["ms_a_step"]) for x in rows if (x["task"], x["method"]) == (task, name)] or [0]
-        )
+        [float(x["ms_a_step"]) for x in rows if _is(x, task, name) and x["ms_a_step"]]
         for name in (STANDARD, method)
     ]
-    return times[0] / times[1] if all(times) else None
+    return np.median(times[0]) / np.median(times[1]) if all(times) else None
+
+
+def _is(row, task, method):
+    return (row["task"], row["method"]) == (task, method)
 
 
 def _accuracy(rows, paper):

@@ -1,0 +1,130 @@
+"""Long Range Arena: training that goes on, the classifier, and the command end to end."""
+
+import numpy as np
+import pytest
+import torch
+from paper_runs import read_csv, run, shrink
+
+from experiments.commands.paper.lra import report, speedup
+from experiments.harness import sweeps
+from experiments.papers.classifier import Classifier
+from experiments.papers.dataset import Dataset
+from experiments.papers.training import Trainer
+
+SIZES = {"layers": 1, "heads": 2, "width": 16}
+HOW = {"steps": 8, "batch": 8, "rate": 1e-2, "warmup": 2, "evaluate": 4, "dtype": "float32"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _data(examples=64, n=16, seed=0):
+    """The class is whether token 5 is there."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(1, 5, (examples, 1, n)).astype(np.uint16)
+    labels = np.arange(examples) % 2
+    tokens[labels == 1, 0, rng.integers(n, size=examples // 2)] = 5
+    return Dataset(tokens, labels, 6, 2)
+
+
+def _trainer(path, method="pytorch", **how):
+    model = Classifier(6, 2, 1, 16, method, **SIZES, seed=3)
+    return Trainer(model, _data(), _data(seed=1), HOW | how, path, seed=7)
+
+
+def test_a_run_goes_on_as_if_it_had_not_ended(tmp_path):
+    whole = _trainer(tmp_path / "whole.pt")
+    whole.run()
+    part = _trainer(tmp_path / "part.pt")
+    part.run(is_late=lambda: True)
+    assert part.progress.step == 4
+    assert not part.is_done
+    rest = _trainer(tmp_path / "part.pt")
+    assert rest.progress.step == 4
+    rest.run()
+    assert rest.is_done
+    assert rest.progress.curve == whole.progress.curve
+    for one, other in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    again = _trainer(tmp_path / "part.pt")
+    again.run()
+    assert again.progress.step == 8
+
+
+def test_a_small_task_is_learned(tmp_path):
+    trainer = _trainer(tmp_path / "x.pt", method="nbflash", steps=80, evaluate=80)
+    trainer.run()
+    assert trainer.accuracy(_data(seed=2)) == 1.0
+    assert trainer.progress.timed == 80 - Trainer.UNTIMED
+
+
+def test_nbflash_and_plain_attention_train_alike(tmp_path):
+    """The same weights and batches: losses differ by what float32 rounds."""
+    losses = {}
+    for method in ("pytorch", "nbflash"):
+        trainer = _trainer(tmp_path / f"{method}.pt", method=method)
+        trainer.run()
+        losses[method] = [loss for _, loss, _ in trainer.progress.curve]
+    error = np.subtract(*losses.values())
+    # Eight steps of three passes, each of whose sums has at most 16 * 16 terms.
+    budget = 8 * 3 * 256 * np.finfo(np.float32).eps
+    assert (abs(error) <= budget * np.abs(losses["pytorch"])).all()
+
+
+def test_padding_is_not_in_the_mean_and_pairs_are_told():
+    model = Classifier(6, 3, 2, 16, "linformer", **SIZES)
+    tokens = torch.randint(1, 6, (4, 2, 16))
+    logits = model(tokens)
+    assert logits.shape == (4, 3)
+    assert not torch.equal(model(tokens.flip(1)), logits)
+    names = {name for name, _ in model.named_parameters()}
+    assert "layers.0.attention.attention.project_k" in names  # learned with the rest
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    sizes = {"listops": {"n": 32, "depth": 2, "arguments": 3}, "retrieval": {"n": 32}, "image": {}}
+    counts = {"train": 16, "validation": 4, "test": 8, "steps": 6, "batch": 2, "evaluate": 3}
+    methods = ["pytorch", "nbflash", "nbflash-butterfly", "linear"]
+    shrink(monkeypatch, "paper-lra", "quick", tasks=sizes, methods=methods, seeds=[0], **counts)
+    monkeypatch.setattr("experiments.papers.pictures.why_not", lambda: "no images here")
+
+
+def test_lra(tmp_path, capsys, tiny):
+    command = ("lra", "--quick", "--device", "cpu", "--out", tmp_path)
+    assert run(*command, "--minutes", 1e-9) == 0
+    assert run(*command, "--task", "listops", "--method", "linear") == 0
+    first = read_csv(tmp_path / "paper-lra.csv")
+    assert run(*command, "--resume") == 0
+    rows = read_csv(tmp_path / "paper-lra.csv")
+    assert rows[0] == first[0]
+    assert len({(row["task"], row["method"]) for row in rows}) == len(rows) == 2 * 4
+    assert {row["steps"] for row in rows} == {"6"}
+    assert all(0 <= float(row["accuracy"]) <= 1 for row in rows)
+    text = capsys.readouterr().out
+    assert "image is left out (task): no images here" in text
+    assert "(37.6)" in text
+    assert run(*command, "--task", "sorting") == 2
+    assert "--task sorting: expected one of listops" in capsys.readouterr().err
+
+
+def test_the_table(capsys):
+    row = {"task": "text", "method": "pytorch", "accuracy": "0.5", "ms_a_step": "6", "classes": "8"}
+    rows = [
+        row,
+        row | {"accuracy": "0.7"},
+        row | {"method": "nbflash", "ms_a_step": "2"},
+        row | {"method": "linear", "ms_a_step": ""},
+    ]
+    assert speedup(rows, "text", "nbflash") == 3.0
+    assert speedup(rows, "text", "linear") is None
+    report(rows, sweeps.load("paper-lra")["paper"])
+    text = capsys.readouterr().out
+    assert "60.0 ± 10.0 (63.6)" in text
+    assert "3.00 (2.4)" in text
+    assert "text 12.5 %" in text
