@@ -1,5 +1,6 @@
 """A small Transformer that classifies sequences, with any form of attention."""
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -94,6 +95,44 @@ class Classifier(nn.Module):
         return self.head(mean)
 
 
-def loss_of(logits, labels):
-    """Mean cross-entropy, in float32."""
-    return functional.cross_entropy(logits.float(), labels)
+class Classification:
+    """What a `Trainer` is given: batches of a data set, and the accuracy on another.
+
+    Parameters
+    ----------
+    model : Classifier
+    train, validation : Dataset
+    batch : int
+    dtype : str
+        Of autocast; float32 is without.
+    seed : int
+        Of the order of the batches.
+    """
+
+    def __init__(self, model, train, validation, *, batch, dtype, seed):
+        self._model, self._train, self._validation = model, train, validation
+        self._batch, self._dtype, self._seed = batch, getattr(torch, dtype), seed
+        self._device = next(model.parameters()).device.type
+
+    def loss_at(self, step):
+        rng = np.random.default_rng([self._seed, step])
+        logits, labels = self._logits(self._train, rng.integers(len(self._train), size=self._batch))
+        return functional.cross_entropy(logits.float(), labels)
+
+    def evaluate(self):
+        return self.accuracy(self._validation)
+
+    @torch.no_grad()
+    def accuracy(self, data):
+        """The share of examples whose class has the largest logit."""
+        right, parts = 0, -(-len(data) // self._batch)
+        for chosen in np.array_split(np.arange(len(data)), parts):
+            logits, labels = self._logits(data, chosen)
+            right += (logits.argmax(dim=-1) == labels).sum().item()
+        return right / len(data)
+
+    def _logits(self, data, chosen):
+        tokens = torch.from_numpy(data.tokens[chosen].astype(np.int64)).to(self._device)
+        labels = torch.from_numpy(data.labels[chosen]).to(self._device)
+        with torch.autocast(self._device, self._dtype, enabled=self._dtype != torch.float32):
+            return self._model(tokens), labels

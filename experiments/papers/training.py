@@ -5,10 +5,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-
-from experiments.papers.classifier import loss_of
 
 
 @dataclass
@@ -23,7 +20,7 @@ class Progress:
     timed : int
         Steps that ``seconds`` is of: the first ones of each run are not.
     curve : list of (int, float, float)
-        Step, loss of training, accuracy in validation.
+        Step, loss of training, what the task's ``evaluate`` gave.
     """
 
     step: int = 0
@@ -33,28 +30,25 @@ class Progress:
 
 
 class Trainer:
-    """A classifier, its data and where it is kept.
-
-    Batches are a function of the seed and the step, so that a run that was interrupted takes the
-    same ones.
+    """A model and where it is kept.
 
     Parameters
     ----------
     model : torch.nn.Module
-    train, validation : Dataset
+    task : object
+        ``loss_at(step)`` is the loss on the batch of a step, which the step alone decides, so that
+        a run that was interrupted takes the same ones; ``evaluate()`` is a number for the curve.
     settings : dict
-        ``steps``, ``batch``, ``rate``, ``warmup``, ``evaluate`` (steps between two checkpoints) and
-        ``dtype`` of autocast.
+        ``steps``, ``rate``, ``warmup``, ``evaluate`` (steps between two checkpoints).
     path : pathlib.Path
         Of the checkpoint.
-    seed : int
     """
 
     UNTIMED = 3
 
-    def __init__(self, model, train, validation, settings, path, seed):
-        self.model, self._train, self._validation = model, train, validation
-        self._settings, self._path, self._seed = settings, Path(path), seed
+    def __init__(self, model, task, settings, path):
+        self.model, self._task = model, task
+        self._settings, self._path = settings, Path(path)
         self._device = next(model.parameters()).device.type
         self._optimiser = torch.optim.AdamW(model.parameters(), lr=settings["rate"])
         self.progress = Progress()
@@ -65,13 +59,21 @@ class Trainer:
     def is_done(self):
         return self.progress.step >= self._settings["steps"]
 
+    @property
+    def ms_a_step(self):
+        """None before any step was timed."""
+        done = self.progress
+        return 1e3 * done.seconds / done.timed if done.timed else None
+
     def run(self, is_late=lambda: False):
         """Train to the end, or to a checkpoint after ``is_late()`` came true."""
         begin = self.progress.step
         while not self.is_done:
             end = min(self.progress.step + self._settings["evaluate"], self._settings["steps"])
             loss = self._stretch(begin, end)
-            self.progress.curve.append((end, loss, self.accuracy(self._validation)))
+            self.model.eval()
+            with torch.no_grad():
+                self.progress.curve.append((end, loss, self._task.evaluate()))
             self._save()
             if is_late():
                 return
@@ -91,14 +93,10 @@ class Trainer:
         return loss
 
     def _step(self):
-        step, settings = self.progress.step, self._settings
         self.model.train()
         for group in self._optimiser.param_groups:
-            group["lr"] = settings["rate"] * self._schedule(step)
-        rng = np.random.default_rng([self._seed, step])
-        loss = loss_of(
-            *self._logits(self._train, rng.integers(len(self._train), size=settings["batch"]))
-        )
+            group["lr"] = self._settings["rate"] * self._schedule(self.progress.step)
+        loss = self._task.loss_at(self.progress.step)
         self._optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -111,25 +109,6 @@ class Trainer:
         settings = self._settings
         done = max(0, step - settings["warmup"]) / max(1, settings["steps"] - settings["warmup"])
         return min(1.0, (step + 1) / settings["warmup"]) * (1 + math.cos(math.pi * done)) / 2
-
-    def _logits(self, data, chosen):
-        tokens = torch.from_numpy(data.tokens[chosen].astype(np.int64)).to(self._device)
-        labels = torch.from_numpy(data.labels[chosen]).to(self._device)
-        dtype = getattr(torch, self._settings["dtype"])
-        with torch.autocast(self._device, dtype, enabled=dtype != torch.float32):
-            return self.model(tokens), labels
-
-    @torch.no_grad()
-    def accuracy(self, data):
-        """The share of examples whose class has the largest logit."""
-        self.model.eval()
-        right = 0
-        for chosen in np.array_split(
-            np.arange(len(data)), -(-len(data) // self._settings["batch"])
-        ):
-            logits, labels = self._logits(data, chosen)
-            right += (logits.argmax(dim=-1) == labels).sum().item()
-        return right / len(data)
 
     def _wait(self):
         if self._device == "cuda":

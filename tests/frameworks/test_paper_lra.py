@@ -7,12 +7,12 @@ from paper_runs import read_csv, run, shrink
 
 from experiments.commands.paper.lra import report, speedup
 from experiments.harness import sweeps
-from experiments.papers.classifier import Classifier
+from experiments.papers.classifier import Classification, Classifier
 from experiments.papers.dataset import Dataset
 from experiments.papers.training import Trainer
 
 SIZES = {"layers": 1, "heads": 2, "width": 16}
-HOW = {"steps": 8, "batch": 8, "rate": 1e-2, "warmup": 2, "evaluate": 4, "dtype": "float32"}
+HOW = {"steps": 8, "rate": 1e-2, "warmup": 2, "evaluate": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -34,32 +34,33 @@ def _data(examples=64, n=16, seed=0):
 
 def _trainer(path, method="pytorch", **how):
     model = Classifier(6, 2, 1, 16, method, **SIZES, seed=3)
-    return Trainer(model, _data(), _data(seed=1), HOW | how, path, seed=7)
+    work = Classification(model, _data(), _data(seed=1), batch=8, dtype="float32", seed=7)
+    return Trainer(model, work, HOW | how, path), work
 
 
 def test_a_run_goes_on_as_if_it_had_not_ended(tmp_path):
-    whole = _trainer(tmp_path / "whole.pt")
+    whole, _ = _trainer(tmp_path / "whole.pt")
     whole.run()
-    part = _trainer(tmp_path / "part.pt")
+    part, _ = _trainer(tmp_path / "part.pt")
     part.run(is_late=lambda: True)
     assert part.progress.step == 4
     assert not part.is_done
-    rest = _trainer(tmp_path / "part.pt")
+    rest, _ = _trainer(tmp_path / "part.pt")
     assert rest.progress.step == 4
     rest.run()
     assert rest.is_done
     assert rest.progress.curve == whole.progress.curve
     for one, other in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    again = _trainer(tmp_path / "part.pt")
+    again, _ = _trainer(tmp_path / "part.pt")
     again.run()
     assert again.progress.step == 8
 
 
 def test_a_small_task_is_learned(tmp_path):
-    trainer = _trainer(tmp_path / "x.pt", method="nbflash", steps=80, evaluate=80)
+    trainer, work = _trainer(tmp_path / "x.pt", method="nbflash", steps=80, evaluate=80)
     trainer.run()
-    assert trainer.accuracy(_data(seed=2)) == 1.0
+    assert work.accuracy(_data(seed=2)) == 1.0
     assert trainer.progress.timed == 80 - Trainer.UNTIMED
 
 
@@ -67,7 +68,7 @@ def test_nbflash_and_plain_attention_train_alike(tmp_path):
     """The same weights and batches: losses differ by what float32 rounds."""
     losses = {}
     for method in ("pytorch", "nbflash"):
-        trainer = _trainer(tmp_path / f"{method}.pt", method=method)
+        trainer, _ = _trainer(tmp_path / f"{method}.pt", method=method)
         trainer.run()
         losses[method] = [loss for _, loss, _ in trainer.progress.curve]
     error = np.subtract(*losses.values())

@@ -76,7 +76,7 @@ def _why_not(task):
 def _trained(setup, journal, folder, row):
     """The columns of one model; None where it is not done yet."""
     from experiments.papers import tasks
-    from experiments.papers.classifier import Classifier
+    from experiments.papers.classifier import Classification, Classifier
     from experiments.papers.training import Trainer
 
     settings, (task, method, seed) = setup.settings, row.values()
@@ -94,9 +94,9 @@ def _trained(setup, journal, folder, row):
         device=setup.backend.device,
         seed=seed,
     )
-    how = settings | {"dtype": settings["dtype"].name}
-    path = folder / f"{task}-{method}-{seed}.pt"
-    trainer = Trainer(model, first, data["validation"], how, path, seed)
+    how = {"batch": settings["batch"], "dtype": settings["dtype"].name, "seed": seed}
+    work = Classification(model, first, data["validation"], **how)
+    trainer = Trainer(model, work, settings, folder / f"{task}-{method}-{seed}.pt")
     trainer.run(lambda: journal.is_late)
     if not trainer.is_done:
         return None
@@ -110,8 +110,8 @@ def _trained(setup, journal, folder, row):
         "batch": settings["batch"],
         "loss": done.curve[-1][1],
         "validation": done.curve[-1][2],
-        "accuracy": trainer.accuracy(data["test"]),
-        "ms_a_step": 1e3 * done.seconds / done.timed if done.timed else None,
+        "accuracy": work.accuracy(data["test"]),
+        "ms_a_step": trainer.ms_a_step,
         "parameters": sum(x.numel() for x in model.parameters()),
     }
 
