@@ -41,7 +41,7 @@ pytest = $(run) pytest -q -n 2 --durations=5 --timeout=300 --suite=$(suite) $(op
 sparsity := $(run) experiments sparsity --quick
 
 .NOTPARALLEL:
-.PHONY: help experiment lint clean
+.PHONY: help experiment lint clean cubins
 .PHONY: test test-ci test-all test-host test-sim test-compile test-device test-smoke test-frameworks
 .PHONY: docs dist
 
@@ -53,6 +53,7 @@ help:
 	@echo 'make test-all     every test; writes the tables anew that the other two go by'
 	@echo 'make test-frameworks   nbflash.torch, nbflash.huggingface, nbflash.jax; installs the three, for'
 	@echo '                  which any build of torch will do: its CPU build is the smallest'
+	@echo 'make cubins       compile the kernels that a wheel carries, for every architecture; no GPU'
 	@echo 'make lint         ruff check, ruff format --check, and mypy of calls as users write them'
 	@echo 'make docs         the site, in docs/_build/html'
 	@echo 'make dist         wheel and source distribution, checked, and tried in a fresh environment'
@@ -100,6 +101,10 @@ test-frameworks: $(installed)-frameworks
 test-device: $(installed)-test
 	$(run) pytest -q --durations=5 -o faulthandler_timeout=120 tests/device
 
+# A wheel that is built afterwards carries them: nbflash/cuda/cubins, which git ignores.
+cubins: $(installed)-test
+	$(run) nbflash.planning.bundle
+
 lint: $(installed)-test
 	$(run) ruff check .
 	$(run) ruff format --check .
@@ -122,6 +127,7 @@ dist: $(installed)-dist
 
 clean:
 	rm -rf $(VENV) .venv-newest .venv-frameworks .venv-wheel build dist out docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf nbflash/cuda/cubins
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(installed)-experiment: extras = plot$(cuda_extra)

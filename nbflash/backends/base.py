@@ -32,6 +32,10 @@ class Backend:
         """Reasons why it cannot run anything on this machine, on a CUDA device of it."""
         return availability.why_not_kernels()
 
+    def why_not_capability(self, capability) -> list[str]:
+        """Reasons why it has no kernels for devices of a compute capability, ``(9, 0)`` say."""
+        return []
+
     def why_not(self, spec) -> list[str]:
         """Reasons of its own why it cannot run an `AttentionSpec`, on any machine."""
         return []
@@ -63,8 +67,11 @@ class Backend:
             return [_HOST_ARRAYS]
         return []
 
-    def executor(self, spec):
-        """What runs an `AttentionSpec`: see `nbflash.backends.registry`."""
+    def executor(self, spec, device=None):
+        """What runs an `AttentionSpec`: see `nbflash.backends.registry`.
+
+        ``device`` stands in for the CUDA device of the spec: `nbflash.cuda.device.Recording`.
+        """
         raise NotImplementedError
 
     def score_backward(self, spec):

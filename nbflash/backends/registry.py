@@ -10,6 +10,9 @@ which write every element of ``out`` and ``lse``, or of ``dq``, ``dk`` and ``dv`
 take ``seed`` after these: two integers, or an array of them in CUDA memory. Where the spec's mask
 is a `BlockLayout`, ``lists`` come behind ``seed``: the indices and counts of a block map.
 
+Executors on CUDA devices also have ``bind_forward()``, which returns the bound kernel, and
+``bind_backward(deterministic)``: they make the kernels ready.
+
 `prepare_score_backward` gives what computes the gradients of a score's arrays: one function,
 
     score_backward(dout, q, k, v, out, lse, dlse, sums)

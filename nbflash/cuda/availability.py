@@ -75,11 +75,11 @@ def why_not_cuda() -> list[str]:
     return [] if count else ["no CUDA device is visible"]
 
 
-def capability(device_id: int) -> str:
-    """Compute capability of a CUDA device: ``"90"``."""
+def capability(device_id: int) -> tuple[int, int]:
+    """Compute capability of a CUDA device: ``(9, 0)``."""
     import cupy
 
-    return cupy.cuda.Device(device_id).compute_capability
+    return divmod(int(cupy.cuda.Device(device_id).compute_capability), 10)
 
 
 def arch_of(compute_capability) -> str:

@@ -149,6 +149,49 @@ class Gpu(_Device):
         return run
 
 
+#: Bytes of shared memory that a block may have, by compute capability.
+SHARED_MEMORY = {
+    (7, 5): 64 << 10,
+    (8, 0): 163 << 10,
+    (8, 6): 99 << 10,
+    (8, 7): 163 << 10,
+    (8, 9): 99 << 10,
+    (9, 0): 227 << 10,
+    (10, 0): 227 << 10,
+    (10, 3): 227 << 10,
+    (12, 0): 99 << 10,
+    (12, 1): 99 << 10,
+}
+
+
+class Recording(_Device):
+    """A device that need not be there: it notes the kernels that an executor binds, in ``specs``.
+
+    Parameters
+    ----------
+    capability : (int, int)
+        One of `SHARED_MEMORY`.
+    """
+
+    multiprocessors = 132  # decides how many blocks there are, not which kernels
+
+    def __init__(self, capability):
+        self.capability, self.smem_limit = capability, SHARED_MEMORY[capability]
+        self.vector_red, self.cp_async = capability >= (9, 0), capability >= (8, 0)
+        self.specs = {}
+
+    @staticmethod
+    def params(given):
+        return given
+
+    @staticmethod
+    def maps(dtype, fetched=256):
+        return tensor_map.Maps(dtype, fetched)
+
+    def bind(self, spec, *_):
+        self.specs[spec] = True
+
+
 class Simulated(_Device):
     """The simulator: kernels run on NumPy arrays. An address is all memory from an element on."""
 

@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 
-from nbflash.cuda import ptxas, sources
+from nbflash.cuda import bundled, ptxas, sources
 from nbflash.cuda.availability import arch_of, cubin_dir
 from nbflash.disk_cache import sealed
 from nbflash.disk_cache.content import content_of
@@ -51,16 +51,29 @@ def _digest_of_sources(roots):
 
     None where files were changed since they were imported: nobody knows what is executed.
     """
-    decides = roots, sources.file_digest(sources.__name__)
-    name = hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
+    name = name_of_sources(roots)
     path = cubin_dir() / f"sources-{name}.json"
-    kept = sealed.read(path)
-    found = sources.Digest(*json.loads(kept)) if kept else None
-    if not (found and found.is_current):
+    kept = bundled.index()["sources"].get(name), json.loads(sealed.read(path) or b"null")
+    digests = (sources.Digest(*parts) for parts in kept if parts)
+    found = next((digest for digest in digests if digest.is_current), None)
+    if found is None:
         found = sources.digest_of(*roots)
         with contextlib.suppress(OSError):  # who keeps the cubin says what is wrong
             sealed.write_private(path, json.dumps(found).encode())
     return found.digest if sources.are_as_imported(found.modules) else None
+
+
+def roots_of(spec):
+    """The definitions that a `KernelSpec` of ours is made of, by whatever they refer to."""
+    parts = _Parts()
+    parts.describe((spec.config, spec.make))
+    return (_COMPILER, *sorted(parts.own))
+
+
+def name_of_sources(roots):
+    """What the digest of the sources of definitions is kept by."""
+    decides = roots, sources.file_digest(sources.__name__)
+    return hashlib.sha256(repr(decides).encode()).hexdigest()[:32]
 
 
 class _Parts:

@@ -12,7 +12,7 @@ import struct
 import threading
 import warnings
 
-from nbflash.cuda import kernel_key, ptxas
+from nbflash.cuda import bundled, kernel_key, ptxas
 from nbflash.cuda.availability import arch_of, cubin_dir
 from nbflash.cuda.collector import collector_off
 from nbflash.cuda.ptx._asm import compiling_for, cuda, types
@@ -65,18 +65,38 @@ def compile_cubin(spec, compute_capability):
 
 
 def cached_cubin(spec, compute_capability):
-    """:func:`compile_cubin` behind a disk cache that several processes may share."""
+    """:func:`compile_cubin` behind what comes with nbflash, and a disk cache of all processes."""
     key = kernel_key.of(spec, compute_capability)
-    if key is None:
-        return compile_cubin(spec, compute_capability)
-    path = cubin_dir() / f"{spec.name}-{kernel_key.with_toolchain(key, spec)[:32]}.cubin"
-    cubin = sealed.read(path)
+    cubin = _at_hand(spec, key, compute_capability)
     if cubin is None:
         cubin = compile_cubin(spec, compute_capability)
         # A function that was changed while it was compiled is known by neither of its contents.
-        if kernel_key.of(spec, compute_capability) == key:
-            _keep(path, cubin)
+        if key and kernel_key.of(spec, compute_capability) == key:
+            _keep(_path(spec, key), cubin)
     return cubin
+
+
+def _at_hand(spec, key, compute_capability):
+    """The cubin of a key that need not be compiled, or None."""
+    if key is None:
+        return None
+    cubin = _bundled(spec, compute_capability)
+    return sealed.read(_path(spec, key)) if cubin is None else cubin
+
+
+def _bundled(spec, compute_capability):
+    """One that comes with nbflash: of this architecture, before Hopper of an older one like it."""
+    major, minor = compute_capability
+    for older in range(minor, -1 if major < 9 else minor - 1, -1):
+        cubin = bundled.find(kernel_key.of(spec, (major, older)))
+        if cubin is not None:
+            return cubin
+    return None
+
+
+def _path(spec, key):
+    """Where it is kept."""
+    return cubin_dir() / f"{spec.name}-{kernel_key.with_toolchain(key, spec)[:32]}.cubin"
 
 
 def _keep(path, cubin):

@@ -256,7 +256,7 @@ def test_hopper_is_asked_of_the_device_of_the_arrays(monkeypatch):
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
     problem = check_forward(*make_qkv(1, 8, 8, 1, 1, 16, "float16")[:3], None)
     on_device = [replace(problem, device="cuda", device_id=i, alignment=16) for i in range(2)]
-    expected = ["needs compute capability 9.0 (Hopper), this device has 80"]
+    expected = ["needs compute capability 9.0 (Hopper), this device has 8.0"]
     assert [dispatch.why_not("sm90", AttentionSpec(p)) for p in on_device] == [expected, []]
     (why,) = dispatch.why_not("sm90", AttentionSpec(replace(on_device[1], alignment=8)))
     assert why.endswith("q, k and v that are multiples of 16 bytes, got 8")

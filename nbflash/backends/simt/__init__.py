@@ -13,10 +13,10 @@ class Simt(Backend):
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         return []
 
-    def executor(self, spec):
+    def executor(self, spec, device=None):
         from nbflash.backends.simt.executor import SimtExecutor
 
-        return SimtExecutor(spec)
+        return SimtExecutor(spec, device=device)
 
     def score_backward(self, spec):
         from nbflash.backends.simt.score_gradient_host import SimtScoreBackward

@@ -35,12 +35,14 @@ class SimtLaunches:
     spec : nbflash.inputs.attention_spec.AttentionSpec
     backward : callable, optional
         Instead of the backward table: ``backward(deterministic, vectors) -> configs``.
+    device : optional
+        Instead of the CUDA device of the spec.
     """
 
-    def __init__(self, spec, backward=None):
+    def __init__(self, spec, backward=None, device=None):
         self.spec = spec
         self.problem = problem = spec.problem
-        self.device = cuda_device(problem.device_id)
+        self.device = device or cuda_device(problem.device_id)
         self.score, given = score_params.prepare(spec.score, problem, self.device.capability)
         self._params, self._dropping = self.device.params(given), ()
         if spec.dropout:
@@ -137,12 +139,14 @@ class SimtExecutor:
         Instead of the forward table's row.
     backward : callable, optional
         As of `SimtLaunches`.
+    device : optional
+        Instead of the CUDA device of the spec.
     """
 
     two_passes = None
 
-    def __init__(self, spec, *, config=None, backward=None):
-        self._launches = launches = SimtLaunches(spec, backward)
+    def __init__(self, spec, *, config=None, backward=None, device=None):
+        self._launches = launches = SimtLaunches(spec, backward, device)
         problem, device = spec.problem, launches.device
         vectors = vectors_allowed(problem.dtype, problem.head_dim, problem.alignment)
         self._config = config or forward_config(
@@ -169,6 +173,16 @@ class SimtExecutor:
         strides = *shared.qkv_strides, arrays.strides(out)
         words = shared.device.words((q, k, v, out, lse), *strides, shared.state(seed))
         self._forward(words, (), lists)
+
+    def bind_forward(self):
+        """Make the kernel of `forward` ready."""
+        self._forward  # noqa: B018 - a cached property
+
+    def bind_backward(self, deterministic=False):
+        """Make the kernels of `backward` ready, for a gradient that is aligned as q, k and v."""
+        shared, p = self._launches, self._launches.problem
+        self._passes(deterministic, vectors_allowed(p.dtype, p.head_dim, p.alignment))
+        shared.row_kernels  # noqa: B018
 
     def _passes(self, deterministic, vectors):
         """The bound backward kernels, with their configurations, made once."""

@@ -20,10 +20,12 @@ class Sm80(Backend):
             return reasons
         if availability.simulator():
             return []
-        capability = availability.capability(device_id)
-        if int(capability) < 80:
-            return [f"needs compute capability 8.0 or later, this device has {capability}"]
-        return []
+        return self.why_not_capability(availability.capability(device_id))
+
+    def why_not_capability(self, capability) -> list[str]:
+        if capability >= (8, 0):
+            return []
+        return ["needs compute capability 8.0 or later, this device has {}.{}".format(*capability)]
 
     def why_not(self, spec) -> list[str]:
         """What mma and cp.async ask of dtype, head_dim and memory layout."""
@@ -41,7 +43,7 @@ class Sm80(Backend):
             )
         return reasons
 
-    def executor(self, spec):
+    def executor(self, spec, device=None):
         from nbflash.backends.sm80.executor import Sm80Executor
 
-        return Sm80Executor(spec)
+        return Sm80Executor(spec, device=device)

@@ -47,13 +47,15 @@ class Sm80Executor:
         Instead of the forward table's row.
     backward : callable, optional
         Instead of the backward table: ``backward(deterministic) -> configs``.
+    device : optional
+        Instead of the CUDA device of the spec.
     """
 
     two_passes = None
 
-    def __init__(self, spec, *, config=None, backward=None):
+    def __init__(self, spec, *, config=None, backward=None, device=None):
         self._spec, self._problem = spec, spec.problem
-        self._device = cuda_device(spec.problem.device_id)
+        self._device = device or cuda_device(spec.problem.device_id)
         capability, problem = self._device.capability, spec.problem
         self._score, params = score_params.prepare(spec.score, problem, capability)
         self._params = self._device.params(params)
@@ -127,6 +129,14 @@ class Sm80Executor:
         strides = *self._qkv_strides, arrays.strides(out)
         words = self._device.words((q, k, v, out, lse), *strides, self._state(seed))
         self._forward(words, (), lists)
+
+    def bind_forward(self):
+        """Make the kernel of `forward` ready."""
+        self._forward  # noqa: B018 - a cached property
+
+    def bind_backward(self, deterministic=False):
+        """Make the kernels of `backward` ready."""
+        self._bound(deterministic)
 
     def _bound(self, deterministic):
         """The kernels of a backward, bound once."""

@@ -24,14 +24,18 @@ class Sm90(Backend):
             return reasons
         if availability.simulator():
             return []
-        capability = availability.capability(device_id)
-        if capability != "90":
-            return [f"needs compute capability 9.0 (Hopper), this device has {capability}"]
+        if reasons := self.why_not_capability(availability.capability(device_id)):
+            return reasons
         from nbflash.cuda import ptxas
 
         if ptxas.find_ptxas() is None:
             return ["ptxas is not installed: pip install nvidia-cuda-nvcc"]
         return []
+
+    def why_not_capability(self, capability) -> list[str]:
+        if capability == (9, 0):
+            return []
+        return ["needs compute capability 9.0 (Hopper), this device has {}.{}".format(*capability)]
 
     def why_not(self, spec) -> list[str]:
         """What wgmma and TMA ask of dtype, head_dim and memory layout."""
@@ -56,10 +60,10 @@ class Sm90(Backend):
 
         return host.why_not(problem, mask, q, cache)
 
-    def executor(self, spec):
+    def executor(self, spec, device=None):
         from nbflash.backends.sm90.executor import Sm90Executor
 
-        return Sm90Executor(spec)
+        return Sm90Executor(spec, device=device)
 
     def decode_partial(self, device, problem, mask, q, cache):
         from nbflash.backends.sm90.decode.host import Sm90Partial

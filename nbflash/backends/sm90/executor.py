@@ -27,11 +27,13 @@ class Sm90Executor:
     backward : Sm90BackwardConfig, optional
         Instead of that table's row; it says whether there are two passes, too. `full_tiles` is the
         schedule's.
+    device : optional
+        Instead of the CUDA device of the spec.
     """
 
-    def __init__(self, spec, *, config=None, backward=None):
+    def __init__(self, spec, *, config=None, backward=None, device=None):
         self._spec, self._problem = spec, spec.problem
-        self._device = cuda_device(spec.problem.device_id)
+        self._device = device or cuda_device(spec.problem.device_id)
         self._score, params = score_params.prepare(spec.score, spec.problem, HOPPER)
         self._params, self._dropout = self._device.params(params), spec.dropout
         self._backward_config, self._backwards = backward, {}  # by whether in two passes
@@ -76,6 +78,14 @@ class Sm90Executor:
             for shape, three, n in zip(shapes, p.strides, rows, strict=True)
         ]
 
+    def bind_forward(self):
+        """Make the kernel of `forward` ready."""
+        self._forward  # noqa: B018 - a cached property
+
+    def bind_backward(self, deterministic=False):
+        """Make the kernels of `backward` ready."""
+        self._backward_in(deterministic or self.two_passes).bind()
+
     def _state(self, seed):
         """The kernels' argument of that name."""
         return self._device.state(seed) if self._dropout else ()
@@ -107,7 +117,11 @@ class Sm90Executor:
         self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None, lists=()
     ):
         """Write ``dq``, ``dk`` and ``dv``."""
-        two_passes = deterministic or self.two_passes
+        made = self._backward_in(deterministic or self.two_passes)
+        made(dout, q, k, v, out, lse, dlse, dq, dk, dv, self._state(seed), lists)
+
+    def _backward_in(self, two_passes):
+        """The backward in two passes or in one, made once."""
         made = self._backwards.get(two_passes)
         if made is None:
             config = self._backward_config
@@ -120,4 +134,4 @@ class Sm90Executor:
                 config=config if fits else None,
             )
             self._backwards[two_passes] = made
-        made(dout, q, k, v, out, lse, dlse, dq, dk, dv, self._state(seed), lists)
+        return made

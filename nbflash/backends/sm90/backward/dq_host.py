@@ -52,6 +52,10 @@ class DqPass:
         constants, more = (*stride, *sizes, *scales), (self._params, dropping_of(self._dropout))
         return self._device.bind(bwd_sm90_dq_spec(cfg), blocks, constants, walked, more)
 
+    def bind(self):
+        """Make its kernel ready."""
+        self._kernel  # noqa: B018 - a cached property
+
     def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state, lists=()):
         """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
         n = self.config.tile_n

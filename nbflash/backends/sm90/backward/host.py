@@ -177,6 +177,14 @@ class Sm90Backward:
         sizes, blocks = (p.nq, p.heads, n_col, p.scale), self._slots * cfg.consumers
         return before, self._device.bind(round_sm90_spec(rows), blocks, sizes)
 
+    def bind(self):
+        """Make its kernels ready."""
+        self._main  # noqa: B018 - a cached property
+        if self.rows:
+            self.rows.bind()
+        else:
+            self._around  # noqa: B018
+
     def _readable(self, x):
         """``x``, or a copy that can be read 16 bytes at a time."""
         if arrays.alignment(x) >= tensor_map.ALIGNMENT and min(x.strides) >= 0:

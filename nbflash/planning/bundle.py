@@ -1,0 +1,86 @@
+"""The cubins that a wheel carries: ``python -m nbflash.planning.bundle``, or ``make cubins``.
+
+Needs the compilers and no GPU. What is compiled is kept as always, so that a second run compiles
+what has changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import as_completed
+
+from nbflash.cuda import bundled, kernel_key, launch, sources, workers
+from nbflash.planning.kernels import common_kernels
+
+#: An architecture's cubins serve later ones of its generation, too, but for Hopper and Blackwell.
+CAPABILITIES = (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)
+DTYPES = "bfloat16", "float16"
+HEAD_DIMS = 64, 96, 128, 192, 256
+MOST_BYTES = 8_000_000  # of a wheel
+
+
+def packs() -> dict:
+    """Name of a pack to its kernels and their compute capability."""
+    return {
+        f"{launch.arch_of(capability)}-{dtype}-{head_dim}": (
+            common_kernels(dtype, head_dim, capability),
+            capability,
+        )
+        for capability in CAPABILITIES
+        for dtype in DTYPES
+        for head_dim in HEAD_DIMS
+    }
+
+
+def build(most_workers: int) -> None:
+    """Compile all packs, write them and say how large they are.
+
+    Raises
+    ------
+    RuntimeError
+        If a kernel cannot be compiled, or if they take more than a wheel may have.
+    """
+    bundled.remove()  # nothing is taken from a bundle of older compilers
+    wanted, start = packs(), time.monotonic()
+    pool = workers.Workers(most_workers)
+    jobs = {}
+    for name, (specs, capability) in wanted.items():
+        for spec in specs:
+            jobs[pool.submit(spec, capability)] = name, kernel_key.of(spec, capability)
+    cubins = {name: {} for name in wanted}
+    for done, job in enumerate(as_completed(jobs), 1):
+        name, key = jobs[job]
+        cubins[name][key] = job.result()
+        print(f"\r{done} of {len(jobs)} kernels", end="", file=sys.stderr, flush=True)
+    print(f", {time.monotonic() - start:.0f} s", file=sys.stderr)
+    every = [spec for specs, _ in wanted.values() for spec in specs]
+    roots = dict.fromkeys(map(kernel_key.roots_of, every))
+    digests = {kernel_key.name_of_sources(each): sources.digest_of(*each) for each in roots}
+    bundled.write(cubins, digests)
+    report(cubins)
+
+
+def report(cubins) -> None:
+    """Print sizes by architecture."""
+    total = 0
+    for capability in CAPABILITIES:
+        arch = launch.arch_of(capability)
+        mine = [
+            cubin
+            for name in cubins
+            if name.startswith(f"{arch}-")
+            for cubin in cubins[name].values()
+        ]
+        packed = sum(file.stat().st_size for file in bundled.FOLDER.glob(f"{arch}-*"))
+        total += packed
+        raw = sum(map(len, mine))
+        print(f"{arch:<8} {len(mine):>4} cubins {raw / 1e6:7.2f} MB, packed {packed / 1e6:6.2f} MB")
+    total += (bundled.FOLDER / bundled.INDEX).stat().st_size
+    print(f"together {total / 1e6:.2f} MB")
+    if total > MOST_BYTES:
+        raise RuntimeError(f"a wheel may have {MOST_BYTES} bytes, the cubins take {total}")
+
+
+if __name__ == "__main__":
+    build(workers.cores())

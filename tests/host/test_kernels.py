@@ -1,0 +1,84 @@
+"""Which kernels calls need, without a device; and that wheels carry those of common calls."""
+
+import itertools
+
+import pytest
+
+import masks
+from nbflash.cuda.device import SHARED_MEMORY
+from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.planning import bundle
+from nbflash.planning.kernels import backend_for, common_kernels, cuda_problem, kernels_of
+
+# What users of a wheel call most, at lengths and widths that are not those of PATTERNS.
+CALLS = {
+    "dense": masks.dense,
+    "dense-ragged": lambda n: masks.dense(n, n + 77),
+    "causal": masks.causal,
+    "causal-longer": lambda n: masks.causal(n, 2 * n + 1),
+    "window": lambda n: masks.window(n, left=1000, right=0),
+    "window-both": lambda n: masks.window(n, left=100, right=100),
+    "documents": lambda n: masks.documents([1, n // 2, n - n // 2 - 1]),
+    "documents-causal": lambda n: masks.documents([n // 2, n - n // 2], causal=True),
+    "padding": lambda n: masks.padding([n // 2], n),
+    "block-32": lambda n: masks.butterfly(n, 32),
+    "block-256": lambda n: masks.butterfly(n, 256),
+    "bigbird": lambda n: masks.bigbird(n, 64),
+    "block-causal": lambda n: masks.local(n, 128, 2, causal=True),
+}
+LENGTHS = 1, 65, 384, 1000, 4096
+
+
+@pytest.mark.parametrize("capability", bundle.CAPABILITIES)
+def test_wheels_carry_the_kernels_of_common_calls(capability):
+    for head_dim in bundle.HEAD_DIMS:
+        carried = set(common_kernels("float16", head_dim, capability))
+        for name, n in itertools.product(CALLS, LENGTHS):
+            mask = CALLS[name](n)
+            spec = AttentionSpec(cuda_problem("float16", head_dim, *mask.shape), mask)
+            assert set(kernels_of(spec, capability)) <= carried, (name, n, head_dim)
+
+
+def test_packs_are_of_every_dtype_and_architecture():
+    found = {}
+    for capability, dtype in itertools.product(bundle.CAPABILITIES, bundle.DTYPES):
+        specs = common_kernels(dtype, 64, capability)
+        assert {spec.config.dtype for spec in specs} == {dtype}
+        found[capability] = {spec.name for spec in specs}
+    assert "nbflash_fwd_sm90" in found.pop((9, 0))
+    assert all("nbflash_fwd_sm80" in names for names in found.values())
+
+
+@pytest.mark.parametrize("capability", SHARED_MEMORY)
+def test_the_backend_of_a_device(capability):
+    half, single = (
+        AttentionSpec(cuda_problem(dtype, 64, 8, 8), masks.dense(8))
+        for dtype in ("float16", "float32")
+    )
+    expected = "sm90" if capability == (9, 0) else "sm80" if capability >= (8, 0) else "simt"
+    assert backend_for(half, capability).name == expected
+    assert backend_for(single, capability).name == "simt"
+    assert backend_for(half, capability, "simt").name == "simt"
+    assert kernels_of(half, capability, passes=("forward",))[0].name == f"nbflash_fwd_{expected}"
+
+
+def test_what_no_device_runs():
+    spec = AttentionSpec(cuda_problem("float16", 64, 8, 8), masks.dense(8))
+    assert backend_for(spec, (8, 0), "sm90") is None
+    with pytest.raises(
+        ValueError, match=r"impl='sm90' has no kernels of compute capability \(8, 0\)"
+    ):
+        kernels_of(spec, (8, 0), impl="sm90")
+
+
+def test_the_passes_have_their_kernels():
+    spec = AttentionSpec(cuda_problem("bfloat16", 128, 4096, 4096), masks.dense(4096))
+    names = {
+        passes: [kernel.name for kernel in kernels_of(spec, (9, 0), passes=(passes,))]
+        for passes in ("forward", "backward", "deterministic")
+    }
+    assert names == {
+        "forward": ["nbflash_fwd_sm90"],
+        "backward": ["nbflash_bwd_sm90", "nbflash_statistics_sm90", "nbflash_round_sm90"],
+        "deterministic": ["nbflash_bwd_sm90", "nbflash_bwd_sm90_dq"],
+    }
