@@ -11,7 +11,7 @@ take ``seed`` after these: two integers, or an array of them in CUDA memory. Whe
 is a `BlockLayout`, ``lists`` come behind ``seed``: the indices and counts of a block map.
 
 Executors on CUDA devices also have ``bind_forward()``, which returns the bound kernel, and
-``bind_backward(deterministic)``: they make the kernels ready.
+``bind_backward(deterministic)``: what is bound is compiled side by side when a kernel first runs.
 
 `prepare_score_backward` gives what computes the gradients of a score's arrays: one function,
 

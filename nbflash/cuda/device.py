@@ -139,12 +139,12 @@ class Gpu(_Device):
         """
         constants, more_words = launch.flattened(constants), launch.flattened(more)
         if callable(tables):
-            trailing = (*constants, *[0] * tables.count, *more_words)
-            run = launch.bind(spec, blocks, trailing, self._id, late=len(constants))
+            trailing, late = (*constants, *[0] * tables.count, *more_words), len(constants)
+            run = launch.bind(spec, blocks, trailing, self._id, self.capability, late)
             return _with_tables_of_a_call(run, tables, more)
         held = self.resident(tables)
         trailing = (*constants, *(t.data.ptr for t in held), *more_words)
-        run = launch.bind(spec, blocks, trailing, self._id)
+        run = launch.bind(spec, blocks, trailing, self._id, self.capability)
         run.tables = held, more  # alive as long as the kernel that reads them
         return run
 
@@ -269,7 +269,7 @@ def _with_tables_of_a_call(run, tables, more):
         run(leading, maps, words)
         del held  # not before the launch: its memory goes to what comes next on the stream
 
-    run_with.tables = tables, more
+    run_with.tables, run_with.is_cold = (tables, more), getattr(run, "is_cold", None)
     return run_with
 
 

@@ -76,6 +76,11 @@ def cached_cubin(spec, compute_capability):
     return cubin
 
 
+def is_cold(spec, compute_capability):
+    """Whether a kernel has to be compiled before it runs."""
+    return _at_hand(spec, kernel_key.of(spec, compute_capability), compute_capability) is None
+
+
 def _at_hand(spec, key, compute_capability):
     """The cubin of a key that need not be compiled, or None."""
     if key is None:
@@ -114,8 +119,10 @@ def load(spec, device_id):
     from cuda.bindings import driver
     from cuda.core import Device, ObjectCode
 
-    capability = Device(device_id).compute_capability
-    code = ObjectCode.from_cubin(cached_cubin(spec, tuple(capability)))
+    from nbflash.cuda import side_by_side
+
+    capability = tuple(Device(device_id).compute_capability)
+    code = ObjectCode.from_cubin(side_by_side.cubin_of(spec, capability))
     kernel = code.get_kernel(spec.name)
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle = driver.CUkernel(int(kernel.handle))
@@ -127,12 +134,14 @@ def load(spec, device_id):
     return kernel, int(kernel.handle)
 
 
-def bind(spec, blocks, trailing, device_id, late=0):
+def bind(spec, blocks, trailing, device_id, capability, late=0):
     """A kernel whose trailing arguments are bound: ``run(leading, maps=())`` gives the others.
 
     ``run`` launches on the current stream, from any thread; it is a function, since to call an
     object takes longer. ``leading``: the words of the first arguments behind the tensor maps;
     ``maps``: those that the kernel begins with, as `nbflash.cuda.tensor_map.Maps` gives them.
+    It is compiled or read from disk, and loaded, when it is first run: what else is bound by then
+    is compiled beside it. ``run.is_cold()``: whether it has to be compiled.
 
     Parameters
     ----------
@@ -141,16 +150,19 @@ def bind(spec, blocks, trailing, device_id, late=0):
     trailing : sequence of numbers
         The last values for ``spec.signature``: addresses are integers.
     device_id : int
+    capability : (int, int)
+        Of the device.
     late : int
         Which of them ``run(leading, maps, words)`` may give anew: those from there on.
     """
     import cupy
 
+    from nbflash.cuda import side_by_side
+
     # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
     launch, current_stream = cupy.cuda.driver.launchKernel, cupy.cuda.get_current_stream
-    kernel, function = load(spec, device_id)
-    threads, smem_bytes = spec.config.threads, spec.config.smem_bytes
-    geometry = function, blocks, 1, 1, threads, 1, 1, smem_bytes
+    side_by_side.expect(spec, capability)
+    geometry = None
     kinds = [word for kind in spec.signature for word in _words_of(kind)]
     sizes = [MAP_WORDS] * spec.maps + [1] * (len(kinds) - spec.maps)
     at = list(itertools.accumulate(sizes, initial=0))
@@ -164,8 +176,15 @@ def bind(spec, blocks, trailing, device_id, late=0):
         slots[at[i]] = _bits(kinds[i], value)
     lock = threading.Lock()
 
+    def loaded():
+        run.kernel, function = load(spec, device_id)
+        return function, blocks, 1, 1, spec.config.threads, 1, 1, spec.config.smem_bytes
+
     def run(leading, maps=(), words=()):
+        nonlocal geometry
         with lock:
+            if geometry is None:
+                geometry = loaded()
             for i, (address, layout) in enumerate(maps):
                 first = MAP_WORDS * i
                 slots[first] = address
@@ -176,7 +195,8 @@ def bind(spec, blocks, trailing, device_id, late=0):
                 slots[late_at : late_at + len(words)] = words
             launch(*geometry, current_stream().ptr, pointers, 0)
 
-    run.held = kernel, table  # alive as long as `run`: what `geometry` and `pointers` refer to
+    run.table = table  # alive as long as `run`, as its kernel is: what `pointers` refer to
+    run.is_cold = lambda: geometry is None and is_cold(spec, capability)
     return run
 
 

@@ -32,7 +32,7 @@ class Workers:
     """Up to ``most`` processes; each starts when there is work for it."""
 
     def __init__(self, most):
-        self._most, self._threads = most, []
+        self._most, self._threads, self.processes = most, [], []
         self._jobs = queue.SimpleQueue()
 
     def submit(self, spec, compute_capability):
@@ -54,6 +54,7 @@ class Workers:
 
     def _serve(self):
         process = _start()
+        self.processes.append(process)
         atexit.register(process.kill)
         while True:
             job, found = self._jobs.get()

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from nbflash.backends.registry import prepare, prepare_score_backward
 from nbflash.inputs.arrays import (
+    CUDA,
     allocator,
     are_native,
     as_given,
@@ -70,6 +71,8 @@ class AttentionPlan:
         with self._device:
             self._executor = executor or prepare(impl, spec)
         self._given, self._base, self._lists = executor, self, ()
+        # On a GPU, and until it is known whether the kernels have to be compiled.
+        self._may_compile = problem.device == CUDA and not (problem.empty or executor)
         self._checked = Cache()
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
@@ -197,12 +200,20 @@ class AttentionPlan:
                 out = self._empty(problem.q_shape, q.dtype)
             else:
                 self._check_out(out, q, k, v)
+            if self._may_compile and with_lse:
+                self._foresee_backward()
             if with_lse or self._scratch is None:
                 lse = self._empty(problem.lse_shape, problem.lse_dtype)
             else:
                 lse = self._scratch
             self.write_forward(q, k, v, out, lse, seed)
         return out, lse
+
+    def _foresee_backward(self):
+        """Whoever wants an lse may want gradients: if kernels are compiled, then side by side."""
+        self._may_compile = False
+        if self._executor.bind_forward().is_cold():
+            self._executor.bind_backward()
 
     def write_forward(self, q, k, v, out, lse, seed=None):
         """Launch into new arrays of the caller's, on the device that is current."""

@@ -2,13 +2,14 @@
 
 import ctypes
 import sys
+from collections import namedtuple
 from types import SimpleNamespace
 
 from nbflash.cuda import launch
 from nbflash.cuda.kernel_spec import KernelSpec
 from nbflash.cuda.ptx._asm import types
 
-CONFIG = SimpleNamespace(threads=64, smem_bytes=1024)
+CONFIG = namedtuple("Config", "threads smem_bytes")(64, 1024)
 SIGNATURE = types.uint64, types.uint64, types.CPointer(types.int32), types.int32, types.float32
 SPEC = KernelSpec("kernel", None, CONFIG, SIGNATURE, maps=2)
 WORDS = [launch.MAP_WORDS] * SPEC.maps + [1] * (len(SIGNATURE) - SPEC.maps)
@@ -28,8 +29,10 @@ def test_maps_words_and_what_is_bound(monkeypatch):
     driver = SimpleNamespace(launchKernel=launched)
     cuda = SimpleNamespace(driver=driver, get_current_stream=lambda: stream)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(launch, "load", lambda spec, device_id: (spec, 99))
-    run = launch.bind(SPEC, 3, (-5, 0.5), 0)
+    loads = []
+    monkeypatch.setattr(launch, "load", lambda *given: loads.append(given) or (SPEC, 99))
+    run = launch.bind(SPEC, 3, (-5, 0.5), 0, (9, 0))
+    assert loads == []  # until it runs
     first, second, third = ([10 * n + i for i in range(launch.MAP_WORDS - 1)] for n in (1, 2, 3))
     behind = [[2**64 - 5], [0x3F000000]]
     for address, layouts in enumerate([(first, second), (first, second), (third, second)]):
@@ -42,3 +45,4 @@ def test_maps_words_and_what_is_bound(monkeypatch):
             address,
             [*words, [512 + address], *behind],
         )
+    assert loads == [(SPEC, 0)]

@@ -175,14 +175,14 @@ class SimtExecutor:
         self._forward(words, (), lists)
 
     def bind_forward(self):
-        """Make the kernel of `forward` ready."""
-        self._forward  # noqa: B018 - a cached property
+        """The kernel of `forward`, bound."""
+        return self._forward
 
     def bind_backward(self, deterministic=False):
-        """Make the kernels of `backward` ready, for a gradient that is aligned as q, k and v."""
+        """Bind the kernels of `backward`, for a gradient that is aligned as q, k and v."""
         shared, p = self._launches, self._launches.problem
         self._passes(deterministic, vectors_allowed(p.dtype, p.head_dim, p.alignment))
-        shared.row_kernels  # noqa: B018
+        shared.row_kernels  # noqa: B018 - a cached property
 
     def _passes(self, deterministic, vectors):
         """The bound backward kernels, with their configurations, made once."""

@@ -131,11 +131,11 @@ class Sm80Executor:
         self._forward(words, (), lists)
 
     def bind_forward(self):
-        """Make the kernel of `forward` ready."""
-        self._forward  # noqa: B018 - a cached property
+        """The kernel of `forward`, bound."""
+        return self._forward
 
     def bind_backward(self, deterministic=False):
-        """Make the kernels of `backward` ready."""
+        """Bind the kernels of `backward`."""
         self._bound(deterministic)
 
     def _bound(self, deterministic):

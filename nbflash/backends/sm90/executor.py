@@ -79,11 +79,11 @@ class Sm90Executor:
         ]
 
     def bind_forward(self):
-        """Make the kernel of `forward` ready."""
-        self._forward  # noqa: B018 - a cached property
+        """The kernel of `forward`, bound."""
+        return self._forward
 
     def bind_backward(self, deterministic=False):
-        """Make the kernels of `backward` ready."""
+        """Bind the kernels of `backward`."""
         self._backward_in(deterministic or self.two_passes).bind()
 
     def _state(self, seed):

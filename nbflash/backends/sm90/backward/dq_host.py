@@ -53,7 +53,7 @@ class DqPass:
         return self._device.bind(bwd_sm90_dq_spec(cfg), blocks, constants, walked, more)
 
     def bind(self):
-        """Make its kernel ready."""
+        """Bind its kernel."""
         self._kernel  # noqa: B018 - a cached property
 
     def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state, lists=()):

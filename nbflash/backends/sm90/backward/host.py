@@ -178,7 +178,7 @@ class Sm90Backward:
         return before, self._device.bind(round_sm90_spec(rows), blocks, sizes)
 
     def bind(self):
-        """Make its kernels ready."""
+        """Bind its kernels."""
         self._main  # noqa: B018 - a cached property
         if self.rows:
             self.rows.bind()

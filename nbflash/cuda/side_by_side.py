@@ -1,0 +1,76 @@
+"""Kernels that are bound are compiled side by side: one here, the others in processes beside it.
+
+As soon as a kernel that runs has to be compiled, processes begin with the others that are bound and
+are not at hand either. Their cubins are waited for when they are run. Where no cores are free, each
+is compiled when it is run.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+
+from nbflash.cuda import launch
+from nbflash.cuda.availability import arch_of, cubin_dir
+from nbflash.cuda.workers import Workers, most_beside
+
+SECONDS = 2.0  # of compiling that are not worth a word
+_MOST = 256  # bound kernels that are remembered
+_lock = threading.Lock()
+_bound, _coming = {}, {}  # by (spec, compute capability): None, and the Future of a cubin
+
+
+def expect(spec, compute_capability):
+    """Note that a kernel is bound, and may be run."""
+    with _lock:
+        _bound[spec, compute_capability] = None
+        if len(_bound) > _MOST:
+            del _bound[next(iter(_bound))]
+
+
+def cubin_of(spec, compute_capability):
+    """That of `nbflash.cuda.launch.cached_cubin`, with the others that are bound beside it."""
+    with _lock:
+        _bound.pop((spec, compute_capability), None)
+        coming = _coming.pop((spec, compute_capability), None)
+    if coming is None and launch.is_cold(spec, compute_capability):
+        _begin()
+    with _announced(spec, compute_capability):
+        if coming is not None:
+            with contextlib.suppress(RuntimeError):  # which is raised here, if it is so here
+                return coming.result()
+        return launch.cached_cubin(spec, compute_capability)
+
+
+def _begin():
+    """Hand to processes what is bound and has to be compiled."""
+    if most_beside() < 1:
+        return
+    with _lock:
+        for each in list(_bound):
+            del _bound[each]
+            if launch.is_cold(*each) and (found := _workers().submit(*each)):
+                _coming[each] = found
+
+
+@functools.cache
+def _workers():
+    return Workers(most_beside())
+
+
+@contextlib.contextmanager
+def _announced(spec, compute_capability):
+    """A context that says what takes long; not with ``$NBFLASH_QUIET``."""
+    text = (
+        f"nbflash: compiling {spec.name} for {arch_of(compute_capability)}, kept in {cubin_dir()} "
+        "for the next time (NBFLASH_QUIET=1 silences this)"
+    )
+    timer = threading.Timer(SECONDS, print, [text], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    if os.environ.get("NBFLASH_QUIET", "0") in ("", "0"):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,116 @@
+"""Kernels that are bound are compiled in processes beside the one that runs first."""
+
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from nbflash.backends.simt.row_statistics import RowConfig, delta_simt_spec
+from nbflash.cuda import launch, side_by_side, workers
+
+HOPPER = 9, 0
+A, B, C = (delta_simt_spec(RowConfig("float32", d)) for d in (4, 8, 12))
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    """No kernel is bound, kept or on its way."""
+    monkeypatch.setenv("NBFLASH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(side_by_side, "_bound", {})
+    monkeypatch.setattr(side_by_side, "_coming", {})
+
+
+class Noted:
+    """Workers that note what they are asked for."""
+
+    def __init__(self, result=None, error=None):
+        self.asked, self._result, self._error = [], result, error
+
+    def submit(self, spec, capability):
+        found = Future()
+        self.asked.append((spec, capability))
+        if self._error:
+            found.set_exception(self._error)
+        else:
+            found.set_result(self._result)
+        return found
+
+
+def use(monkeypatch, noted, beside=1):
+    monkeypatch.setattr(side_by_side, "_workers", lambda: noted)
+    monkeypatch.setattr(side_by_side, "most_beside", lambda: beside)
+    here = []
+    monkeypatch.setattr(launch, "compile_cubin", lambda spec, _: here.append(spec) or b"here")
+    for spec in (A, B, C):
+        side_by_side.expect(spec, HOPPER)
+    return here
+
+
+def test_the_others_are_compiled_beside_the_first_that_runs(monkeypatch):
+    noted = Noted(b"beside")
+    here = use(monkeypatch, noted)
+    launch._keep(launch._path(C, launch.kernel_key.of(C, HOPPER)), b"kept")
+    assert [side_by_side.cubin_of(spec, HOPPER) for spec in (A, B, C)] == [
+        b"here",
+        b"beside",
+        b"kept",
+    ]
+    assert (noted.asked, here) == ([(B, HOPPER)], [A])
+    assert (side_by_side._bound, side_by_side._coming) == ({}, {})
+
+
+def test_nothing_begins_for_a_kernel_that_is_kept(monkeypatch):
+    noted = Noted()
+    here = use(monkeypatch, noted)
+    launch._keep(launch._path(A, launch.kernel_key.of(A, HOPPER)), b"kept")
+    assert side_by_side.cubin_of(A, HOPPER) == b"kept"
+    assert (noted.asked, here) == ([], [])
+
+
+def test_without_free_cores_each_is_compiled_when_it_runs(monkeypatch):
+    noted = Noted()
+    here = use(monkeypatch, noted, beside=0)
+    assert {side_by_side.cubin_of(spec, HOPPER) for spec in (A, B, C)} == {b"here"}
+    assert (noted.asked, here) == ([], [A, B, C])
+
+
+def test_what_a_process_fails_at_is_compiled_here(monkeypatch):
+    here = use(monkeypatch, Noted(error=RuntimeError("killed")))
+    assert {side_by_side.cubin_of(spec, HOPPER) for spec in (A, B, C)} == {b"here"}
+    assert here == [A, B, C]
+
+
+def test_a_process_compiles_and_keeps():
+    pool = workers.Workers(1)
+    cubin = pool.submit(A, HOPPER).result(timeout=120)
+    assert cubin.startswith(b"\x7fELF")
+    assert not launch.is_cold(A, HOPPER)
+    assert launch.cached_cubin(A, HOPPER) == cubin
+    with pytest.raises(RuntimeError, match="Error: "):
+        pool.submit(A, (1, 0)).result(timeout=120)
+    (process,) = pool.processes
+    process.kill()
+    with pytest.raises(RuntimeError, match="a process that compiles kernels ended"):
+        pool.submit(B, HOPPER).result(timeout=120)
+
+
+def test_what_cannot_travel_is_not_handed_on():
+    local = replace(A, make=lambda config: None)
+    assert workers.Workers(1).submit(local, HOPPER) is None
+
+
+@pytest.mark.parametrize(("quiet", "lines"), [("", 1), ("0", 1), ("1", 0)])
+def test_what_takes_long_is_announced(quiet, lines, monkeypatch, capfd):
+    monkeypatch.setattr(side_by_side, "SECONDS", 0.05)
+    monkeypatch.setenv("NBFLASH_QUIET", quiet)
+    use(monkeypatch, Noted(b"beside"))
+    side_by_side.cubin_of(A, HOPPER)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(launch, "compile_cubin", lambda *_: time.sleep(0.5) or b"slow")
+    side_by_side.cubin_of(B, (8, 0))
+    err = capfd.readouterr().err
+    assert err.count("\n") == lines
+    assert err.startswith(
+        "nbflash: compiling nbflash_delta_simt for sm_80, kept in" if lines else ""
+    )
