@@ -12,6 +12,7 @@ from nbflash.merging import merge, merge_backward, merge_sink, merge_sink_backwa
 from nbflash.planning.cache import cache_info, clear_cache, set_cache_limit
 from nbflash.planning.plan import AttentionPlan
 from nbflash.schedule.tile_schedule import TileSchedule
+from nbflash.warming import warm
 
 __all__ = [
     "AttentionPlan",
@@ -33,5 +34,6 @@ __all__ = [
     "selection",
     "set_cache_limit",
     "show_config",
+    "warm",
     "why_not",
 ]

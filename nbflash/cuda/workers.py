@@ -52,6 +52,14 @@ class Workers:
             thread.start()
         return found
 
+    def close(self):
+        """End the processes; what was not done yet never will be."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
     def _serve(self):
         process = _start()
         self.processes.append(process)
@@ -76,7 +84,7 @@ def _ask(process, job):
         process.stdin.write(len(job).to_bytes(8, "little") + job)
         process.stdin.flush()
         cubin, error = pickle.load(process.stdout)
-    except (OSError, EOFError, pickle.UnpicklingError) as broken:
+    except (OSError, ValueError, EOFError, pickle.UnpicklingError) as broken:
         raise RuntimeError(f"a process that compiles kernels ended: {broken!r}") from broken
     if error is not None:
         raise RuntimeError(error)

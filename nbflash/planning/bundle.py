@@ -6,11 +6,8 @@ what has changed.
 
 from __future__ import annotations
 
-import sys
-import time
-from concurrent.futures import as_completed
-
 from nbflash.cuda import bundled, kernel_key, launch, sources, workers
+from nbflash.planning.ahead import compile_all
 from nbflash.planning.kernels import common_kernels
 
 #: An architecture's cubins serve later ones of its generation, too, but for Hopper and Blackwell.
@@ -42,18 +39,13 @@ def build(most_workers: int) -> None:
         If a kernel cannot be compiled, or if they take more than a wheel may have.
     """
     bundled.remove()  # nothing is taken from a bundle of older compilers
-    wanted, start = packs(), time.monotonic()
-    pool = workers.Workers(most_workers)
-    jobs = {}
-    for name, (specs, capability) in wanted.items():
-        for spec in specs:
-            jobs[pool.submit(spec, capability)] = name, kernel_key.of(spec, capability)
-    cubins = {name: {} for name in wanted}
-    for done, job in enumerate(as_completed(jobs), 1):
-        name, key = jobs[job]
-        cubins[name][key] = job.result()
-        print(f"\r{done} of {len(jobs)} kernels", end="", file=sys.stderr, flush=True)
-    print(f", {time.monotonic() - start:.0f} s", file=sys.stderr)
+    wanted = packs()
+    jobs = [(spec, capability) for specs, capability in wanted.values() for spec in specs]
+    found = compile_all(jobs, most_workers)
+    cubins = {
+        name: {kernel_key.of(spec, capability): found[spec, capability] for spec in specs}
+        for name, (specs, capability) in wanted.items()
+    }
     every = [spec for specs, _ in wanted.values() for spec in specs]
     roots = dict.fromkeys(map(kernel_key.roots_of, every))
     digests = {kernel_key.name_of_sources(each): sources.digest_of(*each) for each in roots}

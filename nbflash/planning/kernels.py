@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import masks
 from nbflash.backends.registry import BACKENDS
-from nbflash.cuda.device import Recording
 from nbflash.inputs.arrays import CUDA
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import Problem
@@ -49,6 +48,8 @@ def kernels_of(spec, capability, *, impl="auto", passes=("forward", "backward"))
     impl : {"auto", "sm90", "sm80", "simt"}
     passes : iterable of {"forward", "backward", "deterministic"}
     """
+    from nbflash.cuda.device import Recording
+
     backend = backend_for(spec, capability, impl)
     if backend is None:
         raise ValueError(f"{impl=} has no kernels of compute capability {capability} for {spec}")

@@ -26,7 +26,7 @@ FLOORS = (
     ("nbflash.distributed",),
     ("nbflash.__main__", "nbflash.testing"),
     ("nbflash.__init__",),
-    ("nbflash.environment", "nbflash.api", "nbflash.decoding"),
+    ("nbflash.environment", "nbflash.api", "nbflash.decoding", "nbflash.warming"),
     ("nbflash.kv_cache", "nbflash.merging", "nbflash.selection"),
     ("nbflash.planning",),
     ("nbflash.backends",),
@@ -130,6 +130,7 @@ OUTSIDE = {
     "nbflash.inputs": ("numpy", "cupy ml_dtypes"),
     "nbflash.kv_cache": ("numpy", "cupy ml_dtypes"),
     "nbflash.environment": ("", "cupy"),
+    "nbflash.warming": ("", "cupy"),
     "nbflash.schedule": ("numpy scipy", ""),
     "nbflash.distributed": ("numpy scipy numba", "cupy mpi4py"),
     # What one imports to have another library's arrays: the rest knows of none.

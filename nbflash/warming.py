@@ -1,0 +1,144 @@
+"""Kernels compiled before they are called: `warm`, and ``nbflash warm`` on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+
+import masks
+from nbflash import scores
+from nbflash.cuda import availability
+from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.dropout import check_dropout
+from nbflash.planning.kernels import LENGTHS, PATTERNS, cuda_problem, kernels_of
+
+DTYPES = "bfloat16", "float16"
+_SCORES = {"none": None, "softcap": scores.softcap(30.0), "alibi": scores.alibi(0.5)}
+
+
+def warm(
+    head_dims=(64, 128),
+    dtypes=DTYPES,
+    patterns=("dense", "causal"),
+    *,
+    score=(None,),
+    dropout=(0.0,),
+    passes=("forward", "backward"),
+    capability=None,
+    workers=None,
+    progress=True,
+):
+    """Compile the CUDA kernels of all combinations ahead, in processes, and keep them on disk.
+
+    What comes with nbflash, or is kept already, is not compiled. Needs no GPU where ``capability``
+    is given: an image may be warmed where it is built.
+
+    Parameters
+    ----------
+    head_dims : sequence of int
+    dtypes : sequence of {"bfloat16", "float16", "float32", "float64"}
+    patterns : sequence of str or masks.Mask
+        {"dense", "causal", "window", "documents", "block", "small-block"}: all kernels that masks
+        of that kind may take; of a mask those that it takes. Of blocks there are those of 128
+        tokens or a multiple, and smaller ones.
+    score : sequence of nbflash.scores.Score or None
+        Other parameters of the same types need no other kernels.
+    dropout : sequence of float
+        Whether there is any: other probabilities above 0 need no other kernels.
+    passes : sequence of {"forward", "backward", "deterministic"}
+    capability : (int, int), optional
+        Compute capability; by default that of the current CUDA device.
+    workers : int, optional
+        Processes; by default one a core. 0: compile in this one.
+    progress : bool
+        A bar on standard error.
+
+    Returns
+    -------
+    int
+        How many kernels were compiled.
+
+    Raises
+    ------
+    ValueError
+        If an argument is none of these, or no kernel can be for it.
+    """
+    capability = _capability(capability)
+    from nbflash.cuda import launch
+    from nbflash.cuda.workers import cores
+    from nbflash.planning.ahead import compile_all
+
+    found = {}
+    for head_dim, dtype, pattern in itertools.product(head_dims, dtypes, patterns):
+        for mask in _masks(pattern):
+            problem = cuda_problem(dtype, head_dim, *mask.shape)
+            for each, probability in itertools.product(score, dropout):
+                spec = AttentionSpec(problem, mask, each, check_dropout(probability))
+                found |= dict.fromkeys(kernels_of(spec, capability, passes=passes))
+    jobs = [(spec, capability) for spec in found if launch.is_cold(spec, capability)]
+    most = cores() if workers is None else workers
+    return len(compile_all(jobs, min(most, len(jobs)), bar=progress))
+
+
+def _masks(pattern):
+    if isinstance(pattern, masks.Mask):
+        return [pattern]
+    if pattern not in PATTERNS:
+        raise ValueError(
+            f"patterns has {pattern!r}: must be a mask or one of {', '.join(PATTERNS)}"
+        )
+    return [PATTERNS[pattern](n) for n in LENGTHS]
+
+
+def _capability(given):
+    if availability.simulator():
+        raise ValueError("the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) compiles no kernels")
+    from nbflash.cuda.device import SHARED_MEMORY
+
+    if given is None:
+        if reasons := availability.why_not_cuda():
+            raise ValueError(f"capability must be given here: {'; '.join(reasons)}")
+        import cupy
+
+        given = availability.capability(cupy.cuda.runtime.getDevice())
+    if tuple(given) not in SHARED_MEMORY:
+        known = ", ".join("{}.{}".format(*each) for each in SHARED_MEMORY)
+        raise ValueError(f"capability must be one of {known}, got {given!r}")
+    return tuple(given)
+
+
+def add_command(commands) -> None:
+    """Add ``warm`` to argparse's subcommands."""
+    parser = commands.add_parser(
+        "warm",
+        help="compile kernels ahead",
+        description="Compile the CUDA kernels of all combinations of these and keep them on disk.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--head-dim", type=int, nargs="+", default=[64, 128], metavar="D")
+    add("--dtype", nargs="+", default=list(DTYPES), choices=(*DTYPES, "float32", "float64"))
+    add("--mask", nargs="+", default=["dense", "causal"], choices=list(PATTERNS))
+    add("--score", nargs="+", default=["none"], choices=list(_SCORES))
+    add("--dropout", action="store_true", help="with dropout, too")
+    add("--forward-only", action="store_true", help="no kernels of gradients")
+    add("--deterministic", action="store_true", help="kernels of deterministic gradients, too")
+    add("--capability", help="compute capability, as 9.0; that of the CUDA device if not given")
+    add("--workers", type=int, help="processes; one a core if not given")
+    parser.set_defaults(run=_run)
+
+
+def _run(options) -> None:
+    passes = ("forward",) if options.forward_only else ("forward", "backward")
+    capability = options.capability and tuple(map(int, options.capability.split(".")))
+    compiled = warm(
+        options.head_dim,
+        options.dtype,
+        options.mask,
+        score=[_SCORES[name] for name in options.score],
+        dropout=(0.0, 0.5) if options.dropout else (0.0,),
+        passes=(*passes, *(["deterministic"] if options.deterministic else [])),
+        capability=capability,
+        workers=options.workers,
+    )
+    print(f"{compiled} kernels compiled, kept in {availability.cubin_dir()}")
