@@ -117,6 +117,24 @@ def sparsity(quick, full, device, out, **overrides):
 
 
 @cli.command()
+@click.option("--quick", is_flag=True, help="Fewer calls and processes.")
+@device_option
+@click.option("--dtype", type=click.Choice(DTYPES), help="float32 on a CPU, else float16.")
+@seed_option
+@out_option
+def calls(quick, device, dtype, out, seed):
+    """What a call takes of the host, warm and in a new process.
+
+    Microseconds of forward, backward and decode on arrays of NumPy, CuPy and, where it is
+    installed, torch; imports and first calls of new processes with and without cached kernels.
+    Sizes: experiments/sweeps/calls.toml.
+    """
+    from experiments.commands.calls import run
+
+    run(device, dtype, out, seed, quick)
+
+
+@cli.command()
 @click.option("--quick", is_flag=True, help="Fewer and shorter lengths, fewer rounds.")
 @click.option(
     "--paper",
@@ -252,7 +270,7 @@ def cpu(out, seed, quick):
 @seed_option
 @quick_option
 def simt(out, seed, quick):
-    """GPU: speed of the SIMT kernels, host cost of a call, first use of a kernel.
+    """GPU: speed of the SIMT kernels.
 
     Forward and both forms of the backward pass in float32, beside torch's memory-efficient kernel
     where torch is installed. Sizes: experiments/sweeps/simt.toml. Needs a CUDA device.

@@ -1,6 +1,6 @@
-"""The SIMT kernels on a GPU: float32 speed, host cost of a call, first use in a new process.
+"""The speed of the SIMT kernels on a GPU, in float32.
 
-Speed: forward, and the backward pass in both forms (two passes without atomics, and one with), in
+Forward, and the backward pass in both forms (two passes without atomics, and one with), in
 shuffled rounds together with torch's memory-efficient kernel where torch is installed. Every output
 is poisoned, computed and checked against the float64 reference before it is timed. The float32
 matrix product of the same device, timed in the same run, says how fast it can be.
@@ -10,8 +10,6 @@ from functools import partial
 
 import numpy as np
 
-import masks
-import nbflash
 from experiments.harness import sweeps
 from experiments.harness.backends import open_backend
 from experiments.harness.console import say
@@ -22,7 +20,6 @@ from experiments.harness.passes import BACKWARD, FORWARD, flops
 from experiments.harness.provenance import provenance
 from experiments.harness.runner import Runner, Task, task_of
 from experiments.harness.setup import announce
-from experiments.harness.timing import first_calls, host_time
 from experiments.libraries.nbflash import Nbflash
 from experiments.libraries.sdpa import Sdpa
 from experiments.libraries.torch_base import why_not_torch
@@ -33,21 +30,6 @@ FORMS = {ONE_PASS: False, TWO_PASS: True}
 NBFLASH, TORCH = "nbflash simt", "torch memory-efficient"
 PRODUCT = "matrix product"
 _row = partial(speed_row, tflops=None)
-
-FIRST_CALL = """
-import importlib, json, time
-import cupy, nbflash
-importlib.import_module("nbflash.cuda.launch")
-q, k, v, dout = (cupy.ones((1, 256, 2, 64), cupy.float32) for _ in range(4))
-cupy.cuda.Device().synchronize()
-start = time.perf_counter()
-out, lse = nbflash.attention(q, k, v, return_lse=True, impl="simt")
-cupy.cuda.Device().synchronize()
-forward = time.perf_counter()
-nbflash.attention_backward(dout, q, k, v, out, lse, impl="simt")
-cupy.cuda.Device().synchronize()
-print(json.dumps([1e3 * (forward - start), 1e3 * (time.perf_counter() - forward)]))
-"""
 
 
 def makers_of(backend, arrays, check_rows, impl="simt"):
@@ -107,32 +89,6 @@ def product(backend, n, rounds, seconds, seed):
     return shape | row | task.checked | {"tflops": 2 * n**3 / task.timing.median / 1e9}
 
 
-def host_cost(backend, sweep, seed):
-    """Rows of the host time of one call: cached plan, warm, without waiting for the device."""
-    shape = sweep["host"]
-    q, k, v, dout = map(backend.array, random_qkv(shape, np.float32, seed))
-    n = shape["seqlen"]
-    mask = masks.butterfly(n, 16)
-    out, lse = nbflash.attention(q, k, v, return_lse=True, impl="simt")
-    plan = nbflash.plan(q, k, v, impl="simt")
-    calls = {
-        "attention(q, k, v)": lambda: nbflash.attention(q, k, v),
-        "attention(q, k, v, mask)": lambda: nbflash.attention(q, k, v, mask),
-        "plan(q, k, v)": lambda: plan(q, k, v),
-        "attention_backward": lambda: nbflash.attention_backward(dout, q, k, v, out, lse),
-    }
-    kind, n = "host time of a call", sweep["host_calls"]
-    return [shape | _row(kind, name, NBFLASH, host_time(call, n)) for name, call in calls.items()]
-
-
-def first_use(sweep):
-    """Rows of the first call in a new process, with an empty and with a filled kernel cache."""
-    shape = {"batch": 1, "seqlen": 256, "heads": 2, "head_dim": 64}
-    found = first_calls(FIRST_CALL, "NBFLASH_CACHE_DIR", sweep["processes"])
-    kind = "first call of a process"
-    return [shape | _row(kind, what, NBFLASH, timing) for what, timing in found.items()]
-
-
 def run(out, seed=0, quick=False):
     """Measure, print the tables, write ``simt.csv`` and ``simt.png`` to the directory ``out``."""
     from experiments.report.figures import draw_simt
@@ -142,7 +98,6 @@ def run(out, seed=0, quick=False):
     announce(origin, "float32")
     fast = speed(backend, sweep, quick, seed)
     peak = product(backend, sweep["product"], sweep["rounds"], sweep["seconds"], seed)
-    other = host_cost(backend, sweep, seed) + first_use(sweep)
     columns = {"pass": "", "": "", "d": "d", "ms": ".3f", "p10": ".3f", "p90": ".3f"}
     columns |= {"TFLOP/s": ".1f", "err/bud": ".2f"}
     keys = ("what", "implementation", "head_dim", "median_ms", "p10_ms", "p90_ms", "tflops")
@@ -154,11 +109,8 @@ def run(out, seed=0, quick=False):
     title = f"speed: N={first['seqlen']}, heads={first['heads']}, batch={first['batch']}"
     show(title, columns, cells)
     say(f"float32 matrix product, {peak['what']}: {peak['tflops']:.1f} TFLOP/s")
-    columns = {"": "", "what": "", "ms": ".4f", "p10": ".4f", "p90": ".4f"}
-    keys = ("kind", "what", "median_ms", "p10_ms", "p90_ms")
-    show("latency", columns, [[row[key] for key in keys] for row in other])
-    say("backward FLOPs count 2.5 times the forward's in both forms; imports are not in a latency.")
-    rows = [row | origin for row in [*fast, peak, *other]]
+    say("backward FLOPs count 2.5 times the forward's in both forms.")
+    rows = [row | origin for row in [*fast, peak]]
     write_csv(out / "simt.csv", rows)
     draw_simt(rows[: len(fast)], out / "simt.png")
     wrote(out / "simt.csv", out / "simt.png")

@@ -148,14 +148,16 @@ class QueuedEvents(CudaEvents):
         return duration / task.calls, result
 
 
-def host_time(call, calls, runs=6):
-    """`Timing` of the host for a call that launches on a CUDA device and waits for nothing.
+def host_time(call, calls, runs=6, device="cuda"):
+    """`Timing` of the host for a call that waits for nothing, if it launches on a CUDA device.
 
     One time for each run of ``calls``, which begins when the device is idle; the first is left out.
     """
-    import cupy
+    synchronize, samples = (lambda: None), []
+    if device == "cuda":
+        import cupy
 
-    synchronize, samples = cupy.cuda.Device().synchronize, []
+        synchronize = cupy.cuda.Device().synchronize
     for _ in range(runs + 1):
         synchronize()
         start = time.perf_counter()
@@ -166,13 +168,13 @@ def host_time(call, calls, runs=6):
     return Timing(tuple(samples[1:]))
 
 
-def first_calls(script, cache_variable, cached):
+def first_calls(script, cache_variable, cached, names=("forward", "backward")):
     """`Timing` of the first calls of new processes, with an empty and with a filled kernel cache.
 
     Parameters
     ----------
     script : str
-        Prints, last, a JSON list of milliseconds: of a forward and of a backward pass.
+        Prints, last, a JSON list of milliseconds, one for each of ``names``.
     cache_variable : str
         Of the environment: where kernels are kept.
     cached : int
@@ -192,7 +194,7 @@ def first_calls(script, cache_variable, cached):
     return {
         f"{name}, {state}": Timing(durations)
         for state, samples in (("compiled", times[:1]), ("cached", times[1:]))
-        for name, durations in zip(("forward", "backward"), zip(*samples, strict=True), strict=True)
+        for name, durations in zip(names, zip(*samples, strict=True), strict=True)
     }
 
 

@@ -300,11 +300,11 @@ def forward_inputs(q, k, v, out):
 
 def backward_inputs(q, k, v, dout, out, lse, dlse):
     """q, k, v, dout, out, lse and dlse (or None), in this order, as native arrays."""
-    named = {"q": q, "k": k, "v": v, "dout": dout, "out": out, "lse": lse}
-    if dlse is not None:
-        named["dlse"] = dlse
-    arrays = named.values() if are_native(*named.values()) else native(**named)
-    return arrays if dlse is not None else (*arrays, None)
+    given = (q, k, v, dout, out, lse) if dlse is None else (q, k, v, dout, out, lse, dlse)
+    if not are_native(*given):
+        names = "q", "k", "v", "dout", "out", "lse", "dlse"
+        given = native(**dict(zip(names, given, strict=False)))
+    return given if dlse is not None else (*given, None)
 
 
 def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) -> AttentionPlan:

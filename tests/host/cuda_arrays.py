@@ -58,6 +58,9 @@ class ForeignByDLPack(Foreign):
 class Recorder:
     """An executor that keeps what it is given."""
 
+    def bind_forward(self):
+        return types.SimpleNamespace(is_cold=lambda: False)
+
     schedule = None
 
     def __init__(self):

@@ -30,8 +30,7 @@ ALIGNMENT = 16  # bytes, of the rows of every tensor
 class _Backward(NamedTuple):
     """A backward with its kernels bound."""
 
-    rows: int  # of the queries' numbers: whole tiles
-    width: int  # of dQ's accumulator; 0 without one
+    scratch: object  # what allocates the queries' numbers, and dQ's accumulator
     statistics: object
     walks: list  # of (whether it adds to the accumulator, kernel)
     convert: object
@@ -167,17 +166,18 @@ class Sm80Executor:
             walks.append((cfg.atomic_dq, self._bind(spec, schedule, sizes, dropping, group)))
         sizes = p.nq, p.heads, padded, rows, 1.0 / factor
         statistics = device.bind(statistics_sm80_spec(row), blocks_for_rows(rows), sizes)
-        return _Backward(rows, row.width, statistics, walks, convert)
+        shapes = (rows,), (rows,), (max(rows * row.width, 1),)  # without an accumulator one number
+        scratch = device.scratch(shapes, np.dtype(np.float32))
+        return _Backward(scratch, statistics, walks, convert)
 
     def backward(
         self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None, lists=()
     ):
         """Write ``dq``, ``dk`` and ``dv``."""
-        bound, (words, empty) = self._bound(deterministic), (self._device.words, self._device.empty)
+        bound, words = self._bound(deterministic), self._device.words
         dout, out = map(_aligned, (dout, out))
-        lse, real = (lse if lse.flags.c_contiguous else lse.copy()), np.dtype(np.float32)
-        shift, delta = (empty((bound.rows,), real) for _ in range(2))
-        total = empty((max(bound.rows * bound.width, 1),), real)
+        lse = lse if lse.flags.c_contiguous else lse.copy()
+        _memory, (shift, delta, total) = bound.scratch()  # which is free when nobody holds it
         strides = map(arrays.strides, (dout, out, dlse))
         bound.statistics(words((dout, out, lse, dlse, shift, delta, total), *strides))
         strides = [arrays.strides(x) for x in (dout, dq, dk, dv)]

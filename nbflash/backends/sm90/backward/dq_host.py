@@ -9,7 +9,6 @@ from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions.constants import LOG2_E
 from nbflash.definitions.philox import factor
-from nbflash.inputs import arrays
 from nbflash.schedule.work_list import row_tables
 
 
@@ -56,11 +55,37 @@ class DqPass:
         """Bind its kernel."""
         self._kernel  # noqa: B018 - a cached property
 
-    def __call__(self, dout, q, k, v, out, lse, dlse, stats, dq, state, lists=()):
-        """Write ``dq``, which is contiguous, and the statistics of the queries with tiles."""
-        n = self.config.tile_n
-        boxes = zip((q, k, v, dout, dq), (ROWS, n, n, ROWS, ROWS), strict=True)
-        maps = [self._map(x, rows) for x, rows in boxes]
-        words = self._device.words
-        strides = *arrays.strides(out), *arrays.strides(dlse)
-        self._kernel(words((dq, out, lse, dlse, stats), strides, state), maps, lists)
+    @cached_property
+    def _layouts(self):
+        """Of the maps of q, k, v, and of dQ."""
+        p, n = self._problem, self.config.tile_n
+        shapes = p.q_shape, p.kv_shape, p.kv_shape, p.q_shape
+        _, nq, heads, d = p.q_shape
+        contiguous = nq * heads * d, heads * d, d
+        layouts = (*(three[:3] for three in p.strides), contiguous)
+        given = zip(shapes, layouts, (ROWS, n, n, ROWS), strict=True)
+        return [self._map.layout(*each) for each in given]
+
+    def __call__(self, operands, of_dout, out, lse, dlse, others, stats, dq, state, lists=()):
+        """Write ``dq``, which is contiguous, and the statistics of the queries with tiles.
+
+        Parameters
+        ----------
+        operands : list
+            Addresses of q, k, v and dout.
+        of_dout : tuple of int
+            Strides of dout.
+        out, lse, dlse, stats, dq
+            Addresses.
+        others : tuple of tuples
+            Strides of out and dlse.
+        state : tuple
+            Dropout's.
+        lists : tuple
+            What a block map's tables are made of.
+        """
+        *of_qkv, of_dq = self._layouts
+        of_dout = self._map.layout(self._problem.q_shape, of_dout, ROWS)
+        maps = [*zip((*operands, dq), (*of_qkv, of_dout, of_dq), strict=True)]
+        of_out, of_dlse = others
+        self._kernel([dq, out, lse, dlse, stats, *of_out, *of_dlse, *state], maps, lists)

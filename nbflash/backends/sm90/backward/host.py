@@ -185,26 +185,51 @@ class Sm90Backward:
         else:
             self._around  # noqa: B018
 
-    def _readable(self, x):
-        """``x``, or a copy that can be read 16 bytes at a time."""
-        if arrays.alignment(x) >= tensor_map.ALIGNMENT and min(x.strides) >= 0:
-            return x
-        return x.copy()  # also of a contiguous array that starts off alignment
+    @cached_property
+    def _layouts(self):
+        """Of the maps of q, k and v."""
+        p, cfg = self._problem, self.config
+        shapes, rows = (p.q_shape, *(p.kv_shape,) * 2), (cfg.tile_m, cfg.tile_n, cfg.tile_n)
+        given = zip(shapes, p.strides, rows, strict=True)
+        return [self._map.layout(shape, three[:3], n) for shape, three, n in given]
+
+    @cached_property
+    def _scratch(self):
+        """What allocates the statistics, and the sum of dQ for one pass."""
+        shapes = [(self._slots, 2, self.config.tile_m)]
+        if not self.rows:
+            shapes.append((self._slots, self.config.consumers, PART))
+        return self._device.scratch(shapes, np.float32)
 
     def __call__(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, state=(), lists=()):
         """Write ``dq``, ``dk`` and ``dv``, which are contiguous; ``state`` is dropout's."""
-        cfg, words, empty = self.config, self._device.words, self._device.empty
-        dout, out = self._readable(dout), self._readable(out)
+        address = self._device.address
+        (dout, of_dout), (out, of_out) = _readable(dout), _readable(out)
         lse = lse if lse.flags.c_contiguous else lse.copy()
-        stats = empty((self._slots, 2, cfg.tile_m), np.float32)
-        boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
-        maps = [self._map(x, rows) for x, rows in boxes]
+        _memory, (stats, *total) = self._scratch()  # which is free when nobody holds it
+        operands = [address(q), address(k), address(v), address(dout)]
+        of_dout_map = self._map.layout(self._problem.q_shape, of_dout, self.config.tile_m)
+        maps = [*zip(operands, (*self._layouts, of_dout_map), strict=True)]
+        outputs, results = [address(out), address(lse), address(dlse)], [address(dk), address(dv)]
+        stats = address(stats)
         if self.rows:
-            self.rows(dout, q, k, v, out, lse, dlse, stats, dq, state, lists)
-            self._main(words((0, stats, dk, dv), state), maps, lists)
+            others = of_out, strides(dlse)
+            self.rows(operands, of_dout, *outputs, others, stats, address(dq), state, lists)
+            self._main([0, stats, *results, *state], maps, lists)
             return
-        total = empty((self._slots, cfg.consumers, PART), np.float32)
-        before, after = self._around
-        before(words((dout, out, lse, dlse, stats, total), *map(strides, (dout, out, dlse))))
-        self._main(words((total, stats, dk, dv)), maps, lists)
-        after(words((total, dq), strides(dq)))
+        (total,), (before, after) = map(address, total), self._around
+        before([operands[3], *outputs, stats, total, *of_dout, *of_out, *strides(dlse)])
+        self._main([total, stats, *results], maps, lists)
+        after([total, address(dq), *strides(dq)])
+
+
+def _readable(x):
+    """``x``, or a copy that can be read 16 bytes at a time, and its strides."""
+    found = first, second, third = strides(x)
+    bits = arrays.pointer(x) | 2 * (first | second | third)  # below 0 if a stride is
+    if bits >= 0 and bits % tensor_map.ALIGNMENT == 0:
+        return x, found
+    if arrays.alignment(x) >= tensor_map.ALIGNMENT and min(x.strides) >= 0:
+        return x, found  # an axis of one, whose stride does not matter
+    x = x.copy()  # also of a contiguous array that starts off alignment
+    return x, strides(x)

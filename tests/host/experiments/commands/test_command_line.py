@@ -28,7 +28,7 @@ def test_help_lists_every_command(capsys):
         assert "--out" in text
     assert set(cli.cli.commands) == {
         *("sparsity", "seqlen", "io", "masks", "cpu", "simt", "decode", "features", "peers"),
-        *("tune", "tune-decode", "train", "selection", "paper", "cluster", "distributed"),
+        *("tune", "tune-decode", "train", "selection", "paper", "cluster", "distributed", "calls"),
     }
 
 

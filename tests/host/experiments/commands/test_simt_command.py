@@ -39,7 +39,9 @@ def test_the_matrix_product_is_checked_and_counted():
     row = simt.product(backend, 300, rounds=3, seconds=1, seed=0)
     assert row["tflops"] == pytest.approx(2 * 300**3 / (row["median_ms"] * 1e-3) / 1e12)
     assert 0 < row["error"] <= row["budget"] < 1e-3
-    assert set(row) == set(sweeps.load("simt")["host"]) | set(simt._row("", "", "", Timing((1.0,))))
+    assert set(row) == set(sweeps.load("simt")["shape"][0]) | set(
+        simt._row("", "", "", Timing((1.0,)))
+    )
 
     def tf32(a, b):
         return (a.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) @ b
