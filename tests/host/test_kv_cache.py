@@ -56,6 +56,21 @@ def test_a_copy_has_memory_of_its_own(copied, dtype):
             np.testing.assert_array_equal(found, x)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=["int8", "e4m3"])
+def test_a_fork_of_a_quantised_cache_grows(dtype):
+    """The page that it copies takes its numbers and their scales along."""
+    cache, (a, _) = filled(dtype=dtype)
+    both = np.concatenate([np.stack(tokens(2, 6))[:, :1], np.stack(tokens(1, 1, first=50))], 2)
+    c = cache.fork(a)
+    cache.append([c], *tokens(1, 1, first=50))
+    pages, slots = cache.block_table([c])[0].repeat(4)[:7], np.arange(7) % 4
+    for x, stored, scale in zip(
+        both, (cache.k, cache.v), (cache.k_scale, cache.v_scale), strict=True
+    ):
+        for got, wanted in zip((stored, scale), quantise(x[0], dtype), strict=True):
+            np.testing.assert_array_equal(got[pages, slots], wanted)
+
+
 def test_forks_that_grow_together_copy_one_page_less_than_they_are():
     """Two free pages: the last of three forks keeps the page that the others copy."""
     cache, (a, b) = filled(pages=6)
@@ -169,6 +184,19 @@ def test_quantised_storage(source, dtype):
         assert np.array_equal(~finite, np.isnan(got).any(axis=-1))
         assert (np.abs(got - x) <= rounding(scale, stored))[finite].all()
         assert not got[x == 0].any()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=["int8", "e4m3"])
+def test_rows_of_subnormal_numbers(dtype):
+    """Their scale is a multiple of the least float32, and 0 below half of it; signs stay."""
+    least = float(np.finfo(np.float32).smallest_subnormal)
+    size = np.geomspace(least, 2.0**-126, 300)[:, None]
+    x = (size * [1, -1, 0.5, 0]).astype(np.float32)
+    stored, scale = quantise(x, dtype)
+    got, x = dequantise(stored, scale, np.float64), x.astype(np.float64)
+    of_scale = np.abs(stored.astype(np.float64)).max() * least / 2
+    assert (np.abs(got - x) <= rounding(scale, stored) + of_scale).all()
+    assert (got * x >= 0).all()
 
 
 class Refusing(np.ndarray):

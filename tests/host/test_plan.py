@@ -56,6 +56,18 @@ def test_plan_serves_other_layouts(impl):
             np.testing.assert_array_equal(plan(*map(layout, (q, k, v)))[0], expected)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_another_layout_of_one_array_is_planned_again(name):
+    given = dict(zip("qkv", make_qkv(2, 45, 37, 4, 2, 8), strict=False))
+    plan = nbflash.plan(**given, impl="cpu")
+    assert plan._matching(**given) is plan
+    x = given[name]
+    given[name] = np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
+    other = plan._matching(**given)
+    assert other.problem == check_forward(**given, scale=plan.problem.scale)
+    assert other.problem != plan.problem
+
+
 def test_equal_calls_share_a_plan():
     q, k, v, _ = make_qkv(2, 40, 40, 4, 2, 8)
     make = functools.partial(nbflash.plan, impl="reference")

@@ -64,6 +64,18 @@ def scores_of(arrays):
     )
 
 
+def test_long_sums_are_of_float64():
+    """Of two keys P = 1/2 and dS = ±dO/2: float32 would lose the ones beside 2^24."""
+    n, zeros = 4096, np.zeros((1, 2, 1, 1), np.float32)
+    dout = np.full((1, n, 1, 1), 2, np.float32)
+    dout[0, [0, -1], 0, 0] = 2**25, -(2**25)
+    v, out = zeros + np.float32([1, -1]).reshape(zeros.shape), np.zeros_like(dout)
+    lse = np.full((1, 1, n), np.log(2), np.float32)
+    score = scores.bias(np.zeros((1, 1, 1, 2), np.float32))
+    (got,) = nbflash.score_backward(dout, out, zeros, v, out, lse, score=score, impl="cpu")
+    np.testing.assert_array_equal(got.ravel(), [n - 2, 2 - n])
+
+
 @pytest.mark.parametrize("shape", [(2, HEADS, 4, 6), (1, 1, 4, 1), (2, 1, 1, 6)], ids=str)
 def test_gradients_equal_central_differences(shape):
     """A step of eps^(1/3) leaves an error of about eps^(2/3) of the loss's magnitude."""

@@ -5,6 +5,8 @@ import pytest
 from decode_cases import check, contiguous, paged
 
 import nbflash
+from nbflash.definitions.quantised import dequantise, quantise
+from nbflash.testing import poisoned
 
 LENGTHS = np.array([37, 100], np.int32)
 
@@ -21,6 +23,23 @@ def test_a_paged_cache_of_two_lengths(impl):
     check(got, q, k, v, LENGTHS)
     again = nbflash.decode(q, k_pages, v_pages, LENGTHS, block_table=table, impl=impl)
     np.testing.assert_array_equal(again, got[0])
+
+
+@pytest.mark.parametrize("impl", ["simt", "sm90"])
+def test_scales_of_v_are_laid_out_by_themselves(impl):
+    """Of both by token, those of V with gaps; of V by token, of K by head."""
+    lengths = np.array([13], np.int32)
+    q, k, v = (
+        x.astype(np.float16) for x in contiguous(1, (2, 2), 16, lengths=lengths, capacity=16)
+    )
+    (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
+    gaps = poisoned((1, 16, 5), np.float32)[..., :2]
+    gaps[...] = v_scale
+    for scales in ((k_scale, gaps), (np.float32([0.01, 0.02]), v_scale)):
+        named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
+        got = nbflash.decode(q, k, v, lengths, impl=impl, return_lse=True, **named)
+        real = [dequantise(*x, np.dtype(np.float32)) for x in zip((k, v), scales, strict=True)]
+        check(got, q, *real, lengths)
 
 
 def test_who_cannot_is_named():

@@ -1,0 +1,207 @@
+"""Faults of host code, and the test that catches each: module, fault, test."""
+
+from mutants import Mutant
+
+SM90, SIMT = "nbflash.backends.sm90", "nbflash.backends.simt"
+HOPPER, PORTABLE = "tests/sim/test_sm90_api.py::", "tests/sim/test_simt_api.py::"
+DECODE = "tests/sim/test_decode_api.py::"
+IDENTITY, MERGING = "tests/host/test_identity.py::", "tests/host/test_merging.py::"
+SOURCES, CACHE = "tests/host/test_sources.py", "tests/host/test_kv_cache.py::"
+GRADIENTS = "tests/host/test_score_gradients.py::"
+
+ANOTHER_MASK = f"{IDENTITY}test_each_parameter_makes_another_mask"
+ANOTHER_PLAN = f"{IDENTITY}test_plans_differ_in_what_calls_differ"
+KEYS = [
+    (
+        "masks.base",
+        Mutant("a key without the shape", "__name__, self.shape, *map", "__name__, *map"),
+        f"{ANOTHER_MASK}[dense-nk]",
+    ),
+    (
+        "masks.token",
+        Mutant(
+            "a neighbourhood's key without its dilation",
+            "return self.sizes, self.kernel, self.stride, self.dilation",
+            "return self.sizes, self.kernel, self.stride",
+        ),
+        f"{ANOTHER_MASK}[neighborhood-dilation]",
+    ),
+    (
+        "nbflash.planning.plan",
+        Mutant(
+            "a layout's key without v",
+            '("layout", signature(q), signature(k), signature(v))',
+            '("layout", signature(q), signature(k))',
+        ),
+        "tests/host/test_plan.py::test_another_layout_of_one_array_is_planned_again[v]",
+    ),
+    (
+        "nbflash.planning.plan",
+        Mutant(
+            "a call's key without v",
+            "signatures = signature(q), signature(k), signature(v)",
+            "signatures = signature(q), signature(k)",
+        ),
+        ANOTHER_PLAN,
+    ),
+    (
+        "nbflash.planning.plan",
+        Mutant("a call's key without the scale", "window, scale, types", "window, types"),
+        ANOTHER_PLAN,
+    ),
+    (
+        "nbflash.planning.plan",
+        Mutant("a call's key without dropout", "impl, score, dropout)", "impl, score)"),
+        ANOTHER_PLAN,
+    ),
+    (
+        "nbflash.cuda.sources",
+        Mutant("a module's imports forgotten", "left += imported", "pass"),
+        SOURCES,
+    ),
+    (
+        "nbflash.cuda.sources",
+        Mutant("modules of a package forgotten", 'return f"{package}.{name}"', "return package"),
+        SOURCES,
+    ),
+    (
+        "nbflash.cuda.sources",
+        Mutant(
+            "the first of the imports forgotten",
+            "for module in imported if",
+            "for module in sorted(imported)[1:] if",
+        ),
+        SOURCES,
+    ),
+]
+
+SMALL = f"{HOPPER}test_an_out_that_no_tensor_map_describes"
+BOTH = f"{HOPPER}test_dropout"
+LAUNCHES = [
+    (
+        "nbflash.cuda.tensor_map",
+        Mutant("a length-1 axis with any stride", "if size > 1 else ALIGNMENT", "if size else 0"),
+        f"{HOPPER}test_an_axis_of_length_one_has_any_stride",
+    ),
+    (
+        "nbflash.cuda.tensor_map",
+        Mutant("heads in the place of rows", "(_PANEL, rows, 1, 1)", "(_PANEL, 1, rows, 1)"),
+        SMALL,
+    ),
+    (
+        f"{SM90}.executor",
+        Mutant(
+            "a map with the rows of another",
+            "rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n)",
+            "rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n // 2)",
+        ),
+        SMALL,
+    ),
+    (
+        f"{SM90}.executor",
+        Mutant("an out of any stride", "if bits % tensor_map.ALIGNMENT or min", "if min"),
+        SMALL,
+    ),
+    (
+        f"{SM90}.backward.host",
+        Mutant(
+            "an lse with gaps",
+            "lse = lse if lse.flags.c_contiguous else lse.copy()",
+            "pass",
+        ),
+        BOTH,
+    ),
+    (
+        f"{SM90}.backward.host",
+        Mutant(
+            "a dO of any alignment",
+            "if arrays.alignment(x) >= tensor_map.ALIGNMENT and min(x.strides) >= 0:",
+            "if True:",
+        ),
+        BOTH,
+    ),
+    (
+        f"{SM90}.backward.host",
+        Mutant(
+            "a map of dO with the rows of keys",
+            "(cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m)",
+            "(cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_n)",
+        ),
+        BOTH,
+    ),
+    (
+        f"{SM90}.backward.dq_host",
+        Mutant(
+            "a map of dQ with the rows of keys",
+            "(ROWS, n, n, ROWS, ROWS)",
+            "(ROWS, n, n, ROWS, n)",
+        ),
+        BOTH,
+    ),
+    (
+        f"{SM90}.decode.host",
+        Mutant(
+            "V's scales laid out as K's",
+            "(cache.k_scale, cache.v_scale)",
+            "(cache.k_scale, cache.k_scale)",
+        ),
+        f"{DECODE}test_scales_of_v_are_laid_out_by_themselves[sm90]",
+    ),
+    (
+        f"{SIMT}.decode_host",
+        Mutant(
+            "V's scales laid out as K's",
+            "map(scale_strides, (k_scale, v_scale))",
+            "map(scale_strides, (k_scale, k_scale))",
+        ),
+        f"{DECODE}test_scales_of_v_are_laid_out_by_themselves[simt]",
+    ),
+    (
+        f"{SIMT}.executor",
+        Mutant(
+            "an lse with gaps",
+            "lse = lse if lse.flags.c_contiguous else lse.copy()",
+            "pass",
+        ),
+        f"{PORTABLE}test_strided_lse",
+    ),
+]
+
+SUMS = [
+    (
+        "nbflash.merging",
+        Mutant(
+            "an exponent by the LSE that was rounded",
+            "return p_a / total, p_b / total, largest + xp.log1p(xp.minimum(p_a, p_b))",
+            "lse = largest + xp.log1p(xp.minimum(p_a, p_b))\n"
+            "    return xp.exp(lse_a - lse), xp.exp(lse_b - lse), lse",
+        ),
+        f"{MERGING}test_weights_keep_their_precision_at_any_shift",
+    ),
+    (
+        "nbflash.merging",
+        Mutant("dsink in float32", "axis=(0, 2), dtype=np.float64)", "axis=(0, 2))"),
+        f"{MERGING}test_the_gradient_of_a_sink_is_summed_in_float64",
+    ),
+    (
+        "nbflash.backends.cpu.score_gradient",
+        Mutant("long sums of float32", "else np.float64 for part", "else real for part"),
+        f"{GRADIENTS}test_long_sums_are_of_float64",
+    ),
+    (
+        "nbflash.kv_cache",
+        Mutant(
+            "a fork without its scales",
+            "for array in self._arrays:\n                    array[page",
+            "for array in self._arrays[:2]:\n                    array[page",
+        ),
+        f"{CACHE}test_a_fork_of_a_quantised_cache_grows[int8]",
+    ),
+    (
+        "nbflash.definitions.quantised",
+        Mutant("rows of subnormal numbers wrap", "np.clip(stored, -limit, limit)", "stored"),
+        f"{CACHE}test_rows_of_subnormal_numbers[int8]",
+    ),
+]
+
+FAULTS = KEYS + LAUNCHES + SUMS
