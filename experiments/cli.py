@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from experiments.cli_distributed import cluster, distributed
 from experiments.cli_paper import paper
 from experiments.harness.errors import BadInput
 from experiments.harness.passes import BACKWARD, BOTH, FORWARD, PASSES
@@ -178,47 +179,6 @@ def io(seed, out):
     from experiments.commands.io import run
 
     run(out, seed)
-
-
-@cli.command()
-@device_option
-@click.option("--quick", is_flag=True, help="Two sizes and fewer rounds.")
-@masks_option
-@click.option(
-    "--processes",
-    type=SIZE,
-    help="So many processes on the CPU, started here, instead of those that mpiexec has started.",
-)
-@seed_option
-@out_option
-def distributed(out, device, quick, mask, processes, seed):
-    """Scaling of attention over several GPUs or processes, beside one of them alone.
-
-    Weak and strong, forward and backward, by mask: mpiexec -n 2 python -m experiments distributed,
-    a GPU for each rank where there are any. Sizes: experiments/sweeps/distributed.toml. Needs
-    mpi4py, or --processes.
-    """
-    from experiments.commands.distributed import run
-
-    run(out, device, quick, mask, processes, seed)
-
-
-@cli.command()
-@click.option("--quick", is_flag=True, help="Fewer numbers of GPUs and fewer tokens.")
-@masks_option
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of document lengths."
-)
-@out_option
-def cluster(out, quick, mask, seed):
-    """Attention over 2 to 1,024 GPUs on paper: time, communication, memory and balance.
-
-    Sharding, tiles and messages are those of nbflash.distributed; the rates of a GPU and of the
-    links were measured: experiments/sweeps/cluster.toml. Needs no GPU.
-    """
-    from experiments.commands.cluster import run
-
-    run(out, quick, mask, seed)
 
 
 @cli.command()
@@ -423,7 +383,8 @@ def tune_decode(out, seed, quick):
     run(out, seed, quick)
 
 
-cli.add_command(paper)
+for command in (paper, distributed, cluster):
+    cli.add_command(command)
 
 
 def main(args=None):

@@ -56,21 +56,17 @@ KEYS = [
     ),
     (
         "nbflash.cuda.sources",
-        Mutant("a module's imports forgotten", "left += imported", "pass"),
+        Mutant("what is referred to forgotten", "left += refers_to", "pass"),
         SOURCES,
     ),
     (
         "nbflash.cuda.sources",
-        Mutant("modules of a package forgotten", 'return f"{package}.{name}"', "return package"),
+        Mutant("what is imported forgotten", "if name} | imported", "if name}"),
         SOURCES,
     ),
     (
         "nbflash.cuda.sources",
-        Mutant(
-            "the first of the imports forgotten",
-            "for module in imported if",
-            "for module in sorted(imported)[1:] if",
-        ),
+        Mutant("what a module does besides", "[*refers_to, (module, BESIDES)]", "refers_to"),
         SOURCES,
     ),
 ]
@@ -124,8 +120,8 @@ LAUNCHES = [
         f"{SM90}.backward.host",
         Mutant(
             "a map of dO with the rows of keys",
-            "(cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m)",
-            "(cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_n)",
+            "of_dout, self.config.tile_m)",
+            "of_dout, self.config.tile_n)",
         ),
         BOTH,
     ),
@@ -133,8 +129,8 @@ LAUNCHES = [
         f"{SM90}.backward.dq_host",
         Mutant(
             "a map of dQ with the rows of keys",
-            "(ROWS, n, n, ROWS, ROWS)",
-            "(ROWS, n, n, ROWS, n)",
+            "(ROWS, n, n, ROWS)",
+            "(ROWS, n, n, n)",
         ),
         BOTH,
     ),

@@ -148,7 +148,7 @@ SCORES = {
     ),
     "compose": None,
 }
-OTHERS = {"coverage", "load", "reorder", "save", "where", "check_score"}  # make neither
+OTHERS = {"coverage", "load", "reorder", "restrict", "save", "where", "check_score"}  # make neither
 
 
 def _changed(table):

@@ -1,0 +1,46 @@
+"""The commands of attention over several GPUs or processes: `distributed` and `cluster`."""
+
+import click
+
+from experiments.options import SIZE, device_option, masks_option, out_option, seed_option
+
+
+@click.command()
+@device_option
+@click.option("--quick", is_flag=True, help="Two sizes and fewer rounds.")
+@masks_option
+@click.option(
+    "--processes",
+    type=SIZE,
+    help="So many processes on the CPU, started here, instead of those that mpiexec has started.",
+)
+@seed_option
+@out_option
+def distributed(out, device, quick, mask, processes, seed):
+    """Scaling of attention over several GPUs or processes, beside one of them alone.
+
+    Weak and strong, forward and backward, by mask: mpiexec -n 2 python -m experiments distributed,
+    a GPU for each rank where there are any. Sizes: experiments/sweeps/distributed.toml. Needs
+    mpi4py, or --processes.
+    """
+    from experiments.commands.distributed import run
+
+    run(out, device, quick, mask, processes, seed)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer numbers of GPUs and fewer tokens.")
+@masks_option
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of document lengths."
+)
+@out_option
+def cluster(out, quick, mask, seed):
+    """Attention over 2 to 1,024 GPUs on paper: time, communication, memory and balance.
+
+    Sharding, tiles and messages are those of nbflash.distributed; the rates of a GPU and of the
+    links were measured: experiments/sweeps/cluster.toml. Needs no GPU.
+    """
+    from experiments.commands.cluster import run
+
+    run(out, quick, mask, seed)
