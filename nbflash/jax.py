@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,14 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental.buffer_callback import buffer_callback
 
+import masks
+from nbflash.definitions.types import Scale, Seed, Window
 from nbflash.inputs.arrays import native
-from nbflash.inputs.block_map import as_mask
+from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag, check_forward, check_mask, wide_dtype
 from nbflash.planning.plan import lookup
-from nbflash.scores import check_score
+from nbflash.scores import Score, check_score
 
 __all__ = ["attention"]
 
@@ -53,22 +55,60 @@ class _Call(NamedTuple):
         return lookup(q, k, v, *of_problem, self.score, self.dropout)
 
 
+@overload
 def attention(
-    q,
-    k,
-    v,
-    mask=None,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: masks.Mask | BlockMap | None = ...,
     *,
-    causal=False,
-    window=None,
-    scale=None,
-    score=None,
-    dropout=0.0,
-    seed=None,
-    return_lse=False,
-    deterministic=False,
-    impl="auto",
-):
+    causal: bool = ...,
+    window: Window = ...,
+    scale: Scale = ...,
+    score: Score | None = ...,
+    dropout: float = ...,
+    seed: Seed = ...,
+    return_lse: Literal[False] = ...,
+    deterministic: bool = ...,
+    impl: str = ...,
+) -> jax.Array: ...
+
+
+@overload
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: masks.Mask | BlockMap | None = ...,
+    *,
+    causal: bool = ...,
+    window: Window = ...,
+    scale: Scale = ...,
+    score: Score | None = ...,
+    dropout: float = ...,
+    seed: Seed = ...,
+    return_lse: Literal[True],
+    deterministic: bool = ...,
+    impl: str = ...,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: masks.Mask | BlockMap | None = None,
+    *,
+    causal: bool = False,
+    window: Window = None,
+    scale: Scale = None,
+    score: Score | None = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    impl: str = "auto",
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """`nbflash.attention` of JAX arrays: under `jit`, `grad`, `remat`, `vmap` and `shard_map`.
 
     Parameters

@@ -8,27 +8,30 @@ they came from. Only keys that the mask asks for travel; heads of K and V are no
 
 from __future__ import annotations
 
+from nbflash.definitions.types import Array, ArrayT, KeysT, Scale, Seed
 from nbflash.distributed.call import Call
-from nbflash.distributed.communicator import check_together
+from nbflash.distributed.communicator import Communicator, check_together
+from nbflash.distributed.sharding import Sharding
 from nbflash.inputs.arrays import as_given
 from nbflash.inputs.problem import check_flag
+from nbflash.scores import Score
 
 
 def attention(
-    q,
-    k,
-    v,
-    sharding,
-    comm,
+    q: ArrayT,
+    k: Array,
+    v: Array,
+    sharding: Sharding,
+    comm: Communicator,
     *,
-    scale=None,
-    score=None,
-    dropout=0.0,
-    seed=None,
-    return_lse=False,
-    stages=None,
-    impl="auto",
-):
+    scale: Scale = None,
+    score: Score | None = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    return_lse: bool = False,
+    stages: int | None = None,
+    impl: str = "auto",
+) -> Array:
     """`nbflash.attention` of a sequence of which each rank has a part. All ranks call it together.
 
     Parameters
@@ -80,25 +83,25 @@ def attention(
 
 
 def attention_backward(
-    dout,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    sharding,
-    comm,
+    dout: Array,
+    q: ArrayT,
+    k: KeysT,
+    v: Array,
+    out: Array,
+    lse: Array,
+    sharding: Sharding,
+    comm: Communicator,
     *,
-    dlse=None,
-    scale=None,
-    score=None,
-    dropout=0.0,
-    seed=None,
-    deterministic=False,
-    reduce="wide",
-    stages=None,
-    impl="auto",
-):
+    dlse: Array | None = None,
+    scale: Scale = None,
+    score: Score | None = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    deterministic: bool = False,
+    reduce: str = "wide",
+    stages: int | None = None,
+    impl: str = "auto",
+) -> tuple[ArrayT, KeysT, KeysT]:
     """Gradients of `attention` with respect to the rank's own q, k and v.
 
     Parameters

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import masks
 from nbflash import __version__
 from nbflash import decode as decode_alone
-from nbflash.distributed.communicator import check_together
+from nbflash.definitions.types import Array
+from nbflash.distributed.communicator import Communicator, check_together
 from nbflash.inputs.arrays import as_given, library, native
 from nbflash.inputs.problem import check_flag, wide_dtype
 from nbflash.merging import merge
 
 
 def decode(
-    q,
-    k_cache,
-    v_cache,
-    lengths,
-    comm,
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    lengths: Array,
+    comm: Communicator,
     *,
-    newest=None,
-    mask=None,
-    return_lse=False,
-    **options,
-):
+    newest: Any = None,
+    mask: masks.Mask | None = None,
+    return_lse: bool = False,
+    **options: Any,
+) -> Array:
     """`nbflash.decode` where each rank has some of the keys. All ranks call it together.
 
     Parameters

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from nbflash.definitions.types import ArrayT
 from nbflash.distributed.call import taken
-from nbflash.distributed.communicator import check_together
+from nbflash.distributed.communicator import Communicator, check_together
+from nbflash.distributed.sharding import Sharding
 from nbflash.distributed.stages import Index
 from nbflash.inputs.arrays import as_given, library, native
 
 
-def scatter(x, sharding, rank, *, axis=1, of="queries"):
+def scatter(
+    x: ArrayT, sharding: Sharding, rank: int, *, axis: int = 1, of: str = "queries"
+) -> ArrayT:
     """A rank's own part of an array of the whole sequence.
 
     Parameters
@@ -34,7 +38,9 @@ def scatter(x, sharding, rank, *, axis=1, of="queries"):
     return as_given(given, taken(x, Index(places).of(x), axis))
 
 
-def gather(x, sharding, comm, *, axis=1, of="queries"):
+def gather(
+    x: ArrayT, sharding: Sharding, comm: Communicator, *, axis: int = 1, of: str = "queries"
+) -> ArrayT:
     """The array of the whole sequence, on every rank, of every rank's part of it.
 
     Parameters

@@ -9,8 +9,12 @@ import multiprocessing
 import queue
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+
+from nbflash.distributed.communicator import Exchange
 
 
 class LocalCommunicator:
@@ -26,15 +30,15 @@ class LocalCommunicator:
         Seconds after which a rank that does not answer counts as dead.
     """
 
-    def __init__(self, rank, boxes, timeout=60.0):
+    def __init__(self, rank: int, boxes: list[Any], timeout: float = 60.0) -> None:
         self.rank, self.size, self.timeout = rank, len(boxes), timeout
         self._boxes, self._number, self._early = boxes, 0, {}
 
-    def agree(self, note):
+    def agree(self, note: str) -> list[str]:
         number = self._post(dict.fromkeys(range(self.size), note))
         return [self._take(source, number) for source in range(self.size)]
 
-    def exchange(self, sends, receives):
+    def exchange(self, sends: dict[int, Any], receives: dict[int, Any]) -> Exchange:
         number = self._post({target: np.array(x) for target, x in sends.items()})
         return _LocalExchange(self, number, receives)
 
@@ -76,7 +80,13 @@ class _LocalExchange:
         self._receives = {}
 
 
-def run(function, ranks, *args, processes=False, timeout=60.0):
+def run(
+    function: Callable[..., Any],
+    ranks: int,
+    *args: Any,
+    processes: bool = False,
+    timeout: float = 60.0,
+) -> list[Any]:
     """``function(comm, *args)`` on ranks that run at the same time; their results in order.
 
     Parameters

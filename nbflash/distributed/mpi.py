@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
+
+from nbflash.distributed.communicator import Exchange
 
 _TAGS = 1 << 14  # MPI guarantees twice as many
 
@@ -21,14 +24,14 @@ class MpiCommunicator:
         a program can only end (``comm.Abort()``).
     """
 
-    def __init__(self, comm=None, timeout=300.0):
+    def __init__(self, comm: Any = None, timeout: float = 300.0) -> None:
         from mpi4py import MPI
 
         self._mpi, self.timeout, self._number = MPI, timeout, 0
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
 
-    def agree(self, note):
+    def agree(self, note: str) -> list[str]:
         own = np.frombuffer(note.encode(), np.uint8)
         lengths = np.empty(self.size, np.int64)
         self._finish([self._comm.Iallgather(np.array([own.size]), lengths)])
@@ -39,7 +42,7 @@ class MpiCommunicator:
             notes[end - n : end].tobytes().decode() for n, end in zip(lengths, ends, strict=True)
         ]
 
-    def exchange(self, sends, receives):
+    def exchange(self, sends: dict[int, Any], receives: dict[int, Any]) -> Exchange:
         self._number += 1
         tag, byte = self._number % _TAGS, self._mpi.BYTE
         requests = [

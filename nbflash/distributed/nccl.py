@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import numpy as np
+
+from nbflash.distributed.communicator import Communicator, Exchange
 
 
 class NcclCommunicator:
@@ -27,7 +30,7 @@ class NcclCommunicator:
     wait for the messages.
     """
 
-    def __init__(self, host, timeout=300.0):
+    def __init__(self, host: Communicator, timeout: float = 300.0) -> None:
         import cupy
         from cupy.cuda import nccl
 
@@ -39,7 +42,7 @@ class NcclCommunicator:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._watch = _Watch(self._comm, timeout)
 
-    def agree(self, note):
+    def agree(self, note: str) -> list[str]:
         self._watch.check()
         try:
             return self._host.agree(note)
@@ -47,7 +50,7 @@ class NcclCommunicator:
             self._watch.abort("a rank does not answer")
             raise
 
-    def exchange(self, sends, receives):
+    def exchange(self, sends: dict[int, Any], receives: dict[int, Any]) -> Exchange:
         self._watch.check()
         cuda = self._cupy.cuda
         done = cuda.Event(disable_timing=True)
@@ -71,7 +74,7 @@ class NcclCommunicator:
             return _NcclExchange(self, done, (sends, receives))
         return _NcclExchange(self, None, None)
 
-    def close(self):
+    def close(self) -> None:
         """Give NCCL's memory back; all ranks do."""
         self._watch.close()
         self._comm.destroy()

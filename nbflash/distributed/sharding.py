@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
 import masks
@@ -38,7 +40,7 @@ class Sharding:
         self.work = np.bincount(query_owner, row_work(mask, tile), ranks)
 
     @classmethod
-    def of(cls, mask, ranks, tile=TILE):
+    def of(cls, mask: masks.Mask, ranks: int, tile: int = TILE) -> Sharding:
         """Deal the queries and keys of a mask to ranks.
 
         Parameters
@@ -72,7 +74,7 @@ class Sharding:
         mean = self.work.mean()
         return float(self.work.max() / mean) if mean else 1.0
 
-    def positions(self, rank, of="queries"):
+    def positions(self, rank: int, of: str = "queries") -> NDArray[Any]:
         """Places in the sequence of a rank's own tokens, increasing: int64 (n,).
 
         What rotary embeddings and a loss need of them. ``of`` is "queries" or "keys".
@@ -83,7 +85,7 @@ class Sharding:
         return self._tokens((self.query_owner, self.key_owner)[axis] == rank, axis)
 
     @functools.cached_property
-    def live(self):
+    def live(self) -> csr_array:
         """CSR of the tiles that live in any plane: how many (batch, head) pairs have each."""
         live = 0
         for times, plane in zip(_uses(self.mask), self.mask.planes, strict=True):
@@ -93,27 +95,27 @@ class Sharding:
         return live
 
     @functools.cached_property
-    def needs(self):
+    def needs(self) -> Any:
         """bool (ranks, columns of tiles): which keys the rows of each rank attend."""
         return (members(self.query_owner, self.ranks) @ self.live).toarray() > 0
 
     @functools.cached_property
-    def work_on(self):
+    def work_on(self) -> Any:
         """float64 (ranks, ranks): of the work of a rank (row), that on the keys of each owner."""
         tiles = members(self.query_owner, self.ranks) @ self.live
         return (tiles @ members(self.key_owner, self.ranks).T).toarray().astype(np.float64)
 
-    def sent(self, source, target):
+    def sent(self, source: int, target: int) -> NDArray[Any]:
         """Places of the keys of one rank that another one needs, increasing: int64 (n,)."""
         return self._tokens(self.needs[target] & (self.key_owner == source), 1)
 
-    def attending(self, rank, sources):
+    def attending(self, rank: int, sources: Any) -> Any:
         """Places of a rank's queries whose tiles attend keys of other ranks: int64 (n,)."""
         theirs = np.isin(self.key_owner, sources).astype(np.int64)
         return self._tokens((self.query_owner == rank) & (self.live @ theirs > 0), 0)
 
     @functools.cached_property
-    def traffic(self):
+    def traffic(self) -> Any:
         """int64 (ranks, ranks): how many keys go from a rank (row) to another (column)."""
         n, columns = self.mask.shape[1], np.arange(self.key_owner.size)
         tokens = np.minimum(columns * self.tile + self.tile, n) - columns * self.tile

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import masks
 from nbflash.huggingface.attention import OVERRIDE
 
+ModelT = TypeVar("ModelT")
 
-def sparsify(model, mask, *, where=None):
+
+def sparsify(
+    model: ModelT,
+    mask: masks.Mask | Callable[[int, int], masks.Mask] | None,
+    *,
+    where: Callable[[str, Any], bool] | None = None,
+) -> ModelT:
     """Let the attention layers of a model attend within a mask, besides the model's own.
 
     Parameters

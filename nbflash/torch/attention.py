@@ -3,38 +3,81 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, Literal, overload
 
 import torch
 
 import masks
-from nbflash.inputs.block_map import as_mask
+from nbflash.definitions.types import Scale, Seed, Window
+from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag
+from nbflash.scores import Score
 from nbflash.torch import operators
 from nbflash.torch.handles import handle_of
-from nbflash.torch.scores import stages_of
+from nbflash.torch.scores import TensorScore, stages_of
 
 _LAYOUTS = ("bshd", "bhsd")
 _SIGN = 1 << 63
 
 
+@overload
 def attention(
-    q,
-    k,
-    v,
-    mask=None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: masks.Mask | BlockMap | None = ...,
     *,
-    causal=False,
-    window=None,
-    scale=None,
-    score=None,
-    dropout=0.0,
-    seed=None,
-    return_lse=False,
-    deterministic=None,
-    layout="bshd",
-    impl="auto",
-):
+    causal: bool = ...,
+    window: Window = ...,
+    scale: Scale = ...,
+    score: TensorScore | Score | None = ...,
+    dropout: float = ...,
+    seed: Seed = ...,
+    return_lse: Literal[False] = ...,
+    deterministic: bool | None = ...,
+    layout: str = ...,
+    impl: str = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: masks.Mask | BlockMap | None = ...,
+    *,
+    causal: bool = ...,
+    window: Window = ...,
+    scale: Scale = ...,
+    score: TensorScore | Score | None = ...,
+    dropout: float = ...,
+    seed: Seed = ...,
+    return_lse: Literal[True],
+    deterministic: bool | None = ...,
+    layout: str = ...,
+    impl: str = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: masks.Mask | BlockMap | None = None,
+    *,
+    causal: bool = False,
+    window: Window = None,
+    scale: Scale = None,
+    score: TensorScore | Score | None = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+    layout: str = "bshd",
+    impl: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`nbflash.attention` of tensors on the CPU or a CUDA device, with gradients.
 
     Under ``torch.compile`` one operator, also with ``fullgraph=True``: make masks outside of what
@@ -94,8 +137,16 @@ def attention(
 
 
 def varlen_attention(
-    q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, causal=False, return_lse=False, **options
-):
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    *,
+    causal: bool = False,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
     """Attention within each of several sequences that lie one behind the other.
 
     Parameters

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 
+import masks
 from nbflash.decoding import write_decode
+from nbflash.definitions.types import Scale
 from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.decode_problem import Cache
 from nbflash.inputs.problem import check_flag
@@ -15,19 +19,51 @@ from nbflash.torch.operators import define, new_results
 _NO_GRADIENT = "nbflash: decode has no gradient; call it under torch.no_grad()"
 
 
+@overload
 def decode(
-    q,
-    k_cache,
-    v_cache,
-    lengths,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
     *,
-    block_table=None,
-    mask=None,
-    k_scale=None,
-    v_scale=None,
-    scale=None,
-    return_lse=False,
-):
+    block_table: torch.Tensor | None = ...,
+    mask: masks.Mask | None = ...,
+    k_scale: torch.Tensor | None = ...,
+    v_scale: torch.Tensor | None = ...,
+    scale: Scale = ...,
+    return_lse: Literal[False] = ...,
+) -> torch.Tensor: ...
+
+
+@overload
+def decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    block_table: torch.Tensor | None = ...,
+    mask: masks.Mask | None = ...,
+    k_scale: torch.Tensor | None = ...,
+    v_scale: torch.Tensor | None = ...,
+    scale: Scale = ...,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    block_table: torch.Tensor | None = None,
+    mask: masks.Mask | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    scale: Scale = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`nbflash.decode` of tensors: the last tokens of every sequence attend to cached keys.
 
     Parameters

@@ -10,7 +10,9 @@ import torch
 _INF = float("inf")
 
 
-def merge(out_a, lse_a, out_b, lse_b):
+def merge(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`nbflash.merge`: attention over disjoint parts of the keys, joined by their log-sum-exp.
 
     Parameters
@@ -34,7 +36,9 @@ def merge(out_a, lse_a, out_b, lse_b):
     return out.to(out_a.dtype), lse
 
 
-def merge_sink(out, lse, sink):
+def merge_sink(
+    out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """`nbflash.merge_sink`: one more key for each head, of value 0 and logit ``sink``.
 
     Parameters

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import torch
 
+import masks
+from nbflash.definitions.types import Scale, Window
+from nbflash.inputs.block_map import BlockMap
+from nbflash.scores import Score
 from nbflash.torch.attention import attention
 from nbflash.torch.merging import merge_sink
+from nbflash.torch.scores import TensorScore
 
 
 class Attention(torch.nn.Module):
@@ -24,24 +29,24 @@ class Attention(torch.nn.Module):
 
     def __init__(
         self,
-        mask=None,
+        mask: masks.Mask | BlockMap | None = None,
         *,
-        causal=False,
-        window=None,
-        scale=None,
-        score=None,
-        dropout=0.0,
-        sinks=None,
-        deterministic=None,
-        layout="bshd",
-    ):
+        causal: bool = False,
+        window: Window = None,
+        scale: Scale = None,
+        score: TensorScore | Score | None = None,
+        dropout: float = 0.0,
+        sinks: int | None = None,
+        deterministic: bool | None = None,
+        layout: str = "bshd",
+    ) -> None:
         super().__init__()
         self.mask, self.causal, self.window, self.scale = mask, causal, window, scale
         self.score, self.dropout, self.layout = score, dropout, layout
         self.deterministic = deterministic
         self.sink = None if sinks is None else torch.nn.Parameter(torch.zeros(sinks))
 
-    def forward(self, q, k, v):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The result for tensors of ``layout``."""
         if self.layout == "bhsd":
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -59,7 +64,7 @@ class Attention(torch.nn.Module):
             out, _ = merge_sink(out, lse, self.sink)
         return out.transpose(1, 2) if self.layout == "bhsd" else out
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         """What differs from the defaults."""
         given = {name: getattr(self, name) for name in ("mask", "window", "scale", "score")}
         given = {name: x for name, x in given.items() if x is not None}

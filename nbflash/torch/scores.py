@@ -7,12 +7,14 @@ them, which costs no plan: one that is computed anew for every call is as good a
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 import torch
 
 from nbflash import scores as core
+from nbflash.definitions.types import Function, Functions
+from nbflash.scores import Score
 
 __all__ = ["TensorScore", "alibi", "bias", "compose", "custom", "relative", "softcap"]
 
@@ -80,12 +82,12 @@ def stages_of(score):
     )
 
 
-def softcap(cap):
+def softcap(cap: SupportsFloat) -> TensorScore:
     """`nbflash.scores.softcap`: ``cap · tanh(s / cap)``."""
     return TensorScore([_constant(core.softcap(cap))], [])
 
 
-def alibi(slopes):
+def alibi(slopes: Any) -> TensorScore:
     """`nbflash.scores.alibi`: slopes are a number, a list, or a tensor (heads,) in host memory."""
     if not isinstance(slopes, torch.Tensor):
         return TensorScore([_constant(core.alibi(slopes))], [])
@@ -97,17 +99,19 @@ def alibi(slopes):
     return _of_one(core.alibi, "slopes", slopes)
 
 
-def relative(table):
+def relative(table: Any) -> TensorScore:
     """`nbflash.scores.relative`: a table (heads, 2 reach + 1) by the distance of the key."""
     return _of_one(core.relative, "table", table)
 
 
-def bias(array):
+def bias(array: Any) -> TensorScore:
     """`nbflash.scores.bias`: ``s + array[b, h, q_idx, kv_idx]``, axes of length 1 for all."""
     return _of_one(core.bias, "array", array)
 
 
-def custom(fn, grad=None, params=(), param_grads=None):
+def custom(
+    fn: Function, grad: Function | None = None, params: Any = (), param_grads: Functions = None
+) -> TensorScore:
     """`nbflash.scores.custom`: a function of one's own; its arrays are tensors among ``params``."""
     if not isinstance(params, tuple | list):
         raise TypeError(f"params must be a tuple, got {type(params).__name__}")
@@ -130,7 +134,7 @@ def custom(fn, grad=None, params=(), param_grads=None):
     return TensorScore([stage], [x for x in params if isinstance(x, torch.Tensor)])
 
 
-def compose(*given):
+def compose(*given: TensorScore | Score) -> TensorScore:
     """`nbflash.scores.compose`: the scores one after the other, the first one first."""
     both = [stages_of(score) for score in given]
     return TensorScore(
