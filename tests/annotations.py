@@ -4,7 +4,7 @@ import inspect
 
 OPERATORS = "__call__", "__or__", "__and__", "__invert__"
 # Called by other modules of nbflash, not by users.
-INTERNAL = "run_", "write_", "score_shapes"
+INTERNAL = "run_", "write_", "score_shapes", "reading"
 
 
 def functions(thing) -> list:

@@ -251,7 +251,7 @@ def cache_info() -> CacheInfo:
     return plans.info()
 
 
-def set_cache_limit(*, host=None, device=None) -> None:
+def set_cache_limit(*, host: int | None = None, device: int | None = None) -> None:
     """Bound the bytes that cached plans hold; those used longest ago are dropped.
 
     Parameters

@@ -7,10 +7,13 @@ fixes was checked when the plan was made and is not checked again.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from nbflash.backends.registry import prepare, prepare_score_backward
+from nbflash.definitions.types import Array, ArrayT, KeysT, Seed
 from nbflash.inputs.arrays import (
     CUDA,
     allocator,
@@ -38,6 +41,7 @@ from nbflash.inputs.problem import (
 )
 from nbflash.planning import cache, dispatch
 from nbflash.planning.cache import Cache
+from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.scores import check_score
 
 _SCRATCH = 1 << 17  # elements
@@ -63,7 +67,7 @@ class AttentionPlan:
         Where it is not 0, every call takes ``seed``, as `attention` does.
     """
 
-    def __init__(self, spec: AttentionSpec, impl: str, executor=None):
+    def __init__(self, spec: AttentionSpec, impl: str, executor: Any = None) -> None:
         self.spec, self.impl, problem = spec, impl, spec.problem
         self.problem, self.mask = problem, spec.mask
         self.score, self.dropout = spec.score, spec.dropout
@@ -86,25 +90,39 @@ class AttentionPlan:
         return plan_
 
     @property
-    def schedule(self):
+    def schedule(self) -> TileSchedule | None:
         """The `TileSchedule` of the forward pass; None where no tiles are walked."""
         return self._executor.schedule
 
     @property
-    def two_passes(self):
+    def two_passes(self) -> bool | None:
         """Whether `backward` computes dQ in a pass of its own though nobody asks for
         ``deterministic``; None but for `sm90`, which chooses.
         """
         return self._executor.two_passes
 
-    def __call__(self, q, k, v, out=None, *, seed=None):
+    def __call__(
+        self, q: ArrayT, k: Array, v: Array, out: Array | None = None, *, seed: Seed = None
+    ) -> tuple[ArrayT, Array]:
         """``(out, lse)`` of `attention`."""
         given = q
         q, k, v, target = forward_inputs(q, k, v, out)
         result, lse = self._matching(q, k, v).run_forward(q, k, v, target, seed)
         return as_given(given, (result if out is None else out, lse))
 
-    def backward(self, dout, q, k, v, out, lse, *, dlse=None, seed=None, deterministic=False):
+    def backward(
+        self,
+        dout: Array,
+        q: ArrayT,
+        k: KeysT,
+        v: Array,
+        out: Array,
+        lse: Array,
+        *,
+        dlse: Array | None = None,
+        seed: Seed = None,
+        deterministic: bool = False,
+    ) -> tuple[ArrayT, KeysT, KeysT]:
         """``(dq, dk, dv)`` of `attention_backward`."""
         deterministic, given = check_flag("deterministic", deterministic), q
         q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
@@ -112,14 +130,34 @@ class AttentionPlan:
         gradients = plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
         return as_given(given, gradients)
 
-    def score_backward(self, dout, q, k, v, out, lse, *, dlse=None, seed=None):
+    def score_backward(
+        self,
+        dout: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array,
+        *,
+        dlse: Array | None = None,
+        seed: Seed = None,
+    ) -> tuple[Array, ...]:
         """The gradients of the score's arrays, as `nbflash.score_backward` returns them."""
         given = q
         q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
         plan_ = self._matching(q, k, v)
         return as_given(given, plan_.run_score_backward(dout, q, k, v, out, lse, dlse, seed))
 
-    def vjp(self, q, k, v, *, seed=None, return_lse=False, with_score=False):
+    def vjp(
+        self,
+        q: ArrayT,
+        k: Array,
+        v: Array,
+        *,
+        seed: Seed = None,
+        return_lse: bool = False,
+        with_score: bool = False,
+    ) -> tuple[Array, Callable[..., tuple[Array, ...]]]:
         """The result, and the function that takes its gradient to those of q, k and v.
 
         Parameters

@@ -31,6 +31,17 @@ def step(q: Floats, k: Floats, v: Floats, bias: Floats) -> tuple[Floats, ...]:
     return out, dbias
 
 
+def train(q: Floats, k: Floats, v: Floats) -> tuple[Floats, Floats]:
+    nbflash.set_cache_limit(host=2**20)
+    plan = nbflash.plan(q, k, v, mask, causal=True)
+    out, pullback = plan.vjp(q, k, v)
+    dq, dk, dv = pullback(out)
+    again, lse = plan(q, k, v)
+    nbflash.clear_cache()
+    print(plan.impl, plan.mask.shape, nbflash.cache_info().plans, dq, dk, dv)
+    return again, plan.backward(out, q, k, v, out, lse)[0]
+
+
 def generate(q: Floats, k: Floats, v: Floats) -> Floats:
     cache = nbflash.KVCache(64, 16, heads_kv=4, head_dim=32, dtype=np.float32)
     ids: list[int] = cache.allocate(2)
