@@ -51,10 +51,7 @@ class Part(NamedTuple):
 
 
 class Score:
-    """One function, or several one after the other; immutable, with a hash: part of a plan's key.
-
-    Made by `softcap`, `alibi`, `relative`, `bias`, `custom` and `compose`.
-    """
+    """One function, or several one after the other; immutable, with a hash: part of a plan's key."""
 
     def __init__(self, stages):
         self._stages = tuple(stages)

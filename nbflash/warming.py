@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
 
 import masks
 from nbflash import scores
@@ -11,23 +12,24 @@ from nbflash.cuda import availability
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
 from nbflash.planning.kernels import LENGTHS, PATTERNS, cuda_problem, kernels_of
+from nbflash.scores import Score
 
 DTYPES = "bfloat16", "float16"
 _SCORES = {"none": None, "softcap": scores.softcap(30.0), "alibi": scores.alibi(0.5)}
 
 
 def warm(
-    head_dims=(64, 128),
-    dtypes=DTYPES,
-    patterns=("dense", "causal"),
+    head_dims: Sequence[int] = (64, 128),
+    dtypes: Sequence[str] = DTYPES,
+    patterns: Sequence[str | masks.Mask] = ("dense", "causal"),
     *,
-    score=(None,),
-    dropout=(0.0,),
-    passes=("forward", "backward"),
-    capability=None,
-    workers=None,
-    progress=True,
-):
+    score: Sequence[Score | None] = (None,),
+    dropout: Sequence[float] = (0.0,),
+    passes: Sequence[str] = ("forward", "backward"),
+    capability: tuple[int, int] | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> int:
     """Compile the CUDA kernels of all combinations ahead, in processes, and keep them on disk.
 
     What comes with nbflash, or is kept already, is not compiled. Needs no GPU where ``capability``

@@ -146,23 +146,23 @@ def attention_backward(
 
 
 def score_backward(
-    dout,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    sharding,
-    comm,
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    sharding: Sharding,
+    comm: Communicator,
     *,
-    score,
-    dlse=None,
-    scale=None,
-    dropout=0.0,
-    seed=None,
-    stages=None,
-    impl="auto",
-):
+    score: Score,
+    dlse: Array | None = None,
+    scale: Scale = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    stages: int | None = None,
+    impl: str = "auto",
+) -> tuple[Array, ...]:
     """Gradients of `attention` with respect to the arrays of its score.
 
     Parameters
