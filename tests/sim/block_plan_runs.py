@@ -22,10 +22,11 @@ WITHIN = {
 
 
 def random_map(shape, block, extent=(1, 1), k=3, within="all", seed=0):
-    """Unsorted, with duplicates, entries out of range, and rows of every length."""
+    """Unsorted, with duplicates, entries out of range, some of them far, and rows of any length."""
     rng = np.random.default_rng(seed)
     rows, columns = (-(-n // size) for n, size in zip(shape, block, strict=True))
     indices = rng.integers(-1, columns + 1, (*extent, rows, k)).astype(np.int32)
+    indices[rng.random(indices.shape) < 0.1] += 1 << 20
     counts = rng.integers(0, k + 1, (*extent, rows)).astype(np.int32)
     return BlockMap(indices, counts, shape=shape, block=block, within=WITHIN[within](*shape))
 
