@@ -96,14 +96,14 @@ class Call:
                     if not number:
                         total = [x.astype(self._wide) for x in (dq, *of_keys)]
                     else:
-                        total[0][:, stage.rows.of(dq)] += dq
+                        total[0][:, stage.rows.of(dq)] += dq.astype(self._wide, copy=False)
                 if number:
                     returning.append(self._return(stage, of_keys, dtype))
             for stage, exchange, arrived in returning:
                 exchange.wait()
                 for target, index in stage.sends.items():
                     for sum_, part in zip(total[1:], arrived[target], strict=True):
-                        sum_[:, index.of(sum_)] += part
+                        sum_[:, index.of(sum_)] += part.astype(self._wide, copy=False)
             return tuple(x.astype(self.q.dtype, copy=False) for x in total)
 
     def score_shapes(self):
@@ -163,9 +163,10 @@ class Call:
         """Two arrays at some tokens: (2, batch, tokens, heads_kv, head_dim), contiguous."""
         packed = self._buffer(index, dtype)
         for target, x in zip(packed, pair, strict=True):
-            if x.dtype == dtype:  # as integers: CuPy gathers these of any size
+            x = taken(x, index.of(x), 1)
+            if x.dtype == dtype:
                 target, x = _words(target), _words(x)
-            target[...] = x[:, index.of(x)]
+            target[...] = x
         return packed
 
     def _in_order(self, stage, arrived):
@@ -196,7 +197,10 @@ class Call:
 
 
 def taken(x, index, axis):
-    """Some tokens: a view where they follow each other, else a C-contiguous copy."""
+    """Some tokens: a view where they follow each other, else a C-contiguous copy.
+
+    Gathered as integers, which CuPy does for every size of dtype.
+    """
     at = (*(slice(None),) * axis, index)
     if isinstance(index, slice):
         return x[at]

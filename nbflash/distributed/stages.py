@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 import masks
-from nbflash.inputs.arrays import library
+from nbflash.inputs.arrays import library, resident
 from nbflash.inputs.positions import Positions
 
 #: Stages besides that of a rank's own keys, at most, where nobody asks for another number.
@@ -49,7 +49,8 @@ class Index:
             return self._host
         device = x.data.device_id
         if device not in self._on_device:
-            self._on_device[device] = library(x)[0].asarray(self._host)
+            with library(x)[1]:
+                (self._on_device[device],) = resident([self._host])
         return self._on_device[device]
 
 
