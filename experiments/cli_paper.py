@@ -2,6 +2,7 @@
 
 import click
 
+from experiments.harness.errors import BadInput
 from experiments.options import device_option, out_option, seed_option
 
 resume_option = click.option(
@@ -76,3 +77,23 @@ def lra(out, **options):
     from experiments.commands.paper.lra import run
 
     run(out, **options)
+
+
+@paper.command()
+@quick_option
+@click.option("--context", is_flag=True, help="A small GPT to convergence, by length of context.")
+@resume_option
+@minutes_option
+@device_option
+@out_option
+def training(out, quick, context, **options):
+    """Tables 1, 2 and 4: BERT and GPT-2 in training. Needs torch and transformers.
+
+    Tokens a second, the share of attention and losses with eager attention, each backend of SDPA,
+    nbflash and nbflash with a butterfly and local blocks; random weights, bytes of a novel.
+    """
+    from experiments.commands.paper.training import run
+
+    if quick and context:
+        raise BadInput("--quick and --context exclude each other")
+    run(out, "quick" if quick else "context" if context else "full", **options)

@@ -1,0 +1,138 @@
+"""Tables 1, 2 and 4: BERT and GPT-2 in training, by form of attention.
+
+Random weights, the real architecture, bytes of a novel. Rates are those of whole steps, AdamW
+among them; the share of attention is what a step takes more than one whose attention gives the
+values back. Losses of the same seed are compared with those of eager attention.
+"""
+
+import numpy as np
+
+from experiments.commands.train import NOVEL
+from experiments.harness.console import left_out, progress, say
+from experiments.harness.errors import BadInput, one_line
+from experiments.harness.journal import Journal
+from experiments.harness.setup import set_up
+from experiments.report.tables import show, wrote
+
+KEYS = ("model", "tokens", "attention", "seed")
+EAGER, NONE = "eager", "none"
+OUT_OF_MEMORY = "out of memory"
+
+
+def run(out, section="full", device="auto", resume=False, minutes=None):
+    """Train what the sweep says; the table and ``paper-training.csv`` go to ``out``."""
+    try:
+        import transformers  # noqa: F401 - the models are its own
+    except ImportError as error:
+        raise BadInput(f"training needs torch and transformers: {error}") from None
+    setup = set_up("paper-training", section, device)
+    stem = "paper-training" if section != "context" else "paper-context"
+    journal = Journal(out / f"{stem}.csv", KEYS, resume, minutes)
+    if not resume:
+        for path in (out / stem).glob("*.pt"):
+            path.unlink()
+    train(setup, journal, out / stem)
+    if journal.rows:
+        report(journal.rows, setup.settings["paper"])
+        wrote(out / f"{stem}.csv")
+
+
+def train(setup, journal, folder):
+    """Add the rows of the sweep that the journal lacks."""
+    settings = setup.settings
+    runs = [
+        (dict(zip(KEYS, (model, tokens, attention, seed), strict=True)), batch, steps)
+        for model, tokens, batch, steps in settings["runs"]
+        for seed in settings["seeds"]
+        for attention in settings["attention"]
+    ]
+    with progress("Training", len(runs)) as advance:
+        for row, batch, steps in runs:
+            if row not in journal:
+                found = None
+                if not journal.is_late:
+                    found = _trained(setup, journal, folder, row, batch, steps)
+                if found is None:
+                    say("Time is over: --resume goes on from here.")
+                    return
+                journal.add(row | {"batch": batch, "steps": steps} | found | setup.origin)
+            advance()
+
+
+def _trained(setup, journal, folder, row, batch, steps):
+    """The columns of one run; None where it is not done yet."""
+    import torch
+
+    from experiments.papers.language import Language, make_model
+    from experiments.papers.training import Trainer
+
+    settings, (name, tokens, attention, seed) = setup.settings, row.values()
+    how = settings | {"steps": steps}
+    try:
+        model = make_model(settings["models"][name], tokens, attention, seed, settings["block"])
+        model.to(setup.backend.device)
+        given = {"attention": attention, "dtype": settings["dtype"].name, "seed": seed}
+        task = Language(model, NOVEL.read_bytes(), tokens, batch, **given)
+        trainer = Trainer(model, task, how, folder / ("-".join(map(str, row.values())) + ".pt"))
+        trainer.run(lambda: journal.is_late)
+    except torch.OutOfMemoryError:
+        return _result(OUT_OF_MEMORY)
+    except RuntimeError as error:
+        if "kernel" not in str(error) and "backend" not in str(error):
+            raise
+        return _result(one_line(error)[:200])  # SDPA has none for this case
+    if not trainer.is_done:
+        return None
+    _, losses, validation = zip(*trainer.progress.curve, strict=True)
+    return _result(
+        "",
+        ms_a_step=trainer.ms_a_step,
+        tokens_per_s=1e3 * batch * tokens / trainer.ms_a_step if trainer.ms_a_step else None,
+        losses=" ".join(map(repr, losses)),
+        validation=validation[-1],
+    )
+
+
+def _result(status, **found):
+    columns = ("ms_a_step", "tokens_per_s", "losses", "validation")
+    return dict.fromkeys(columns) | found | {"status": status}
+
+
+def compared(rows):
+    """For each row: its rate over eager's, the share of attention, how far its losses are off.
+
+    Yields
+    ------
+    (dict, float or None, float or None, float or None)
+    """
+    of = {tuple(str(row[key]) for key in KEYS): row for row in rows}
+    for row in rows:
+        model, tokens, _, seed = (str(row[key]) for key in KEYS)
+        eager, none = (of.get((model, tokens, name, seed)) for name in (EAGER, NONE))
+        own, of_eager, of_none = (_number(x, "ms_a_step") for x in (row, eager, none))
+        share = 1 - of_none / own if own and of_none else None
+        off = None
+        if eager and row["losses"] and eager["losses"]:
+            one, other = (np.array(x["losses"].split(), float) for x in (row, eager))
+            off = float(abs(one - other).max())
+        yield row, of_eager / own if own and of_eager else None, share, off
+
+
+def _number(row, column):
+    return float(row[column]) if row and row[column] else None
+
+
+def report(rows, paper):
+    """A line for each run, and what the paper printed."""
+    columns = {"model": "", "tokens": "d", "attention": "", "ms a step": ".1f", "tokens/s": ",.0f"}
+    columns |= {"× eager": ".2f", "attention's share": ".0%", "Δ loss": ".1e", "validation": ".3f"}
+    table = []
+    for row, speedup, share, off in compared(rows):
+        cells = [row["model"], int(row["tokens"]), row["attention"]]
+        cells += [_number(row, "ms_a_step"), _number(row, "tokens_per_s"), speedup]
+        table.append([*cells, share, off, _number(row, "validation")])
+        if row["status"]:
+            left_out(f"{row['attention']}", f"{row['model']}, {row['tokens']}", row["status"])
+    show("Training: Δ loss is the largest difference from eager attention", columns, table)
+    printed = ", ".join(f"{name} {x}" for name, x in paper["speedup"].items())
+    say(f"{paper['source']}: × HuggingFace, for BERT × MLPerf 1.1: {printed} (8 A100, other data).")

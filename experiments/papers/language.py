@@ -1,0 +1,131 @@
+"""GPT-2 and BERT of transformers, of random weights, on the bytes of a text."""
+
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import torch
+import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AttentionInterface, AttentionMaskInterface
+
+import masks
+from nbflash import huggingface
+
+EAGER, NBFLASH, SPARSE, NONE = "eager", "nbflash", "nbflash-sparse", "none"
+SDPA = {
+    "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "sdpa-flash": SDPBackend.FLASH_ATTENTION,
+    "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+#: `NONE` gives the values back: what is left of a step without attention.
+ATTENTION = (EAGER, *SDPA, NBFLASH, SPARSE, NONE)
+#: Of the text, for validation.
+HELD_OUT = 0.1
+#: In place of a byte that BERT is to find, and their share.
+HIDDEN, HIDDEN_SHARE, IGNORED = 256, 0.15, -100
+
+
+def _give_values(module, query, key, value, attention_mask, **options):
+    return value.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NONE, _give_values)
+AttentionMaskInterface.register(NONE, lambda *args, **options: None)
+
+
+def sparse_mask(tokens, block, is_causal):
+    """Butterfly and local blocks, halved until a sequence holds 16 of them."""
+    while tokens // block < 16 and block > 8:
+        block //= 2
+    mask = masks.butterfly(tokens, block) | masks.local(tokens, block, width=1)
+    return mask & masks.causal(tokens) if is_causal else mask
+
+
+def make_model(spec, tokens, attention, seed, block=128):
+    """A model of transformers without dropout.
+
+    Parameters
+    ----------
+    spec : dict
+        ``kind`` ("gpt2" or "bert"), ``layers``, ``heads``, ``width`` and ``vocabulary``.
+    tokens : int
+        The longest sequence.
+    attention : str
+        One of `ATTENTION`.
+    seed : int
+        Of the weights, the same whatever the attention.
+    """
+    layers, heads, width = spec["layers"], spec["heads"], spec["width"]
+    if spec["kind"] == "gpt2":
+        sizes = {"n_layer": layers, "n_head": heads, "n_embd": width, "n_positions": tokens}
+        rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        ends = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
+        config = transformers.GPT2Config(vocab_size=spec["vocabulary"], **sizes, **rates, **ends)
+        cls = transformers.GPT2LMHeadModel
+    else:
+        sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width}
+        sizes |= {"intermediate_size": 4 * width, "max_position_embeddings": tokens}
+        rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+        config = transformers.BertConfig(vocab_size=spec["vocabulary"], **sizes, **rates)
+        cls = transformers.BertForMaskedLM
+    name = {SPARSE: NBFLASH}.get(attention, "sdpa" if attention in SDPA else attention)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = cls._from_config(config, attn_implementation=name)
+    if attention == SPARSE:
+        huggingface.sparsify(model, sparse_mask(tokens, block, spec["kind"] == "gpt2"))
+    return model
+
+
+@contextmanager
+def backend_of(attention):
+    """SDPA held to its backend, where ``attention`` is one."""
+    with sdpa_kernel(SDPA[attention]) if attention in SDPA else nullcontext():
+        yield
+
+
+class Language:
+    """What a `Trainer` is given: the next byte, or for BERT hidden bytes, of pieces of a text.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+    text : bytes
+    tokens, batch : int
+    attention : str
+        One of `ATTENTION`.
+    dtype : str
+        Of autocast; float32 is without.
+    seed : int
+        Of the order of the batches.
+    """
+
+    def __init__(self, model, text, tokens, batch, *, attention, dtype, seed):
+        self._model, self._tokens, self._batch, self._seed = model, tokens, batch, seed
+        self._attention, self._dtype = attention, getattr(torch, dtype)
+        self._device = next(model.parameters()).device.type
+        self._is_bert = isinstance(model, transformers.BertForMaskedLM)
+        end = round(len(text) * (1 - HELD_OUT))
+        whole = np.frombuffer(text, np.uint8).astype(np.int64)
+        self._train, self._held_out = whole[:end], whole[end:]
+
+    def loss_at(self, step):
+        return self._loss(self._train, np.random.default_rng([self._seed, step]))
+
+    def evaluate(self):
+        """The mean loss of pieces that no step has seen, the same ones at every time."""
+        rng = np.random.default_rng(self._seed)
+        return float(np.mean([self._loss(self._held_out, rng).item() for _ in range(4)]))
+
+    def _loss(self, text, rng):
+        starts = rng.integers(len(text) - self._tokens, size=self._batch)
+        pieces = np.stack([text[start : start + self._tokens] for start in starts])
+        labels = pieces
+        if self._is_bert:
+            hidden = rng.random(pieces.shape) < HIDDEN_SHARE
+            labels = np.where(hidden, pieces, IGNORED)
+            pieces = np.where(hidden, HIDDEN, pieces)
+        given = [torch.from_numpy(x).to(self._device) for x in (pieces, labels)]
+        cast = torch.autocast(self._device, self._dtype, enabled=self._dtype != torch.float32)
+        with cast, backend_of(self._attention):
+            return self._model(input_ids=given[0], labels=given[1]).loss

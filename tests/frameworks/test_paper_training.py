@@ -1,0 +1,97 @@
+"""BERT and GPT-2 in training: equal losses, rates, and runs that go on."""
+
+import numpy as np
+import pytest
+import torch
+from paper_runs import read_csv, run, shrink
+
+from experiments.commands.paper.training import compared
+from experiments.papers.language import ATTENTION, Language, make_model, sparse_mask
+
+GPT = {"kind": "gpt2", "layers": 1, "heads": 2, "width": 16, "vocabulary": 257}
+TEXT = bytes(range(32, 127)) * 40
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    runs = [["tiny", 64, 2, 6], ["tiny-bert", 64, 2, 6]]
+    attention = ["eager", "sdpa-cudnn", "nbflash", "nbflash-sparse", "none"]
+    shrink(monkeypatch, "paper-training", "quick", runs=runs, attention=attention)
+
+
+def test_training(tmp_path, capsys, tiny):
+    command = ("training", "--quick", "--device", "cpu", "--out", tmp_path)
+    assert run(*command, "--minutes", 1e-9) == 0
+    assert run(*command, "--resume") == 0
+    rows = read_csv(tmp_path / "paper-training.csv")
+    assert len(rows) == 2 * 5
+    for row, speedup, share, off in compared(rows):
+        if row["attention"] == "sdpa-cudnn":  # a CPU has none
+            assert row["status"]
+            assert row["ms_a_step"] == ""
+            continue
+        assert len(row["losses"].split()) == 2
+        assert speedup > 0
+        assert share < 1
+        if row["attention"] in ("eager", "nbflash"):
+            # Six steps of three passes with sums of at most 64 × 64 terms.
+            loss = float(row["losses"].split()[0])
+            assert off <= 6 * 3 * 64 * 64 * np.finfo(np.float32).eps * loss
+        else:
+            assert off > 0
+    text = capsys.readouterr().out
+    assert "Time is over" in text
+    assert "gpt2-small 3.5" in text
+
+
+def test_quick_and_context_exclude_each_other(tmp_path, capsys):
+    assert run("training", "--quick", "--context", "--out", tmp_path) == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
+def test_batches_are_a_function_of_the_step():
+    model = make_model(GPT, 32, "eager", seed=0)
+    make = lambda seed: Language(model, TEXT, 32, 2, attention="eager", dtype="float32", seed=seed)
+    assert make(0).loss_at(3).item() == make(0).loss_at(3).item()
+    assert make(0).loss_at(3).item() != make(0).loss_at(4).item()
+    assert make(0).loss_at(3).item() != make(1).loss_at(3).item()
+    assert make(0).evaluate() == make(0).evaluate()
+
+
+def test_no_attention_gives_the_values_back():
+    """Then no token sees another: a change of the first byte reaches the first logits alone."""
+    model = make_model(GPT, 32, "none", seed=0).eval()
+    tokens = torch.arange(32)[None]
+    other = tokens.clone()
+    other[0, 0] = 99
+    with torch.no_grad():
+        one, two = (model(input_ids=x).logits for x in (tokens, other))
+    assert torch.equal(one[:, 1:], two[:, 1:])
+    assert not torch.equal(one[:, :1], two[:, :1])
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_sparse_mask(is_causal):
+    mask = sparse_mask(512, 128, is_causal)
+    dense = mask.dense()
+    assert dense.diagonal().all()
+    assert np.array_equal(dense, np.tril(dense)) == is_causal
+    assert mask.tiles(32).kinds.nnz < 0.4 * 16 * 16
+
+
+def test_names_are_those_of_the_sweep():
+    from experiments.harness import sweeps
+
+    sweep = sweeps.load("paper-training")
+    assert tuple(sweep["attention"]) == ATTENTION
+    for device in ("cpu", "cuda"):
+        for section in ("quick", "full", "context"):
+            assert all(x[0] in sweep["models"] for x in sweep[device][section]["runs"])
