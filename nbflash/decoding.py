@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Literal, overload
 
 import numpy as np
 
 import masks
-from nbflash.backends.reference import EmptyExecutor
-from nbflash.backends.registry import BACKENDS
 from nbflash.definitions.quantised import LIMITS, dequantise
-from nbflash.definitions.types import Array, ArrayT, Scale
-from nbflash.inputs.arrays import CUDA, as_given, device_of
-from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.definitions.types import Array, ArrayT, Scale, Window
+from nbflash.inputs.arrays import CUDA, as_given, device_of, signature
 from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.decode_problem import (
     Cache,
@@ -22,8 +20,10 @@ from nbflash.inputs.decode_problem import (
     check_decode_mask,
     decode_inputs,
 )
-from nbflash.inputs.problem import check_flag
+from nbflash.inputs.problem import check_flag, check_window
+from nbflash.planning import cache as cache_of_plans
 from nbflash.planning import dispatch
+from nbflash.scores import Score, check_score
 
 
 @overload
@@ -35,9 +35,11 @@ def decode(
     *,
     block_table: Array | None = ...,
     mask: masks.Mask | None = ...,
+    window: Window = ...,
     k_scale: Array | None = ...,
     v_scale: Array | None = ...,
     scale: Scale = ...,
+    score: Score | None = ...,
     return_lse: Literal[False] = ...,
     impl: str = ...,
 ) -> ArrayT: ...
@@ -52,9 +54,11 @@ def decode(
     *,
     block_table: Array | None = ...,
     mask: masks.Mask | None = ...,
+    window: Window = ...,
     k_scale: Array | None = ...,
     v_scale: Array | None = ...,
     scale: Scale = ...,
+    score: Score | None = ...,
     return_lse: Literal[True],
     impl: str = ...,
 ) -> tuple[ArrayT, Array]: ...
@@ -68,9 +72,11 @@ def decode(
     *,
     block_table: Array | None = None,
     mask: masks.Mask | None = None,
+    window: Window = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     scale: Scale = None,
+    score: Score | None = None,
     return_lse: bool = False,
     impl: str = "auto",
 ) -> ArrayT | tuple[ArrayT, Array]:
@@ -98,11 +104,19 @@ def decode(
         the place of the causal rule. Default: token ``i`` attends the keys up to its own position.
         `masks.sinks` and `masks.window` end at key n - 1: sequences of several lengths have one
         each, see the notes.
+    window : (int or None, int or None), optional
+        Keys to the left and right of each query's own position, inclusive, as in `attention`;
+        joined with ``mask``, or without one with the causal rule, by ``&``. Keys outside are not
+        read.
     k_scale, v_scale : float32 array (heads_kv,), or like the cache without head_dim
         Of an int8 or float8 cache, and only of one: a key is ``k_cache * k_scale``, in float32
         (float64 for float64 queries).
     scale : float, optional
         Default ``head_dim**-0.5``.
+    score : nbflash.scores.Score, optional
+        As in `attention`, of positions: ``q_idx`` of token ``i`` is ``lengths[b] - q_len + i``.
+        With one, tokens before the first key of a sequence attend nothing. An array with an axis
+        of queries or keys has the capacity's length along it.
     return_lse : bool
     impl : {"auto", "sm90", "simt", "cpu"}
         As of `attention`.
@@ -145,14 +159,16 @@ def decode(
     the stream that is captured.
     """
     return_lse = check_flag("return_lse", return_lse)
+    window = None if window is None else check_window(window)
     arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
     given = q
     q, cache = decode_inputs(q, arrays)
     mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
     if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
-        out, lse = _cuda().lookup(q, cache, mask, scale, impl)(q, cache, return_lse)
+        decoder = _cuda().lookup(q, cache, mask, scale, impl, window, score)
+        out, lse = decoder(q, cache, return_lse)
         return as_given(given, (out, lse) if return_lse else out)
-    problem = _check_on_host(q, cache, mask, scale, impl)
+    problem = _check_on_host(q, cache, mask, scale, impl, window, score)
     out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
     _write_on_host(problem, q, cache, mask, out, lse)
     return as_given(given, (out, lse) if return_lse else out)
@@ -168,22 +184,49 @@ def write_decode(q, cache: Cache, mask, scale, out, lse) -> None:
         _write_on_host(problem, q, cache, mask, out, lse)
 
 
-def _check_on_host(q, cache, mask, scale, impl):
-    problem = check_decode(q, cache, scale)
-    check_decode_mask(mask, problem)
-    dispatch.choose_decode(impl, problem, mask, q, cache)
+def _check_on_host(q, cache, mask, scale, impl, window=None, score=None):
+    signatures = [None if x is None else signature(x) for x in cache]
+    call = ("decode", signature(q), *signatures, mask, scale, type(scale), impl, window, score)
+    problem = cache_of_plans.plans.get(call)
+    if problem is None:
+        problem = check_decode(q, cache, scale, window, score)
+        check_score(score, replace(problem, nq=problem.capacity))  # it sees positions
+        check_decode_mask(mask, problem)
+        dispatch.choose_decode(impl, problem, mask, q, cache)
+        cache_of_plans.plans.put(call, problem)
     check_contents(problem, cache, mask)
     return problem
 
 
 def _write_on_host(problem, q, cache, mask, out, lse):
-    executor = functools.cache(functools.partial(_executor, problem))
-    for b in range(problem.batch):
-        one = slice(b, b + 1)
-        k = _keys(problem, cache, cache.k_cache, cache.k_scale, b)
-        v = _keys(problem, cache, cache.v_cache, cache.v_scale, b)
-        own = _sequence_mask(problem, mask, b, len(k))
-        executor(own).forward(q[one], k[None], v[None], out[one], lse[one])
+    from nbflash.backends.cpu import decode as cpu
+
+    given = mask, problem.window, problem.batch, problem.heads
+    cells = _remembered(("cells", *given), lambda: cpu.cells_of(*given))
+    score, real = problem.score, np.dtype(problem.lse_dtype).type
+    caches = (cache.k_cache, cache.k_scale), (cache.v_cache, cache.v_scale)
+    if problem.page_size is None and all(cpu.is_addressable(x, real) for x, _ in caches):
+        held, keys = None, cpu.Keys.of_caches(cache.k_cache, cache.v_cache, cache.lengths)
+    else:
+        held = [
+            [cpu.addressable(_keys(problem, cache, *x, b), real) for x in caches]
+            for b in range(problem.batch)
+        ]
+        keys = cpu.Keys.of_sequences(held)
+    bound = cpu.ABSENT
+    if score is not None:  # of positions: the last query is at the last key
+        bound = _remembered(("decode", score, real), lambda: cpu.prepare(score, 1, 1, real))
+    cpu.decode(q, keys, problem.heads_kv, out, lse, cells, problem.scale, bound)
+    del held  # not before: the kernel knows addresses
+
+
+def _remembered(key, make):
+    """What ``make`` returns, from the cache of plans."""
+    found = cache_of_plans.plans.get(key)
+    if found is None:
+        found = make()
+        cache_of_plans.plans.put(key, found)
+    return found
 
 
 @functools.cache
@@ -192,12 +235,6 @@ def _cuda():
     from nbflash.planning import decode_plan
 
     return decode_plan
-
-
-def _executor(problem, mask):
-    """What runs all sequences of one mask: their schedule is made once."""
-    spec = AttentionSpec(problem, mask)
-    return BACKENDS["cpu"].executor(spec) if mask.shape[1] else EmptyExecutor()
 
 
 def _keys(problem, cache, stored, scale, b):
@@ -217,13 +254,3 @@ def _rows(stored, cache, b):
     page_size = stored.shape[1]
     pages = cache.block_table[b, : -(-length // page_size)]
     return stored[pages].reshape(-1, *stored.shape[2:])[:length]
-
-
-def _sequence_mask(problem, mask, b, length):
-    """The mask of one sequence over its own keys, plain or per head."""
-    if mask is None:
-        return masks.causal(problem.nq, length)
-    planes = np.broadcast_to(mask.plane_index, (problem.batch, problem.heads))[b]
-    used, of_head = np.unique(planes, return_inverse=True)
-    own = [masks.restrict(mask.planes[i], kv_idx=np.arange(length)) for i in used]
-    return own[0] if len(own) == 1 else masks.per_head([own[i] for i in of_head])

@@ -50,6 +50,15 @@ class Backend:
         """Reasons of its own why it cannot run a `DecodeProblem` in a layout, on any machine."""
         return [f"decode does not run on {self.name}"]
 
+    def why_not_rules(self, problem) -> list[str]:
+        """Reasons in the window and the score of a `DecodeProblem`, for kernels without them."""
+        given = {"window": problem.window, "score": problem.score}
+        return [
+            f"{name}= of decode runs on cpu, not on {self.name} as yet"
+            for name, value in given.items()
+            if value is not None
+        ]
+
     def why_not_memory(self, problem) -> list[str]:
         """Reasons in where the arrays of a problem are."""
         on_host = problem.device == CPU

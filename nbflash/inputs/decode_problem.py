@@ -56,6 +56,9 @@ class DecodeProblem:
     scale : float
     device : str
     device_id : int
+    window : (int or None, int or None), optional
+        Keys to the left and to the right of the position of a query.
+    score : nbflash.scores.Score, optional
     """
 
     batch: int
@@ -70,6 +73,13 @@ class DecodeProblem:
     scale: float
     device: str
     device_id: int
+    window: tuple | None = None
+    score: Any = None
+
+    @property
+    def nk(self) -> int:
+        """Keys that a score function may see."""
+        return self.capacity
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
@@ -138,7 +148,7 @@ def _as_int32(name, x):
     return x.astype(np.int32)
 
 
-def check_decode(q, cache: Cache, scale=None) -> DecodeProblem:
+def check_decode(q, cache: Cache, scale=None, window=None, score=None) -> DecodeProblem:
     """The problem that native arrays and a scale state; reads no array.
 
     Raises
@@ -177,6 +187,8 @@ def check_decode(q, cache: Cache, scale=None) -> DecodeProblem:
         scale=_check_scale(scale, q.dtype, head_dim),
         device=device[0],
         device_id=device[1],
+        window=window,
+        score=score,
     )
 
 

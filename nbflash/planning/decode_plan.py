@@ -8,6 +8,8 @@ a CUDA graph may be replayed with other lengths and pages.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from nbflash.backends.registry import BACKENDS
@@ -17,19 +19,31 @@ from nbflash.inputs import arrays
 from nbflash.inputs.decode_problem import check_decode, check_decode_mask
 from nbflash.planning import cache as remembered
 from nbflash.planning import dispatch
+from nbflash.scores import check_score
 
 _SETS = 32  # of counts: a call beyond them sets its own to 0, which takes a microsecond or two
 _PER_THREAD = 2  # the number of every thread's own default stream
 _captured = []  # what CUDA graphs may run and write to, as long as the process lives
 
 
-def lookup(q, cache, mask, scale, impl) -> CudaDecoder:
+def lookup(q, cache, mask, scale, impl, window=None, score=None) -> CudaDecoder:
     """The cached decoder of a call of native arrays, made and checked when the call is new."""
     signatures = [None if x is None else arrays.signature(x) for x in cache]
-    call = ("decode", arrays.signature(q), *signatures, mask, scale, type(scale), impl)
+    call = (
+        "decode",
+        arrays.signature(q),
+        *signatures,
+        mask,
+        scale,
+        type(scale),
+        impl,
+        window,
+        score,
+    )
     found = remembered.plans.get(call)  # as for plans, what cannot be hashed is not valid
     if found is None:
-        problem = check_decode(q, cache, scale)
+        problem = check_decode(q, cache, scale, window, score)
+        check_score(score, replace(problem, nq=problem.capacity))  # it sees positions
         check_decode_mask(mask, problem)
         impl = dispatch.choose_decode(impl, problem, mask, q, cache)
         found = CudaDecoder(problem, mask, q, cache, BACKENDS[impl].decode_partial)

@@ -2,6 +2,7 @@
 
 import functools
 import textwrap
+import time
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +21,10 @@ from decode_cases import (
 
 import masks
 import nbflash
+from nbflash import reference, scores
+from nbflash.backends.cpu import decode as cpu
 from nbflash.definitions.quantised import dequantise, quantise
+from nbflash.testing import assert_within_reference, low_precision
 
 decode = functools.partial(nbflash.decode, return_lse=True)
 STORAGE = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}
@@ -206,3 +210,95 @@ def test_inputs_stay_as_they_are():
         x.setflags(write=False)
     decode(*inputs[:4], block_table=table)
     assert [x.tobytes() for x in inputs] == before
+
+
+SCORES = {
+    "softcap": scores.softcap(0.7),
+    "alibi": scores.alibi([0.5, 0.1, 0.02, 0.3]),
+    "bias": scores.bias(np.random.default_rng(2).standard_normal((1, 4, CAPACITY, CAPACITY))),
+    "place": scores.custom(
+        lambda s, b, h, q_idx, kv_idx: s + 0.01 * (b + q_idx * (kv_idx % 3)),
+        grad=lambda s, b, h, q_idx, kv_idx: 1.0,
+    ),
+}
+LONG = np.array([CAPACITY, 70, 41], np.int32)
+
+
+@pytest.mark.parametrize("window", [None, (20, None), (0, 3)])
+@pytest.mark.parametrize("score", [None, *SCORES])
+def test_windows_and_scores(score, window):
+    """Both count positions: those of the whole sequence, of which the queries are the last rows."""
+    q, k, v = contiguous(NQ, lengths=LONG)
+    k[1, :30], v[1, :30] = (k[1, :30], v[1, :30]) if window is None else (np.nan, np.nan)
+    given = SCORES.get(score)
+    got = decode_both(q, k, v, LONG, window=window, score=given)
+    for b, n in enumerate(LONG):
+        positions = np.arange(n - NQ, n)
+        mask = (
+            masks.causal(n) if window is None else masks.causal(n) & masks.window(n, left=window[0])
+        )
+        whole = np.zeros((len(LONG), n, *q.shape[2:]), np.float32)
+        whole[b, positions] = q[b]
+        keys = [
+            np.broadcast_to(np.nan_to_num(x[b, :n]), (len(LONG), n, *x.shape[2:])) for x in (k, v)
+        ]
+        how = {"score": _of_length(given, score, n)}
+        results = [f(whole, *keys, mask, **how) for f in (reference.attention, low_precision)]
+        for i, name in enumerate(("out", "lse")):
+            own = [x[i].swapaxes(1, 2)[b, positions] if i else x[i][b, positions] for x in results]
+            found = got[i].swapaxes(1, 2)[b] if i else got[i][b]
+            assert_within_reference(found, *own, name=f"{name}[{b}]")
+
+
+def _of_length(given, name, n):
+    """The score over n keys, whose arrays are as long as the capacity."""
+    return scores.bias(given.stages(1, 1)[0][2][0][..., :n, :n]) if name == "bias" else given
+
+
+def test_a_window_joins_a_mask():
+    q, k, v = contiguous(NQ, lengths=LONG)
+    mask = masks.sinks(NQ, 4, 60, nk=CAPACITY)
+    got = decode_both(q, k, v, LONG, mask=mask, window=(9, 0))
+    positions = np.arange(NQ) - NQ
+    near = lambda n: abs(np.arange(n) - (n + positions[:, None]) + 4.5) < 5
+    check(got, q, k, v, LONG, keep=lambda b: mask.dense()[:, : LONG[b]] & near(LONG[b]))
+
+
+def test_tokens_before_the_first_key_have_no_score():
+    q, k, v = contiguous(NQ)
+    got = decode_both(q, k, v, mask=masks.dense(NQ, CAPACITY), score=SCORES["bias"])
+    for out, lse, n in zip(*got, LENGTHS, strict=True):
+        before = np.arange(NQ) < NQ - n
+        assert not out[before].any()
+        np.testing.assert_array_equal(np.isneginf(lse), np.broadcast_to(before, lse.shape))
+
+
+def test_decode_is_level_with_a_loop():
+    """In NumPy, over 8 sequences of 512 keys: no more than 1.2 times its time."""
+    q, k, v = contiguous(1, (1, 1), 64, lengths=np.full(8, 512), capacity=512)
+    lengths = np.full(8, 512, np.int32)
+
+    def loop():
+        out = np.empty_like(q)
+        for b in range(8):
+            s = 64**-0.5 * q[b, :, 0] @ k[b, :, 0].T
+            p = np.exp(s - s.max(1, keepdims=True))
+            out[b, :, 0] = p @ v[b, :, 0] / p.sum(1, keepdims=True)
+        return out
+
+    times = {loop: [], lambda: nbflash.decode(q, k, v, lengths): []}
+    for _ in range(60):
+        for run, seconds in times.items():
+            began = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - began)
+    by_loop, ours = map(min, times.values())
+    assert ours <= 1.2 * by_loop
+
+
+def test_many_tokens_are_attended_in_parts(monkeypatch):
+    """Scores of a few rows at a time, by several threads: the same bits."""
+    q, k, v = contiguous(7, (4, 2))
+    want = decode(q, k, v, LENGTHS)
+    monkeypatch.setattr(cpu, "ALONE", 0)
+    assert same_bits(decode(q, k, v, LENGTHS), want)

@@ -9,8 +9,10 @@ from bad_input_cases import CONTIGUOUS, CudaInterface, misaligned, zeros
 
 import masks
 import nbflash
+from nbflash import scores
 from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.reference import EmptyExecutor
+from nbflash.backends.registry import BACKENDS
 from nbflash.cuda import availability
 from nbflash.inputs.decode_problem import Cache, check_decode
 from nbflash.planning import dispatch
@@ -265,7 +267,28 @@ def test_cuda_arrays_are_refused_with_the_reason(monkeypatch):
         dispatch.choose_decode("simt", on_cuda, None, None, None)
 
 
+def test_kernels_without_window_and_score_say_so():
+    cache = Cache(**{k: v for k, v in PLAIN.items() if k != "q"})
+    given = check_decode(PLAIN["q"], cache, None, (5, None), scores.softcap(3.0))
+    for impl in ("simt", "sm90"):
+        reasons = BACKENDS[impl].why_not_decode(given, None, PLAIN["q"], cache)
+        assert reasons[:2] == [
+            f"window= of decode runs on cpu, not on {impl} as yet",
+            f"score= of decode runs on cpu, not on {impl} as yet",
+        ]
+
+
+def test_windows_and_scores_are_checked():
+    with pytest.raises(TypeError, match="window must be"):
+        nbflash.decode(**PLAIN, window=3)
+    with pytest.raises(TypeError, match=r"score must be made by nbflash\.scores"):
+        nbflash.decode(**PLAIN, score=abs)
+    with pytest.raises(ValueError, match="alibi has heads=3, got inputs with heads=4"):
+        nbflash.decode(**PLAIN, score=scores.alibi([0.5, 0.1, 0.1]))
+
+
 def test_a_missing_package_is_named(monkeypatch):
+    nbflash.clear_cache()  # of problems that were checked
     monkeypatch.setattr(availability, "installed", lambda module: False)
     with pytest.raises(ValueError, match=r"impl='auto' cannot run .*\n .*numba is not installed"):
         nbflash.decode(**PAGED)

@@ -58,7 +58,7 @@ class Sm90(Backend):
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         from nbflash.backends.sm90.decode import host
 
-        return host.why_not(problem, mask, q, cache)
+        return [*self.why_not_rules(problem), *host.why_not(problem, mask, q, cache)]
 
     def executor(self, spec, device=None):
         from nbflash.backends.sm90.executor import Sm90Executor

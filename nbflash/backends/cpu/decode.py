@@ -1,0 +1,276 @@
+"""decode on NumPy arrays: the last few queries of every sequence against its keys, in one kernel.
+
+A query and its keys are two matrix products and a softmax. There is no schedule: bounds of keys
+follow from positions, and a mask comes as cells.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numba import carray
+
+from nbflash.backends.cpu import blas
+from nbflash.backends.cpu.compiling import COUNTER, compiled, inlined
+from nbflash.backends.cpu.intrinsics import (
+    GIVEN_UP,
+    call,
+    call_gemm,
+    given_up,
+    pointer,
+    take,
+)
+from nbflash.backends.cpu.passes import MAX_ROW_STRIDE
+from nbflash.backends.cpu.score import prepare
+from nbflash.backends.cpu.softmax import row_max, weights
+from nbflash.backends.cpu.tile_function import ABSENT
+from nbflash.backends.cpu.walk import is_finite
+from nbflash.definitions.constants import LOG2_E
+
+__all__ = [
+    "ABSENT",
+    "Cells",
+    "Keys",
+    "addressable",
+    "cells_of",
+    "decode",
+    "is_addressable",
+    "prepare",
+]
+
+_N, _T = ord("N"), ord("T")
+
+#: Scores of an item that are held at once, unless those of one token are more.
+SCORES = 1 << 20
+#: Multiplications below which a call takes one thread: those of others cost more to start.
+ALONE = 1 << 22
+#: A bound that no position meets.
+UNBOUNDED = 1 << 40
+
+
+class Keys(NamedTuple):
+    """Where the keys and values of the sequences are, int64.
+
+    ``table`` (batch, 6) has for each sequence the address of its first key, the bytes from token
+    to token and from head to head, and the same of its values. ``lengths`` (batch,) counts keys.
+    """
+
+    table: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of_sequences(cls, pairs):
+        """Of each sequence ``(k, v)``, as `addressable` made them, (length, heads_kv, head_dim)."""
+        table = [[*_place(k, k.strides), *_place(v, v.strides)] for k, v in pairs]
+        lengths = np.array([len(k) for k, _ in pairs], np.int64)
+        return cls(np.array(table, np.int64).reshape(-1, 6), lengths)
+
+    @classmethod
+    def of_caches(cls, k, v, lengths):
+        """Of `addressable` caches (batch, capacity, heads_kv, head_dim)."""
+        table = np.empty((len(k), 6), np.int64)
+        table[:] = *_place(k, k.strides[1:]), *_place(v, v.strides[1:])
+        at = np.arange(len(k))
+        table[:, 0] += k.strides[0] * at
+        table[:, 3] += v.strides[0] * at
+        return cls(table, lengths.astype(np.int64))
+
+
+class Cells(NamedTuple):
+    """What may be attended: keys from ``left`` before a query's position to ``right`` behind it.
+
+    And of these the cells of a mask, bool (planes, nq, keys), where there is any plane: that of
+    query head ``h`` of sequence ``b`` is ``plane_of[b, h]``.
+    """
+
+    left: int
+    right: int
+    keep: np.ndarray
+    plane_of: np.ndarray
+
+
+def cells_of(mask, window, batch, heads):
+    """The `Cells` of a mask, or without one of the causal rule, and of a window."""
+    left, right = (UNBOUNDED if side is None else side for side in window or (None, None))
+    if mask is None:
+        empty = np.zeros((0, 0, 0), bool), np.zeros((batch, heads), np.int32)
+        return Cells(left, min(right, 0), *empty)
+    keep = np.stack([plane.dense() for plane in mask.planes])
+    plane_of = np.broadcast_to(mask.plane_index, (batch, heads)).astype(np.int32)
+    return Cells(left, right, keep, plane_of)
+
+
+def decode(q, keys, heads_kv, out, lse, cells, scale, score=ABSENT):
+    """Attention of the last tokens of sequences.
+
+    Parameters
+    ----------
+    q : (batch, nq, heads, head_dim)
+    keys : Keys
+        Of arrays that the caller keeps.
+    heads_kv : int
+    out, lse
+        As `passes.forward` writes them.
+    cells : Cells
+    scale : float
+    score : Bound
+        What `score.prepare` returned for as many keys as queries: ``q_idx`` is a position.
+    """
+    real = np.dtype(lse.dtype).type
+    batch, nq, heads, head_dim = q.shape
+    grouped = batch, nq, heads_kv, heads // heads_kv, head_dim
+    q = np.array(q.reshape(grouped).swapaxes(1, 2), real, order="C")
+    target, sums = np.empty(q.shape, real), np.empty((batch, heads_kv, nq, grouped[3]), real)
+    factor = real(scale if score.function.address else scale * LOG2_E)
+    counter = np.zeros(1, COUNTER)
+    shared = q, keys, target, sums, cells, factor, score.function
+    shared = *shared, blas.gemm_address(real), counter
+    size = int(keys.lengths.sum()) * nq * heads * head_dim
+    with blas.one_thread():
+        if size <= ALONE:
+            _decode(*shared)
+        else:
+            _in_threads(shared, counter, batch * heads_kv)
+    out[...] = target.swapaxes(1, 2).reshape(out.shape)
+    lse[...] = sums.transpose(0, 1, 3, 2).reshape(lse.shape)
+
+
+def _in_threads(shared, counter, items):
+    threads = min(numba.config.NUMBA_NUM_THREADS, items)
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for done in [pool.submit(_decode, *shared) for _ in range(threads)]:
+                done.result()
+        except BaseException:  # as of `passes`
+            counter.view(np.int64)[0] = GIVEN_UP
+            raise
+
+
+def is_addressable(x, real):
+    """Whether BLAS reads keys (..., tokens, heads_kv, head_dim) where they are."""
+    token, _, element = x.strides[-3:]
+    fits = x.dtype == real and x.flags.aligned and element == x.itemsize
+    return fits and x.shape[-1] * element <= token <= MAX_ROW_STRIDE * element
+
+
+def addressable(x, real):
+    """Keys as BLAS reads them."""
+    return x if is_addressable(x, real) else np.array(x, real, order="C")
+
+
+def _place(x, strides):
+    return x.ctypes.data, *strides[:2]
+
+
+@inlined(fastmath={"contract"})
+def _add(acc, factor, x):
+    for d in range(acc.size):
+        acc[d] += factor * x[d]
+
+
+@inlined
+def _scores(q, k, step, s, factor, gemm):
+    """S = factor · Q Kᵀ; k is the address of the first key."""
+    (rows, head_dim), n = q.shape, s.shape[1]
+    ld, item, zero = step // q.itemsize, q.ctypes.data, q.dtype.type(0)
+    at = s.ctypes.data
+    call_gemm(gemm, _T, _N, n, rows, head_dim, factor, k, ld, item, head_dim, zero, at, n)
+
+
+@inlined
+def _call_score(score, s, b, h_kv, group, at, lo):
+    """A score function on the rows of tokens from position ``at`` on, but those before the first.
+
+    Rows of a head lie ``group`` apart; the first column is key ``lo``.
+    """
+    rows, width = s.shape[0] // group, s.shape[1] * s.itemsize
+    skipped = min(max(-at, 0), rows)
+    for g in range(group):
+        x = s.ctypes.data + (skipped * group + g) * width
+        block = x, 0, group * width, rows - skipped, s.shape[1]
+        call(score.address, (*block, b, h_kv * group + g, at + skipped, lo, score.record))
+
+
+@inlined
+def _products(p, v, step, acc, gemm, careful):
+    """O = P V; where ``careful`` only of the keys that have a weight."""
+    (rows, head_dim), n = acc.shape, p.shape[1]
+    if careful:
+        acc[:] = 0
+        for j in range(n):
+            for i in range(rows):
+                if p[i, j] != 0:
+                    _add(acc[i], p[i, j], carray(pointer(v + j * step, p.dtype), head_dim))
+        return
+    one, zero, ld = p.dtype.type(1), p.dtype.type(0), step // p.itemsize
+    at = acc.ctypes.data
+    call_gemm(gemm, _N, _N, head_dim, rows, n, one, v, ld, p.ctypes.data, n, zero, at, head_dim)
+
+
+@inlined
+def _hide(s, cells, b, h, i, lo, hi, first):
+    """-inf outside lo..hi, and where the mask has no cell; the row begins at key ``first``."""
+    n = s.size
+    s[: min(max(lo - first, 0), n)] = -np.inf
+    s[min(max(hi - first, 0), n) :] = -np.inf
+    if cells.keep.shape[0]:
+        keep = cells.keep[cells.plane_of[b, h], i]
+        for j in range(n):
+            if not keep[first + j]:
+                s[j] = -np.inf
+
+
+@compiled
+def _decode(q, keys, out, lse, cells, factor, score, gemm, counter):
+    """Take pairs (sequence, key/value head) from the counter; write their ``out`` and ``lse``.
+
+    Parameters
+    ----------
+    q, out : (batch, heads_kv, nq, group, head_dim)
+        C-contiguous, of the working precision.
+    lse : (batch, heads_kv, nq, group)
+    """
+    batch, heads_kv, nq, group, head_dim = q.shape
+    item = take(counter)
+    while item < batch * heads_kv:
+        b, h_kv = divmod(item, heads_kv)
+        n = keys.lengths[b]
+        k, k_step, k_head, v, v_step, v_head = keys.table[b]
+        together = min(nq, max(1, SCORES // max(n * group, 1)))
+        for i0 in range(0, nq, together):
+            if given_up(counter):
+                break
+            i1 = min(i0 + together, nq)
+            rows, at = (i1 - i0) * group, n - nq + i0  # position of the first token
+            lo = min(max(at - cells.left, 0), n)
+            hi = min(max(n - nq + i1 + cells.right, lo), n)
+            s = np.empty((rows, hi - lo), q.dtype)
+            own, begin = q[b, h_kv, i0:i1].reshape(rows, head_dim), k + h_kv * k_head + lo * k_step
+            _scores(own, begin, k_step, s, factor, gemm)
+            if score.address != 0:
+                _call_score(score, s, b, h_kv, group, at, lo)
+            sums = np.empty(rows, q.dtype)
+            for r in range(rows):
+                i, g = divmod(r, group)
+                first, last = at + i - cells.left, at + i + cells.right + 1
+                last = 0 if score.address != 0 and at + i < 0 else last
+                _hide(s[r], cells, b, h_kv * group + g, i0 + i, first, last, lo)
+                m = row_max(s[r], q.dtype.type(-np.inf))
+                base = m if m > -np.inf else q.dtype.type(0)
+                sums[r] = weights(s[r], base)
+                if sums[r] == 0:
+                    lse[b, h_kv, i0 + i, g] = -np.inf
+                else:
+                    lse[b, h_kv, i0 + i, g] = (m + np.log2(np.float64(sums[r]))) * np.log(2.0)
+            acc = out[b, h_kv, i0:i1].reshape(rows, head_dim)
+            for careful in (False, True):
+                _products(s, v + h_kv * v_head + lo * v_step, v_step, acc, gemm, careful)
+                if is_finite(acc):
+                    break
+            for r in range(rows):
+                if sums[r] == 0:
+                    acc[r] = 0
+                else:
+                    acc[r] *= 1 / sums[r]
+        item = take(counter)
