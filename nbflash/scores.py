@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 class Score:
-    """One function, or several one after the other; immutable, with a hash: part of a plan's key."""
+    """Functions, one after the other; immutable, with a hash: part of a plan's key."""
 
     def __init__(self, stages):
         self._stages = tuple(stages)

@@ -6,6 +6,7 @@ assembler.
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import re
 import tempfile
@@ -13,6 +14,7 @@ import time
 import zlib
 from pathlib import Path
 
+import addresses
 from cuda.bindings import nvjitlink, nvvm
 from suites import observe
 
@@ -54,9 +56,13 @@ def cached(make, *key):
 
 
 def compile_ptx(spec, capability):
-    """:func:`nbflash.cuda.launch.compile_ptx`, kept, but for functions without a content."""
+    """:func:`nbflash.cuda.launch.compile_ptx`, kept, but for functions without a content.
+
+    Raises AssertionError if a global address comes of a product of 32 bits.
+    """
     observe(f"{spec.name} {launch.arch_of(capability)}")
-    ptx = _kept_ptx(spec, capability)
+    narrow, _, ptx = _kept_ptx(spec, capability).partition("\n")
+    assert narrow == "[]", f"{spec.name}: addresses of 32 bits, {narrow}; see addresses.py"
     if _list:
         digest = hashlib.sha256(_code(ptx).encode()).hexdigest()[:16]
         with open(_list, "a") as out:
@@ -70,12 +76,20 @@ def _code(ptx):
     return re.sub(r"_cudapy_smem_\d+", "smem", "\n".join(lines))
 
 
+def _checked_ptx(spec, capability):
+    """A line with the products that `addresses` finds, and the PTX."""
+    with addresses.read_ir() as modules:
+        ptx = launch.compile_ptx(spec, capability)
+    return f"{json.dumps(addresses.narrow_products(modules))}\n{ptx}"
+
+
 def _kept_ptx(spec, capability):
     key = kernel_key.of(spec, capability)
     if key is None:
-        return launch.compile_ptx(spec, capability)
+        return _checked_ptx(spec, capability)
+    checks = Path(addresses.__file__).read_text()
     versions = importlib.metadata.version("numba-cuda"), nvvm.version()
-    return cached(lambda: launch.compile_ptx(spec, capability), key, repr(versions))
+    return cached(lambda: _checked_ptx(spec, capability), key, repr(versions), checks)
 
 
 def report_of(ptx, arch):

@@ -1,0 +1,162 @@
+"""Which addresses in global memory come of products of 32 bits, by a kernel's LLVM IR.
+
+Numba's own arithmetic is of 64 bits, but int32(...) cuts it, and intrinsics build what they like:
+a product of two sizes or strides that was cut is a wrong address in a large tensor, and in a large
+tensor only. Device functions are inlined and variables become values; then every index of a global
+pointer is followed backwards.
+"""
+
+import contextlib
+import re
+
+import llvmlite.binding as llvm
+from numba.cuda.cudadrv import nvvm
+
+# Products by less are of tiles and panels: a row of a tensor, at most.
+TILE = 1024
+ROW = 64
+_NAME = r'%(?:"[^"]+"|[-\w.$]+)'
+_DEFINITION = re.compile(rf"^\s+({_NAME}) = (?:tail |musttail )?(\w+) (.*)$", re.M)
+_NAMES, _WIDE = re.compile(_NAME), re.compile(rf"i64 (?:noundef )?({_NAME})")
+_ELEMENT = re.compile(r"(?:(?:inbounds|nuw|nusw) )*(.+?), ptr")
+_NUMBER = re.compile(r"(?: |, )(-?\d+)(?=$|,)")
+# What is followed: the others make something else of their operands, or something smaller.
+_FOLLOWED = {"add", "sub", "mul", "shl", "or", "phi", "select", "sext", "zext", "trunc", "freeze"}
+_DIVISIONS = {"sdiv", "udiv", "ashr", "lshr"}  # by a number: of words of a few elements
+_POINTERS = {"getelementptr", "addrspacecast", "bitcast", "phi", "select", "inttoptr"}
+
+
+@contextlib.contextmanager
+def read_ir():
+    """The LLVM IR that Numba compiles in a while, as it hands it to NVVM: a list of modules."""
+    modules, compile_ir = [], nvvm.compile_ir
+
+    def keep(ir, **options):
+        modules.extend([ir] if isinstance(ir, str) else ir)
+        return compile_ir(ir, **options)
+
+    nvvm.compile_ir = keep
+    try:
+        yield modules
+    finally:
+        nvvm.compile_ir = compile_ir
+
+
+def narrow_products(modules):
+    """The lines of products of 32 bits, or cut to 32 bits, that global addresses are made of.
+
+    Tables of the schedule have int32 elements and fewer of them than int32 can count: in their
+    indices only products with a stride, which is an argument of 64 bits, are looked for.
+
+    Parameters
+    ----------
+    modules : sequence of str
+        LLVM IR: of a kernel, and of the device functions that it calls.
+    """
+    return _Kernel(_inlined(modules)).found()
+
+
+def _inlined(modules):
+    """The text of one module, without calls of device functions and without variables."""
+    llvm.initialize_native_target()
+    first, *others = map(llvm.parse_assembly, modules)
+    for module in others:
+        first.link_in(module)
+    machine = llvm.Target.from_triple(llvm.get_default_triple()).create_target_machine()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(0))
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.add_sroa_pass()
+    passes.add_sccp_pass()  # products of constants
+    passes.run(first, builder)
+    return str(first)
+
+
+class _Kernel:
+    """Its values by name: what makes them, and the operands."""
+
+    def __init__(self, text):
+        self.lines = {name: (kind, rest) for name, kind, rest in _DEFINITION.findall(text)}
+        self.operands = {
+            name: [x for x in _NAMES.findall(rest) if x in self.lines]
+            for name, (_, rest) in self.lines.items()
+        }
+        head = next(line for line in text.splitlines() if line.startswith("define"))
+        self.strides = set(_WIDE.findall(head))
+
+    def found(self):
+        """Lines of the text."""
+        tensors, tables = set(), set()
+        for name, (kind, rest) in self.lines.items():
+            if kind == "getelementptr" and self._is_global(name):
+                indices = _NAMES.findall(rest.partition("ptr")[2])[1:]
+                (tables if _ELEMENT.match(rest)[1] == "i32" else tensors).update(indices)
+            elif kind == "inttoptr":
+                tables.update(self.operands[name])
+        names = [x for x in self._sources(tensors) if self._is_narrow(x)]
+        names += [x for x in self._sources(tables) if self._is_narrow(x, self._of_stride)]
+        return sorted({f"{name} = {' '.join(self.lines[name])}" for name in names})
+
+    def _sources(self, names):
+        """The values that a few are made of, with these."""
+        found, left = set(), [name for name in names if name in self.lines]
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                left += self.operands[name] if self._is_followed(name) else []
+        return found
+
+    def _is_followed(self, name):
+        kind, rest = self.lines[name]
+        if kind in _DIVISIONS:
+            return _NUMBER.search(rest) is not None
+        return kind in _FOLLOWED and not self._is_of_rows(name)
+
+    def _is_of_rows(self, name):
+        """Whether a product of 64 bits is by the elements of a row: int32 can count the rows."""
+        kind, rest = self.lines[name]
+        number = _NUMBER.search(rest)
+        return kind == "mul" and "i64 " in rest and number is not None and int(number[1]) >= ROW
+
+    def _is_global(self, pointer):
+        """Whether it is neither shared memory nor an array of a thread's own."""
+        seen, left = set(), [pointer]
+        while left:
+            name = left.pop()
+            kind, rest = self.lines[name]
+            if kind == "alloca" or "addrspace(3)" in rest or "@" in rest:
+                return False
+            if name not in seen and kind in _POINTERS:
+                seen.add(name)
+                names = self.operands[name]
+                left += names[:1] if kind == "getelementptr" else names
+        return True
+
+    def _is_narrow(self, name, which=lambda name: True):
+        """Whether it is a product of 32 bits, or one of 64 that is cut; ``which`` products."""
+        if self.lines[name][0] != "trunc":
+            return self._is_product(name, "i32") and which(name)
+        within = self._sources(self.operands[name])
+        return any(self._is_product(x, "i64") and which(x) for x in within)
+
+    def _of_stride(self, name):
+        """Whether an argument of 64 bits is among its factors."""
+        within = self._sources([name])
+        return any(self.strides & set(_NAMES.findall(self.lines[x][1])) for x in within)
+
+    def _is_product(self, name, size):
+        """Whether it is one of two variables, or by a number beyond those of a tile."""
+        kind, rest = self.lines[name]
+        if kind not in ("mul", "shl") or f"{size} " not in rest:
+            return False
+        number = _NUMBER.search(rest)
+        if number is None:
+            return not self._undoes_division(name)
+        return abs(int(number[1])) > TILE if kind == "mul" else 1 << int(number[1]) > TILE
+
+    def _undoes_division(self, name):
+        """``x // n * n`` is no larger than x."""
+        names = set(self.operands[name])
+        quotients = [x for x in names if self.lines[x][0] in ("sdiv", "udiv")]
+        return any(set(self.operands[q]) & (names - {q}) for q in quotients)

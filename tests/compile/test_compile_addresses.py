@@ -1,0 +1,66 @@
+"""Products of 32 bits in addresses, planted in stores, loads and device functions, are found."""
+
+import importlib
+
+import addresses
+import pytest
+from mutants import Mutant, mutated_modules
+
+from nbflash.backends.simt.row_statistics import RowConfig
+from nbflash.backends.split_kv.combine import CombineConfig
+from nbflash.cuda import launch
+
+CAPABILITY = (8, 0)
+ROWS, CONVERT = "nbflash.backends.simt.row_statistics", "nbflash.backends.simt.convert_dq"
+COMBINE, PARTS = "nbflash.backends.split_kv.combine", "nbflash.cuda.tile.split_kv"
+SPECS = {
+    ROWS: lambda module: module.delta_simt_spec(RowConfig("float16", 64)),
+    CONVERT: lambda module: module.round_simt_spec(RowConfig("float16", 64)),
+    COMBINE: lambda module: module.combine_simt_spec(CombineConfig("float16", 64, 4)),
+}
+OF_ROW = "delta[(b * heads + h) * nq + i]"
+FAULTS = {
+    "a store's row": (
+        (ROWS, ROWS),
+        Mutant("row", OF_ROW, "delta[types.int32((b * heads + h) * nq + i)]"),
+    ),
+    "a part of a store's row": (
+        (ROWS, ROWS),
+        Mutant("part", OF_ROW, "delta[types.int32((b * heads + h) * nq) + i]"),
+    ),
+    "a shift by a variable": ((ROWS, ROWS), Mutant("shift", OF_ROW, "delta[types.int32(b << h)]")),
+    "a product with a stride": (
+        (CONVERT, CONVERT),
+        Mutant("stride", "b * t_stride[0] + i", "types.int32(b * t_stride[0]) + i"),
+    ),
+    "a load in a loop": (
+        (CONVERT, CONVERT),
+        Mutant("load", "source[s_base + d]", "source[types.int32(s_base) + d]"),
+    ),
+    "a store of one thread": (
+        (COMBINE, COMBINE),
+        Mutant("store", "lse[at] =", "lse[types.int32(at)] ="),
+    ),
+    "a device function's": (
+        (PARTS, COMBINE),
+        Mutant("part", "part_lse[s * rows + at])", "part_lse[types.int32(s * rows) + at])"),
+    ),
+}
+
+
+def found(spec):
+    with addresses.read_ir() as modules:
+        launch.compile_ptx(spec, CAPABILITY)
+    return addresses.narrow_products(modules)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_narrow_address_is_found(fault):
+    (module, kernel), mutant = FAULTS[fault]
+    planted = mutated_modules(module, mutant, [kernel])
+    assert found(SPECS[kernel](planted[kernel]))
+
+
+@pytest.mark.parametrize("kernel", SPECS)
+def test_the_kernels_as_they_are_have_none(kernel):
+    assert not found(SPECS[kernel](importlib.import_module(kernel)))
