@@ -33,16 +33,17 @@ from nbflash.inputs.block_layout import BlockLayout
 BACKENDS = {backend.name: backend for backend in (Sm90(), Sm80(), Simt(), Cpu(), Reference())}
 
 
-def prepare(impl: str, spec):
-    """The executor of ``impl`` for an `AttentionSpec`."""
+def prepare(impl: str, spec, device=None):
+    """The executor of ``impl`` for an `AttentionSpec`; ``device`` instead of the spec's."""
     if spec.problem.empty:
         return EmptyExecutor()
-    executor = BACKENDS[impl].executor(spec)
+    backend = BACKENDS[impl]
+    executor = backend.executor(spec) if device is None else backend.executor(spec, device)
     if not isinstance(spec.mask, BlockLayout):
         return executor
     from nbflash.backends.block_plan.host import Guarded
 
-    return Guarded(executor, spec)
+    return Guarded(executor, spec, device)
 
 
 def prepare_score_backward(impl: str, spec):

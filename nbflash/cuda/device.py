@@ -188,6 +188,10 @@ class Recording(_Device):
     def maps(dtype, fetched=256):
         return tensor_map.Maps(dtype, fetched)
 
+    @staticmethod
+    def resident(tables):
+        return []
+
     def bind(self, spec, *_):
         self.specs[spec] = True
 

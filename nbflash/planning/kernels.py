@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import masks
-from nbflash.backends.registry import BACKENDS
+from nbflash.backends.registry import BACKENDS, prepare
 from nbflash.inputs.arrays import CUDA
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import Problem
@@ -54,7 +54,7 @@ def kernels_of(spec, capability, *, impl="auto", passes=("forward", "backward"))
     if backend is None:
         raise ValueError(f"{impl=} has no kernels of compute capability {capability} for {spec}")
     device = Recording(capability)
-    executor = backend.executor(spec, device)
+    executor = prepare(backend.name, spec, device)
     for which in passes:
         if which == "forward":
             executor.bind_forward()

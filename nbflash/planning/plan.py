@@ -249,7 +249,7 @@ class AttentionPlan:
 
     def _foresee_backward(self):
         """Whoever wants an lse may want gradients: if kernels are compiled, then side by side."""
-        self._may_compile = False
+        self._base._may_compile = self._may_compile = False
         if self._executor.bind_forward().is_cold():
             self._executor.bind_backward()
 

@@ -7,6 +7,7 @@ import pytest
 import masks
 from nbflash.cuda.device import SHARED_MEMORY
 from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.block_layout import BlockLayout
 from nbflash.planning import bundle
 from nbflash.planning.kernels import backend_for, common_kernels, cuda_problem, kernels_of
 
@@ -82,3 +83,18 @@ def test_the_passes_have_their_kernels():
         "backward": ["nbflash_bwd_sm90", "nbflash_statistics_sm90", "nbflash_round_sm90"],
         "deterministic": ["nbflash_bwd_sm90", "nbflash_bwd_sm90_dq"],
     }
+
+
+def test_block_maps_take_the_kernels_that_plan_them():
+    """By rows and, backward, by columns; nothing of their contents is known."""
+    n = 512
+    layout = BlockLayout((n, n), (64, 64), (1, 1), 3, masks.causal(n), 1)
+    spec = AttentionSpec(cuda_problem("bfloat16", 128, n, n), layout)
+    names = {
+        which: [kernel.name for kernel in kernels_of(spec, (9, 0), passes=(which,))]
+        for which in ("forward", "backward")
+    }
+    by_rows = ["count_tiles", "list_tiles", "running_sum", "work_order", "overflow"]
+    assert {f"nbflash_{name}" for name in (*by_rows, "fwd_sm90")} == set(names["forward"])
+    by_columns = {"nbflash_count_columns", "nbflash_transpose_lists", "nbflash_bwd_sm90"}
+    assert by_columns < set(names["backward"])

@@ -57,6 +57,8 @@ def test_a_plan_reads_the_lists_of_the_call():
     assert repr(plan.schedule) == (
         "BlockSchedule(3x70, tiles 128x64 by rows, 1 plane(s), blocks of (64, 64), k=1)"
     )
+    plan._executor.bind_backward()
+    assert callable(plan._executor.bind_forward())
     first, second = plan(q, k, v), same(q, k, v)
     indices[...] = 1
     assert bits(plan(q, k, v)) == bits(second)

@@ -52,10 +52,11 @@ class Guarded:
     See :mod:`.overflow`.
     """
 
-    def __init__(self, executor, spec):
+    def __init__(self, executor, spec, device=None):
         p, layout = spec.problem, spec.mask
         self._executor, self.backward = executor, executor.backward
-        self._device = cuda_device(p.device_id)
+        self.bind_forward, self.bind_backward = executor.bind_forward, executor.bind_backward
+        self._device = device or cuda_device(p.device_id)
         # In pieces of two bytes.
         self._factors = tuple(ITEMSIZE[dtype] // 2 for dtype in (p.dtype, p.lse_dtype))
         config = OverflowConfig(p.head_dim * self._factors[0], self._factors[1])
