@@ -1,5 +1,6 @@
 """What the selections share: arguments checked, means and scores of blocks, choices among them."""
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,11 @@ class Blocks(NamedTuple):
         return last + (nk - nq)
 
     @property
+    def within(self):
+        """The intervals of the map."""
+        return _causal(*self.shape) if self.causal else None
+
+    @property
     def admissible(self):
         """Whether any pair of a block may be attended: bool (rows, columns)."""
         return self.xp.arange(self.grid[1]) * self.block[1] <= self.last_key[:, None]
@@ -65,14 +71,17 @@ class Blocks(NamedTuple):
 
     def map_of(self, indices, counts=None):
         """The block map of lists."""
-        within = masks.causal(*self.shape) if self.causal else None
-        given = {"shape": self.shape, "block": self.block, "within": within}
-        return BlockMap(indices, counts, **given)
+        return BlockMap(indices, counts, shape=self.shape, block=self.block, within=self.within)
 
     def map_of_dense(self, keep):
         """The block map of booleans."""
-        within = masks.causal(*self.shape) if self.causal else None
-        return BlockMap.from_dense(keep, shape=self.shape, block=self.block, within=within)
+        return BlockMap.from_dense(keep, shape=self.shape, block=self.block, within=self.within)
+
+
+@functools.lru_cache(maxsize=64)
+def _causal(nq, nk):
+    """One mask for all maps of a shape: its hash, part of the key of a plan, is computed once."""
+    return masks.causal(nq, nk)
 
 
 def check_blocks(q, k, block, causal):
