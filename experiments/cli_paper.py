@@ -81,6 +81,44 @@ def lra(out, **options):
 
 @paper.command()
 @quick_option
+@resume_option
+@minutes_option
+@click.option("--task", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@device_option
+@out_option
+def long(out, **options):
+    """Table 5: classification of long texts by length of context. Needs torch.
+
+    Source files of eight packages, the first 512 to 16384 bytes of a stretch, by dense and by
+    block-sparse attention.
+    """
+    from experiments.commands.paper.lra import run
+
+    run(out, "long", **options)
+
+
+@paper.command()
+@quick_option
+@resume_option
+@minutes_option
+@click.option("--task", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@device_option
+@out_option
+def pathx(out, **options):
+    """Table 6: Pathfinder with images that grow, from 64 × 64 to 256 × 256. Needs torch.
+
+    A model is trained on small images; its places are interpolated for the larger ones, on which it
+    is trained further: Path-X is 128 × 128, of 16384 tokens.
+    """
+    from experiments.commands.paper.lra import run
+
+    run(out, "pathx", **options)
+
+
+@paper.command()
+@quick_option
 @click.option("--context", is_flag=True, help="A small GPT to convergence, by length of context.")
 @resume_option
 @minutes_option
@@ -90,7 +128,7 @@ def training(out, quick, context, **options):
     """Tables 1, 2 and 4: BERT and GPT-2 in training. Needs torch and transformers.
 
     Tokens a second, the share of attention and losses with eager attention, each backend of SDPA,
-    nbflash and nbflash with a butterfly and local blocks; random weights, bytes of a novel.
+    nbflash and nbflash with a butterfly and local blocks; random weights, bytes of source files.
     """
     from experiments.commands.paper.training import run
 

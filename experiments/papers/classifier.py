@@ -1,5 +1,7 @@
 """A small Transformer that classifies sequences, with any form of attention."""
 
+import math
+
 import numpy as np
 import torch
 from torch import nn
@@ -81,6 +83,13 @@ class Classifier(nn.Module):
             self.layers = nn.ModuleList(Layer(width, *how) for _ in range(layers))
         self.to(device)
 
+    def start_from(self, path):
+        """Take the weights of a checkpoint; the places of its image become those of ours."""
+        device = self.places.weight.device
+        state = torch.load(path, map_location=device, weights_only=True)["model"]
+        state["places.weight"] = _grown(state["places.weight"], len(self.places.weight))
+        self.load_state_dict(state)
+
     def forward(self, tokens):
         parts = tokens.shape[1]
         tokens = tokens.flatten(0, 1)
@@ -93,6 +102,14 @@ class Classifier(nn.Module):
             a, b = mean.unflatten(0, (-1, 2)).unbind(dim=1)
             mean = torch.cat([a, b, a * b, a - b], dim=-1)
         return self.head(mean)
+
+
+def _grown(places, n):
+    """Places of a square image, interpolated to one with n pixels."""
+    old, new = (math.isqrt(x) for x in (len(places), n))
+    image = places.T.unflatten(1, (old, old))[None]
+    grown = functional.interpolate(image, (new, new), mode="bilinear", align_corners=False)
+    return grown[0].flatten(1).T
 
 
 class Classification:

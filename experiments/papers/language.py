@@ -1,4 +1,4 @@
-"""GPT-2 and BERT of transformers, of random weights, on the bytes of a text."""
+"""GPT-2 and BERT of transformers, of random weights, on the bytes of texts."""
 
 from contextlib import contextmanager, nullcontext
 
@@ -19,8 +19,6 @@ SDPA = {
 }
 #: `NONE` gives the values back: what is left of a step without attention.
 ATTENTION = (EAGER, *SDPA, NBFLASH, SPARSE, NONE)
-#: Of the text, for validation.
-HELD_OUT = 0.1
 #: In place of a byte that BERT is to find, and their share.
 HIDDEN, HIDDEN_SHARE, IGNORED = 256, 0.15, -100
 
@@ -90,7 +88,8 @@ class Language:
     Parameters
     ----------
     model : transformers.PreTrainedModel
-    text : bytes
+    train, held_out : bytes
+        Longer than a piece.
     tokens, batch : int
     attention : str
         One of `ATTENTION`.
@@ -100,14 +99,14 @@ class Language:
         Of the order of the batches.
     """
 
-    def __init__(self, model, text, tokens, batch, *, attention, dtype, seed):
+    def __init__(self, model, train, held_out, tokens, batch, *, attention, dtype, seed):
         self._model, self._tokens, self._batch, self._seed = model, tokens, batch, seed
         self._attention, self._dtype = attention, getattr(torch, dtype)
         self._device = next(model.parameters()).device.type
         self._is_bert = isinstance(model, transformers.BertForMaskedLM)
-        end = round(len(text) * (1 - HELD_OUT))
-        whole = np.frombuffer(text, np.uint8).astype(np.int64)
-        self._train, self._held_out = whole[:end], whole[end:]
+        self._train, self._held_out = (
+            np.frombuffer(text, np.uint8).astype(np.int64) for text in (train, held_out)
+        )
 
     def loss_at(self, step):
         return self._loss(self._train, np.random.default_rng([self._seed, step]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.papers.dataset import Dataset
 
-LEVELS = 256
+LEVELS, SMALLEST = 256, 24
 #: Of a dash and of the gap behind it, and least distance of two curves, in pixels.
 DASH, GAP, CLEARANCE = 3.0, 1.6, 6.0
 STEP, TURN = 0.5, 0.12  # pixels, and standard deviation of radians, of a walk
@@ -34,6 +34,8 @@ def make(examples, size, seed, distractors=3):
 
 def draw(rng, size, connected, distractors=3):
     """One image, uint8 (size, size)."""
+    if size < SMALLEST:
+        raise ValueError(f"{size=} leaves no room for two curves: at least {SMALLEST}")
     curves = None
     while curves is None:
         curves = _curves(rng, size, distractors)

@@ -48,6 +48,11 @@ def files_of(part):
     return found
 
 
+def whole(part):
+    """All bytes of a part, file after file."""
+    return b"".join(text for texts in files_of(part).values() for text in texts)
+
+
 def classification(examples, n, seed, part):
     """Stretches of n bytes with the package that they are from; all packages equally often.
 

@@ -7,7 +7,7 @@ from paper_runs import read_csv, run, shrink
 
 from experiments.commands.paper.lra import report, speedup
 from experiments.harness import sweeps
-from experiments.papers.classifier import Classification, Classifier
+from experiments.papers.classifier import Classification, Classifier, _grown
 from experiments.papers.dataset import Dataset
 from experiments.papers.training import Trainer
 
@@ -129,3 +129,42 @@ def test_the_table(capsys):
     assert "60.0 ± 10.0 (63.6)" in text
     assert "3.00 (2.4)" in text
     assert "text 12.5 %" in text
+
+
+def test_long(tmp_path, capsys, monkeypatch):
+    """One task by length of context."""
+    sizes = {"text32": {"task": "text", "n": 32}, "text64": {"task": "text", "n": 64, "steps": 2}}
+    shrink(monkeypatch, "paper-long", "quick", tasks=sizes, train=8, validation=4, test=4)
+    assert run("long", "--quick", "--device", "cpu", "--out", tmp_path) == 0
+    rows = read_csv(tmp_path / "paper-long.csv")
+    found = [(row["task"], row["method"], row["n"], row["steps"]) for row in rows]
+    assert found == [
+        ("text32", "nbflash", "32", "4"),
+        ("text32", "nbflash-butterfly", "32", "4"),
+        ("text64", "nbflash", "64", "2"),
+        ("text64", "nbflash-butterfly", "64", "2"),
+    ]
+
+
+def test_pathx_grows(tmp_path, capsys, monkeypatch):
+    """The larger images begin with the weights of the smaller ones."""
+    small = {"task": "pathfinder", "size": 24}
+    sizes = {"path24": small, "path32": small | {"size": 32, "start": "path24", "rate": 0.0}}
+    shrink(monkeypatch, "paper-pathx", "quick", tasks=sizes)
+    command = ("pathx", "--quick", "--device", "cpu", "--out", tmp_path)
+    assert run(*command, "--task", "path32") == 2
+    assert "path32 begins with the weights of path24" in capsys.readouterr().err
+    assert run(*command) == 0
+    assert [row["task"] for row in read_csv(tmp_path / "paper-pathx.csv")] == ["path24", "path32"]
+    load = lambda task: torch.load(tmp_path / "pathx" / f"{task}-nbflash-butterfly-0.pt")["model"]
+    one, other = load("path24"), load("path32")  # trained at a rate of 0
+    assert all(torch.equal(one[name], other[name]) for name in one if name != "places.weight")
+    assert other["places.weight"].shape == (32 * 32, 128)
+
+
+def test_places_are_interpolated_on_the_image():
+    places = torch.arange(4.0).reshape(2, 2)[..., None] * torch.ones(3)
+    grown = _grown(places.flatten(0, 1), 16).unflatten(0, (4, 4))
+    assert torch.equal(grown[::3, ::3], places)  # corners
+    assert torch.equal(grown[0, :, 0], torch.tensor([0.0, 0.25, 0.75, 1.0]))
+    assert torch.equal(grown[:, 0, 0], torch.tensor([0.0, 0.5, 1.5, 2.0]))

@@ -91,7 +91,8 @@ OUTSIDE = {
     "experiments.commands": ("numpy rich", "torch transformers"),
     "experiments.commands.paper": ("numpy rich", "torch transformers cupy"),
     # Imported where torch is there: models, and the attention that others proposed.
-    "experiments.papers": ("numpy torch", "transformers"),
+    "experiments.papers": ("numpy torch", ""),
+    "experiments.papers.language": ("numpy torch transformers", ""),
     "experiments.papers.pictures": ("numpy", "sklearn"),
     "experiments.report": ("numpy rich matplotlib", ""),
     "experiments.libraries": ("numpy", "torch"),

@@ -1,4 +1,8 @@
-"""Table 3: a small Transformer on the tasks of Long Range Arena, by form of attention.
+"""Tables 3, 5 and 6: a small Transformer that classifies sequences, by form of attention.
+
+``paper-lra`` has the tasks of Long Range Arena, ``paper-long`` one task by length of context, and
+``paper-pathx`` Pathfinder with images that grow: a task with ``start`` begins with the weights that
+were trained for another one, whose places are interpolated on the image.
 
 Every model is kept at each of its checkpoints: with ``--resume`` a run goes on from there and takes
 the same batches that it would have taken. Several processes with different ``--task`` or
@@ -18,32 +22,44 @@ from experiments.report.tables import show, wrote
 
 KEYS = ("task", "method", "seed")
 STANDARD = "pytorch"
+#: What a task may have of its own, beside the size.
+OWN = {"train", "validation", "test", "steps", "batch", "rate", "warmup", "evaluate"}
 
 
-def run(out, quick=False, device="auto", resume=False, minutes=None, task=(), method=()):
-    """Train what the sweep says; the table and ``paper-lra.csv`` go to ``out``."""
+def run(
+    out, sweep="lra", quick=False, device="auto", resume=False, minutes=None, task=(), method=()
+):
+    """Train what a sweep says; the table and ``paper-<sweep>.csv`` go to ``out``.
+
+    Parameters
+    ----------
+    sweep : {"lra", "long", "pathx"}
+    """
     if reason := why_not_torch("cpu"):
-        raise BadInput(f"lra needs torch: {reason}")
-    setup = set_up("paper-lra", "quick" if quick else "full", device)
-    journal = Journal(out / "paper-lra.csv", KEYS, resume, minutes)
+        raise BadInput(f"{sweep} needs torch: {reason}")
+    setup = set_up(f"paper-{sweep}", "quick" if quick else "full", device)
+    journal = Journal(out / f"paper-{sweep}.csv", KEYS, resume, minutes)
     if not resume:
-        for path in (out / "lra").glob("*.pt"):
+        for path in (out / sweep).glob("*.pt"):
             path.unlink()
-    train(setup, journal, out / "lra", task, method)
+    train(setup, journal, out / sweep, task, method)
     if journal.rows:
         report(journal.rows, setup.settings["paper"])
-        wrote(out / "paper-lra.csv")
+        wrote(out / f"paper-{sweep}.csv")
 
 
 def train(setup, journal, folder, tasks=(), methods=()):
     """Add the rows of the sweep that the journal lacks."""
+    from experiments.papers.tasks import why_not
+
     settings = setup.settings
     tasks = _chosen("task", tasks, settings["tasks"])
     methods = _chosen("method", methods, settings["methods"])
-    for name in tasks:
-        if reason := _why_not(name):
+    reasons = {name: why_not(settings["tasks"][name].get("task", name)) for name in tasks}
+    for name, reason in reasons.items():
+        if reason:
             left_out(name, "task", reason)
-    tasks = [name for name in tasks if not _why_not(name)]
+    tasks = [name for name in tasks if not reasons[name]]
     runs = list(product(tasks, settings["seeds"], methods))
     with progress("Long Range Arena", len(runs)) as advance:
         for task, seed, method in runs:
@@ -67,21 +83,17 @@ def _chosen(option, names, known):
     return names or list(known)
 
 
-def _why_not(task):
-    from experiments.papers.tasks import why_not
-
-    return why_not(task)
-
-
 def _trained(setup, journal, folder, row):
     """The columns of one model; None where it is not done yet."""
     from experiments.papers import tasks
     from experiments.papers.classifier import Classification, Classifier
     from experiments.papers.training import Trainer
 
-    settings, (task, method, seed) = setup.settings, row.values()
-    size = settings["tasks"][task]
-    data = {x: tasks.load(folder, task, x, settings[x], size) for x in tasks.PARTS}
+    task, method, seed = row.values()
+    own = dict(setup.settings["tasks"][task])  # with settings of its own for this task
+    settings = setup.settings | {key: own.pop(key) for key in OWN & own.keys()}
+    start, source = own.pop("start", None), own.pop("task", task)
+    data = {x: tasks.load(folder, source, x, settings[x], own) for x in tasks.PARTS}
     first = data["train"]
     _, parts, n = first.tokens.shape
     model = Classifier(
@@ -94,6 +106,11 @@ def _trained(setup, journal, folder, row):
         device=setup.backend.device,
         seed=seed,
     )
+    if start is not None:
+        begin = folder / f"{start}-{method}-{seed}.pt"
+        if not begin.exists():
+            raise BadInput(f"{task} begins with the weights of {start}, which is to be run before")
+        model.start_from(begin)
     how = {"batch": settings["batch"], "dtype": settings["dtype"].name, "seed": seed}
     work = Classification(model, first, data["validation"], **how)
     trainer = Trainer(model, work, settings, folder / f"{task}-{method}-{seed}.pt")

@@ -1,13 +1,13 @@
 """Tables 1, 2 and 4: BERT and GPT-2 in training, by form of attention.
 
-Random weights, the real architecture, bytes of a novel. Rates are those of whole steps, AdamW
-among them; the share of attention is what a step takes more than one whose attention gives the
-values back. Losses of the same seed are compared with those of eager attention.
+Random weights, the real architecture, bytes of the sources of Python's standard library. Rates are
+those of whole steps, AdamW among them; the share of attention is what a step takes more than one
+whose attention gives the values back. Losses of the same seed are compared with those of eager
+attention.
 """
 
 import numpy as np
 
-from experiments.commands.train import NOVEL
 from experiments.harness.console import left_out, progress, say
 from experiments.harness.errors import BadInput, one_line
 from experiments.harness.journal import Journal
@@ -63,6 +63,7 @@ def _trained(setup, journal, folder, row, batch, steps):
     """The columns of one run; None where it is not done yet."""
     import torch
 
+    from experiments.papers import texts
     from experiments.papers.language import Language, make_model
     from experiments.papers.training import Trainer
 
@@ -72,7 +73,8 @@ def _trained(setup, journal, folder, row, batch, steps):
         model = make_model(settings["models"][name], tokens, attention, seed, settings["block"])
         model.to(setup.backend.device)
         given = {"attention": attention, "dtype": settings["dtype"].name, "seed": seed}
-        task = Language(model, NOVEL.read_bytes(), tokens, batch, **given)
+        text = [texts.whole(part) for part in ("train", "validation")]
+        task = Language(model, *text, tokens, batch, **given)
         trainer = Trainer(model, task, how, folder / ("-".join(map(str, row.values())) + ".pt"))
         trainer.run(lambda: journal.is_late)
     except torch.OutOfMemoryError:

@@ -78,6 +78,11 @@ def test_pathfinder_is_solved_by_following_the_ink():
     assert made.labels.mean() == 0.5
 
 
+def test_small_images_have_no_room():
+    with pytest.raises(ValueError, match="at least 24"):
+        pathfinder.make(1, 16, seed=0)
+
+
 def test_the_classes_of_pathfinder_have_the_same_ink():
     """No count of pixels tells them apart: five standard errors."""
     made = pathfinder.make(40, 32, seed=1)
