@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from masks import _check, tiles
 
@@ -23,7 +23,8 @@ class Mask:
     A *plain* mask is one ``(nq, nk)`` pattern. A multi-plane mask (`per_head`, `per_batch`) holds
     several plain ones and says which applies to each (batch, head).
 
-    Masks combine with ``|``, ``&`` and ``~``; ``m.T`` swaps queries and keys. ``==`` and ``hash``
+    Masks combine with ``|``, ``&``, ``^``, ``-`` and ``~``; ``m.T`` swaps queries and keys;
+    ``numpy.asarray(m)`` is ``m.dense()``. ``==`` and ``hash``
     compare structure: equal masks have equal cells, while two masks with equal cells that were
     built in different ways may compare unequal.
 
@@ -223,6 +224,11 @@ class Mask:
 
         return total(self)
 
+    @property
+    def nnz(self) -> int:
+        """`count_nonzero`, under SciPy's name."""
+        return self.count_nonzero()
+
     def to_scipy(self, block: SupportsIndex = 1, *, touched: bool = False) -> csr_array:
         """Blocks of the mask as a boolean ``scipy.sparse.csr_array``.
 
@@ -282,15 +288,26 @@ class Mask:
 
         return intersection(self, other) if _combines(other) else NotImplemented
 
-    __ror__, __rand__ = __or__, __and__
+    def __xor__(self, other: Mask) -> Mask:
+        return (self - other) | (other - self) if _combines(other) else NotImplemented
+
+    def __sub__(self, other: Mask) -> Mask:
+        return self & ~other if _combines(other) else NotImplemented
+
+    __ror__, __rand__, __rxor__, __rsub__ = __or__, __and__, __xor__, __sub__
+
+    def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("an array of a mask is always made anew: copy=False is not possible")
+        return self.dense() if dtype is None else self.dense().astype(dtype)
 
     def __invert__(self) -> Mask:
         return self._complement()
 
     def __bool__(self) -> NoReturn:
         raise ValueError(
-            "a mask is neither true nor false: masks combine with &, | and ~, not with and, or "
-            "and not; ask `mask is None` or mask.count_nonzero()"
+            "a mask is neither true nor false: masks combine with &, |, ^, - and ~, not with and, "
+            "or and not; ask `mask is None` or mask.count_nonzero()"
         )
 
     @property

@@ -256,8 +256,19 @@ def _lengths(name, cumulative):
     return steps
 
 
-def padding(lengths: ArrayLike, nq: SupportsIndex, nk: SupportsIndex | None = None) -> Mask:
+def padding(
+    lengths: ArrayLike, nq: SupportsIndex, nk: SupportsIndex | None = None, *, causal: bool = False
+) -> Mask:
     """Key padding: in batch entry ``b`` every query sees keys ``j < lengths[b]``.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+    nq, nk : int
+    causal : bool
+        Of these keys the ones up to the query's own. Where ``nq == nk`` query ``i`` stands beside
+        key ``i``: sequences begin together, and are padded behind. Otherwise the queries are the
+        last ``nq`` tokens of each entry: query ``i`` stands beside key ``lengths[b] - nq + i``.
 
     Returns
     -------
@@ -267,8 +278,7 @@ def padding(lengths: ArrayLike, nq: SupportsIndex, nk: SupportsIndex | None = No
     Notes
     -----
     In ``padding(lengths, nq, nk) & causal(nq, nk)`` the last query is aligned with key ``nk - 1``,
-    not with the last key of each entry. That is right for ``nq == nk`` and padding at the end;
-    otherwise make a causal mask for each entry, and join them by `per_batch`.
+    not with the last key of each entry: use ``causal=True``.
     """
     from masks.planes import per_batch
 
@@ -276,8 +286,14 @@ def padding(lengths: ArrayLike, nq: SupportsIndex, nk: SupportsIndex | None = No
     lengths = _check.integers("lengths", lengths, 0, nk)
     if not lengths.size:
         raise ValueError("lengths is empty: must have one entry per batch entry")
-    zeros = np.zeros(nq, np.int32)
-    return per_batch([Interval(nk, zeros, np.full(nq, length)) for length in lengths])
+    zeros, i = np.zeros(nq, np.int32), np.arange(nq)
+    causal = _check.flag("causal", causal)
+
+    def ends(length):
+        own = i if nq == nk else length - nq + i
+        return np.clip(own + 1, 0, length) if causal else np.full(nq, length)
+
+    return per_batch([Interval(nk, zeros, ends(length)) for length in lengths])
 
 
 def chunked(

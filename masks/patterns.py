@@ -187,24 +187,31 @@ def _rim(count, chosen):
     return np.concatenate([along, across]), np.concatenate([across, along])
 
 
+def _generator(seed):
+    """The random numbers of a seed: an integer, None for others every time, or a Generator."""
+    if seed is None or isinstance(seed, np.random.Generator):
+        return np.random.default_rng(seed)
+    return np.random.default_rng(_check.integer("seed", seed))
+
+
 def bigbird(
     n: SupportsIndex,
     block: SupportsIndex,
     *,
     n_random: SupportsIndex = 3,
     width: SupportsIndex = 1,
-    seed: SupportsIndex = 0,
+    seed: SupportsIndex | np.random.Generator | None = 0,
     causal: bool = False,
 ) -> Mask:
     """BigBird (ITC): first and last block global, a local band, and `n_random` blocks per row.
 
     Random blocks are distinct and lie outside the band and the global columns; a row with fewer
     free blocks takes them all. With ``causal=True`` they are drawn from earlier blocks only.
-    Zaheer et al., 2020.
+    ``seed`` is as of `random`. Zaheer et al., 2020.
     """
     n, block, count = _blocks(n, block)
     n_random, width = _check.integer("n_random", n_random), _check.integer("width", width)
-    rng = np.random.default_rng(_check.integer("seed", seed))
+    rng = _generator(seed)
     band = _band(count, width)
     rim = _rim(count, np.unique([0, count - 1]) if count else np.arange(0))
     index = np.arange(1, max(count - 1, 1))
@@ -236,7 +243,7 @@ def random(
     n: SupportsIndex,
     block: SupportsIndex,
     density: float,
-    seed: SupportsIndex = 0,
+    seed: SupportsIndex | np.random.Generator | None = 0,
     *,
     causal: bool = False,
 ) -> Mask:
@@ -249,12 +256,13 @@ def random(
     ----------
     density : float
         Share of the blocks in ``[0, 1]``.
-    seed : int
-        Seed of ``numpy.random.default_rng``.
+    seed : int, None or numpy.random.Generator
+        As of ``numpy.random.default_rng``: None gives another mask every time, and a generator is
+        advanced.
     """
     n, block, count = _blocks(n, block)
     density = _check.fraction("density", density)
-    rng = np.random.default_rng(_check.integer("seed", seed))
+    rng = _generator(seed)
     triangle = count * (count - 1) // 2
     free = triangle if _check.flag("causal", causal) else 2 * triangle
     extra = max(round(density * (free + count)) - count, 0)

@@ -34,11 +34,15 @@ INDICES = ("s", "b", "h", "q_idx", "kv_idx")
 
 
 class Part(NamedTuple):
-    """An array with a gradient: its function, its shape, and what its first axes count."""
+    """An array with a gradient: its function, its shape, and what its first axes count.
+
+    ``given`` is the shape that its caller knows, without axes of length 1 in front.
+    """
 
     function: object
     shape: tuple
     axes: tuple = ()
+    given: tuple | None = None
 
     def follows(self, axis, problem):
         """Whether scores apart along ``axis`` are made with different elements."""
@@ -238,15 +242,21 @@ def bias(array: Array) -> Score:
     Parameters
     ----------
     array : array (batch or 1, heads or 1, nq or 1, nk or 1)
-        Of numbers: True and False are no mask here, and refused. -inf takes a pair out, at the cost
-        of one that stays, if no function follows and nothing of the pair is NaN. A mask hides NaN,
-        and saves the tiles that it takes out.
+        Or its last 3 axes, or 2. Of numbers: True and False are no mask here, and refused. -inf
+        takes a pair out, at the cost of one that stays, if no function follows and nothing of the
+        pair is NaN. A mask hides NaN, and saves the tiles that it takes out.
     """
-    array = parameter("array", array, "(batch or 1, heads or 1, nq or 1, nk or 1)", 4)
+    array = parameter("array", array)
+    if not 2 <= array.ndim <= 4:
+        wanted = "(batch or 1, heads or 1, nq or 1, nk or 1), its last 3 axes or 2"
+        raise ValueError(f"array must have shape {wanted}, got {array.shape}")
     if array.dtype == bool:
         raise TypeError("array is added to the scores, got bool; masks.from_dense makes a mask")
     axes = ("batch", "heads", "nq", "nk")
-    parts = (Part(_bias_part, array.shape, axes),)
+    given = array.shape
+    if array.ndim < 4:
+        array = array.reshape((1,) * (4 - array.ndim) + given)
+    parts = (Part(_bias_part, array.shape, axes, given),)
     return Score([_Stage("bias", _bias, _one, (array,), (axes,), parts=parts)])
 
 

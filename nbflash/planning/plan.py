@@ -303,7 +303,7 @@ class AttentionPlan:
     def score_shapes(self):
         """Of the score's arrays that have gradients, in the order of its functions."""
         self._score_backward  # noqa: B018 - which refuses what has none
-        return [part.shape for parts in self.score.parts for part in parts]
+        return [part.given or part.shape for parts in self.score.parts for part in parts]
 
     def run_score_backward(self, dout, q, k, v, out, lse, dlse, seed):
         """Check the arrays of the results, allocate the score's gradients and launch."""
@@ -316,6 +316,8 @@ class AttentionPlan:
     def write_score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed):
         """Check the arrays of the results and launch into new ones, as `write_forward`."""
         dlse = self._check_results(dout, q, out, lse, dlse)
+        parts = (part for parts in self.score.parts for part in parts)
+        sums = tuple(x.reshape(part.shape) for x, part in zip(sums, parts, strict=True))
         self._base._score_backward(dout, q, k, v, out, lse, dlse, sums, *self._state(seed))
 
     def _check_out(self, out, q, k, v):

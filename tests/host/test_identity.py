@@ -101,7 +101,10 @@ MASKS = {
         {"shape": (6, 8), "kernel": 3},
         {"shape": (8, 6), "kernel": 5, "stride": 2, "dilation": 2},
     ),
-    "padding": ({"lengths": [20, 18], "nq": N}, {"lengths": [20, 16], "nq": 28, "nk": 28}),
+    "padding": (
+        {"lengths": [20, 18], "nq": N},
+        {"lengths": [20, 16], "nq": 28, "nk": 28, "causal": True},
+    ),
     "per_batch": (
         {"masks": [masks.causal(N), masks.dense(N)]},
         {"masks": [masks.dense(N), masks.causal(N)]},

@@ -352,3 +352,23 @@ def test_planes_survive_a_file(tmp_path):
     mask = masks.padding([3, 8, 0], 8) & masks.per_head([masks.causal(8), masks.butterfly(8, 2)])
     mask.save(tmp_path / "mask.npz")
     assert masks.load(tmp_path / "mask.npz") == mask
+
+
+@pytest.mark.parametrize("name", ["butterfly", "planes"])
+def test_differences_and_arrays(name):
+    a = masks.butterfly(32, 8) if name == "butterfly" else masks.padding([5, 32], 32)
+    b = masks.causal(32)
+    for got, want in (
+        (a ^ b, a.dense() ^ b.dense()),
+        (a - b, a.dense() & ~b.dense()),
+        (b - a, b.dense() & ~a.dense()),
+    ):
+        np.testing.assert_array_equal(np.asarray(got), want)
+        assert got.nnz == want.sum()
+    assert np.asarray(b, np.float32).dtype == np.float32
+    assert np.array(b).dtype == bool
+    with pytest.raises(ValueError, match="an array of a mask is always made anew"):
+        np.asarray(b, copy=False)
+    for combine in (lambda: b - b.dense(), lambda: b.dense() ^ b):
+        with pytest.raises(TypeError, match=r"wrap the array in masks\.from_dense"):
+            combine()

@@ -22,7 +22,9 @@ def bsr(data):
     return sparse.bsr_array((np.array(data), [0], [0, 1]), shape=(2, 2))
 
 
-NO_TRUTH = "a mask is neither true nor false: masks combine with &, | and ~, not with and, or and"
+NO_TRUTH = (
+    "a mask is neither true nor false: masks combine with &, |, ^, - and ~, not with and, or and"
+)
 
 VALUE = {
     "and of Python": (lambda: masks.causal(4) and masks.window(4, left=1), NO_TRUTH),

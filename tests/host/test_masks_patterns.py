@@ -324,3 +324,25 @@ def test_three_numbers_that_users_confuse(mask, size, expected):
     stats = mask.stats(size)
     got = f"{stats.tile_density:.3f} / {stats.full / stats.tiles:.2f} / {stats.fill:.2f}"
     assert got == expected
+
+
+@pytest.mark.parametrize("make", [masks.random, masks.bigbird])
+def test_seeds_are_those_of_numpy(make):
+    given = (1024, 16, 0.1) if make is masks.random else (1024, 16)
+    rng = np.random.default_rng(5)
+    first, second = make(*given, seed=rng), make(*given, seed=rng)
+    assert first == make(*given, seed=5) != second
+    assert make(*given, seed=None) != make(*given, seed=None)
+    with pytest.raises(TypeError, match="seed='a': must be an integer"):
+        make(*given, seed="a")
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(6, 6), (3, 6), (8, 6)])
+def test_causal_padding(nq, nk):
+    """Padded behind where there are as many queries as keys; else the last tokens of each entry."""
+    lengths = np.array([0, 1, 4, 6])
+    got = masks.padding(lengths, nq, nk, causal=True).dense()[:, 0]
+    first = np.zeros(4, int) if nq == nk else lengths - nq
+    own = first[:, None, None] + np.arange(nq)[:, None]
+    j = np.arange(nk)
+    np.testing.assert_array_equal(got, (j <= own) & (j < lengths[:, None, None]))

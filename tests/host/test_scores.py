@@ -375,3 +375,19 @@ def test_scores_that_do_not_fit(score, error, match):
     q, k, v, _ = make_qkv(1, 6, 6, 4, 2, 8)
     with pytest.raises(error, match=match):
         nbflash.attention(q, k, v, score=score)
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("shape", [(20, 20), (4, 1, 20)])
+def test_a_bias_of_fewer_axes_is_of_the_last_ones(impl, shape):
+    q, k, v, dout = make_qkv(2, 20, 20, 4, 2, 8)
+    array = np.random.default_rng(4).standard_normal(shape)
+    whole = array.reshape((1,) * (4 - len(shape)) + shape)
+    got, want = (
+        nbflash.plan(q, k, v, score=scores.bias(x), impl=impl).vjp(q, k, v, with_score=True)
+        for x in (array, whole)
+    )
+    np.testing.assert_array_equal(got[0], want[0])
+    (ours,), (theirs,) = got[1](dout)[3], want[1](dout)[3]
+    assert ours.shape == shape
+    np.testing.assert_array_equal(ours, theirs.reshape(shape))
