@@ -167,7 +167,7 @@ def attention_backward(
     Parameters
     ----------
     dout : array like q
-        Gradient of the output.
+        Gradient of the output. In any layout: copied where its last axis is not contiguous.
     q, k, v, mask, causal, window, scale, score, dropout, seed, impl
         As given to `attention`; ``score`` needs its gradient.
     out, lse : array

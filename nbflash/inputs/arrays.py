@@ -98,6 +98,12 @@ def signature(x) -> tuple:
     return x.shape, x.strides, x.dtype, data.device_id, data.ptr % _ALIGNMENT
 
 
+def in_rows(x):
+    """A native array, or a copy where its last axis is not contiguous: a broadcast one, say."""
+    strided = x.ndim and x.shape[-1] > 1 and x.strides[-1] != x.dtype.itemsize
+    return x.copy(order="C") if strided else x
+
+
 def device_of(x) -> tuple[str, int]:
     """``("cpu", 0)`` or ``("cuda", device id)`` of a native array."""
     return (CPU, 0) if isinstance(x, np.ndarray) else (CUDA, x.data.device_id)

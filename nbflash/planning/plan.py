@@ -19,6 +19,7 @@ from nbflash.inputs.arrays import (
     allocator,
     are_native,
     as_given,
+    in_rows,
     meet,
     native,
     reach,
@@ -287,6 +288,7 @@ class AttentionPlan:
 
     def write_backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, seed, deterministic):
         """Check the arrays of the results and launch into new ones, as `write_forward`."""
+        dout = in_rows(dout)
         dlse = self._check_results(dout, q, out, lse, dlse)
         results, gradients = (dout, q, k, v, out, lse, dlse), (dq, dk, dv)
         self._executor.backward(*results, *gradients, deterministic, *self._state(seed))
@@ -315,6 +317,7 @@ class AttentionPlan:
 
     def write_score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed):
         """Check the arrays of the results and launch into new ones, as `write_forward`."""
+        dout = in_rows(dout)
         dlse = self._check_results(dout, q, out, lse, dlse)
         parts = (part for parts in self.score.parts for part in parts)
         sums = tuple(x.reshape(part.shape) for x, part in zip(sums, parts, strict=True))

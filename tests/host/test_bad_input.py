@@ -46,7 +46,6 @@ BACKWARD_CASES = {
         TypeError,
         "dout must have dtype float32, got float64",
     ),
-    "dout-layout": ({"dout": np.asfortranarray(zeros(*Q_SHAPE))}, ValueError, f"dout {CONTIGUOUS}"),
     "dout-misaligned": ({"dout": misaligned(Q_SHAPE)}, ValueError, "dout must be aligned"),
     "out-shape": ({"out": zeros(BATCH, NQ + 1, HEADS, D)}, ValueError, "out must have shape"),
     "out-dtype": (

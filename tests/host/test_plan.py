@@ -274,3 +274,23 @@ def test_a_plan_is_pickled_with_an_executor_of_ones_own():
     again = pickle.loads(pickle.dumps(plan))
     assert again.impl == "own"
     np.testing.assert_array_equal(again(q, k, v)[0], q / 2)
+
+
+@by_impl
+@pytest.mark.parametrize(
+    "layout", [np.asfortranarray, lambda x: np.broadcast_to(x[:1, :1], x.shape)]
+)
+def test_a_gradient_in_any_layout_is_copied(impl, layout):
+    """That of ``out.sum()`` is one number for all elements."""
+    q, k, v, dout = make_qkv(1, 9, 9, 2, 1, 8)
+    dout = layout(dout)
+    one = np.broadcast_to(dout[..., :1], dout.shape)
+    _, pullback = nbflash.plan(q, k, v, score=scores.bias(np.zeros((9, 9))), impl=impl).vjp(
+        q, k, v, with_score=True
+    )
+    for given in (dout, one):
+        gradients, expected = pullback(given), pullback(np.ascontiguousarray(given))
+        for x, y in zip(
+            (*gradients[:3], *gradients[3]), (*expected[:3], *expected[3]), strict=True
+        ):
+            np.testing.assert_array_equal(x, y)
