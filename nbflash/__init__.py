@@ -2,6 +2,7 @@
 
 __version__ = "0.2.0"
 
+import nbflash.definitions.shadowing  # noqa: F401 - before all that imports masks
 from nbflash import scores, selection
 from nbflash.api import attention, attention_backward, plan, score_backward, why_not
 from nbflash.decoding import decode

@@ -2,6 +2,7 @@
 
 import configparser
 import importlib
+import os
 import re
 import runpy
 import subprocess
@@ -223,3 +224,16 @@ def test_console_script_names_a_function(name):
     targets = dict(line.split(" = ") for line in scripts if line)
     module, _, function = targets[name].partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+@pytest.mark.parametrize("name", ["masks.py", "masks/__init__.py"])
+def test_a_module_that_shadows_masks_is_named(tmp_path, name):
+    """And is not run."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("raise SystemExit('it was run')")
+    (tmp_path / "script.py").write_text("import nbflash")
+    environment = os.environ | {"PYTHONPATH": str(Path(nbflash.__file__).parents[1])}
+    command = [sys.executable, str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert f"ImportError: nbflash brings a package 'masks', but {path} has its name" in done.stderr
