@@ -151,7 +151,8 @@ SCORES = {
     ),
     "compose": None,
 }
-OTHERS = {"coverage", "load", "reorder", "restrict", "save", "where", "check_score"}  # make neither
+# Make neither.
+OTHERS = {"coverage", "load", "reorder", "restrict", "save", "where", "check_score", "is_own"}
 
 
 def _changed(table):
