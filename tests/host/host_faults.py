@@ -200,4 +200,16 @@ SUMS = [
     ),
 ]
 
-FAULTS = KEYS + LAUNCHES + SUMS
+TABLES = [
+    (
+        "nbflash.backends.split_kv.splits",
+        Mutant(
+            "heads of the first sequence alone",
+            "(planes == planes[:, :1]).all()",
+            "(planes[:1] == planes[:1, :1]).all()",
+        ),
+        "tests/host/test_decode.py::test_heads_go_together_where_every_sequence_lets_them",
+    ),
+]
+
+FAULTS = TABLES + KEYS + LAUNCHES + SUMS

@@ -3,6 +3,7 @@
 import functools
 import textwrap
 import time
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +24,7 @@ import masks
 import nbflash
 from nbflash import reference, scores
 from nbflash.backends.cpu import decode as cpu
+from nbflash.backends.split_kv.splits import heads_together
 from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.testing import assert_within_reference, low_precision
 
@@ -302,3 +304,11 @@ def test_many_tokens_are_attended_in_parts(monkeypatch):
     want = decode(q, k, v, LENGTHS)
     monkeypatch.setattr(cpu, "ALONE", 0)
     assert same_bits(decode(q, k, v, LENGTHS), want)
+
+
+def test_heads_go_together_where_every_sequence_lets_them():
+    p = SimpleNamespace(batch=2, heads=2, heads_kv=1)
+    causal, dense = masks.causal(3, 9), masks.dense(3, 9)
+    by_head = masks.per_head([causal, dense])
+    given = None, masks.per_batch([causal, dense]), masks.per_batch([causal, by_head]), by_head
+    assert [heads_together(p, mask) for mask in given] == [2, 2, 1, 1]
