@@ -58,6 +58,19 @@ def check_combined(part_o, part_lse, dtype=np.float32, **how):
     return got
 
 
+def check_shifted(shift, **how):
+    """All LSE larger by a power of two: the same output to the bit, and the LSE to a rounding.
+
+    A budget of merged parts would not tell: they round the LSE at its full size.
+    """
+    part_o, part_lse = parts(4, 1, 2, 2, 8)
+    part_lse = np.rint(8 * part_lse) / 8  # the shift rounds nothing
+    out, lse = combined(part_o, part_lse, np.float32, **how)
+    far, lse_far = combined(part_o, part_lse + np.float32(shift), np.float32, **how)
+    assert far.tobytes() == out.tobytes()
+    assert (abs(lse_far - np.float64(shift) - lse) <= np.spacing(abs(lse_far))).all()
+
+
 def flat(x):
     """All memory from the first element of ``x`` on, as a kernel's pointer sees it."""
     span = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) // x.itemsize

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decode_runs import check_combined, combined, parts
+from decode_runs import check_combined, check_shifted, combined, parts
 from simt_runs import DTYPES
 
 from nbflash import testing
@@ -50,6 +50,7 @@ def test_large_logarithms():
     part_o, part_lse = parts(4, 1, 2, 2, 8)
     for shift in (-1000, 1000):
         check_combined(part_o, part_lse + np.float32(shift))
+        check_shifted(np.copysign(1024, shift))
 
 
 def test_a_nan_stays_in_its_row():

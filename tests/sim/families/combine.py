@@ -1,7 +1,7 @@
 """The kernel that joins the splits of a decode."""
 
 import numpy as np
-from decode_runs import check_combined, parts
+from decode_runs import check_combined, check_shifted, parts
 from mutant_family import Family
 from mutants import Mutant
 
@@ -13,6 +13,11 @@ JOINING = (
     Mutant("maximum of lane 0's splits", "        m = warp_max(m)\n", ""),
     Mutant("sum of lane 0's splits", "return m, warp_sum(l)", "return m, l"),
     Mutant("weights in base 2", "* LOG2_E)", "* 1.0)"),
+    Mutant(
+        "an exponent between two large numbers",
+        "exp2((lse - guarded(m)) * LOG2_E)",
+        "exp2(lse * LOG2_E - guarded(m) * LOG2_E)",
+    ),
     Mutant("an empty maximum unguarded", "lse - guarded(m)", "lse - m"),
     Mutant("every warp sums all", "split += ahead * step", "split += ahead"),
     Mutant("a step too far", "split + step * u < splits", "split + u < splits"),
@@ -96,6 +101,7 @@ FAMILY = Family(
     {
         "several": lambda modules: several(modules[COMBINE]),
         "strided": lambda modules: strided(modules[COMBINE]),
+        "shifted": lambda modules: check_shifted(1024, module=modules[COMBINE]),
     },
     MUTANTS,
     generate=(COMBINE,),
