@@ -212,4 +212,32 @@ TABLES = [
     ),
 ]
 
-FAULTS = TABLES + KEYS + LAUNCHES + SUMS
+PLAN, COUNTS = "nbflash.planning.decode_plan", "tests/host/test_counts.py"
+STREAMS = [
+    (
+        PLAN,
+        Mutant(
+            "a graph records the counts of its stream",
+            "None if capturing else self._of_stream.get(stream)",
+            "self._of_stream.get(stream)",
+        ),
+        COUNTS,
+    ),
+    (
+        PLAN,
+        Mutant("a stream keeps the counts of a graph", "not None and not capturing", "not None"),
+        COUNTS,
+    ),
+    (
+        PLAN,
+        Mutant("threads share counts", "found is None and stream != _PER_THREAD", "found is None"),
+        COUNTS,
+    ),
+    (
+        PLAN,
+        Mutant("counts of a number of streams", "_of_stream.get(stream)", "_of_stream.get(0)"),
+        COUNTS,
+    ),
+]
+
+FAULTS = STREAMS + TABLES + KEYS + LAUNCHES + SUMS
