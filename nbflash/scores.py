@@ -292,9 +292,10 @@ def custom(
 
     Notes
     -----
-    Make it once and keep it: another function, a new lambda too, is compiled anew. Globals and
-    variables of an enclosing function have the values of the time when it is compiled: pass in
-    ``params`` what changes. What ``fn`` reads of an array is not checked: keep indices inside.
+    Make it once and keep it: another function, a new lambda too, is planned anew, and compiled
+    unless one that computes the same is found on disk. Globals and variables of an enclosing
+    function have the values of the time when it is compiled: pass in ``params`` what changes. What
+    ``fn`` reads of an array is not checked: keep indices inside.
     """
     if not isinstance(params, (tuple, list)):
         raise TypeError(f"params must be a tuple, got {type(params).__qualname__}")

@@ -20,6 +20,8 @@ from nbflash.disk_cache import sealed
 
 MAP_WORDS = 16  # eight bytes each: a tensor map
 KERNELS = 1024  # remembered; a plan holds its own
+# Whose cubins a device runs besides its own: of older ones of its generation, but not for Tegra.
+_RUNS_TOO = {(8, 6): [(8, 0)], (8, 9): [(8, 6), (8, 0)]}
 _compiling = threading.Lock()
 
 
@@ -90,10 +92,9 @@ def _at_hand(spec, key, compute_capability):
 
 
 def _bundled(spec, compute_capability):
-    """One that comes with nbflash: of this architecture, before Hopper of an older one like it."""
-    major, minor = compute_capability
-    for older in range(minor, -1 if major < 9 else minor - 1, -1):
-        cubin = bundled.find(kernel_key.of(spec, (major, older)))
+    """One that comes with nbflash for an architecture whose cubins run on this one."""
+    for capability in (compute_capability, *_RUNS_TOO.get(compute_capability, ())):
+        cubin = bundled.find(kernel_key.of(spec, capability))
         if cubin is not None:
             return cubin
     return None

@@ -59,6 +59,18 @@ def _workers():
     return Workers(most_beside())
 
 
+def _after_fork():
+    """The threads that talk to processes are not in a fork."""
+    global _lock
+    _lock = threading.Lock()
+    _coming.clear()
+    _workers.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 @contextlib.contextmanager
 def _announced(spec, compute_capability):
     """A context that says what takes long; not with ``$NBFLASH_QUIET``."""

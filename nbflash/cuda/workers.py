@@ -61,22 +61,31 @@ class Workers:
             process.stdout.close()
 
     def _serve(self):
-        process = _start()
-        self.processes.append(process)
-        atexit.register(process.kill)
+        process = None
         while True:
             job, found = self._jobs.get()
             try:
+                if process is None or process.poll() is not None:
+                    process = _start()
+                    self.processes.append(process)
                 found.set_result(_ask(process, job))
-            except RuntimeError as error:
-                found.set_exception(error)
+            except (OSError, RuntimeError) as error:
+                found.set_exception(RuntimeError(str(error)))
 
 
 def _start():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment |= {"NBFLASH_WORKERS": "0", "NBFLASH_QUIET": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-P", "-c", _START], env=environment, **pipes)
+    process = subprocess.Popen([sys.executable, "-P", "-c", _START], env=environment, **pipes)
+    atexit.register(_end, process, os.getpid())
+    return process
+
+
+def _end(process, owner):
+    """A fork of the process that started it leaves it alone."""
+    if os.getpid() == owner:
+        process.kill()
 
 
 def _ask(process, job):

@@ -10,7 +10,7 @@ from nbflash.cuda import bundled, kernel_key, launch, sources, workers
 from nbflash.planning.ahead import compile_all
 from nbflash.planning.kernels import common_kernels
 
-#: An architecture's cubins serve later ones of its generation, too, but for Hopper and Blackwell.
+#: The cubins of 8.6 serve 8.9, too.
 CAPABILITIES = (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)
 DTYPES = "bfloat16", "float16"
 HEAD_DIMS = 64, 96, 128, 192, 256

@@ -1,5 +1,8 @@
 """Kernels that are bound are compiled in processes beside the one that runs first."""
 
+import multiprocessing
+import subprocess
+import sys
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -89,10 +92,43 @@ def test_a_process_compiles_and_keeps():
     assert launch.cached_cubin(A, HOPPER) == cubin
     with pytest.raises(RuntimeError, match="Error: "):
         pool.submit(A, (1, 0)).result(timeout=120)
-    (process,) = pool.processes
-    process.kill()
-    with pytest.raises(RuntimeError, match="a process that compiles kernels ended"):
-        pool.submit(B, HOPPER).result(timeout=120)
+    pool.processes[0].kill()
+    pool.processes[0].wait()
+    assert pool.submit(B, HOPPER).result(timeout=120).startswith(b"\x7fELF")
+    assert len(pool.processes) == 2
+    pool.close()
+
+
+def nothing_starts():
+    raise OSError("no memory")
+
+
+def one_that_ends():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-S", "-c", ""], **pipes)
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [(nothing_starts, "no memory"), (one_that_ends, "a process that compiles kernels ended")],
+)
+def test_what_becomes_of_a_process_is_said(start, message, monkeypatch):
+    monkeypatch.setattr(workers, "_start", start)
+    pool = workers.Workers(1)
+    with pytest.raises(RuntimeError, match=message):
+        pool.submit(A, HOPPER).result(timeout=60)
+    pool.close()
+
+
+def test_a_fork_waits_for_no_process_of_its_parent(monkeypatch):
+    monkeypatch.setattr(launch, "compile_cubin", lambda *_: b"here")
+    side_by_side._coming[A, HOPPER] = Future()
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    process = context.Process(target=lambda: results.put(side_by_side.cubin_of(A, HOPPER)))
+    process.start()
+    assert results.get() == b"here"
+    process.join()
 
 
 def test_what_cannot_travel_is_not_handed_on():
