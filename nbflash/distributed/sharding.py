@@ -129,6 +129,7 @@ class Sharding:
     def digest(self) -> str:
         """Of what is dealt and of the cells of the mask: equal on ranks that agree."""
         content = hashlib.blake2b(digest_size=16)
+        content.update(repr((self.mask.shape, self.ranks, self.tile)).encode())
         for plane in self.mask.planes:
             tiles = plane.tiles(self.tile)
             kinds = tiles.kinds
@@ -137,6 +138,17 @@ class Sharding:
         for part in (self.mask.plane_index, self.query_owner, self.key_owner):
             content.update(np.ascontiguousarray(part))
         return content.hexdigest()
+
+    @functools.cached_property
+    def _key(self):
+        owners = self.query_owner.tobytes(), self.key_owner.tobytes()
+        return self.mask, self.ranks, self.tile, owners
+
+    def __eq__(self, other):
+        return isinstance(other, Sharding) and self._key == other._key
+
+    def __hash__(self):
+        return hash(self._key)
 
     def __reduce__(self):
         parts = self.mask, self.ranks, self.tile, self.query_owner, self.key_owner

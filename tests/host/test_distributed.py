@@ -1,6 +1,7 @@
 """Attention over ranks: the result of one process, for every mask; ranks are threads."""
 
 import math
+import pickle
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ import masks
 import nbflash
 from nbflash import distributed, reference, scores
 from nbflash.distributed import Sharding, gather, run, scatter
+from nbflash.distributed.stages import stages_of
 from nbflash.testing import (
     assert_within_reference,
     low_precision,
@@ -274,3 +276,14 @@ def test_positions_are_what_rotary_embeddings_need():
     assert (sharding.positions(0) == np.r_[0:64, 192:256]).all()
     assert (sharding.positions(1) == np.r_[64:192]).all()
     assert math.isclose(sharding.balance, 1)
+
+
+def test_equal_shardings_share_what_is_planned():
+    """One that is made anew in every step costs no other plans."""
+    one, again = (Sharding.of(masks.documents([40, 88]), 2, TILE) for _ in range(2))
+    other = Sharding.of(masks.documents([41, 87]), 2, TILE)
+    assert one == again == pickle.loads(pickle.dumps(one))
+    assert len({one, again, other}) == 2
+    assert one.digest == again.digest != other.digest
+    assert stages_of(one, 0) is stages_of(again, 0)
+    assert one != "sharding"
