@@ -32,10 +32,17 @@ def distributed(out, device, quick, mask, processes, seed):
 @click.option("--quick", is_flag=True, help="Fewer numbers of GPUs and fewer tokens.")
 @masks_option
 @click.option(
+    "--key-cost",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Tiles that a GPU computes while a key arrives: Sharding.of weighs messages by it.",
+)
+@click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of document lengths."
 )
 @out_option
-def cluster(out, quick, mask, seed):
+def cluster(out, quick, mask, key_cost, seed):
     """Attention over 2 to 1,024 GPUs on paper: time, communication, memory and balance.
 
     Sharding, tiles and messages are those of nbflash.distributed; the rates of a GPU and of the
@@ -43,4 +50,4 @@ def cluster(out, quick, mask, seed):
     """
     from experiments.commands.cluster import run
 
-    run(out, quick, mask, seed)
+    run(out, quick, mask, key_cost, seed)

@@ -45,21 +45,22 @@ def mask_of(case, tokens, seed=0):
     return getattr(masks, name)(tokens)
 
 
-def sharding_of(case, ranks, tokens, tile, seed=0):
+def sharding_of(case, ranks, tokens, tile, seed=0, key_cost=0.0):
     """A `Sharding` by tiles of the kernels, or by larger ones where there would be too many."""
     while tokens > tile * case["most"]:
         tile *= 2
-    return Sharding.of(mask_of(case, tokens, seed), ranks, tile)
+    return Sharding.of(mask_of(case, tokens, seed), ranks, tile, key_cost=key_cost)
 
 
-def row_of(case, ranks, sweep, settings, seed=0):
+def row_of(case, ranks, sweep, settings, seed=0, key_cost=0.0):
     """The simulation of one mask on some GPUs."""
     tokens = ranks * settings["tokens_per_gpu"]
-    sharding = sharding_of(case, ranks, tokens, sweep["gpu"]["tile"], seed)
+    sharding = sharding_of(case, ranks, tokens, sweep["gpu"]["tile"], seed, key_cost)
     layer = Layer(*(sweep[x] for x in ("head_dim", "heads", "heads_kv", "itemsize")))
     cluster = Cluster.of(sweep["gpu"], sweep["link"], case["name"])
     found = simulate(sharding, layer, cluster, sweep["stages"])
-    row = {"mask": case["name"], "ranks": ranks, "tokens": tokens, "balance": sharding.balance}
+    row = {"mask": case["name"], "ranks": ranks, "tokens": tokens, "key_cost": key_cost}
+    row["balance"] = sharding.balance
     for name in ("forward", "backward"):
         row[f"{name}_ms"] = found[f"{name}_s"] * 1e3
         row[f"{name}_of_ideal"] = found[f"{name}_of_ideal"]
@@ -69,7 +70,7 @@ def row_of(case, ranks, sweep, settings, seed=0):
     return row | {"memory_mb": found["memory_bytes"] / 1e6}
 
 
-def run(out, quick, names, seed):
+def run(out, quick, names, key_cost, seed):
     """Simulate, print the table, write ``cluster.csv`` to the directory ``out``."""
     sweep = load("cluster")
     settings = sweep["quick" if quick else "full"]
@@ -82,7 +83,7 @@ def run(out, quick, names, seed):
     with progress("Simulating", len(cases) * len(ranks)) as advance:
         for case in cases:
             for count in ranks:
-                rows.append(row_of(case, count, sweep, settings, seed))
+                rows.append(row_of(case, count, sweep, settings, seed, key_cost))
                 advance()
     title = f"{sweep['gpu']['name']}, {settings['tokens_per_gpu']} tokens a GPU, simulated"
     show(title, dict(COLUMNS.values()), [[row[key] for key in COLUMNS] for row in rows])

@@ -10,7 +10,9 @@ Rows are cut into equal chunks, one, two, four, ... for each rank, and each numb
   makes pairs of the head and the tail.
 
 Of those that are balanced the one is taken whose fullest rank receives the fewest keys, and of
-equal ones that of the fewest chunks. One chunk a rank does for windows and butterflies.
+equal ones that of the fewest chunks. One chunk a rank does for windows and butterflies. Where keys
+that travel have a cost, in tiles, the dealing is taken of which work and keys together cost the
+most loaded rank least, balanced or not.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ def even(n, parts):
     return (np.arange(n) * parts // max(n, 1)).astype(np.int32)
 
 
-def deal(work, ranks, made):
+#: Chunks of a rank, at most, of which dealings are compared by their cost.
+MOST_CHUNKS = 8
+
+
+def deal(work, ranks, made, key_cost=0.0):
     """The best of all dealings.
 
     Parameters
@@ -36,8 +42,10 @@ def deal(work, ranks, made):
     work : float64 array (rows,)
     ranks : int
     made : callable
-        Of the owners of rows, int32 (rows,), something with a ``balance`` and a ``traffic``: a
-        `nbflash.distributed.Sharding`.
+        Of the owners of rows, int32 (rows,), something with ``work``, ``balance`` and ``traffic``:
+        a `nbflash.distributed.Sharding`.
+    key_cost : float
+        Tiles that a rank computes in the time in which a key arrives.
     """
     candidates, chunks = [], ranks
     while True:
@@ -45,9 +53,12 @@ def deal(work, ranks, made):
         load = np.bincount(chunk_of, work, chunk_of.max(initial=0) + 1)
         for owners in (_in_halves(load, ranks), _greedily(load, ranks)):
             candidates.append(made(owners[chunk_of]))
-        if candidates[-2].balance <= BALANCE or chunks >= work.size:
+        found = chunks >= MOST_CHUNKS * ranks if key_cost else candidates[-2].balance <= BALANCE
+        if found or chunks >= work.size:
             break
         chunks *= 2
+    if key_cost:
+        return min(candidates, key=lambda x: (x.work + key_cost * x.traffic.sum(0)).max())
     balanced = [x for x in candidates if x.balance <= BALANCE]
     if not balanced:
         return min(candidates, key=lambda x: x.balance)

@@ -40,7 +40,9 @@ class Sharding:
         self.work = np.bincount(query_owner, row_work(mask, tile), ranks)
 
     @classmethod
-    def of(cls, mask: masks.Mask, ranks: int, tile: int = TILE) -> Sharding:
+    def of(
+        cls, mask: masks.Mask, ranks: int, tile: int = TILE, *, key_cost: float = 0.0
+    ) -> Sharding:
         """Deal the queries and keys of a mask to ranks.
 
         Parameters
@@ -51,6 +53,10 @@ class Sharding:
         tile : int
             Tokens that stay together, a multiple of 32 where there is dropout. Larger ones are
             planned faster, smaller ones balance better.
+        key_cost : float
+            Tiles that a rank computes in the time in which a key arrives. 0: all that are balanced
+            are as good, and of these the one is taken that moves the fewest keys. More is for slow
+            links: a rank may then have more work than others.
 
         Notes
         -----
@@ -66,7 +72,9 @@ class Sharding:
         def made(owner):
             return cls(mask, ranks, tile, owner, owner if keys is None else keys)
 
-        return deal(row_work(mask, tile), ranks, made)
+        if not key_cost >= 0:
+            raise ValueError(f"key_cost must be at least 0, got {key_cost!r}")
+        return deal(row_work(mask, tile), ranks, made, key_cost)
 
     @property
     def balance(self) -> float:

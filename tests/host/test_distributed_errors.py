@@ -138,6 +138,7 @@ def test_processes_give_what_threads_do():
     [
         ({"ranks": 0}, ValueError, "ranks must be at least 1, got 0"),
         ({"ranks": 2.0}, TypeError, "ranks must be an integer, got 2.0"),
+        ({"key_cost": float("nan")}, ValueError, "key_cost must be at least 0, got nan"),
         ({"tile": True}, TypeError, "tile must be an integer, got True"),
         ({"mask": np.ones((2, 2), bool)}, TypeError, r"mask must be a masks.Mask, got ndarray"),
     ],

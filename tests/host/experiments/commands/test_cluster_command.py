@@ -40,6 +40,18 @@ def test_24_documents_are_balanced(ranks):
         assert Sharding.of(masks.documents(lengths, causal=causal), ranks).balance <= 1.03
 
 
+def test_a_cost_of_keys_gives_up_balance_for_messages():
+    """Documents over 64 ranks: never worse by the measure, and faster over slow links."""
+    case, cost = CASES["documents"], 0.25
+    even, near = (sharding_of(case, 64, 1 << 18, 128, key_cost=c) for c in (0.0, cost))
+    assert even.balance <= 1.03 < near.balance
+    costs = [(x.work + cost * x.traffic.sum(0)).max() for x in (even, near)]
+    assert costs[1] < costs[0]
+    slow = cluster(forward=1e15, infiniband=1e9, nvlink=5e9)
+    times = [simulate(x, LAYER, slow, 4)["forward_s"] for x in (even, near)]
+    assert times[1] < times[0]
+
+
 def test_without_links_the_slowest_rank_is_all_there_is():
     sharding = Sharding.of(masks.documents([3000, 1000, 5000], causal=True), 4, 128)
     found = simulate(sharding, LAYER, cluster(forward=1e12, backward=1e12), 4)
