@@ -15,7 +15,7 @@ import numpy as np
 
 from nbflash.definitions import philox
 from nbflash.definitions.score_chain import chain
-from nbflash.scores import where
+from nbflash.inputs.score_functions import where
 
 
 def attention(q, k, v, mask=None, scale=None, score=None, dropout=0.0, seed=(0, 0)):

@@ -20,7 +20,6 @@ runs, in a CUDA graph at every replay. Training changes it in place, with one pl
 all steps.
 """
 
-import inspect
 import math
 from typing import NamedTuple, SupportsFloat
 
@@ -29,8 +28,7 @@ import numpy as np
 from nbflash.definitions.types import Array, Function, Functions
 from nbflash.inputs.arrays import on_cuda
 from nbflash.inputs.score_arrays import check_place, key_of, parameter
-
-INDICES = ("s", "b", "h", "q_idx", "kv_idx")
+from nbflash.inputs.score_functions import check_signature, of_arrays, where
 
 
 class Part(NamedTuple):
@@ -303,52 +301,19 @@ def custom(
     functions = {"fn": fn, "grad": grad}
     parts = None if any(x.ndim for x in params) else ()
     if param_grads is not None:
-        functions |= _of_arrays(param_grads, params)
+        functions |= of_arrays(param_grads, params)
         pairs = zip(param_grads, params, strict=True)
         parts = tuple(Part(part, x.shape) for part, x in pairs if part is not None)
     for given, function in functions.items():
         if function is not None or given == "fn":
-            _check_signature(given, function, len(params))
+            check_signature(given, function, len(params))
     name = f"custom({where(fn)})"
     return Score([_Stage(name, fn, grad, tuple(map(_scalar, params)), parts=parts)])
-
-
-def _of_arrays(param_grads, params):
-    """The functions of ``param_grads`` by their names in messages."""
-    if not isinstance(param_grads, (tuple, list)) or len(param_grads) != len(params):
-        raise TypeError(
-            f"param_grads must be a tuple of {len(params)} functions or None, one for each of "
-            f"params, got {param_grads!r}"
-        )
-    for i, (part, x) in enumerate(zip(param_grads, params, strict=True)):
-        if part is not None and (x.ndim == 0 or x.dtype.kind != "f"):
-            raise ValueError(
-                f"param_grads[{i}] is for an array of floating point, params[{i}] is {x!r}"
-            )
-    return {f"param_grads[{i}]": part for i, part in enumerate(param_grads)}
 
 
 def is_own(fn):
     """Whether a function is one of this module, whose source is known."""
     return fn.__module__ == __name__
-
-
-def where(fn):
-    """Name, file and line of a function."""
-    code = fn.__code__
-    return f"{fn.__qualname__}, {code.co_filename}:{code.co_firstlineno}"
-
-
-def _check_signature(given, fn, n_params):
-    if not inspect.isfunction(fn):
-        raise TypeError(f"{given} must be a Python function, got {type(fn).__qualname__}")
-    expected = [*INDICES, *(f"params[{i}]" for i in range(n_params))]
-    try:
-        inspect.signature(fn).bind(*expected)
-    except TypeError as error:
-        raise TypeError(
-            f"{given} must take ({', '.join(expected)}), {error}: {where(fn)}"
-        ) from error
 
 
 def _number(name, x):

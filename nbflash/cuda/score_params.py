@@ -15,6 +15,7 @@ from nbflash.cuda.ptx._asm import COMPILE_ERRORS, SIM, compiling_for, cuda, type
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.disk_cache import sealed
 from nbflash.inputs.arrays import on_cuda
+from nbflash.inputs.score_functions import where
 
 # The LSE of ALiBi's own form is within 2^-16 of the slope
 # (`nbflash.backends.sm90.forward.alibi_gemm`), and so is P of the backward, from it: for steeper
@@ -116,10 +117,10 @@ def _check_function(function, signature, compute_capability, kind=_NUMBERS):
         with compiling_for(compute_capability):
             _, result = cuda.compile_ptx(function, signature, **target)
     except COMPILE_ERRORS as error:
-        raise TypeError(f"score: {scores.where(function)} cannot be compiled: {error}") from error
+        raise TypeError(f"score: {where(function)} cannot be compiled: {error}") from error
     if not isinstance(result, kind):
         what = "a number" if kind is _NUMBERS else "an index and a number"
-        raise TypeError(f"score: {scores.where(function)} must return {what}, got {result}")
+        raise TypeError(f"score: {where(function)} must return {what}, got {result}")
     if key:
         with contextlib.suppress(OSError):  # who keeps the cubin says what is wrong
             sealed.write_private(path, b"")

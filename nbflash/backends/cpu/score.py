@@ -15,7 +15,7 @@ from nbflash.backends.cpu.compiling import inlined
 from nbflash.backends.cpu.intrinsics import pointer, read
 from nbflash.backends.cpu.tile_function import ABSENT, bind, compile_tile_function, kind_of
 from nbflash.definitions.constants import LOG2_E
-from nbflash.scores import where
+from nbflash.inputs.score_functions import where
 
 NUMBER = (types.Integer, types.Float, types.Boolean), "a number"
 

@@ -20,7 +20,7 @@ from nbflash.backends.cpu.tile_function import bind, compile_tile_function, kind
 from nbflash.backends.cpu.walk import DOUT, K, Q, V, mask, operand, products, row_of
 from nbflash.definitions.constants import LOG2_E
 from nbflash.definitions.score_chain import chain
-from nbflash.scores import where
+from nbflash.inputs.score_functions import where
 
 PAIR = types.BaseTuple, "an index and a number"
 
