@@ -9,6 +9,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from decode_cases import DTYPES
 from kv_cases import HEADS, D, contents, tokens
 from numpy.lib.stride_tricks import as_strided
 
@@ -115,9 +116,6 @@ def test_tables_for_decode():
     assert table.dtype == lengths.dtype == np.int32
     assert cache.block_table([]).shape == (0, 0)
     assert repr(cache) == "KVCache(8 pages of 4 tokens, 4 free, 3 sequences, float32, cpu)"
-
-
-DTYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

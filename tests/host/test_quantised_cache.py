@@ -3,10 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from decode_cases import DTYPES
 from kv_cases import HEADS
 
 from nbflash.definitions.quantised import dequantise, quantise
-from nbflash.inputs.problem import DTYPES
 from nbflash.kv_cache import KVCache
 from nbflash.testing import make_qkv
 

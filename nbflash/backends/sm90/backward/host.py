@@ -229,7 +229,7 @@ def _readable(x):
     bits = arrays.pointer(x) | 2 * (first | second | third)  # below 0 if a stride is
     if bits >= 0 and bits % tensor_map.ALIGNMENT == 0:
         return x, found
-    if arrays.alignment(x) >= tensor_map.ALIGNMENT and min(x.strides) >= 0:
+    if arrays.alignment_in_memory(x) >= tensor_map.ALIGNMENT and min(x.strides) >= 0:
         return x, found  # an axis of one, whose stride does not matter
     x = x.copy()  # also of a contiguous array that starts off alignment
     return x, strides(x)
