@@ -76,7 +76,7 @@ def attention(
     ----------
     q : array (batch, seqlen_q, heads, head_dim)
         NumPy, CuPy, or anything with DLPack or ``__cuda_array_interface__``; float16, bfloat16
-        (`ml_dtypes`), float32 or float64; ``head_dim`` 1 to 256. Any strides, also negative or
+        (``ml_dtypes``), float32 or float64; ``head_dim`` 1 to 256. Any strides, also negative or
         zero, with a contiguous last axis.
     k, v : array (batch, seqlen_k, heads_kv, head_dim)
         Same dtype and device as ``q``; ``heads % heads_kv == 0`` and query head ``h`` uses

@@ -87,7 +87,7 @@ def decode(
     q : array (batch, q_len, heads, head_dim)
         1 to 64 tokens of each sequence, its last ones, whose keys and values are in the cache
         already: token ``i`` stands at position ``lengths[b] - q_len + i``. float16, bfloat16
-        (`ml_dtypes`), float32 or float64. NumPy arrays, or CUDA arrays, on the current stream.
+        (``ml_dtypes``), float32 or float64. NumPy arrays, or CUDA arrays, on the current stream.
     k_cache, v_cache : array (batch, capacity, heads_kv, head_dim)
         With a ``block_table``: (pages, page_size, heads_kv, head_dim). The dtype of ``q``, or int8
         or float8_e4m3fn. ``heads % heads_kv == 0``. What is not read (behind ``lengths``, pages of

@@ -192,7 +192,7 @@ def buffers_of(root) -> dict:
             while isinstance(owner.base, np.ndarray):
                 owner = owner.base
             found["host", owner.ctypes.data] = "host", owner.nbytes
-        elif on_cuda(x):
+        elif not isinstance(x, type) and on_cuda(x):  # a class has its arrays' methods
             memory = getattr(getattr(x, "data", None), "mem", None)  # of CuPy's arrays
             size = x.nbytes if memory is None else memory.size
             found["device", x.data.ptr if memory is None else memory.ptr] = "device", size

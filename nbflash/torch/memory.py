@@ -46,7 +46,7 @@ def array_of(x: torch.Tensor):
 
 @functools.cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The dtype of `array_of`, which may be one of `ml_dtypes`."""
+    """The dtype of `array_of`, which may be one of ``ml_dtypes``."""
     if dtype in _NUMPY:
         return np.dtype(_NUMPY[dtype])
     if dtype not in _ML_DTYPES:

@@ -211,7 +211,7 @@ def once(run, work):
     """
     import fcntl
 
-    from nbflash.planning.dispatch import cache_dir
+    from nbflash.cuda.availability import cache_dir
 
     cache_dir().mkdir(parents=True, exist_ok=True)
     with (cache_dir() / "compiled-ahead").open("a+", encoding="utf-8") as last_done:

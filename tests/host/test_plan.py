@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 from api_calls import LAYOUTS, by_impl, heads_first, run_all
+from cuda_arrays import ForeignByDLPack
 
 import masks
 import nbflash
@@ -115,6 +116,11 @@ def plans(monkeypatch):
     plans = cache.PlanCache()
     monkeypatch.setattr(cache, "plans", plans)
     return plans
+
+
+def test_a_class_of_arrays_holds_no_memory():
+    """As a decoder holds CuPy's, which makes arrays; it has their methods."""
+    assert cache.buffers_of([ForeignByDLPack, np.ndarray]) == {}
 
 
 def test_cache_keeps_to_its_bytes(plans):
