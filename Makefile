@@ -53,13 +53,15 @@ help:
 	@echo 'make test-all     every test; writes the tables anew that the other two go by'
 	@echo 'make test-frameworks   nbflash.torch, nbflash.huggingface, nbflash.jax; installs the three, for'
 	@echo '                  which any build of torch will do: its CPU build is the smallest'
-	@echo 'make cubins       compile the kernels that a wheel carries, for every architecture; no GPU'
 	@echo 'make lint         ruff check, ruff format --check, and mypy of calls as users write them'
 	@echo 'make docs         the site, in docs/_build/html'
+	@echo 'make cubins       compile the kernels that a wheel carries, for every architecture, without'
+	@echo '                  a GPU; make dist packs them'
 	@echo 'make dist         wheel and source distribution, checked, and tried in a fresh environment'
 	@echo 'make clean        remove the environment and everything generated'
 	@echo
 	@echo 'All tests of a tier: make test-host, test-sim, test-compile, test-device (needs a GPU).'
+	@echo 'make test-smoke: the API and the simulator alone, for another PYTHON.'
 	@echo 'Options: PYTHON=python3.12, VENV=.venv, NBFLASH_CUDA=12|13|none (here: $(NBFLASH_CUDA))'
 
 experiment: $(installed)-experiment
