@@ -15,6 +15,8 @@ from nbflash.inputs.arrays import as_given, library, native
 from nbflash.inputs.problem import check_flag, wide_dtype
 from nbflash.merging import merge
 
+_OPTIONS = "block_table", "k_scale", "v_scale", "scale", "impl"  # of nbflash.decode
+
 
 def decode(
     q: Array,
@@ -40,13 +42,16 @@ def decode(
         How many of each sequence it has; 0 where it has none.
     comm : Communicator
     newest : int, optional
-        The rank that has the keys of ``q``, behind all others that it has; default the last one.
-        Every query attends all keys of the other ranks. Of one token, any rank may have its key.
+        The rank that has the keys of ``q``, after all other keys that it has; default the last
+        rank. Every query attends to all keys of the other ranks. If ``q`` is one token, any rank
+        may have its key.
     mask : masks.Mask, optional
-        Shape (q_len, n), of the keys that this rank has; it takes the place of both rules.
+        Shape (q_len, n), of the keys that this rank has; it replaces the causal rule on the rank
+        ``newest`` and the attention to all keys on the others.
     return_lse : bool
     **options
-        block_table, k_scale, v_scale, scale and impl of `nbflash.decode`.
+        block_table, k_scale, v_scale, scale and impl of `nbflash.decode`. There is no window and no
+        score: a rank does not know the positions of its keys.
 
     Returns
     -------
@@ -68,6 +73,7 @@ def decode(
 
     def check():
         check_flag("return_lse", return_lse)
+        _check_options(options)
         holder = _check_newest(newest, comm)
         own = mask
         if own is None and comm.rank != holder and q.shape[1] > 1:
@@ -84,6 +90,14 @@ def decode(
         merged, lse = _merged(comm, xp, out.astype(wide, copy=False), lse)
         merged = merged.astype(out.dtype, copy=False)
     return as_given(q, (merged, lse) if return_lse else merged)
+
+
+def _check_options(options):
+    for name in options.keys() - _OPTIONS:
+        raise TypeError(
+            f"decode over ranks takes {', '.join(_OPTIONS)} of nbflash.decode, got {name}: a rank "
+            "does not know the positions of its keys"
+        )
 
 
 def _check_newest(newest, comm):

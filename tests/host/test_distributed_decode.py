@@ -95,6 +95,8 @@ def test_pages():
         ({"newest": "last"}, TypeError, "newest must be a rank, got 'last'"),
         ({"return_lse": 1}, TypeError, "return_lse must be True or False, got 1"),
         ({"scale": "x"}, TypeError, "scale must be a real number"),
+        ({"window": (31, 0)}, TypeError, "got window: a rank does not know the positions"),
+        ({"score": nbflash.scores.softcap(30.0)}, TypeError, "got score: a rank does not know"),
     ],
 )
 def test_what_is_refused(change, error, match):
