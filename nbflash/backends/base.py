@@ -44,17 +44,17 @@ class Backend:
         """Reasons in where the tokens of a spec are in a longer sequence."""
         if spec.positions is None or not spec.dropout:
             return []
-        return [f"dropout on {self.name} is of whole sequences, not of a rank's part of one"]
+        return [f"{self.name} has no dropout for a rank's part of a sequence yet"]
 
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         """Reasons of its own why it cannot run a `DecodeProblem` in a layout, on any machine."""
         return [f"decode does not run on {self.name}"]
 
     def why_not_rules(self, problem) -> list[str]:
-        """Reasons in the window and the score of a `DecodeProblem`, for kernels without them."""
+        """Why kernels without window and score cannot run a `DecodeProblem`."""
         given = {"window": problem.window, "score": problem.score}
         return [
-            f"{name}= of decode runs on cpu, not on {self.name} as yet"
+            f"decode with {name}= runs on cpu only, not yet on {self.name}"
             for name, value in given.items()
             if value is not None
         ]

@@ -1,9 +1,9 @@
 """Cubins that come with nbflash: of common configurations, for every architecture with kernels.
 
-`nbflash.planning.bundle` writes the folder, for wheels; a checkout has none. A pack is the cubins
-of one architecture, dtype and head_dim behind each other, compressed together. The index has the
-place of each by its key (`nbflash.cuda.kernel_key`), whatever compiled it, and the digests of the
-sources that keys are made of, so that they need not be parsed again.
+`nbflash.planning.bundle` writes the folder, for wheels; a checkout has none. A pack has the cubins
+of one architecture, dtype and head_dim, compressed together. The index has the place of each cubin
+by its key (`nbflash.cuda.kernel_key`, without the compiler's versions), and the digests of the
+sources that keys are made of, so that sources need not be parsed again.
 """
 
 import functools
@@ -31,7 +31,7 @@ def find(key):
     Raises
     ------
     RuntimeError
-        If it is not what was packed: the installation is damaged.
+        If the pack is damaged.
     """
     place = index()["kernels"].get(key)
     if place is None:
@@ -49,7 +49,7 @@ def _unpacked(pack):
 
 
 def remove():
-    """Remove what `write` has written."""
+    """Remove all files that `write` wrote."""
     for file in FOLDER.glob("*"):
         file.unlink()
     index.cache_clear()

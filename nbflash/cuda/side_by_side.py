@@ -1,8 +1,8 @@
-"""Kernels that are bound are compiled side by side: one here, the others in processes beside it.
+"""Kernels that are bound are compiled side by side: one here, the others in processes.
 
-As soon as a kernel that runs has to be compiled, processes begin with the others that are bound and
-are not at hand either. Their cubins are waited for when they are run. Where no cores are free, each
-is compiled when it is run.
+When the first kernel that runs has to be compiled, processes start to compile the other bound
+kernels that are not cached. Their cubins are waited for when they are run. Where no cores are free,
+each kernel is compiled when it is run.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from nbflash.cuda import launch
 from nbflash.cuda.availability import arch_of, cubin_dir
 from nbflash.cuda.workers import Workers, most_beside
 
-SECONDS = 2.0  # of compiling that are not worth a word
+SECONDS = 2.0  # of compiling without a message
 _MOST = 256  # bound kernels that are remembered
 _lock = threading.Lock()
 _bound, _coming = {}, {}  # by (spec, compute capability): None, and the Future of a cubin
@@ -30,7 +30,7 @@ def expect(spec, compute_capability):
 
 
 def cubin_of(spec, compute_capability):
-    """That of `nbflash.cuda.launch.cached_cubin`, with the others that are bound beside it."""
+    """As `nbflash.cuda.launch.cached_cubin`; other bound kernels are compiled at the same time."""
     with _lock:
         _bound.pop((spec, compute_capability), None)
         coming = _coming.pop((spec, compute_capability), None)
@@ -44,7 +44,7 @@ def cubin_of(spec, compute_capability):
 
 
 def _begin():
-    """Hand to processes what is bound and has to be compiled."""
+    """Let processes compile the bound kernels that are not cached."""
     if most_beside() < 1:
         return
     with _lock:
@@ -60,7 +60,7 @@ def _workers():
 
 
 def _after_fork():
-    """The threads that talk to processes are not in a fork."""
+    """A forked child does not have the threads that talk to processes."""
     global _lock
     _lock = threading.Lock()
     _coming.clear()
@@ -73,7 +73,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def _announced(spec, compute_capability):
-    """A context that says what takes long; not with ``$NBFLASH_QUIET``."""
+    """A context that prints a message if it takes long, unless ``$NBFLASH_QUIET`` is set."""
     text = (
         f"nbflash: compiling {spec.name} for {arch_of(compute_capability)}, kept in {cubin_dir()} "
         "for the next time (NBFLASH_QUIET=1 silences this)"

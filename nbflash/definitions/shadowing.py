@@ -1,6 +1,7 @@
 """Whether ``import masks`` finds the package of that name that comes with nbflash.
 
-Imported before anything that imports it: a file of the user's is named before it is run.
+Imported before all modules that import ``masks``, so that a user's file of that name is reported
+before it runs.
 """
 
 import sys
@@ -15,8 +16,8 @@ def check_masks() -> None:
     origin = getattr(module, "__file__", None) or getattr(module, "origin", None)
     if origin is not None and Path(origin).resolve() != own:
         raise ImportError(
-            f"nbflash brings a package 'masks', but {origin} has its name and comes first: rename "
-            f"that file, or move it off sys.path"
+            f"nbflash brings a package 'masks', but {origin} has the same name and comes first: "
+            f"rename that file, or move it off sys.path"
         )
 
 

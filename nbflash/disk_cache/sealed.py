@@ -1,7 +1,7 @@
-"""Files that processes write and read at once: whole, as they were written, or not there.
+"""Files that several processes write and read at once: a reader gets the whole content, or none.
 
-They hold code that is run as it is found. So a file counts only if it is its user's own, or root's,
-and nobody else may write to it.
+They hold code that is executed without further checks, so a file is read only if its user or root
+owns it and nobody else may write to it.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ _POSIX = hasattr(os, "geteuid")
 
 
 def read(path):
-    """What `write` wrote; None if it cannot be read, is not as it was written, or is another's."""
+    """What `write` wrote; None if it cannot be read, is damaged, or is not to be trusted."""
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
             if not _is_trusted(os.fstat(file.fileno())):
@@ -36,7 +36,7 @@ def _is_trusted(status):
 
 
 def write_private(path, content):
-    """`write` to a folder that is its user's alone; one that is the user's becomes so.
+    """`write` to a folder that only its user may use (mode 0700), which is made so.
 
     Raises
     ------
@@ -48,9 +48,9 @@ def write_private(path, content):
     folder.mkdir(mode=0o700, exist_ok=True)
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(f"{folder} is no folder")
+        raise NotADirectoryError(f"{folder} is not a directory")
     if _POSIX and status.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to another user, of number {status.st_uid}")
+        raise PermissionError(f"{folder} belongs to another user, of uid {status.st_uid}")
     if _POSIX and stat.S_IMODE(status.st_mode) != 0o700:
         folder.chmod(0o700)
     write(path, content)

@@ -1,11 +1,13 @@
 """Attention over several GPUs or processes: any mask, balanced, exact.
 
-from nbflash.distributed import MpiCommunicator, Sharding, attention
+::
 
-comm = MpiCommunicator()
-sharding = Sharding.of(mask, comm.size)
-own = sharding.positions(comm.rank)
-out = attention(q[:, own], k[:, own], v[:, own], sharding, comm)
+    from nbflash.distributed import MpiCommunicator, Sharding, attention
+
+    comm = MpiCommunicator()
+    sharding = Sharding.of(mask, comm.size)
+    own = sharding.positions(comm.rank)
+    out = attention(q[:, own], k[:, own], v[:, own], sharding, comm)
 """
 
 from nbflash.distributed.attention import attention, attention_backward, score_backward

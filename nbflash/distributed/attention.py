@@ -44,32 +44,34 @@ def attention(
         Of the mask of the whole sequence, made alike on all ranks.
     comm : Communicator
     scale, score, dropout, seed, return_lse, impl
-        As in `nbflash.attention`, the same on all ranks. A score is that of the whole sequence, and
-        dropout drops what it does on one process, bit for bit; it needs a ``tile`` of the sharding
-        that is a multiple of 32, and runs on the CPU as yet.
+        As in `nbflash.attention`, the same on all ranks. A score is that of the whole sequence.
+        Dropout drops the same elements as on one process, bit for bit; it needs a sharding whose
+        ``tile`` is a multiple of 32, and runs on NumPy arrays only.
     stages : int, optional
-        In how many groups the other ranks' keys arrive, while those before are attended; default 4
-        at most.
+        Number of groups in which the other ranks' keys arrive while the groups before are computed;
+        default at most 4.
 
     Returns
     -------
     out : array like q
     lse : array (batch, heads, own queries), only with ``return_lse=True``
-        That of the own queries over all keys. `nbflash.merge_sink` may follow, as on one process.
+        Of the rank's own queries over all keys. `nbflash.merge_sink` may follow, as on one process.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, its value and what would be right; on the ranks whose own arguments are
-        right, RuntimeError with that message. ValueError if arguments, masks or versions of nbflash
-        differ between ranks. Nothing is sent before.
+        Naming the argument, its value and what would be right. ValueError if arguments, masks or
+        versions of nbflash differ between ranks.
+    RuntimeError
+        If the arguments of another rank are wrong, with its message.
     TimeoutError
         If a rank does not answer within the communicator's timeout.
 
     Notes
     -----
-    Within a rounding of the result on one process: the results of stages are rounded once before
-    they are merged. Bitwise reproducible.
+    All arguments are checked before anything is sent. Results are within one rounding of those on
+    one process: the results of stages are rounded once before they are merged. They are bitwise
+    reproducible.
     """
     options = scale, score, dropout, seed, stages, impl
 
@@ -117,8 +119,8 @@ def attention_backward(
     deterministic : bool
         As in `nbflash.attention_backward`.
     reduce : {"wide", "input"}
-        What dK and dV travel in: float32 (float64 for float64 inputs), or the dtype of q, half as
-        much in half precision and rounded once more. Sums are wide.
+        Dtype in which dK and dV are sent: float32 (float64 for float64 inputs), or the dtype of q,
+        which halves the traffic in half precision and rounds once more. Sums are wide.
 
     Returns
     -------

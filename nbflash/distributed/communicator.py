@@ -1,4 +1,4 @@
-"""What `nbflash.distributed` asks of a communicator, and what all ranks check together."""
+"""The protocol of communicators, and checks that all ranks make together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Exchange(Protocol):
     """Messages on their way."""
 
     def wait(self) -> None:
-        """Return when what was received is there, or, on a GPU, will be before what runs next.
+        """Wait until the messages are received; on a GPU the current stream waits, not the host.
 
         Raises
         ------
@@ -41,8 +41,11 @@ class Communicator(Protocol):
         sends : dict of int to array
             By the rank that each goes to. C-contiguous; they do not change before `wait`.
         receives : dict of int to array
-            By the rank that each comes from; written. Ranks call this equally often, also with
-            nothing to send.
+            By the rank that each comes from; written.
+
+        Notes
+        -----
+        All ranks call this equally often, also with nothing to send.
         """
 
 

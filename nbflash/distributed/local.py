@@ -1,6 +1,8 @@
 """Ranks on one machine, of NumPy arrays: threads of a process, or processes.
 
-results = run(function, 4, argument)     # function(comm, argument) on 4 ranks
+::
+
+    results = run(function, 4, argument)  # function(comm, argument) on 4 ranks
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from nbflash.distributed.communicator import Exchange
 
 
 class LocalCommunicator:
-    """Ranks that leave each other messages in queues.
+    """Messages between ranks of one machine, in queues.
 
     Parameters
     ----------
@@ -58,7 +60,7 @@ class LocalCommunicator:
                 found, message = self._boxes[source][self.rank].get(timeout=left)
             except queue.Empty:
                 raise TimeoutError(
-                    f"rank {self.rank} has heard nothing of rank {source} for {self.timeout} s"
+                    f"rank {self.rank} got no message of rank {source} for {self.timeout} s"
                 ) from None
             self._early[source, found] = message
         return self._early.pop((source, number))
@@ -92,7 +94,7 @@ def run(
     Parameters
     ----------
     function : callable
-        For processes, one that can be pickled; and so must arguments and results.
+        With ``processes=True`` function, arguments and results must be picklable.
     ranks : int
     processes : bool
         A process for each rank, instead of a thread.
@@ -102,8 +104,8 @@ def run(
     Raises
     ------
     Exception
-        What the first rank that failed has raised. RuntimeError if a process has died, with what
-        another one has raised as its cause.
+        The error of the first rank that failed. RuntimeError if a process has died; its cause is
+        the error of another rank, if there is one.
     """
     context = multiprocessing.get_context("spawn") if processes else None
     box = context.Queue if processes else queue.SimpleQueue
@@ -145,7 +147,8 @@ def _collected(results, workers):
         errors += [error] if error else []
     missing = [rank for rank in range(len(workers)) if rank not in found]
     if missing:
-        raise RuntimeError(f"the ranks {missing} have died") from next(iter(errors), None)
+        cause = next(iter(errors), None)
+        raise RuntimeError(f"the processes of ranks {missing} have died") from cause
     if errors:
         raise errors[0]
     return [found[rank] for rank in range(len(workers))]

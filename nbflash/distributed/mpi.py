@@ -18,7 +18,7 @@ class MpiCommunicator:
     Parameters
     ----------
     comm : mpi4py.MPI.Comm, optional
-        Default COMM_WORLD. It is duplicated, so that messages of others do not get between.
+        Default COMM_WORLD. It is duplicated, so that its messages do not mix with others.
     timeout : float
         Seconds after which a rank that does not answer counts as dead: `TimeoutError`, after which
         a program can only end (``comm.Abort()``).

@@ -17,17 +17,17 @@ class NcclCommunicator:
     Parameters
     ----------
     host : Communicator
-        Between the same ranks in host memory: `MpiCommunicator`, say. It makes the ranks known to
-        each other, and compares what they are about to do.
+        Between the same ranks in host memory, such as `MpiCommunicator`. It connects the ranks, and
+        compares their calls.
     timeout : float
         Seconds after which an exchange that is not done is given up: the communicator is aborted,
         which ends NCCL's kernels, and every later call raises `TimeoutError`.
 
     Notes
     -----
-    The device that is current when this is made is the rank's. Elements travel as bytes, so that
-    every dtype does. Nothing here waits for the device: `Exchange.wait` makes the current stream
-    wait for the messages.
+    The device that is current when this is made is the rank's. Arrays of every dtype are sent, as
+    bytes. The host does not wait for the device: `Exchange.wait` makes the current stream wait for
+    the messages.
     """
 
     def __init__(self, host: Communicator, timeout: float = 300.0) -> None:
@@ -75,7 +75,7 @@ class NcclCommunicator:
         return _NcclExchange(self, None, None)
 
     def close(self) -> None:
-        """Give NCCL's memory back; all ranks do."""
+        """Free NCCL's memory. All ranks call this."""
         self._watch.close()
         self._comm.destroy()
 

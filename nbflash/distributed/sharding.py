@@ -54,9 +54,9 @@ class Sharding:
             Tokens that stay together, a multiple of 32 where there is dropout. Larger ones are
             planned faster, smaller ones balance better.
         key_cost : float
-            Tiles that a rank computes in the time in which a key arrives. 0: all that are balanced
-            are as good, and of these the one is taken that moves the fewest keys. More is for slow
-            links: a rank may then have more work than others.
+            Tiles that a rank computes in the time in which a key arrives. With 0, of all balanced
+            dealings the one that moves the fewest keys is taken. Larger values are for slow links:
+            they give up balance for fewer messages.
 
         Notes
         -----
@@ -85,7 +85,7 @@ class Sharding:
     def positions(self, rank: int, of: str = "queries") -> NDArray[Any]:
         """Places in the sequence of a rank's own tokens, increasing: int64 (n,).
 
-        What rotary embeddings and a loss need of them. ``of`` is "queries" or "keys".
+        Rotary embeddings and a loss need them. ``of`` is "queries" or "keys".
         """
         if of not in ("queries", "keys"):
             raise ValueError(f"of must be 'queries' or 'keys', got {of!r}")

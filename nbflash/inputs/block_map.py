@@ -27,11 +27,11 @@ class BlockMap:
     Parameters
     ----------
     indices : int array (batch or 1, heads or heads_kv or 1, rows, k)
-        Key blocks in any order, in host or CUDA memory. What stands twice counts once. C-contiguous
-        int32 is kept and read when a call runs, so that it may be changed in place; anything else
+        Key blocks in any order, in host or CUDA memory. Duplicates count once. A C-contiguous int32
+        array is kept and read when a call runs, so that it may be changed in place; any other array
         is copied.
     counts : int array (batch or 1, heads or heads_kv or 1, rows), optional
-        How many of each row's entries count, the first ones; all when omitted.
+        Number of entries of each row that count, from the first; all when omitted.
     shape : (int, int)
         ``(seqlen_q, seqlen_k)``; the last blocks may be ragged.
     block : int or (int, int)
@@ -40,7 +40,7 @@ class BlockMap:
         Pairs that are attended at most: any mask whose rows are intervals of keys (`masks.causal`,
         `window`, `padding`, `documents`, …). ``block_map & mask`` says the same.
     checked : bool
-        Look at the contents now, and raise for an index out of range or a count above ``k``; the
+        Check the contents now: an index out of range or a count above ``k`` is an error, and the
         host waits for the device. Otherwise an index out of range is ignored.
 
     Raises
@@ -141,7 +141,7 @@ class BlockMap:
             Key blocks.
         width : int, optional
             Most entries of a row, ``k`` of the map. When omitted it is counted, and the host waits
-            for the device. A row of more is an error where contents are looked at.
+            for the device. A longer row is an error where contents are checked.
         shape, block, within
             As of `BlockMap`.
         """
@@ -171,7 +171,7 @@ class BlockMap:
 
     @property
     def layout(self) -> tuple:
-        """All of it but contents, for the key of a plan."""
+        """Everything but the contents, for the key of a plan."""
         return self.shape, self.block, self.indices.shape, self.within
 
     @property
@@ -210,8 +210,8 @@ class BlockMap:
             )
 
     def dense(self) -> Array:
-        """The map as booleans, (batch or 1, heads or heads_kv or 1, rows, columns), without
-        ``within``: where the arrays are.
+        """The map as booleans, (batch or 1, heads or heads_kv or 1, rows, columns), in the same
+        memory, without ``within``.
         """
         xp, device = library(self.indices)
         columns = self.grid_shape[1]
@@ -225,12 +225,12 @@ class BlockMap:
             return keep[..., :columns]
 
     def to_mask(self, heads: int | None = None) -> masks.Mask:
-        """The `masks.Mask` of what the arrays hold now, ``within`` joined in.
+        """The `masks.Mask` of the current contents, within ``within``.
 
         Parameters
         ----------
         heads : int, optional
-            Query heads, of which each head of the map stands for as many; its own when omitted.
+            Query heads, a multiple of the map's; as many as the map has when omitted.
 
         Raises
         ------
@@ -310,7 +310,7 @@ def _check_shape(indices, rows):
         raise ValueError(f"indices must have {rows} rows of blocks, got {indices.shape[2]}")
     if not indices.shape[0] or not indices.shape[1]:
         raise ValueError(
-            f"indices must be of one batch element and head at least, got {indices.shape}"
+            f"indices must have at least one batch element and one head, got {indices.shape}"
         )
 
 

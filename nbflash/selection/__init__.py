@@ -1,12 +1,14 @@
 """Which blocks to attend to, from q and k: sparse attention that is chosen at run time.
 
+::
+
     chosen = selection.mean_pooled(q, k, topk=26, causal=True)
     out = nbflash.attention(q, k, v, chosen)
-    selection.coverage(q, k, chosen)        # the share of the attention that is kept
+    selection.coverage(q, k, chosen)  # the share of the attention that is kept
 
 Each function takes NumPy or CuPy arrays, (batch, seqlen, heads, head_dim), and returns a
-`nbflash.BlockMap` in the same memory. Nothing waits for the device. What it does to NumPy arrays is
-its specification. There is no gradient: which blocks are chosen is not differentiable.
+`nbflash.BlockMap` in the same memory. The host does not wait for the device. The results on NumPy
+arrays are the specification. There is no gradient: the choice of blocks is not differentiable.
 """
 
 from nbflash.selection.compressed_keys import compressed

@@ -33,7 +33,7 @@ def compressed(
     topk : int
         Blocks of a row, the ``sinks`` and ``local`` ones among them.
     length : int
-        Keys of a mean; a block is a whole number of them.
+        Keys of a mean; divides the keys of a block.
 
     Returns
     -------
@@ -43,9 +43,9 @@ def compressed(
     Notes
     -----
     The selected branch of NSA (arXiv 2502.11089, equations 8 to 12), with means for its learned
-    compression, without overlap. Softmax weights of every query over the means, of which causal
-    queries see those that are past; summed over a block's means, its queries and the heads of its
-    group. There every query chooses for itself, here its block does.
+    compression, without overlap. A block's score is the sum of softmax weights over its means, over
+    the queries of the row and the heads of the group; causal queries see the means of past keys.
+    There each query chooses, here each block of queries.
     """
     blocks, device = check_blocks(q, k, block, causal)
     topk, length = check_count("topk", topk, 1), check_count("length", length, 1)

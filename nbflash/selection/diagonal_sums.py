@@ -37,11 +37,11 @@ def antidiagonal(
     q, k, block, causal, sinks, local
         As of `mean_pooled`.
     stride : int
-        Queries and keys that are seen together; both sizes of a block are whole numbers of it.
+        Queries and keys that are summed together; divides both sizes of a block.
     threshold : float
         Share of a row's weights.
     most : int, optional
-        Blocks of a row, at most; the best ones then. Default all.
+        Most blocks of a row, the best ones; default all.
 
     Returns
     -------
@@ -50,9 +50,9 @@ def antidiagonal(
 
     Notes
     -----
-    XAttention (arXiv 2503.16428, algorithm 1). Of every ``stride × stride`` scores those of the
-    antidiagonal are summed, which crosses each row, column and diagonal; softmax over a row of the
-    sums, divided by ``stride``, and sums of it over blocks are the weights.
+    XAttention (arXiv 2503.16428, algorithm 1). In every square of ``stride × stride`` scores the
+    antidiagonal is summed, which crosses each row, column and diagonal. The softmax of each row of
+    these sums, divided by ``stride``, is summed over blocks: these are the weights.
     """
     blocks, device = check_blocks(q, k, block, causal)
     stride, threshold = check_count("stride", stride, 1), check_threshold(threshold)

@@ -20,7 +20,7 @@ def coverage(
     q, k : array
         As of `nbflash.attention`; those in CUDA memory are copied to the host.
     block_map : nbflash.BlockMap
-        The share is that of what lies within its intervals (causal, …).
+        The share refers to the attention within its intervals (causal, …).
     scale : float, optional
         Default ``head_dim ** -0.5``.
 
@@ -31,7 +31,7 @@ def coverage(
 
     Notes
     -----
-    Computes every score, on the host: a check of a selection, not a step of it.
+    Computes every score, on the host: for checks, not for use in a model.
     """
     q, k = (x if isinstance(x, np.ndarray) else x.get() for x in (q, k))
     mask = block_map.to_mask(q.shape[2])

@@ -29,7 +29,7 @@ def vertical_slash(
     vertical, slash : int
         How many keys, and how many distances of a query to a key.
     last : int
-        How many queries are asked.
+        How many of the last queries.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def vertical_slash(
     -----
     MInference (arXiv 2407.02490, algorithm 3): softmax weights of the last queries, summed over
     queries for each key and over diagonals for each distance. `masks.vertical_slash` is the exact
-    pattern of tokens; here every block that it meets is attended.
+    pattern of tokens; here every block that has a token of the pattern is attended to.
     """
     blocks, device = check_blocks(q, k, block, True)
     given = {"vertical": vertical, "slash": slash}
@@ -53,7 +53,7 @@ def vertical_slash(
         lists = _columns(blocks, keys), _along(blocks, distances)
         indices = blocks.xp.concatenate(lists, axis=3).astype(np.int32)
         chosen = blocks.map_of(indices)
-        # Lists of what stands many times are longer than a row of the map.
+        # Lists with duplicates may be longer than a row of the map.
         return chosen if chosen.width <= blocks.grid[1] else blocks.map_of_dense(chosen.dense())
 
 

@@ -39,11 +39,11 @@ def mean_pooled(
     block : int or (int, int)
         Queries and keys of a block.
     topk : int
-        Blocks of a row, at most: of all that may be attended.
+        Most blocks of a row, among those that it may attend to.
     causal : bool
         Bottom-right aligned; the map is within `masks.causal`.
     sinks, local : int
-        Blocks that are always among them: the first ones, and the last ones that a row may attend.
+        Blocks that are always chosen: the first ones, and the last ones that a row may attend to.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def mean_pooled(
     Notes
     -----
     VSA (arXiv 2505.13389): blocks of 64 = 4 × 4 × 4 tokens, in the order of cubes; no sinks.
-    MoBA (arXiv 2502.13189), ``local=1``: there every query chooses for itself, here its block does.
+    MoBA (arXiv 2502.13189), ``local=1``: there each query chooses, here each block of queries.
     """
     blocks, device = check_blocks(q, k, block, causal)
     topk = check_count("topk", topk, 1)
@@ -77,10 +77,10 @@ def cumulative(
     Parameters
     ----------
     q, k, block, causal, sinks, local
-        As of `mean_pooled`; what is always chosen comes on top.
+        As of `mean_pooled`; ``sinks`` and ``local`` blocks are added to those of the threshold.
     threshold : float
-        Share of the weights: softmax over the products of the blocks' means, a row each, of all
-        rows together.
+        Share of the weights of all rows together. Weights are the softmax of each row of products
+        of the blocks' means.
 
     Returns
     -------

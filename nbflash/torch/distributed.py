@@ -1,11 +1,13 @@
 """Attention over the processes of torch.distributed: context parallelism for any mask.
 
-from nbflash.distributed import Sharding
-from nbflash.torch.distributed import TorchCommunicator, attention
+::
 
-comm = TorchCommunicator()
-sharding = Sharding.of(mask, comm.size)
-out = attention(q, k, v, sharding, comm)    # of the rank's own tokens, with out.backward()
+    from nbflash.distributed import Sharding
+    from nbflash.torch.distributed import TorchCommunicator, attention
+
+    comm = TorchCommunicator()
+    sharding = Sharding.of(mask, comm.size)
+    out = attention(q, k, v, sharding, comm)  # of the rank's own tokens, with out.backward()
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class TorchCommunicator:
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
-        Default: all processes. Two groups like it are made, one of its backend and one of gloo for
-        what is compared in host memory, so that all processes of torch must come here.
+        Default: all processes. Two groups of the same processes are made, one of its backend and
+        one of gloo to compare calls in host memory, so all processes of torch must call this.
     timeout : float
         Seconds after which a rank that does not answer counts as dead. With NCCL its watchdog acts
         on messages, and `TimeoutError` is raised where ranks are compared.
@@ -88,7 +90,7 @@ class _timely:
     def __exit__(self, kind, error, trace):
         if isinstance(error, RuntimeError):
             raise TimeoutError(
-                f"rank {self._comm.rank} has not heard of another rank within "
+                f"rank {self._comm.rank} got no answer of another rank within "
                 f"{self._comm.timeout} s: {error}"
             ) from error
 

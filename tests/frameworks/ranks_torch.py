@@ -58,7 +58,7 @@ def refused(comm):
     try:
         over_ranks.attention(*own, sharding, comm)
     except TimeoutError as error:
-        assert "has not heard of another rank within 2.0 s" in str(error)  # noqa: PT017
+        assert "got no answer of another rank within 2.0 s" in str(error)  # noqa: PT017
     else:
         raise AssertionError("nobody has waited")
 

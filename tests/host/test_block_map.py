@@ -160,7 +160,7 @@ WRONG = {
     "no heads": (
         lambda: made(np.zeros((1, 0, 2, 1), int)),
         ValueError,
-        "of one batch element and head at least",
+        "at least one batch element and one head",
     ),
     "counts": (
         lambda: made([[[[0], [1]]]], np.zeros((1, 1, 3), int)),

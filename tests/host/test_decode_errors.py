@@ -273,8 +273,8 @@ def test_kernels_without_window_and_score_say_so():
     for impl in ("simt", "sm90"):
         reasons = BACKENDS[impl].why_not_decode(given, None, PLAIN["q"], cache)
         assert reasons[:2] == [
-            f"window= of decode runs on cpu, not on {impl} as yet",
-            f"score= of decode runs on cpu, not on {impl} as yet",
+            f"decode with window= runs on cpu only, not yet on {impl}",
+            f"decode with score= runs on cpu only, not yet on {impl}",
         ]
 
 

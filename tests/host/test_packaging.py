@@ -236,4 +236,4 @@ def test_a_module_that_shadows_masks_is_named(tmp_path, name):
     environment = os.environ | {"PYTHONPATH": str(Path(nbflash.__file__).parents[1])}
     command = [sys.executable, str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-    assert f"ImportError: nbflash brings a package 'masks', but {path} has its name" in done.stderr
+    assert f"nbflash brings a package 'masks', but {path} has the same name" in done.stderr
