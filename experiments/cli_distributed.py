@@ -12,7 +12,7 @@ from experiments.options import SIZE, device_option, masks_option, out_option, s
 @click.option(
     "--processes",
     type=SIZE,
-    help="So many processes on the CPU, started here, instead of those that mpiexec has started.",
+    help="Processes to start here, on the CPU, instead of running under mpiexec.",
 )
 @seed_option
 @out_option
@@ -36,14 +36,14 @@ def distributed(out, device, quick, mask, processes, seed):
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="Tiles that a GPU computes while a key arrives: Sharding.of weighs messages by it.",
+    help="Tiles that a GPU computes while a key arrives: key_cost of Sharding.of.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of document lengths."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of document lengths."
 )
 @out_option
 def cluster(out, quick, mask, key_cost, seed):
-    """Attention over 2 to 1,024 GPUs on paper: time, communication, memory and balance.
+    """Simulated attention over 2 to 1,024 GPUs: time, communication, memory and balance.
 
     Sharding, tiles and messages are those of nbflash.distributed; the rates of a GPU and of the
     links were measured: experiments/sweeps/cluster.toml. Needs no GPU.

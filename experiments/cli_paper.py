@@ -6,10 +6,10 @@ from experiments.harness.errors import BadInput
 from experiments.options import device_option, out_option, seed_option
 
 resume_option = click.option(
-    "--resume", is_flag=True, help="Go on from what an earlier run left in --out."
+    "--resume", is_flag=True, help="Continue from the results of an earlier run in --out."
 )
 minutes_option = click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), help="Begin nothing new after this time."
+    "--minutes", type=click.FloatRange(0, min_open=True), help="Start nothing new after this time."
 )
 quick_option = click.option("--quick", is_flag=True, help="Small sizes: two minutes on two cores.")
 
@@ -72,7 +72,7 @@ def lra(out, **options):
 
     ListOps, classification and retrieval of source files, images of digits and Pathfinder, all
     generated or taken from packages; a small Transformer with plain attention, nbflash and
-    approximate attention, at several seeds. Data and checkpoints lie in lra of --out.
+    approximate attention, at several seeds. Data and checkpoints are kept in lra of --out.
     """
     from experiments.commands.paper.lra import run
 
@@ -109,8 +109,8 @@ def long(out, **options):
 def pathx(out, **options):
     """Table 6: Pathfinder with images that grow, from 64 × 64 to 256 × 256. Needs torch.
 
-    A model is trained on small images; its places are interpolated for the larger ones, on which it
-    is trained further: Path-X is 128 × 128, of 16384 tokens.
+    A model is trained on small images; its position embeddings are interpolated for larger images,
+    on which it is trained further: Path-X is 128 × 128, of 16384 tokens.
     """
     from experiments.commands.paper.lra import run
 

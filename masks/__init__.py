@@ -1,7 +1,8 @@
 """Attention masks: what each query may attend to, and the tiles that kernels need.
 
-Generators return an immutable `Mask`; combine them with ``|``, ``&``, ``~``; ask ``.tiles()``,
-``.stats()``, ``.draw()``. Only NumPy and SciPy are needed (matplotlib for ``.plot()``).
+Generators return an immutable `Mask`; combine them with ``|``, ``&``, ``^``, ``-``, ``~``; ask
+``.tiles()``, ``.stats()``, ``.draw()``. Only NumPy and SciPy are needed (matplotlib for
+``.plot()``).
 """
 
 from masks.base import Mask

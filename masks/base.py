@@ -298,7 +298,7 @@ class Mask:
 
     def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("an array of a mask is always made anew: copy=False is not possible")
+            raise ValueError("the array of a mask is always a new one: copy=False is not possible")
         return self.dense() if dtype is None else self.dense().astype(dtype)
 
     def __invert__(self) -> Mask:

@@ -266,9 +266,9 @@ def padding(
     lengths : sequence of int
     nq, nk : int
     causal : bool
-        Of these keys the ones up to the query's own. Where ``nq == nk`` query ``i`` stands beside
-        key ``i``: sequences begin together, and are padded behind. Otherwise the queries are the
-        last ``nq`` tokens of each entry: query ``i`` stands beside key ``lengths[b] - nq + i``.
+        Of these keys only those up to the query's own. Where ``nq == nk`` query ``i`` is at key
+        ``i``: all sequences begin at 0 and are padded at the end. Otherwise the queries are the
+        last ``nq`` tokens of each entry: query ``i`` is at key ``lengths[b] - nq + i``.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Some queries and some keys of a mask, in their order: what one part of a sequence attends."""
+"""Some queries and some keys of a mask, in their order: the mask of a part of a sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from masks.tiles import OPEN, Grid
 class Restricted(Mask):
     """``restricted(i, j) == inner(q[i], kv[j])`` of a leaf whose restriction has no closed form.
 
-    A tile that is a whole tile of `inner` is that tile; the cells of any other are looked at.
+    A tile that is a whole tile of `inner` is taken from there; others are classified by cells.
     """
 
     __slots__ = ("inner", "kv", "q")
@@ -87,7 +87,7 @@ class Restricted(Mask):
 
 
 def _incidence(index, tile, shape):
-    """Sparse bool: which tiles of all tokens those of the `index` have tokens of."""
+    """Sparse bool: which tiles of all tokens have tokens in each tile of `index`."""
     key = np.unique(np.arange(index.size) // tile * np.int64(shape[1]) + index // tile)
     coords = np.divmod(key, max(shape[1], 1))
     return coo_array((np.ones(key.size, bool), coords), shape=shape).tocsr()
@@ -111,7 +111,7 @@ def restrict(mask: Mask, q_idx: ArrayLike | None = None, kv_idx: ArrayLike | Non
     Notes
     -----
     Row intervals stay row intervals, and blocks stay blocks where whole ones are taken. Other masks
-    are tiled as fast as before where tokens are taken by whole tiles; else cells are looked at.
+    are tiled as fast as before where whole tiles are taken; else all of their cells are evaluated.
     """
     if not isinstance(mask, Mask):
         raise TypeError(f"mask is {type(mask).__name__}: must be a Mask")

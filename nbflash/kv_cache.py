@@ -47,7 +47,7 @@ class KVCache:
     Attributes
     ----------
     k, v : array (pages, page_size, heads_kv, head_dim)
-        ``k_cache`` and ``v_cache`` of `decode`. What no token was written to is undefined.
+        ``k_cache`` and ``v_cache`` of `decode`. Places without a token are undefined.
     k_scale, v_scale : float32 array (pages, page_size, heads_kv), or None
         Of a quantised cache.
     free_pages : int
@@ -62,7 +62,7 @@ class KVCache:
 
     Notes
     -----
-    One thread at a time. A method that raises has changed no sequence.
+    To be used by one thread at a time. A method that raises has changed no sequence.
     """
 
     def __init__(

@@ -240,9 +240,9 @@ def bias(array: Array) -> Score:
     Parameters
     ----------
     array : array (batch or 1, heads or 1, nq or 1, nk or 1)
-        Or its last 3 axes, or 2. Of numbers: True and False are no mask here, and refused. -inf
-        takes a pair out, at the cost of one that stays, if no function follows and nothing of the
-        pair is NaN. A mask hides NaN, and saves the tiles that it takes out.
+        Or its last 3 or 2 axes. Booleans are refused: they are no mask here. -inf excludes a pair,
+        which costs as much as an attended one, if no function follows and nothing of the pair is
+        NaN. A mask also hides NaN, and saves the tiles that it excludes.
     """
     array = parameter("array", array)
     if not 2 <= array.ndim <= 4:
@@ -272,13 +272,13 @@ def custom(
     grad : callable, optional
         ``∂s'/∂s`` of the same arguments; without it there is no backward pass.
     params : tuple of float or array
-        Copied, but for arrays of CUDA memory. Numbers and lists of Python become float64; NumPy's
+        Copied, except arrays in CUDA memory. Numbers and lists of Python become float64; NumPy's
         scalars and arrays keep their type, but float16 and bfloat16 become float32:
         ``numpy.int64(3)`` is an integer in ``fn``, to count with or to index an array by.
     param_grads : tuple of callable or None, optional
         One for each of ``params``: of the same arguments, it returns ``(index, ∂s'/∂param[index])``
-        for the only element of the array that this score is made with, ``index`` an integer or,
-        of several axes, a tuple of integers; negative ones count from the end. None for constants.
+        for the only element of the array that this score depends on; ``index`` is an integer or,
+        for several axes, a tuple of integers; negative ones count from the end. None for constants.
         Only `score_backward` needs it: it raises IndexError for an index outside the array, but on
         CUDA arrays it ignores the element and makes the first one of the gradient NaN.
 
@@ -290,10 +290,10 @@ def custom(
 
     Notes
     -----
-    Make it once and keep it: another function, a new lambda too, is planned anew, and compiled
+    Make it once and keep it: another function, even an equal lambda, is planned again, and compiled
     unless one that computes the same is found on disk. Globals and variables of an enclosing
-    function have the values of the time when it is compiled: pass in ``params`` what changes. What
-    ``fn`` reads of an array is not checked: keep indices inside.
+    function keep the values that they have when it is compiled: pass what changes in ``params``.
+    Indices with which ``fn`` reads an array are not checked: they must be within it.
     """
     if not isinstance(params, (tuple, list)):
         raise TypeError(f"params must be a tuple, got {type(params).__qualname__}")

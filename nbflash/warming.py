@@ -32,8 +32,8 @@ def warm(
 ) -> int:
     """Compile the CUDA kernels of all combinations ahead, in processes, and keep them on disk.
 
-    What comes with nbflash, or is kept already, is not compiled. Needs no GPU where ``capability``
-    is given: an image may be warmed where it is built.
+    Kernels of the wheel and those on disk are not compiled again. With ``capability`` no GPU is
+    needed: a container image may be warmed where it is built.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ def warm(
     dtypes : sequence of {"bfloat16", "float16", "float32", "float64"}
     patterns : sequence of str or masks.Mask
         {"dense", "causal", "window", "documents", "block", "small-block"}: all kernels that masks
-        of that kind may take; of a mask those that it takes. Of blocks there are those of 128
-        tokens or a multiple, and smaller ones.
+        of that kind may need; for a mask the kernels that it needs. "block" has blocks of a
+        multiple of 128 tokens, "small-block" smaller ones.
     score : sequence of nbflash.scores.Score or None
-        Other parameters of the same types need no other kernels.
+        Scores that differ only in parameters of the same types share their kernels.
     dropout : sequence of float
-        Whether there is any: other probabilities above 0 need no other kernels.
+        All probabilities above 0 share their kernels.
     passes : sequence of {"forward", "backward", "deterministic"}
     capability : (int, int), optional
         Compute capability; by default that of the current CUDA device.
@@ -58,12 +58,12 @@ def warm(
     Returns
     -------
     int
-        How many kernels were compiled.
+        Number of kernels that were compiled.
 
     Raises
     ------
     ValueError
-        If an argument is none of these, or no kernel can be for it.
+        If an argument is none of these, or no kernel can run it.
     """
     capability = _capability(capability)
     from nbflash.cuda import launch

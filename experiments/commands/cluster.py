@@ -1,4 +1,4 @@
-"""Attention over 2 to 1,024 GPUs on paper: time, communication, memory and balance of each mask.
+"""Simulated attention over 2 to 1,024 GPUs: time, communication, memory, balance of each mask.
 
 Every GPU has as many tokens, so that the sequence grows with the GPUs. The tiles and the messages
 are those that `nbflash.distributed` has; rates were measured: experiments/sweeps/cluster.toml.

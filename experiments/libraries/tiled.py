@@ -42,5 +42,5 @@ def _on_hopper(spec, tile):
     found = [config for config in table if (config.tile_m, config.tile_n) == tile]
     if not found:
         sizes = ", ".join(f"{config.tile_m}×{config.tile_n}" for config in table)
-        raise BadInput(f"the table has no tiles of {tile[0]}×{tile[1]}, but {sizes}")
+        raise BadInput(f"the table has no tiles of {tile[0]}×{tile[1]}; it has {sizes}")
     return Sm90Executor(spec, config=found[0])

@@ -105,7 +105,7 @@ class Classifier(nn.Module):
 
 
 def _grown(places, n):
-    """Places of a square image, interpolated to one with n pixels."""
+    """Position embeddings of a square image, interpolated to one with n pixels."""
     old, new = (math.isqrt(x) for x in (len(places), n))
     image = places.T.unflatten(1, (old, old))[None]
     grown = functional.interpolate(image, (new, new), mode="bilinear", align_corners=False)

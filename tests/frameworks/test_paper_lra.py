@@ -153,7 +153,7 @@ def test_pathx_grows(tmp_path, capsys, monkeypatch):
     shrink(monkeypatch, "paper-pathx", "quick", tasks=sizes)
     command = ("pathx", "--quick", "--device", "cpu", "--out", tmp_path)
     assert run(*command, "--task", "path32") == 2
-    assert "path32 begins with the weights of path24" in capsys.readouterr().err
+    assert "path32 starts from the weights of path24" in capsys.readouterr().err
     assert run(*command) == 0
     assert [row["task"] for row in read_csv(tmp_path / "paper-pathx.csv")] == ["path24", "path32"]
     load = lambda task: torch.load(tmp_path / "pathx" / f"{task}-nbflash-butterfly-0.pt")["model"]

@@ -367,7 +367,7 @@ def test_differences_and_arrays(name):
         assert got.nnz == want.sum()
     assert np.asarray(b, np.float32).dtype == np.float32
     assert np.array(b).dtype == bool
-    with pytest.raises(ValueError, match="an array of a mask is always made anew"):
+    with pytest.raises(ValueError, match="the array of a mask is always a new one"):
         np.asarray(b, copy=False)
     for combine in (lambda: b - b.dense(), lambda: b.dense() ^ b):
         with pytest.raises(TypeError, match=r"wrap the array in masks\.from_dense"):

@@ -51,7 +51,7 @@ def measure(setup, journal, chosen=()):
     with progress("Figure 3", len(cases)) as advance:
         for n, variant, name in cases:
             if journal.is_late:
-                say("Time is over: --resume goes on from here.")
+                say("Time is over: --resume continues here.")
                 return
             for row in _of_method(setup, journal, n, variant, name, METHODS[name]):
                 journal.add(row | {"seed": settings["seed"]} | setup.origin)

@@ -2,7 +2,7 @@
 
 ``paper-lra`` has the tasks of Long Range Arena, ``paper-long`` one task by length of context, and
 ``paper-pathx`` Pathfinder with images that grow: a task with ``start`` begins with the weights that
-were trained for another one, whose places are interpolated on the image.
+were trained for another one, whose position embeddings are interpolated on the image.
 
 Every model is kept at each of its checkpoints: with ``--resume`` a run goes on from there and takes
 the same batches that it would have taken. Several processes with different ``--task`` or
@@ -66,11 +66,11 @@ def train(setup, journal, folder, tasks=(), methods=()):
             row = {"task": task, "method": method, "seed": seed}
             if row not in journal:
                 if journal.is_late:
-                    say("Time is over: --resume goes on from here.")
+                    say("Time is over: --resume continues here.")
                     return
                 found = _trained(setup, journal, folder, row)
                 if found is None:
-                    say(f"Time is over within {task}, {method}: --resume goes on from there.")
+                    say(f"Time is over within {task}, {method}: --resume continues there.")
                     return
                 journal.add(row | found | setup.origin)
             advance()
@@ -109,7 +109,7 @@ def _trained(setup, journal, folder, row):
     if start is not None:
         begin = folder / f"{start}-{method}-{seed}.pt"
         if not begin.exists():
-            raise BadInput(f"{task} begins with the weights of {start}, which is to be run before")
+            raise BadInput(f"{task} starts from the weights of {start}: run that task first")
         model.start_from(begin)
     how = {"batch": settings["batch"], "dtype": settings["dtype"].name, "seed": seed}
     work = Classification(model, first, data["validation"], **how)

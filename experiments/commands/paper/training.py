@@ -53,7 +53,7 @@ def train(setup, journal, folder):
                 if not journal.is_late:
                     found = _trained(setup, journal, folder, row, batch, steps)
                 if found is None:
-                    say("Time is over: --resume goes on from here.")
+                    say("Time is over: --resume continues here.")
                     return
                 journal.add(row | {"batch": batch, "steps": steps} | found | setup.origin)
             advance()
