@@ -31,7 +31,7 @@ def cache_dir() -> Path:
 
 
 def cubin_dir() -> Path:
-    """Where CUDA kernels are kept: its user's alone, since they are run as they are found."""
+    """Where compiled CUDA kernels are kept; only the user may read or write there."""
     return cache_dir() / "cubins"
 
 

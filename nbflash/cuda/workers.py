@@ -1,7 +1,7 @@
 """Kernels compiled in processes of their own: beside one that this process compiles, or ahead.
 
-A worker is this interpreter with `main` of this module: it reads pickled kernels and answers with
-cubins, which it also keeps on disk. It knows nothing of the script that is running.
+A worker is a process of this interpreter that runs `main`: it reads pickled kernels and answers
+with cubins, which it also keeps on disk. It does not import the script that is running.
 """
 
 import atexit
@@ -36,7 +36,7 @@ class Workers:
         self._jobs = queue.SimpleQueue()
 
     def submit(self, spec, compute_capability):
-        """A Future of the cubin of a `KernelSpec`; None if it cannot be handed to a process.
+        """A Future of the cubin of a `KernelSpec`; None if the spec cannot be pickled.
 
         Its exception, if it has one, is a RuntimeError.
         """
@@ -53,7 +53,7 @@ class Workers:
         return found
 
     def close(self):
-        """End the processes; what was not done yet never will be."""
+        """End the processes; Futures that are not done stay so."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -83,7 +83,7 @@ def _start():
 
 
 def _end(process, owner):
-    """A fork of the process that started it leaves it alone."""
+    """End a worker, but not from a fork of the process that started it."""
     if os.getpid() == owner:
         process.kill()
 
@@ -101,16 +101,16 @@ def _ask(process, job):
 
 
 def main():
-    """Answer until there are no more questions."""
+    """Compile what is asked for until standard input is closed."""
     from nbflash.cuda import launch
 
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed is no answer
+    os.dup2(2, 1)  # prints must not get among the answers
     while size := source.read(8):
         try:
             spec, capability = pickle.loads(source.read(int.from_bytes(size, "little")))
             answer = launch.cached_cubin(spec, capability), None
-        except Exception as error:  # whoever asked raises it
+        except Exception as error:  # raised by the process that asked
             answer = None, f"{type(error).__name__}: {error}"
         pickle.dump(answer, target)
         target.flush()

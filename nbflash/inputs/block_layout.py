@@ -1,4 +1,4 @@
-"""BlockLayout: all of a `BlockMap` but its contents, which is what a plan depends on."""
+"""BlockLayout: everything of a `BlockMap` but its contents; a plan depends on nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BlockLayout:
     width : int
         Most blocks of a row.
     within : masks.Mask
-        Row intervals of keys that all is within.
+        Row intervals of keys; pairs outside are not attended.
     heads : int
         Query heads.
     """
@@ -69,9 +69,9 @@ class BlockLayout:
         return whole and blocks_m * blocks_n <= MOST_PATTERN_BITS
 
     def live_tiles(self, tile_m, tile_n):
-        """At most how many tiles are attended, and how many of them whole: as `masks.Mask` has it.
+        """Upper bounds of attended tiles and of full tiles, as `masks.Mask.live_tiles`.
 
-        What intervals hide is not taken off.
+        Tiles outside the intervals are not subtracted.
         """
         rows, columns = (
             -(-n // tile) for n, tile in zip(self.shape, (tile_m, tile_n), strict=True)

@@ -1,4 +1,4 @@
-"""Where queries and keys are in the whole sequence that they are a part of."""
+"""Positions of queries and keys in the sequence that they are a part of."""
 
 from __future__ import annotations
 

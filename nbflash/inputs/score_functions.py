@@ -1,4 +1,4 @@
-"""Functions of scores that a caller gives: what they must take."""
+"""Checks of the score functions that a caller gives."""
 
 import inspect
 
@@ -34,6 +34,6 @@ def of_arrays(param_grads, params):
     for i, (part, x) in enumerate(zip(param_grads, params, strict=True)):
         if part is not None and (x.ndim == 0 or x.dtype.kind != "f"):
             raise ValueError(
-                f"param_grads[{i}] is for an array of floating point, params[{i}] is {x!r}"
+                f"param_grads[{i}] needs an array of floating point, params[{i}] is {x!r}"
             )
     return {f"param_grads[{i}]": part for i, part in enumerate(param_grads)}

@@ -255,8 +255,8 @@ def _two(s, b):
         ((TABLE,), ("x",), TypeError, r"param_grads\[0\] must be a Python function, got str"),
         ((TABLE,), (), TypeError, "param_grads must be a tuple of 1 functions or None"),
         ((TABLE,), _slope, TypeError, "param_grads must be a tuple of 1 functions or None"),
-        ((0.1,), (_slope,), ValueError, r"param_grads\[0\] is for an array of floating point"),
-        ((TABLE.astype(int),), (_slope,), ValueError, r"param_grads\[0\] is for an array of fl"),
+        ((0.1,), (_slope,), ValueError, r"param_grads\[0\] needs an array of floating point"),
+        ((TABLE.astype(int),), (_slope,), ValueError, r"param_grads\[0\] needs an array of fl"),
     ],
 )
 def test_bad_param_grads(params, parts, error, match):

@@ -88,7 +88,7 @@ class _OneThread:
                 thread_functions[0](self._before)
 
     def _alone(self):
-        """In a process that has been forked the calls of other threads do not go on."""
+        """In a forked child: the calls of the parent's other threads do not continue here."""
         if self._callers:
             self._callers = 0
             thread_functions[0](self._before)

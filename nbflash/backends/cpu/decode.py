@@ -1,7 +1,7 @@
 """decode on NumPy arrays: the last few queries of every sequence against its keys, in one kernel.
 
-A query and its keys are two matrix products and a softmax. There is no schedule: bounds of keys
-follow from positions, and a mask comes as cells.
+Two matrix products and a softmax for the queries of a sequence. There is no schedule: bounds of
+keys follow from positions, and a mask is given by its cells.
 """
 
 from concurrent.futures import ThreadPoolExecutor
