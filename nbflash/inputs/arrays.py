@@ -183,6 +183,18 @@ def resident_params(params):
     )
 
 
+def unpooled(device: str, device_id: int, shape, dtype):
+    """An array that nobody has written, to be written on any stream: as `resident`, of no pool.
+
+    Nor of an allocator that is current for a call alone.
+    """
+    empty, current = allocator(device, device_id)
+    if device == CPU:
+        return empty(shape, dtype)
+    with current, _cupy().cuda.using_allocator(None):
+        return empty(shape, dtype)
+
+
 def zeros(device: str, device_id: int, shape, dtype):
     """Zeros in the memory of one, under strides of 0, to be read on any stream."""
     if device == CPU:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import sys
 import threading
 import types
 from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
-
-from nbflash.inputs.arrays import on_cuda
 
 #: Entries of a cache; a plan has two.
 LIMIT = 256
@@ -180,7 +179,9 @@ def buffers_of(root) -> dict:
     """The memory of the arrays that an object of ours holds: {address: ("host" | "device", bytes)}.
 
     Followed are containers, what functions close over, and attributes of this package's objects.
+    Arrays of other libraries are not asked for anything.
     """
+    of_cupy = getattr(sys.modules.get("cupy"), "ndarray", ())
     found, seen, pending = {}, set(), [root]
     while pending:
         x = pending.pop()
@@ -192,8 +193,8 @@ def buffers_of(root) -> dict:
             while isinstance(owner.base, np.ndarray):
                 owner = owner.base
             found["host", owner.ctypes.data] = "host", owner.nbytes
-        elif not isinstance(x, type) and on_cuda(x):  # a class has its arrays' methods
-            memory = getattr(getattr(x, "data", None), "mem", None)  # of CuPy's arrays
+        elif isinstance(x, of_cupy):
+            memory = getattr(x.data, "mem", None)
             size = x.nbytes if memory is None else memory.size
             found["device", x.data.ptr if memory is None else memory.ptr] = "device", size
         else:

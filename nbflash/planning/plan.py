@@ -6,13 +6,15 @@ fixes was checked when the plan was made and is not checked again.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from nbflash.backends.registry import prepare, prepare_score_backward
+from nbflash.cuda import graphs
 from nbflash.definitions.types import Array, ArrayT, KeysT, Seed
 from nbflash.inputs.arrays import (
     CUDA,
@@ -24,6 +26,7 @@ from nbflash.inputs.arrays import (
     native,
     reach,
     signature,
+    unpooled,
     zeros,
 )
 from nbflash.inputs.attention_spec import AttentionSpec
@@ -76,13 +79,15 @@ class AttentionPlan:
         with self._device:
             self._executor = executor or prepare(impl, spec)
         self._given, self._base, self._lists = executor, self, ()
-        # On a GPU, and until it is known whether the kernels have to be compiled.
-        self._may_compile = problem.device == CUDA and not (problem.empty or executor)
+        on_gpu = problem.device == CUDA
+        self._may_compile = on_gpu and not (problem.empty or executor)  # until that is known
+        # A context of launches: a CUDA graph that records them keeps their memory and this plan.
+        self._recorded = partial(graphs.recorded, self) if on_gpu else contextlib.nullcontext
         self._checked = Cache()
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
-            with self._device:
-                self._scratch = self._empty(problem.lse_shape, problem.lse_dtype)
+            of_lse = problem.lse_shape, problem.lse_dtype
+            self._scratch = unpooled(problem.device, problem.device_id, *of_lse)
 
     def reading(self, lists):
         """This plan for a `BlockMap` of its layout, whose (indices, counts) every call reads."""
@@ -241,10 +246,10 @@ class AttentionPlan:
                 self._check_out(out, q, k, v)
             if self._may_compile and with_lse:
                 self._foresee_backward()
-            if with_lse or self._scratch is None:
-                lse = self._empty(problem.lse_shape, problem.lse_dtype)
-            else:
-                lse = self._scratch
+            lse = None if with_lse else self._scratch
+            if lse is None:
+                with self._recorded():
+                    lse = self._empty(problem.lse_shape, problem.lse_dtype)
             self.write_forward(q, k, v, out, lse, seed)
         return out, lse
 
@@ -252,11 +257,13 @@ class AttentionPlan:
         """Whoever wants an lse may want gradients: if kernels are compiled, then side by side."""
         self._base._may_compile = self._may_compile = False
         if self._executor.bind_forward().is_cold():
-            self._executor.bind_backward()
+            with contextlib.suppress(ValueError):  # that of whoever asks for gradients
+                self._executor.bind_backward()
 
     def write_forward(self, q, k, v, out, lse, seed=None):
         """Launch into new arrays of the caller's, on the device that is current."""
-        self._executor.forward(q, k, v, out, lse, *self._state(seed))
+        with self._recorded():
+            self._executor.forward(q, k, v, out, lse, *self._state(seed))
 
     @cached_property
     def _no_dlse(self):
@@ -288,10 +295,11 @@ class AttentionPlan:
 
     def write_backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, seed, deterministic):
         """Check the arrays of the results and launch into new ones, as `write_forward`."""
-        dout = in_rows(dout)
-        dlse = self._check_results(dout, q, out, lse, dlse)
-        results, gradients = (dout, q, k, v, out, lse, dlse), (dq, dk, dv)
-        self._executor.backward(*results, *gradients, deterministic, *self._state(seed))
+        with self._recorded():
+            dout = in_rows(dout)
+            dlse = self._check_results(dout, q, out, lse, dlse)
+            results, gradients = (dout, q, k, v, out, lse, dlse), (dq, dk, dv)
+            self._executor.backward(*results, *gradients, deterministic, *self._state(seed))
 
     @cached_property
     def _score_backward(self):
@@ -317,11 +325,12 @@ class AttentionPlan:
 
     def write_score_backward(self, dout, q, k, v, out, lse, dlse, sums, seed):
         """Check the arrays of the results and launch into new ones, as `write_forward`."""
-        dout = in_rows(dout)
-        dlse = self._check_results(dout, q, out, lse, dlse)
         parts = (part for parts in self.score.parts for part in parts)
         sums = tuple(x.reshape(part.shape) for x, part in zip(sums, parts, strict=True))
-        self._base._score_backward(dout, q, k, v, out, lse, dlse, sums, *self._state(seed))
+        with self._recorded():
+            dout = in_rows(dout)
+            dlse = self._check_results(dout, q, out, lse, dlse)
+            self._base._score_backward(dout, q, k, v, out, lse, dlse, sums, *self._state(seed))
 
     def _check_out(self, out, q, k, v):
         """Only the addresses and the write flag of ``out`` change between calls of one layout."""

@@ -180,6 +180,30 @@ def test_graph_capture_and_replay(deterministic, case, inputs, mask, run):
             assert not any(bool(cupy.isnan(x).any()) for x in results)
 
 
+def test_a_graph_outlives_the_cache_and_leaves_other_memory_alone(inputs, mask, run):
+    """Its plans are forgotten, and what its calls allocated is asked for again, on its stream."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        run(inputs, mask)
+        stream.synchronize()
+        stream.begin_capture()
+        results = run(inputs, mask)
+        graph = stream.end_capture()
+        graph.launch(stream)
+        expected = bits(results[:2])
+        nbflash.clear_cache()
+        gc.collect()
+        sizes = [2**i for i in range(9, 21)]
+        others = [cupy.zeros(n, np.uint8) for n in sizes for _ in range(20)]
+        for x in results:
+            x.fill(np.nan)
+        graph.launch(stream)
+        stream.synchronize()
+        assert bits(results[:2]) == expected
+        assert not any(bool(x.any()) for x in others)
+
+
 def test_inputs_that_are_freed_at_once(inputs, mask, whole, run):
     """Their memory is reused on the same stream while the kernels may still be waiting."""
     for _ in range(20):

@@ -23,7 +23,7 @@ def cupy(monkeypatch):
     )
     module.from_dlpack = lambda x: x.__dlpack__()
     module.broadcast_to = lambda x, shape: DeviceArray(shape, x.dtype, strides=(0,) * len(shape))
-    stream = types.SimpleNamespace(synchronize=lambda: None)
+    stream = types.SimpleNamespace(synchronize=lambda: None, ptr=0)
     module.cuda = types.SimpleNamespace(
         Device=Ampere,
         using_allocator=contextlib.nullcontext,

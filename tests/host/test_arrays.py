@@ -1,6 +1,8 @@
 """CUDA arrays on a machine without a GPU: what is launched, and what is refused."""
 
+import contextlib
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ from cuda_arrays import LSE_SHAPE, SHAPE, DeviceArray, Foreign, ForeignByDLPack,
 
 import masks
 import nbflash
-from nbflash.cuda import availability
+from nbflash.cuda import availability, graphs
 from nbflash.inputs.arrays import alignment, native, overlaps, signature, span
+from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 from nbflash.planning import plan as planning
 
@@ -243,6 +246,88 @@ def test_cuda_memory_that_cannot_be_shared_names_the_argument(cupy):
         TypeError, match=r"k \(.*ForeignByDLPack\) cannot be shared: no such layout"
     ):
         native(q=q, k=ForeignByDLPack(q))
+
+
+def test_memory_of_a_plan_is_not_of_a_pool(cupy, executor, monkeypatch):
+    """A pool would hand it on while another stream writes to it, and JAX takes its buffer back."""
+    allocators, made = ["pool"], []
+
+    @contextlib.contextmanager
+    def using_allocator(allocator):
+        allocators.append(allocator)
+        yield
+        allocators.pop()
+
+    monkeypatch.setattr(cupy.cuda, "using_allocator", using_allocator)
+    monkeypatch.setattr(cupy, "ndarray", lambda *what: made.append(allocators[-1]))
+    planning.AttentionPlan(AttentionSpec(check_forward(*device_arrays(3)), masks.dense(6)), "simt")
+    assert made == [None]
+
+
+def test_gradients_without_a_kernel_do_not_stop_attention(executor, monkeypatch):
+    """Kernels to be compiled are bound together, those of gradients where there are any."""
+
+    def refuse():
+        raise ValueError("no backward kernel within the shared memory of this device")
+
+    monkeypatch.setattr(
+        executor, "bind_forward", lambda: types.SimpleNamespace(is_cold=lambda: True)
+    )
+    monkeypatch.setattr(executor, "bind_backward", refuse, raising=False)
+    nbflash.attention(*device_arrays(3), return_lse=True)
+    assert len(executor.calls) == 1
+
+
+class _Graphs:
+    """Stands for CuPy while a CUDA graph records the current stream, number 1, or does not."""
+
+    UnownedMemory = types.SimpleNamespace
+
+    def __init__(self, cupy, monkeypatch):
+        self.records, self.allocate = True, lambda nbytes: types.SimpleNamespace(mem=nbytes)
+        parts = {
+            "get_current_stream": lambda: types.SimpleNamespace(ptr=1, synchronize=lambda: None),
+            "runtime": types.SimpleNamespace(streamIsCapturing=lambda stream: self.records),
+            "get_allocator": lambda: self.allocate,
+            "using_allocator": self.using_allocator,
+            "UnownedMemory": self.UnownedMemory,
+        }
+        for name, part in parts.items():
+            monkeypatch.setattr(cupy.cuda, name, part, raising=False)
+        monkeypatch.setattr(graphs, "_owners", {})
+        monkeypatch.setattr(graphs, "_memory", [])
+
+    @contextlib.contextmanager
+    def using_allocator(self, allocator):
+        before, self.allocate = self.allocate, allocator
+        yield
+        self.allocate = before
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_graph_keeps_the_plan_and_what_a_call_allocates(records, cupy, executor, monkeypatch):
+    """It may be replayed when the cache has forgotten the one, and the pool has the other again."""
+    machine = _Graphs(cupy, monkeypatch)
+    machine.records = records
+    executor.forward = lambda *operands: machine.allocate(100)
+    executor.backward = lambda *operands: machine.allocate(200)
+    q, k, v, dout, out = device_arrays(5)
+    lse = DeviceArray(LSE_SHAPE)
+    plan = nbflash.plan(q, k, v, impl="simt")
+    plan(q, k, v, out)
+    plan.backward(dout, q, k, v, out, lse)
+    kept = [memory.mem for memory in graphs._memory]
+    assert kept == ([100, 200] if records else [])
+    assert list(graphs._owners.values()) == ([plan] if records else [])
+
+
+def test_a_graph_has_memory_of_other_libraries_already(cupy, executor, monkeypatch):
+    machine = _Graphs(cupy, monkeypatch)
+    machine.allocate = lambda nbytes: types.SimpleNamespace(mem=machine.UnownedMemory())
+    executor.forward = lambda *operands: machine.allocate(100)
+    nbflash.attention(*device_arrays(3), impl="simt")
+    assert graphs._memory == []
+    assert len(graphs._owners) == 1
 
 
 def test_masks_of_cuda_problems_stay_on_the_host(executor):

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 import pytest
 from api_calls import LAYOUTS, by_impl, heads_first, run_all
-from cuda_arrays import ForeignByDLPack
+from cuda_arrays import DeviceArray, ForeignByDLPack
 
 import masks
 import nbflash
@@ -121,6 +121,12 @@ def plans(monkeypatch):
 def test_a_class_of_arrays_holds_no_memory():
     """As a decoder holds CuPy's, which makes arrays; it has their methods."""
     assert cache.buffers_of([ForeignByDLPack, np.ndarray]) == {}
+
+
+def test_arrays_of_other_libraries_are_not_asked(cupy):
+    """A function closes over one, say, that has no address as CuPy's have, or none any more."""
+    deleted, own = ForeignByDLPack(None), DeviceArray((3, 4))
+    assert cache.buffers_of(lambda: (deleted, own)) == {("device", own.data.ptr): ("device", 48)}
 
 
 def test_cache_keeps_to_its_bytes(plans):

@@ -1,0 +1,39 @@
+"""What a CUDA graph records is kept as long as the process lives: it may be replayed at any time.
+
+Plans leave the cache, and temporary memory returns to CuPy's pool when a call is over. A graph
+would go on reading the tables of the one and writing to the other, whoever has them by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+_NOTHING = contextlib.nullcontext()
+_owners, _memory = {}, []
+
+
+def recorded(owner):
+    """A context of what is launched: a CUDA graph that records it keeps its memory, and ``owner``.
+
+    Memory of another library's allocator, torch's say, belongs to the graph already.
+    """
+    cuda = sys.modules["cupy"].cuda
+    stream = cuda.get_current_stream().ptr
+    # The legacy stream is never recorded.
+    return _keeping(cuda, owner) if stream and cuda.runtime.streamIsCapturing(stream) else _NOTHING
+
+
+@contextlib.contextmanager
+def _keeping(cuda, owner):
+    allocate = cuda.get_allocator()
+
+    def kept(nbytes):
+        memory = allocate(nbytes)
+        if not isinstance(memory.mem, cuda.UnownedMemory):
+            _memory.append(memory)
+        return memory
+
+    _owners[id(owner)] = owner
+    with cuda.using_allocator(kept):
+        yield
