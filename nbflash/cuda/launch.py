@@ -163,7 +163,7 @@ def bind(spec, blocks, trailing, device_id, capability, late=0):
     # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
     launch, current_stream = cupy.cuda.driver.launchKernel, cupy.cuda.get_current_stream
     side_by_side.expect(spec, capability)
-    geometry = None
+    geometry = kernel = None
     kinds = [word for kind in spec.signature for word in _words_of(kind)]
     sizes = [MAP_WORDS] * spec.maps + [1] * (len(kinds) - spec.maps)
     at = list(itertools.accumulate(sizes, initial=0))
@@ -178,7 +178,8 @@ def bind(spec, blocks, trailing, device_id, capability, late=0):
     lock = threading.Lock()
 
     def loaded():
-        run.kernel, function = load(spec, device_id)
+        nonlocal kernel  # alive as long as `run`
+        kernel, function = load(spec, device_id)
         return function, blocks, 1, 1, spec.config.threads, 1, 1, spec.config.smem_bytes
 
     def run(leading, maps=(), words=()):
@@ -196,7 +197,7 @@ def bind(spec, blocks, trailing, device_id, capability, late=0):
                 slots[late_at : late_at + len(words)] = words
             launch(*geometry, current_stream().ptr, pointers, 0)
 
-    run.table = table  # alive as long as `run`, as its kernel is: what `pointers` refer to
+    run.table = table  # alive as long as `run`, too: what `pointers` refer to
     run.is_cold = lambda: geometry is None and is_cold(spec, capability)
     return run
 

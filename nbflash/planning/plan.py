@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from nbflash.backends.registry import prepare, prepare_score_backward
@@ -72,17 +72,16 @@ class AttentionPlan:
     """
 
     def __init__(self, spec: AttentionSpec, impl: str, executor: Any = None) -> None:
-        self.spec, self.impl, problem = spec, impl, spec.problem
-        self.problem, self.mask = problem, spec.mask
-        self.score, self.dropout = spec.score, spec.dropout
+        self.spec, self.impl, self.problem, self.mask = spec, impl, spec.problem, spec.mask
+        self.score, self.dropout, problem = spec.score, spec.dropout, spec.problem
         self._empty, self._device = allocator(problem.device, problem.device_id)
         with self._device:
             self._executor = executor or prepare(impl, spec)
-        self._given, self._base, self._lists = executor, self, ()
+        self._given, self._base, self._lists = executor, None, ()
         on_gpu = problem.device == CUDA
         self._may_compile = on_gpu and not (problem.empty or executor)  # until that is known
         # A context of launches: a CUDA graph that records them keeps their memory and this plan.
-        self._recorded = partial(graphs.recorded, self) if on_gpu else contextlib.nullcontext
+        self._recorded = graphs.recorded if on_gpu else contextlib.nullcontext
         self._checked = Cache()
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
@@ -92,7 +91,7 @@ class AttentionPlan:
     def reading(self, lists):
         """This plan for a `BlockMap` of its layout, whose (indices, counts) every call reads."""
         plan_ = object.__new__(AttentionPlan)
-        plan_.__dict__.update(self._base.__dict__, _lists=lists)
+        plan_.__dict__.update(self.__dict__, _base=self._base or self, _lists=lists)
         return plan_
 
     @property
@@ -248,21 +247,21 @@ class AttentionPlan:
                 self._foresee_backward()
             lse = None if with_lse else self._scratch
             if lse is None:
-                with self._recorded():
+                with self._recorded(self._base or self):
                     lse = self._empty(problem.lse_shape, problem.lse_dtype)
             self.write_forward(q, k, v, out, lse, seed)
         return out, lse
 
     def _foresee_backward(self):
         """Whoever wants an lse may want gradients: if kernels are compiled, then side by side."""
-        self._base._may_compile = self._may_compile = False
+        (self._base or self)._may_compile = self._may_compile = False
         if self._executor.bind_forward().is_cold():
             with contextlib.suppress(ValueError):  # that of whoever asks for gradients
                 self._executor.bind_backward()
 
     def write_forward(self, q, k, v, out, lse, seed=None):
         """Launch into new arrays of the caller's, on the device that is current."""
-        with self._recorded():
+        with self._recorded(self._base or self):
             self._executor.forward(q, k, v, out, lse, *self._state(seed))
 
     @cached_property
@@ -280,7 +279,7 @@ class AttentionPlan:
             if self.score is not None:
                 self.score.check_gradient()
             self._checked.put(call, True)
-        return self._base._no_dlse if dlse is None else dlse
+        return (self._base or self)._no_dlse if dlse is None else dlse
 
     def run_backward(self, dout, q, k, v, out, lse, dlse, seed, deterministic):
         """Check the arrays of the results, allocate the gradients and launch."""
@@ -295,7 +294,7 @@ class AttentionPlan:
 
     def write_backward(self, dout, q, k, v, out, lse, dlse, dq, dk, dv, seed, deterministic):
         """Check the arrays of the results and launch into new ones, as `write_forward`."""
-        with self._recorded():
+        with self._recorded(self._base or self):
             dout = in_rows(dout)
             dlse = self._check_results(dout, q, out, lse, dlse)
             results, gradients = (dout, q, k, v, out, lse, dlse), (dq, dk, dv)
@@ -318,7 +317,7 @@ class AttentionPlan:
     def run_score_backward(self, dout, q, k, v, out, lse, dlse, seed):
         """Check the arrays of the results, allocate the score's gradients and launch."""
         with self._device:
-            shapes = self._base.score_shapes
+            shapes = (self._base or self).score_shapes
             sums = tuple(self._empty(shape, self.problem.lse_dtype) for shape in shapes)
             self.write_score_backward(dout, q, k, v, out, lse, dlse, sums, seed)
         return sums
@@ -327,10 +326,11 @@ class AttentionPlan:
         """Check the arrays of the results and launch into new ones, as `write_forward`."""
         parts = (part for parts in self.score.parts for part in parts)
         sums = tuple(x.reshape(part.shape) for x, part in zip(sums, parts, strict=True))
-        with self._recorded():
+        with self._recorded(self._base or self):
             dout = in_rows(dout)
             dlse = self._check_results(dout, q, out, lse, dlse)
-            self._base._score_backward(dout, q, k, v, out, lse, dlse, sums, *self._state(seed))
+            run = (self._base or self)._score_backward
+            run(dout, q, k, v, out, lse, dlse, sums, *self._state(seed))
 
     def _check_out(self, out, q, k, v):
         """Only the addresses and the write flag of ``out`` change between calls of one layout."""

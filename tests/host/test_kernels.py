@@ -1,11 +1,17 @@
 """Which kernels calls need, without a device; and that wheels carry those of common calls."""
 
 import itertools
+import sys
+import types
+import weakref
 
 import pytest
 
 import masks
-from nbflash.cuda.device import SHARED_MEMORY
+from nbflash.backends.registry import prepare
+from nbflash.cuda import launch
+from nbflash.cuda.collector import collector_off
+from nbflash.cuda.device import SHARED_MEMORY, Recording
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.block_layout import BlockLayout
 from nbflash.planning import bundle
@@ -98,3 +104,47 @@ def test_block_maps_take_the_kernels_that_plan_them():
     assert {f"nbflash_{name}" for name in (*by_rows, "fwd_sm90")} == set(names["forward"])
     by_columns = {"nbflash_count_columns", "nbflash_transpose_lists", "nbflash_bwd_sm90"}
     assert by_columns < set(names["backward"])
+
+
+@pytest.mark.parametrize("impl", ["sm90", "sm80", "simt"])
+def test_executors_end_without_the_collector(impl):
+    """And with them the tables of their kernels: CUDA memory is nothing to Python's collector."""
+    spec = AttentionSpec(cuda_problem("bfloat16", 64, 256, 256), masks.causal(256))
+    with collector_off():
+        executor = prepare(impl, spec, Recording((9, 0)))
+        executor.bind_forward()
+        for deterministic in (False, True):
+            executor.bind_backward(deterministic)
+        held = [weakref.ref(executor), weakref.ref(getattr(executor, "_launches", executor))]
+        del executor
+        assert [x() for x in held] == [None, None]
+
+
+class _Kernel:
+    """What is to stay alive as long as it is launched."""
+
+
+def test_bound_kernels_end_without_the_collector(monkeypatch):
+    launched, kernels = [], weakref.WeakSet()
+
+    def load(spec, device_id):
+        kernel = _Kernel()
+        kernels.add(kernel)
+        return kernel, 7
+
+    cupy = types.ModuleType("cupy")
+    cupy.cuda = types.SimpleNamespace(
+        driver=types.SimpleNamespace(launchKernel=lambda *what: launched.append(what[0])),
+        get_current_stream=lambda: types.SimpleNamespace(ptr=0),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(launch, "load", load)
+    spec = AttentionSpec(cuda_problem("float32", 64, 64, 64), masks.dense(64))
+    kernel_spec, *_ = kernels_of(spec, (9, 0), passes=["forward"])
+    with collector_off():
+        run = launch.bind(kernel_spec, 1, (), 0, (9, 0))
+        run([])
+        assert (launched, len(kernels)) == ([7], 1)
+        found = weakref.ref(run)
+        del run
+        assert (found(), len(kernels)) == (None, 0)

@@ -15,6 +15,7 @@ from cuda_arrays import DeviceArray, ForeignByDLPack
 import masks
 import nbflash
 from nbflash import scores
+from nbflash.cuda.collector import collector_off
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
 from nbflash.planning import cache
@@ -165,6 +166,20 @@ def test_plans_of_large_masks_are_forgotten_first(plans):
     assert [plan() is None for plan in kept] == [True, True, True, False]
     # The mask, its tiles, and those of the schedule, at the least.
     assert 3 * 1024 * 1024 // 8 < nbflash.cache_info().host_bytes < 3 * 2**18
+
+
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+def test_a_plan_that_is_forgotten_gives_its_memory_back_at_once(impl, plans):
+    """Without the collector of cycles, which knows nothing of CUDA memory."""
+    q, k, v, dout = make_qkv(1, 40, 40, 1, 1, 8)
+    with collector_off():
+        plan = nbflash.plan(q, k, v, causal=True, impl=impl)
+        out, lse = plan(q, k, v)
+        plan.backward(dout, q, k, v, out, lse)
+        found = weakref.ref(plan)
+        nbflash.clear_cache()
+        del plan
+        assert found() is None
 
 
 def test_plans_of_large_scores_are_forgotten_first(plans):

@@ -48,7 +48,7 @@ class SimtLaunches:
         if spec.dropout:
             self._dropping = philox.threshold(spec.dropout), philox.factor(spec.dropout)
         self.qkv_strides = tuple(three[:3] for three in problem.strides)
-        self._backward = backward or self._table_backward
+        self._backward = backward
 
     def _table_backward(self, deterministic, vectors):
         return backward_configs(
@@ -62,7 +62,7 @@ class SimtLaunches:
 
     def backward_configs(self, deterministic, vectors):
         """The configurations of a backward pass; ValueError if none fits the device."""
-        configs = self._backward(deterministic, vectors)
+        configs = (self._backward or self._table_backward)(deterministic, vectors)
         if not configs:
             raise self.does_not_fit("backward")
         return configs

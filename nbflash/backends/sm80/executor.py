@@ -58,7 +58,7 @@ class Sm80Executor:
         capability, problem = self._device.capability, spec.problem
         self._score, params = score_params.prepare(spec.score, problem, capability)
         self._params = self._device.params(params)
-        self._backward_configs, self._backwards = backward or self._table_backward, {}
+        self._backward_configs, self._backwards = backward, {}
         self._config = config or self._fitting(
             "forward",
             forward_config(problem.dtype, problem.head_dim, smem_limit=self._device.smem_limit),
@@ -146,7 +146,7 @@ class Sm80Executor:
 
     def _bind_backward(self, deterministic):
         p, device, dropout = self._problem, self._device, self._spec.dropout
-        configs = self._backward_configs(deterministic)
+        configs = (self._backward_configs or self._table_backward)(deterministic)
         padded = max(-(-p.nq // cfg.tile_m) * cfg.tile_m for cfg in configs)
         rows, walks, convert = p.batch * p.heads * padded, [], None
         factor = philox.factor(dropout) if dropout else 1.0
