@@ -64,12 +64,13 @@ def score_specs(problem, score, mask, impl):
     """Forward and the gradients of a score's arrays."""
 
     def bind(executor, vectors):
-        if impl == "simt":
-            executor._forward  # noqa: B018
         executor._launches.row_kernels  # noqa: B018
         executor._kernel(vectors)
 
-    forward = sm90_forward_specs(problem, score, mask=mask) if impl == "sm90" else []
+    if impl == "sm90":
+        forward = sm90_forward_specs(problem, score, mask=mask)
+    else:
+        forward = _recorded(lambda executor, vectors: executor._forward, problem, score)
     return forward + _recorded(bind, problem, score, learned=True)
 
 

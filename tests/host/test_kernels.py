@@ -1,15 +1,19 @@
 """Which kernels calls need, without a device; and that wheels carry those of common calls."""
 
 import itertools
+import runpy
 import sys
 import types
 import weakref
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import masks
+from nbflash import scores
 from nbflash.backends.registry import prepare
-from nbflash.cuda import launch
+from nbflash.cuda import device, launch
 from nbflash.cuda.collector import collector_off
 from nbflash.cuda.device import SHARED_MEMORY, Recording
 from nbflash.inputs.attention_spec import AttentionSpec
@@ -148,3 +152,24 @@ def test_bound_kernels_end_without_the_collector(monkeypatch):
         found = weakref.ref(run)
         del run
         assert (found(), len(kernels)) == (None, 0)
+
+
+@pytest.mark.parametrize("impl", ["simt", "sm90"])
+def test_device_tests_name_their_kernels(impl, monkeypatch):
+    """What is compiled before they run, without a device."""
+    monkeypatch.setattr(device, "cuda_device", lambda number: Recording((9, 0)))
+    path = Path(__file__).parents[1] / "device" / "compile_ahead.py"
+    ahead = types.SimpleNamespace(**runpy.run_path(path))
+    monkeypatch.setitem(ahead.sm90_specs.__globals__, "_not_hopper", list)
+    problem, mask = ahead.problem_of("bfloat16", 64, sizes=(2, 63, 129, 4)), masks.dense(63, 129)
+    score = scores.bias(np.zeros((63, 129), np.float32))
+    spec = AttentionSpec(problem, mask, score)
+    passes = "forward", "backward", "deterministic"
+    of = {"simt": ahead.simt_specs, "sm90": ahead.sm90_specs}[impl]
+    named = {each.name for each in of(problem, score, 0.0, mask)}
+    assert named >= {each.name for each in kernels_of(spec, (9, 0), impl=impl, passes=passes)}
+    learned = {each.name for each in ahead.score_specs(problem, score, mask, impl)}
+    around = {"nbflash_delta_simt", "nbflash_round_simt"}
+    assert learned == around | {f"nbflash_fwd_{impl}", "nbflash_dscore_simt"}
+    (decode,) = ahead.decode_specs("bfloat16", "int8", 64, 2, (4, 2))
+    assert decode.name == "nbflash_decode_sm90"
