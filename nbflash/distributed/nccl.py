@@ -40,7 +40,7 @@ class NcclCommunicator:
         identity = _tuple_of(host.agree(made)[0])
         self._comm = nccl.NcclCommunicator(host.size, identity, host.rank)
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._watch = _Watch(self._comm, timeout)
+        self._watch = _Watch(self._comm, timeout, cupy.cuda.Device())
 
     def agree(self, note: str) -> list[str]:
         self._watch.check()
@@ -98,8 +98,8 @@ class _Watch:
 
     PAUSE = 0.05
 
-    def __init__(self, comm, timeout):
-        self._comm, self._timeout, self._why = comm, timeout, None
+    def __init__(self, comm, timeout, device):
+        self._comm, self._timeout, self._device, self._why = comm, timeout, device, None
         self._lock, self._waiting, self._closed = threading.Lock(), [], threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -124,6 +124,7 @@ class _Watch:
         self._thread.join()
 
     def _run(self):
+        self._device.use()  # otherwise it takes memory of device 0, for a context there
         while not self._closed.wait(self.PAUSE):
             with self._lock:
                 self._waiting = [pair for pair in self._waiting if not pair[0].done]

@@ -1,6 +1,7 @@
 """NcclCommunicator on a stand-in for CuPy: what it asks of NCCL, in which order, on what stream."""
 
 import sys
+import threading
 import time
 import types
 
@@ -78,6 +79,10 @@ def cupy(monkeypatch):
     cuda.Stream = lambda non_blocking: Stream(log, "own")
     cuda.Event = lambda disable_timing: Event(log)
     module = types.ModuleType("cupy")
+    module.used_by = []
+    cuda.Device = lambda: types.SimpleNamespace(
+        use=lambda: module.used_by.append(threading.current_thread())
+    )
     module.cuda, module.log, module.current, module.ndarray = cuda, log, current, Array
     for each in (module, cuda, nccl):
         monkeypatch.setitem(sys.modules, each.__name__, each)
@@ -105,6 +110,13 @@ def test_messages_are_one_group_on_a_stream_of_their_own(cupy):
     assert cupy.log == [("current", "waits for", "all before on own")]
     comm.close()
     assert cupy.log[1:] == [("destroy",)]
+
+
+def test_the_watching_thread_uses_the_device_of_the_rank(cupy):
+    """The device of a new thread is 0, where a context of every rank would take memory."""
+    comm = NcclCommunicator(Host())
+    comm.close()
+    assert cupy.used_by == [comm._watch._thread]
 
 
 def test_nothing_to_send_asks_nothing_of_nccl(cupy):
