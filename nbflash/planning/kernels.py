@@ -53,6 +53,8 @@ def kernels_of(spec, capability, *, impl="auto", passes=("forward", "backward"))
     backend = backend_for(spec, capability, impl)
     if backend is None:
         raise ValueError(f"{impl=} has no kernels of compute capability {capability} for {spec}")
+    if spec.problem.empty:
+        return []
     device = Recording(capability)
     executor = prepare(backend.name, spec, device)
     for which in passes:

@@ -124,6 +124,11 @@ def test_executors_end_without_the_collector(impl):
         assert [x() for x in held] == [None, None]
 
 
+def test_nothing_to_compute_needs_no_kernel():
+    spec = AttentionSpec(cuda_problem("bfloat16", 64, 0, 9), masks.dense(0, 9))
+    assert kernels_of(spec, (9, 0)) == []
+
+
 class _Kernel:
     """What is to stay alive as long as it is launched."""
 
