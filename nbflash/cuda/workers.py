@@ -33,7 +33,7 @@ class Workers:
 
     def __init__(self, most):
         self._most, self._threads, self.processes = most, [], []
-        self._jobs = queue.SimpleQueue()
+        self._jobs, self._closed = queue.SimpleQueue(), False
 
     def submit(self, spec, compute_capability):
         """A Future of the cubin of a `KernelSpec`; None if the spec cannot be pickled.
@@ -54,6 +54,7 @@ class Workers:
 
     def close(self):
         """End the processes; Futures that are not done stay so."""
+        self._closed = True
         for process in self.processes:
             process.kill()
             process.wait()
@@ -64,6 +65,8 @@ class Workers:
         process = None
         while True:
             job, found = self._jobs.get()
+            if self._closed:  # otherwise the next job would start a process again
+                return
             try:
                 if process is None or process.poll() is not None:
                     process = _start()

@@ -3,9 +3,11 @@
 import multiprocessing
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -97,6 +99,26 @@ def test_a_process_compiles_and_keeps():
     assert pool.submit(B, HOPPER).result(timeout=120).startswith(b"\x7fELF")
     assert len(pool.processes) == 2
     pool.close()
+
+
+def test_what_is_closed_starts_no_process_for_the_jobs_that_are_left(monkeypatch):
+    pool, started, waiting = workers.Workers(1), [], threading.Event()
+
+    def ask(process, job):
+        waiting.wait(60)
+        pool.close()
+        process.poll.return_value = 1
+        raise RuntimeError("it ended")
+
+    monkeypatch.setattr(workers, "_start", lambda: started.append(mock.Mock()) or started[-1])
+    monkeypatch.setattr(workers, "_ask", ask)
+    first, _ = pool.submit(A, HOPPER), pool.submit(B, HOPPER)
+    waiting.set()
+    with pytest.raises(RuntimeError, match="it ended"):
+        first.result(timeout=60)
+    pool._threads[0].join(timeout=60)
+    assert not pool._threads[0].is_alive()
+    assert len(started) == 1
 
 
 def nothing_starts():
