@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import sys
+import textwrap
 
 import pytest
 from suites import pytest_addoption, pytest_configure, pytest_report_header, tier_of
@@ -26,3 +28,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             f"{sorted(tiers)} in one process: NUMBA_ENABLE_CUDASIM=1 counts at the first import of "
             "Numba only, so run tests/sim alone"
         )
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Import a source as the module ``user_scores``, as a process would that begins."""
+
+    def load(source):
+        path = tmp_path / "user_scores.py"
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location("user_scores", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "user_scores", module)
+        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
+        return module
+
+    return load

@@ -1,9 +1,7 @@
 """What a cubin is known by: planted changes of kernels and of score functions, and what runs."""
 
-import importlib.util
 import inspect
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,22 +195,6 @@ OWN_CHANGES = {
     "what it calls": ("x + WEIGHT", "x - WEIGHT"),
     "a global of what it calls": ("WEIGHT = 0.5", "WEIGHT = 0.25"),
 }
-
-
-@pytest.fixture
-def load(tmp_path, monkeypatch):
-    """Import a source as the module ``user_scores``, as a process would that begins."""
-
-    def load(source):
-        path = tmp_path / "user_scores.py"
-        path.write_text(textwrap.dedent(source), encoding="utf-8")
-        spec = importlib.util.spec_from_file_location("user_scores", path)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "user_scores", module)
-        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
-        return module
-
-    return load
 
 
 def key_of(fn):

@@ -1,10 +1,8 @@
 """What is compiled of score functions on the CPU is found again, and never for another function."""
 
-import importlib.util
 import re
 import subprocess
 import sys
-import textwrap
 import types
 
 import numba
@@ -24,22 +22,6 @@ def directory(tmp_path, monkeypatch):
     """An empty one for functions; the kernels are where they always are."""
     monkeypatch.setattr(compiling, "directory", lambda: tmp_path / "kept")
     return tmp_path / "kept"
-
-
-@pytest.fixture
-def load(tmp_path, monkeypatch):
-    """Import a source as the module ``user_scores``, as a process would that begins."""
-
-    def load(source):
-        path = tmp_path / "user_scores.py"
-        path.write_text(textwrap.dedent(source), encoding="utf-8")
-        spec = importlib.util.spec_from_file_location("user_scores", path)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "user_scores", module)
-        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), vars(module))
-        return module
-
-    return load
 
 
 def run(fn, params=()):

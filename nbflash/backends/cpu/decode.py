@@ -4,17 +4,14 @@ Two matrix products and a softmax for the queries of a sequence. There is no sch
 keys follow from positions, and a mask is given by its cells.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from numba import carray
 
 from nbflash.backends.cpu import blas
 from nbflash.backends.cpu.compiling import COUNTER, compiled, inlined
 from nbflash.backends.cpu.intrinsics import (
-    GIVEN_UP,
     call,
     call_gemm,
     given_up,
@@ -24,6 +21,7 @@ from nbflash.backends.cpu.intrinsics import (
 from nbflash.backends.cpu.passes import MAX_ROW_STRIDE
 from nbflash.backends.cpu.score import prepare
 from nbflash.backends.cpu.softmax import row_max, weights
+from nbflash.backends.cpu.threads import run_in_threads
 from nbflash.backends.cpu.tile_function import ABSENT
 from nbflash.backends.cpu.walk import is_finite
 from nbflash.definitions.constants import LOG2_E
@@ -131,20 +129,9 @@ def decode(q, keys, heads_kv, out, lse, cells, scale, score=ABSENT):
         if size <= ALONE:
             _decode(*shared)
         else:
-            _in_threads(shared, counter, batch * heads_kv)
+            run_in_threads(_decode, shared, counter, batch * heads_kv)
     out[...] = target.swapaxes(1, 2).reshape(out.shape)
     lse[...] = sums.transpose(0, 1, 3, 2).reshape(lse.shape)
-
-
-def _in_threads(shared, counter, items):
-    threads = min(numba.config.NUMBA_NUM_THREADS, items)
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for done in [pool.submit(_decode, *shared) for _ in range(threads)]:
-                done.result()
-        except BaseException:  # as of `passes`
-            counter.view(np.int64)[0] = GIVEN_UP
-            raise
 
 
 def is_addressable(x, real):

@@ -1,18 +1,16 @@
 """Forward and backward on NumPy arrays: Numba over the same `TileSchedule` as the GPU kernels."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import numpy as np
 
 from nbflash.backends.cpu import blas, dropout, kernels
 from nbflash.backends.cpu.compiling import COUNTER
 from nbflash.backends.cpu.dropout import Drop
-from nbflash.backends.cpu.intrinsics import GIVEN_UP
 from nbflash.backends.cpu.score import prepare
 from nbflash.backends.cpu.score_gradient import backward_scores, grouped, prepare_gradient
 from nbflash.backends.cpu.sizes import tile_sizes
+from nbflash.backends.cpu.threads import run_in_threads
 from nbflash.backends.cpu.tile_function import ABSENT
 from nbflash.backends.cpu.walk import DK, DOUT, DQ, DV, OUT, K, Operands, Q, V, Walk
 from nbflash.definitions.constants import LOG2_E
@@ -170,14 +168,8 @@ def _in_threads(kernel, schedule, operands, work, tile, bound):
     counter = np.zeros(1, COUNTER)
     functions = (function for function, _ in bound)
     shared = _walk(schedule), operands, *work, counter, chunk, *functions
-    threads = min(numba.config.NUMBA_NUM_THREADS, len(work[-1]))
-    with blas.one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
-        try:
-            for done in [pool.submit(kernel, *shared) for _ in range(threads)]:
-                done.result()
-        except BaseException:  # Ctrl-C, or one thread's error: the others stop, too
-            counter.view(np.int64)[0] = GIVEN_UP
-            raise
+    with blas.one_thread():
+        run_in_threads(kernel, shared, counter, len(work[-1]))
 
 
 def _working_dtype(x):
