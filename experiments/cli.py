@@ -319,7 +319,7 @@ def selection(out, **options):
 @cli.command()
 @click.option("--quick", is_flag=True, help="The cases of the figure alone, in fewer rounds.")
 @passes_option(*PASSES)
-@impl_option("sm90", "simt")
+@impl_option("sm90", "sm80", "simt")
 @head_dims_option
 @seqlens_option
 @masks_option

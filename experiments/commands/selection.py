@@ -3,7 +3,8 @@
 For each method the time of the selection, of the plan of its map, and of forward and backward, the
 share of the softmax mass that its map keeps, and how far its output is from dense attention's. All
 steps run in shuffled rounds with dense attention of the same implementation. The speed-up counts
-selection and plan.
+selection and plan. On a CUDA device every pass plans the map anew, by kernels, as part of its
+time; the column of the plan says how much of the forward pass that is.
 """
 
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import masks
+import nbflash
 from experiments.harness.grid import Case, dense_case
 from experiments.harness.inputs import load_qkv, random_inputs
 from experiments.harness.oracle import GRADIENTS, Oracle, sample_rows, sampled
@@ -74,10 +76,10 @@ def oracles_of(setup, arrays, mask):
     ]
 
 
-def passes_of(setup, arrays, case, impl):
-    """What makes the tasks of forward and backward, which are checked."""
+def passes_of(setup, arrays, case, impl, mask):
+    """What makes the tasks of forward and backward, which are checked by the mask."""
     *inputs, dout = arrays
-    library, oracles = Nbflash(*inputs, impl=impl), oracles_of(setup, arrays, case.mask)
+    library, oracles = Nbflash(*inputs, impl=impl), oracles_of(setup, arrays, mask)
     xp, rows = setup.backend.xp, oracles[0].rows
 
     def check(**got):
@@ -98,18 +100,32 @@ def passes_of(setup, arrays, case, impl):
 def makers_of(setup, arrays, chosen, impl):
     """The tasks of one method: all four steps."""
     q, k = arrays[:2]
-    case = Case(chosen.name, "blocks", chosen.mask, 1.0, None, q.shape)
-    problem = Nbflash(*arrays[:3], impl=impl).plan(dense_case(q.shape))
+    case, planning = case_of(setup, chosen, q), planning_of(setup, arrays, chosen, impl)
+    found = {SELECT: lambda: Task(lambda: chosen.select(q, k)), PLAN: lambda: Task(planning)}
+    return found | passes_of(setup, arrays, case, impl, chosen.mask)
 
-    def plan_anew():
-        spec = AttentionSpec(problem.problem, chosen.block_map.to_mask(q.shape[2]))
-        return AttentionPlan(spec, problem.impl)
 
-    found = {
-        SELECT: lambda: Task(lambda: chosen.select(q, k)),
-        PLAN: lambda: Task(plan_anew),
-    }
-    return found | passes_of(setup, arrays, case, impl)
+def case_of(setup, chosen, q):
+    """What the passes are given: the map on a CUDA device, its mask on the CPU."""
+    mask = chosen.mask if setup.backend.device == "cpu" else chosen.block_map
+    return Case(chosen.name, "blocks", mask, 1.0, None, q.shape)
+
+
+def planning_of(setup, arrays, chosen, impl):
+    """A call that plans the map of a method anew for the forward pass, and does nothing else."""
+    *inputs, _ = arrays
+    if setup.backend.device == "cpu":
+        dense = nbflash.plan(*inputs, impl=impl)
+        heads = inputs[0].shape[2]
+
+        def plan_anew():
+            spec = AttentionSpec(dense.problem, chosen.block_map.to_mask(heads))
+            return AttentionPlan(spec, dense.impl)
+
+        return plan_anew
+    plan = nbflash.plan(*inputs, chosen.block_map, impl=impl)
+    walk, _ = plan.schedule.row_tables(plan.problem)
+    return partial(walk, (chosen.block_map.indices, chosen.block_map.counts))
 
 
 def measure(setup, name, arrays, impl):
@@ -119,7 +135,9 @@ def measure(setup, name, arrays, impl):
     mask = masks.causal(q.shape[1]) if sweep["causal"] else masks.dense(q.shape[1])
     base = replace(dense_case(q.shape), mask=mask)
     methods = [chosen_by(spec, sweep, q, k) for spec in setup.sweep["method"]]
-    makers = {(DENSE, step): make for step, make in passes_of(setup, arrays, base, impl).items()}
+    makers = {
+        (DENSE, step): make for step, make in passes_of(setup, arrays, base, impl, mask).items()
+    }
     for chosen in methods:
         steps = makers_of(setup, arrays, chosen, impl)
         makers |= {(chosen.name, step): make for step, make in steps.items()}
@@ -129,22 +147,23 @@ def measure(setup, name, arrays, impl):
     of = {key: task.timing.median for key, task in timed.items()}
     sizes = dict(zip(("batch", "seqlen", "heads", "head_dim"), q.shape, strict=True))
     sizes |= {"dtype": q.dtype.name, "impl": library.plan(base).impl, "block": sweep["block"]}
-    rows = [_row(name, Chosen(DENSE, None), of, 1.0, 1.0, 0.0)]
+    rows = [_row(name, Chosen(DENSE, None), of, 1.0, 1.0, 0.0, setup.backend.device)]
     for chosen in methods:
-        case = Case(chosen.name, "blocks", chosen.mask, 1.0, None, q.shape)
+        case = case_of(setup, chosen, q)
         out = to_host(library.results(case)["out"]).astype(np.float64)
         distance = float(np.linalg.norm(out - exact) / np.linalg.norm(exact))
         kept = float(np.nanmean(selection.coverage(q, k, chosen.block_map)))
         pairs = base.mask.count_nonzero() * max(1, chosen.mask.plane_index.size)
         density = chosen.mask.count_nonzero() / pairs
-        rows.append(_row(name, chosen, of, density, kept, distance))
+        rows.append(_row(name, chosen, of, density, kept, distance, setup.backend.device))
     return [sizes | row for row in rows]
 
 
-def _row(input_, chosen, of, density, kept, distance):
+def _row(input_, chosen, of, density, kept, distance, device):
     """What one method took, beside dense attention."""
     times = {f"{step}_ms": of.get((chosen.name, step)) for step in STEPS}
-    forward = sum(times[f"{step}_ms"] or 0.0 for step in STEPS[:3])
+    counted = (SELECT, PLAN, FORWARD) if device == "cpu" else (SELECT, FORWARD)
+    forward = sum(times[f"{step}_ms"] or 0.0 for step in counted)
     training = forward + times[f"{BACKWARD}_ms"]
     dense = of[DENSE, FORWARD], of[DENSE, FORWARD] + of[DENSE, BACKWARD]
     found = {"input": input_, "method": chosen.name, "density": float(density), "kept": kept}
