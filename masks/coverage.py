@@ -18,6 +18,7 @@ def coverage(
     *,
     scale: float | None = None,
     within: Mask | None = None,
+    queries: ArrayLike | None = None,
 ) -> NDArray[np.float64]:
     """Share of the softmax attention mass that falls on the pairs `mask` keeps.
 
@@ -38,6 +39,9 @@ def coverage(
     within : Mask, optional
         Pairs that the model attends to in the first place (causal, say): probabilities are
         computed over these. Default all. A query without any is left out of the average.
+    queries : array of int, optional
+        Places of the queries that are averaged, in ``[0, nq)``: a sample, where sequences are
+        long. Default all.
 
     Returns
     -------
@@ -46,7 +50,7 @@ def coverage(
 
     Notes
     -----
-    O(batch * heads * nq * nk * head_dim) time, chunked over queries: the score matrix is never
+    O(batch * heads * queries * nk * head_dim) time, chunked over queries: the score matrix is never
     stored. Scores are float64 for float64 inputs, else float32; sums are float64.
     """
     q, k = np.asarray(q), np.asarray(k)
@@ -60,8 +64,9 @@ def coverage(
     step = max(1, SCORES_PER_CHUNK // max(nk, 1))
     total = np.zeros((batch, heads))
     counted = np.zeros((batch, heads), np.int64)
-    for start in range(0, nq if nk else 0, step):
-        rows = slice(start, min(start + step, nq))
+    chosen = _check_queries(queries, nq)
+    for start in range(0, chosen.size if nk else 0, step):
+        rows = chosen[start : start + step]
         kept, allowed = _Strips(mask, rows), None if within is None else _Strips(within, rows)
         for b, h in np.ndindex(batch, heads):
             keys = k[b, :, h // (heads // heads_kv)].astype(dtype)
@@ -78,7 +83,7 @@ class _Strips:
     """Rows of a mask as boolean arrays, each distinct plane expanded once."""
 
     def __init__(self, mask, rows):
-        q, kv = np.arange(rows.start, rows.stop)[:, None], np.arange(mask.shape[1])[None, :]
+        q, kv = rows[:, None], np.arange(mask.shape[1])[None, :]
         self.index = mask.plane_index
         self.strips = [np.broadcast_to(m._at(q, kv), (q.size, kv.size)) for m in mask.planes]
 
@@ -94,6 +99,21 @@ def _kept_share(scores, kept):
     whole = weight.sum(1, dtype=np.float64)
     part = np.where(kept, weight, 0).sum(1, dtype=np.float64)
     return np.divide(part, whole, out=np.full(len(scores), np.nan), where=whole > 0)
+
+
+def _check_queries(queries, nq):
+    if queries is None:
+        return np.arange(nq)
+    queries = np.asarray(queries)
+    if queries.ndim != 1 or queries.dtype.kind not in "iu":
+        raise TypeError(
+            f"queries: must be a 1-D array of integers, got {queries.ndim}-D {queries.dtype}"
+        )
+    if queries.size and not 0 <= queries.min() <= queries.max() < nq:
+        raise ValueError(
+            f"queries reach from {queries.min()} to {queries.max()}: must be in [0, {nq})"
+        )
+    return queries.astype(np.int64)
 
 
 def _check_inputs(q, k, mask, within):

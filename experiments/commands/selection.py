@@ -152,7 +152,8 @@ def measure(setup, name, arrays, impl):
         case = case_of(setup, chosen, q)
         out = to_host(library.results(case)["out"]).astype(np.float64)
         distance = float(np.linalg.norm(out - exact) / np.linalg.norm(exact))
-        kept = float(np.nanmean(selection.coverage(q, k, chosen.block_map)))
+        queries = sample_rows(q.shape[1], sweep["coverage_rows"])
+        kept = float(np.nanmean(selection.coverage(q, k, chosen.block_map, queries=queries)))
         pairs = base.mask.count_nonzero() * max(1, chosen.mask.plane_index.size)
         density = chosen.mask.count_nonzero() / pairs
         rows.append(_row(name, chosen, of, density, kept, distance, setup.backend.device))

@@ -1,12 +1,11 @@
 """train: tokens a second of GPT-2 with nbflash's attention beside torch's, and the operator's cost.
 
 The model is that of transformers, of random weights; every step is forward, backward and AdamW on
-bytes of a novel, under autocast on a CUDA device. The logits of nbflash are checked before anything
-is timed.
+bytes of source files, under autocast on a CUDA device. The logits of nbflash are checked before
+anything is timed.
 """
 
 from functools import partial
-from pathlib import Path
 
 import masks
 from experiments.harness import sweeps
@@ -19,7 +18,6 @@ from experiments.harness.timing import WallClock, host_time, interleave
 from experiments.report.tables import show, write_csv, wrote
 from nbflash.testing import assert_within_reference
 
-NOVEL = Path(__file__).parents[1] / "data" / "pride_and_prejudice.txt"
 SDPA, SPARSE = "sdpa", "nbflash, sparse"
 COLUMNS = {"model": "", "tokens": "d", "batch": "d", "attention": "", "ms a step": ".2f"}
 COLUMNS |= {"p10": ".2f", "p90": ".2f", "tokens/s": ",.0f", "/ sdpa": ".3f", "loss": ".3f"}
@@ -55,10 +53,11 @@ def run(out, quick, device, seed):
 def _of_size(device, sweep, settings, size, seed):
     name, tokens, batch = size
     models = {x: _model(sweep, name, tokens, x, device, seed) for x in (SDPA, NBFLASH, SPARSE)}
-    text = _batches(tokens, batch, device, seed)
     dtype = sweep[device]["dtype"]
-    _check(models, next(text)[:1], dtype)
-    steps = {x: _step(model, text, dtype) for x, model in models.items()}
+    _check(models, next(_batches(tokens, batch, device, seed))[:1], dtype)
+    steps = {
+        x: _step(model, _batches(tokens, batch, device, seed), dtype) for x, model in models.items()
+    }
     losses = {}
     timings = interleave(
         steps,
@@ -103,10 +102,12 @@ def _model(sweep, name, tokens, attention, device, seed):
 
 
 def _batches(tokens, batch, device, seed):
-    """Endless bytes of the novel (batch, tokens)."""
+    """Endless bytes of source files (batch, tokens)."""
     import torch
 
-    text = torch.tensor(list(NOVEL.read_bytes()))
+    from experiments.papers import texts
+
+    text = torch.tensor(list(texts.whole("train")))
     draw = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - tokens, (batch,), generator=draw).tolist()

@@ -1,10 +1,11 @@
 """The cases of a sweep that compares libraries, lengths or configurations, shape by shape."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import masks
 from experiments.harness.errors import BadInput
 from experiments.harness.passes import DENSE
+from nbflash import BlockMap
 
 CAUSAL, BLOCKS = "causal", "blocks"
 
@@ -21,7 +22,7 @@ class Case:
     name : str
         Of the mask.
     kind : {"dense", "causal", "blocks"}
-    mask : masks.Mask or None
+    mask : masks.Mask, nbflash.BlockMap or None
         None without one.
     density : float
         Share of the scores that count as work: a half for causal.
@@ -32,7 +33,7 @@ class Case:
 
     name: str
     kind: str
-    mask: masks.Mask | None
+    mask: masks.Mask | BlockMap | None = field(hash=False)  # the contents of a map may change
     density: float
     tile: int | None
     shape: tuple[int, int, int, int]

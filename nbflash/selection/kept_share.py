@@ -11,7 +11,12 @@ from nbflash.inputs.block_map import BlockMap
 
 
 def coverage(
-    q: Array, k: Array, block_map: BlockMap, *, scale: float | None = None
+    q: Array,
+    k: Array,
+    block_map: BlockMap,
+    *,
+    scale: float | None = None,
+    queries: NDArray[np.integer] | None = None,
 ) -> NDArray[np.float64]:
     """Share of the softmax attention that a block map keeps: see `masks.coverage`.
 
@@ -23,6 +28,8 @@ def coverage(
         The share refers to the attention within its intervals (causal, …).
     scale : float, optional
         Default ``head_dim ** -0.5``.
+    queries : int array, optional
+        Places of the queries that are averaged. Default all.
 
     Returns
     -------
@@ -31,8 +38,8 @@ def coverage(
 
     Notes
     -----
-    Computes every score, on the host: for checks, not for use in a model.
+    Computes every score of these queries, on the host: for checks, not for use in a model.
     """
     q, k = (x if isinstance(x, np.ndarray) else x.get() for x in (q, k))
     mask = block_map.to_mask(q.shape[2])
-    return masks.coverage(q, k, mask, scale=scale, within=block_map.within)
+    return masks.coverage(q, k, mask, scale=scale, within=block_map.within, queries=queries)

@@ -324,6 +324,21 @@ COVERAGE = {
         lambda: masks.coverage(Q, K, masks.per_batch([M] * 3)),
         "mask.batch=3: must be 2",
     ),
+    "queries rank": (
+        TypeError,
+        lambda: masks.coverage(Q, K, M, queries=3),
+        "queries: must be a 1-D",
+    ),
+    "queries dtype": (
+        TypeError,
+        lambda: masks.coverage(Q, K, M, queries=[0.5]),
+        "queries: must be a 1-D array of integers, got 1-D float64",
+    ),
+    "queries range": (
+        ValueError,
+        lambda: masks.coverage(Q, K, M, queries=[0, 6]),
+        r"queries reach from 0 to 6: must be in \[0, 6\)",
+    ),
     "scale": (ValueError, lambda: masks.coverage(Q, K, M, scale=np.nan), "scale=nan: must be"),
     "scale str": (TypeError, lambda: masks.coverage(Q, K, M, scale="a"), "scale='a': must be a"),
     "scale bool": (TypeError, lambda: masks.coverage(Q, K, M, scale=True), "scale=True: must be a"),

@@ -232,6 +232,20 @@ def test_coverage_against_a_loop(qk, monkeypatch):
     assert abs(masks.coverage(q, k, mask) - expected).max() <= budget
 
 
+def test_coverage_of_some_queries(qk, monkeypatch):
+    q, k = qk
+    mask, rows = masks.causal(9, 11), np.array([7, 0, 4, 4])
+    some = masks.coverage(q, k, mask, queries=rows)
+    each = [masks.coverage(q, k, mask, queries=[row]) for row in rows]
+    budget = 8 * np.finfo(float).eps  # a sum of four, and a division
+    assert abs(some - np.mean(each, axis=0)).max() <= budget
+    alone = masks.restrict(mask, q_idx=[7])
+    assert (each[0] == masks.coverage(q[:, [7]], k, alone)).all()
+    monkeypatch.setattr(sys.modules["masks.coverage"], "SCORES_PER_CHUNK", 22)
+    assert abs(masks.coverage(q, k, mask, queries=rows) - some).max() <= budget
+    assert np.isnan(masks.coverage(q, k, mask, queries=np.zeros(0, int))).all()
+
+
 def test_coverage_of_extremes(qk):
     q, k = qk
     assert (masks.coverage(q, k, masks.dense(9, 11)) == 1).all()
