@@ -22,6 +22,7 @@ from experiments.harness.timing import Timing
 from experiments.report.tables import show, write_csv, wrote
 from nbflash import distributed
 
+PASSES = FORWARD, BACKWARD
 COLUMNS = {
     "scaling": ("scaling", ""),
     "mask": ("mask", ""),
@@ -93,7 +94,9 @@ class Measured:
         """A `Timing` of calls that all ranks begin together, each as long as its slowest rank."""
         call()
         samples = []
-        for _ in range(self.settings["rounds"]):
+        while not samples or (
+            len(samples) < self.settings["rounds"] and sum(samples) < 1e3 * self.settings["seconds"]
+        ):
             self.comm.agree("")
             took, _ = self.backend.clock.measure(call)
             samples.append(max(map(json.loads, self.comm.agree(json.dumps(took)))))
@@ -108,6 +111,7 @@ def on_rank(comm, device, section, names, seed):
         settings |= sweep["cpu"] | sweep["cpu"][section]
     else:
         comm = _over_gpus(comm, backend.xp)
+        backend = open_backend(device)  # with what it holds on the rank's own device
     settings["dtype"] = parse_dtype(settings["dtype"])
     sizes = [("weak", comm.size * n) for n in settings["weak"]]
     sizes += [("strong", n) for n in settings["strong"]]
@@ -118,6 +122,8 @@ def on_rank(comm, device, section, names, seed):
                 measured = Measured(comm, backend, settings, mask_of(case, tokens, seed), seed)
                 common = {"scaling": scaling, "mask": case["name"], "tokens": tokens}
                 rows += rows_of(measured, common, seed)
+                if comm.rank == 0:
+                    say(f"{scaling}, {case['name']}, {tokens}: {_summary(rows[-len(PASSES) :])}")
     return rows
 
 
@@ -134,6 +140,12 @@ def rows_of(measured, common, seed):
         row["received_mb"] = float(sharding.traffic.sum(0).max() * kv_bytes / 1e6)
         rows.append(row | {"error": verdict.error, "budget": verdict.budget})
     return rows
+
+
+def _summary(rows):
+    return ", ".join(
+        f"{row['pass']} {row['median_ms']:.3f} ms, {row['of_ideal']:.2f} of ideal" for row in rows
+    )
 
 
 def _over_gpus(comm, cupy):

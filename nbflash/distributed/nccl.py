@@ -6,8 +6,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
-
 from nbflash.distributed.communicator import Communicator, Exchange
 
 
@@ -36,8 +34,8 @@ class NcclCommunicator:
 
         self._cupy, self._nccl, self.timeout = cupy, nccl, timeout
         self._host, self.rank, self.size = host, host.rank, host.size
-        made = _text_of(nccl.get_unique_id()) if host.rank == 0 else ""
-        identity = _tuple_of(host.agree(made)[0])
+        made = nccl.get_unique_id().hex() if host.rank == 0 else ""
+        identity = bytes.fromhex(host.agree(made)[0])
         self._comm = nccl.NcclCommunicator(host.size, identity, host.rank)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._watch = _Watch(self._comm, timeout, cupy.cuda.Device())
@@ -132,12 +130,3 @@ class _Watch:
             if late:
                 self.abort(f"an exchange was not done after {self._timeout} s")
                 return
-
-
-def _text_of(identity):
-    """A unique identifier, a tuple of small integers, as text."""
-    return " ".join(map(str, identity))
-
-
-def _tuple_of(text):
-    return tuple(int(x) for x in np.array(text.split(), np.int64))

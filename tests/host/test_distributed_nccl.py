@@ -9,7 +9,7 @@ import pytest
 
 from nbflash.distributed import NcclCommunicator, run
 
-IDENTITY = (0, 3, 127, 255)
+IDENTITY = bytes([0, 3, 127, 255])
 
 
 class Stream:
@@ -60,7 +60,7 @@ class Host:
     def agree(self, note):
         if not self.answers:
             raise TimeoutError("rank 1 has heard nothing of rank 0")
-        return [note or " ".join(map(str, IDENTITY)), note]
+        return [note or IDENTITY.hex(), note]
 
 
 @pytest.fixture
