@@ -44,7 +44,7 @@ from nbflash.cuda.tile.mma.fragment import Fragment
 from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb
 from nbflash.cuda.tile.mma.gradient import make_gradients, make_query_numbers
 from nbflash.cuda.tile.mma.mask import make_apply_mask, make_apply_mask_transposed
-from nbflash.cuda.tile.mma.poison import make_poison_units
+from nbflash.cuda.tile.mma.poison import make_poison_rows, make_poison_units
 from nbflash.cuda.tile.ring import divmod_int32, make_advance
 from nbflash.cuda.tile.score import score_signature
 from nbflash.cuda.tile.tracing import opaque, unrolled
@@ -80,10 +80,9 @@ def make_bwd_sm80(cfg):
     operands_of, own_of, words_of = make_places(cfg)
     gemm_s = make_gemm_abt(cfg.dtype, M_TILES, LENGTH, TILE, negate=cfg.negate)
     gemm_dp = make_gemm_abt(cfg.dtype, M_TILES, LENGTH, TILE)
-    gemm, poison_units = (
-        make_gemm_pb(cfg.dtype, M_TILES, LENGTH, TILE),
-        make_poison_units(cfg.dtype, M_TILES, TILE),
-    )
+    gemm = make_gemm_pb(cfg.dtype, M_TILES, LENGTH, TILE)
+    poison_rows = make_poison_rows(cfg.dtype, M_TILES, LENGTH, TILE)
+    poison_units = make_poison_units(cfg.dtype, M_TILES, TILE)
     if COLUMNS:
         apply_mask = make_apply_mask_transposed(M_TILES, LENGTH, TILE_M, TILE_N)
         places = [(column, row) for row, column in scores.places()]
@@ -91,7 +90,7 @@ def make_bwd_sm80(cfg):
         apply_mask, places = make_apply_mask(M_TILES, LENGTH, TILE_M), scores.places()
     numbers_of = make_query_numbers(scores, transposed=COLUMNS)
     SLOPED = cfg.score is not None and cfg.score.has_slope
-    exponents, weights, poisoned, slopes, gradients, gradients_masked = make_gradients(
+    exponents, weights, slopes, gradients, gradients_masked = make_gradients(
         M_TILES, LENGTH, cfg.score, transposed=COLUMNS
     )
     scored, unit_of = make_scored(cfg, places, with_slope=True)
@@ -267,8 +266,6 @@ def make_bwd_sm80(cfg):
                     kept_words = kept_of(random, random_rows, dropping[0], n0, thread)
             if WITH_DV:
                 packed = pack(p)
-                if not FULL_TILES and careful:
-                    packed = pack(poisoned(p, deltas))
                 if DROPOUT:
                     packed = drop_packed(packed, kept_words)
             if WITH_DS:
@@ -286,7 +283,12 @@ def make_bwd_sm80(cfg):
             if ATOMIC:
                 to = types.int32(word_of(shared_address(smem), first) + DS // 4)
                 share(smem, to, ds, opaque(thread))
+            thread = opaque(types.int32(cuda.threadIdx.x))
+            first, _, _, by_rows = operands_of(shared_address(smem), thread)
+            one = staged(by_rows, stage)
             if not FULL_TILES and careful:
+                if WITH_DV:
+                    packed = poison_rows(packed, types.int32(one + OTHER))
                 cuda.syncthreads()  # all have seen the tile
                 to = word_of(shared_address(smem), ring)
                 clean(smem, to, opaque(thread))
@@ -294,9 +296,6 @@ def make_bwd_sm80(cfg):
                     clean(smem, to + OTHER // 4, opaque(thread))
                 cuda.syncthreads()  # it is finite
             # dV += Pᵀ dO;  dK += dSᵀ Q, or dQ += dS K
-            thread = opaque(types.int32(cuda.threadIdx.x))
-            first, _, _, by_rows = operands_of(shared_address(smem), thread)
-            one = staged(by_rows, stage)
             if WITH_DV:
                 acc_1 = gemm(acc_1, packed, types.int32(one + OTHER))
             if WITH_DS:

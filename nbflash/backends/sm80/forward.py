@@ -246,7 +246,7 @@ def make_fwd_sm80(cfg):
                 acc_o, l_i = scale_rows(acc_o, alpha), times(l_i, alpha)
             m_i, l_i = m_new, plus(l_i, sums)
             if not FULL_TILES and careful:
-                acc_o = poison_rows(acc_o, p, staged(v_at, stage))
+                p = poison_rows(p, staged(v_at, stage))
                 cuda.syncthreads()  # all have seen V
                 clean(smem, stage_word, opaque(thread))
                 cuda.syncthreads()  # V is finite

@@ -244,7 +244,6 @@ def case_of(run, *arguments):
 BY_LSE = "a query that attends a key of NaN has an LSE of NaN, which makes its P NaN"
 SURVIVORS = {
     "mma.poison: no unit is poisoned": BY_LSE,
-    "mma.poison: bad keys of one lane": BY_LSE,
     "sm80.backward: units not poisoned": BY_LSE,
     "mma.softmax: grown in one lane": "no collective depends on it: lanes may take two branches",
     "sm80.row_kernels: a row that attends nothing": "all its pairs are masked, whatever its shift",

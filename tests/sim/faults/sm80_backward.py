@@ -157,7 +157,7 @@ BACKWARDS = (
         "own_shifts, own_deltas = numbers_of(shift, at, top), numbers_of(delta,",
         "own_shifts, own_deltas = numbers_of(shift, at, top), numbers_of(shift,",
     ),
-    Mutant("P not poisoned", "packed = pack(poisoned(p, deltas))", "packed = pack(p)"),
+    Mutant("P not poisoned", "packed = poison_rows(packed, types.int32(one + OTHER))", "pass"),
     Mutant("dV of what was dropped", "packed = drop_packed(packed, kept_words)", "pass"),
     Mutant("dP of what was dropped", "acc_dp = drop_values(acc_dp, kept_words)", "pass"),
     Mutant("no slopes", "p = slopes(p, acc_s)", "pass"),

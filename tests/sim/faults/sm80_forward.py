@@ -153,25 +153,30 @@ MASKS = (
     Mutant("across: queries of one pair", "8 * (i // 2) + i % 2 for", "8 * (i // 2) for"),
 )
 POISONS = (
-    Mutant("no row is poisoned", "select(x > 0.0, math.nan, x * 0.0)", "x * 0.0"),
+    Mutant("no row is poisoned", "select(found > 0.0, NAN, p[at])", "p[at]"),
     Mutant(
         "rows poisoned by any key",
         "counts[t] = mma(dtype, counts[t], a, bad)",
         "counts[t] = mma(dtype, counts[t], (0x3C003F80,) * 4, bad)",
     ),
+    Mutant("bad keys of one column", " + counts[t][2 * i + 1]", ""),
     Mutant(
-        "bad keys of one column",
-        "found = across_lanes(found, WARP // QUAD, operator.or_, first=QUAD)\n",
-        "",
+        "poison of the lower row",
+        "at, found = size * t + i, counts",
+        "at, found = size * t, counts",
     ),
     Mutant(
         "bad keys of the first 16 columns",
         "range(tile.width // 16):\n            words",
         "range(1):\n            words",
     ),
-    Mutant("poison of the upper row", "counts[i // 2][i % 2 * 2]", "counts[i // 2][0]"),
-    Mutant("no unit is poisoned", "select(equal(bad, 0), unit, math.nan)", "unit"),
-    Mutant("bad keys of one lane", "found = across_lanes(found, QUAD, operator.or_)\n", ""),
+    Mutant(
+        "poison of the upper row",
+        "counts[t][2 * i] + counts[t][2 * i + 1]",
+        "counts[t][0] + counts[t][1]",
+    ),
+    Mutant("no unit is poisoned", "select(x > 0.0, math.nan, unit)", "unit"),
+    Mutant("unit of the upper row", "counts[i // 2][i % 2 * 2]", "counts[i // 2][0]"),
 )
 GRADIENTS = (
     Mutant("numbers of one pair", "memory, at + 8 * j)", "memory, at)"),
@@ -185,12 +190,6 @@ GRADIENTS = (
         "select(equal(x, 0.0), 0.0, y) for x, y in zip(w, values",
         "y for x, y in zip(w, values",
     ),
-    Mutant(
-        "P of what is hidden poisoned",
-        "select(equal(x, 0.0), 0.0, y) for x, y in zip(p, values",
-        "y for x, y in zip(p, values",
-    ),
-    Mutant("P not poisoned", "x + deltas[query(i)] * 0.0", "x"),
     Mutant(
         "queries of one pair",
         "// 8 * 2 + element % 2\n        return fragment.row(element)",

@@ -27,8 +27,8 @@ def make_query_numbers(fragment, *, transposed):
 
 
 def make_gradients(m_tiles, n, score=None, *, transposed):
-    """``exponents(s, units, shifts)``, ``weights(e)``, ``poisoned(p, deltas)``, ``slopes(p, s)``,
-    ``full(w, dp, deltas)`` and ``masked(w, dp, deltas)``.
+    """``exponents(s, units, shifts)``, ``weights(e)``, ``slopes(p, s)``, ``full(w, dp, deltas)``
+    and ``masked(w, dp, deltas)``.
 
     The last two are dS of W = P ∘ ∂S'/∂S, which is P without a score function; ``slopes`` makes W
     of P and of what :func:`nbflash.cuda.tile.score.make_score` gives with slopes.
@@ -51,12 +51,6 @@ def make_gradients(m_tiles, n, score=None, *, transposed):
         return tuple(map(exp2, e))
 
     @unrolled
-    def poisoned(p, deltas):
-        """NaN where P is not 0 and δ is not finite, as it is of a dO that is not."""
-        values = (x + deltas[query(i)] * 0.0 for i, x in enumerate(p))
-        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, values, strict=True))
-
-    @unrolled
     def slopes(p, s):
         """0 where P is: a slope may be NaN."""
         return tuple(weighed(x, slope_at(score, s, i), True) for i, x in enumerate(p))
@@ -74,4 +68,4 @@ def make_gradients(m_tiles, n, score=None, *, transposed):
         values = (gradient(w, dp, deltas, i) for i in range(fragment.size))
         return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(w, values, strict=True))
 
-    return exponents, weights, poisoned, slopes, full, masked
+    return exponents, weights, slopes, full, masked
