@@ -265,7 +265,7 @@ def decode(out, **options):
 def train(out, **options):
     """Tokens a second of GPT-2 in training, with nbflash's attention beside torch's.
 
-    transformers' model of random weights on the bytes of a novel: dense causal attention, and a
+    transformers' model of random weights on bytes of source files: dense causal attention, and a
     butterfly with local blocks; on a CUDA device also the host's time of an operator. Sizes:
     experiments/sweeps/train.toml. Needs torch and transformers.
     """

@@ -107,11 +107,11 @@ def _batches(tokens, batch, device, seed):
 
     from experiments.papers import texts
 
-    text = torch.tensor(list(texts.whole("train")))
+    text = torch.frombuffer(bytearray(texts.whole("train")), dtype=torch.uint8)
     draw = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - tokens, (batch,), generator=draw).tolist()
-        yield torch.stack([text[start : start + tokens] for start in starts]).to(device)
+        yield torch.stack([text[start : start + tokens] for start in starts]).long().to(device)
 
 
 def _cast(device, dtype):
