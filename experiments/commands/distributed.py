@@ -22,7 +22,6 @@ from experiments.harness.timing import Timing
 from experiments.report.tables import show, write_csv, wrote
 from nbflash import distributed
 
-PASSES = FORWARD, BACKWARD
 COLUMNS = {
     "scaling": ("scaling", ""),
     "mask": ("mask", ""),
@@ -111,7 +110,6 @@ def on_rank(comm, device, section, names, seed):
         settings |= sweep["cpu"] | sweep["cpu"][section]
     else:
         comm = _over_gpus(comm, backend.xp)
-        backend = open_backend(device)  # with what it holds on the rank's own device
     settings["dtype"] = parse_dtype(settings["dtype"])
     sizes = [("weak", comm.size * n) for n in settings["weak"]]
     sizes += [("strong", n) for n in settings["strong"]]
@@ -121,9 +119,10 @@ def on_rank(comm, device, section, names, seed):
             if not names or case["name"] in names:
                 measured = Measured(comm, backend, settings, mask_of(case, tokens, seed), seed)
                 common = {"scaling": scaling, "mask": case["name"], "tokens": tokens}
-                rows += rows_of(measured, common, seed)
+                found = rows_of(measured, common, seed)
                 if comm.rank == 0:
-                    say(f"{scaling}, {case['name']}, {tokens}: {_summary(rows[-len(PASSES) :])}")
+                    say(f"{scaling}, {case['name']}, {tokens}: {_summary(found)}")
+                rows += found
     return rows
 
 

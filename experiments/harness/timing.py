@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -79,7 +79,11 @@ class CudaEvents:
         import cupy
 
         self._cupy = cupy
-        self._flush = cupy.empty(FLUSH_BYTES, cupy.uint8)
+
+    @cached_property
+    def _flush(self):
+        """What is written to empty the L2 cache, on the device of the first measurement."""
+        return self._cupy.empty(FLUSH_BYTES, self._cupy.uint8)
 
     def prepare(self, call):
         """What `measure` is to be given: one call is enough."""

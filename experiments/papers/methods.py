@@ -132,7 +132,7 @@ def _flex(mask, problem):
     if problem.lengths is not None:
         lengths = torch.tensor(problem.lengths, device=problem.device)
         mask_mod = lambda b, h, q_idx, kv_idx: kv_idx < lengths[b]
-        # Its kernels on a GPU read lists of a broadcast batch out of bounds.
+        # Copies: on a GPU its kernels read beyond lists whose batch axis has a stride of 0.
         lists = [x.repeat(problem.batch, *[1] * (x.ndim - 1)) for x in (lists[2], lists[3])]
     blocks = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block, mask_mod=mask_mod)
     call = flex_attention

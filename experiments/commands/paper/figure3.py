@@ -128,7 +128,7 @@ class _Case:
             raise
         except (RuntimeError, NotImplementedError, ValueError) as error:
             if self._setup.backend.device != "cpu":
-                torch.cuda.synchronize()  # fails where the context is lost
+                torch.cuda.synchronize()  # raises where the context is lost
             return _result(one_line(error)[:200])
         return _result("", timing.columns | {"memory_mb": memory})
 

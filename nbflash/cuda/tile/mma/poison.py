@@ -3,8 +3,8 @@
 Such chunks become zeros in shared memory (`ChunkCopy.clean`), once the results that depend on them
 have been made NaN: a warp finds them in the fragments that it multiplies with.
 
-Lanes meet in products alone: with shuffles here a thread stores its accumulators before Hopper
-(notes/sm80.md).
+Values pass between lanes in products, not by shuffles: with shuffles here ptxas spills accumulators
+on architectures before Hopper (notes/sm80.md).
 """
 
 import math
@@ -55,7 +55,7 @@ def make_poison_rows(dtype, m_tiles, n, tile):
                 a = tuple(p[size * t + 4 * k : size * t + 4 * k + 4])
                 counts[t] = mma(dtype, counts[t], a, bad)
         for t in range(m_tiles):
-            for i in (0, 1):  # of a row a lane has two of eight counts, and a word of P
+            for i in (0, 1):  # a lane has two of a row's eight counts, and one of its words of P
                 at, found = size * t + i, counts[t][2 * i] + counts[t][2 * i + 1]
                 p[at] = select(found > 0.0, NAN, p[at])
         return tuple(p)
