@@ -64,13 +64,13 @@ def compile_ptx(spec, capability):
     narrow, _, ptx = _kept_ptx(spec, capability).partition("\n")
     assert narrow == "[]", f"{spec.name}: addresses of 32 bits, {narrow}; see addresses.py"
     if _list:
-        digest = hashlib.sha256(_code(ptx).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(code_of(ptx).encode()).hexdigest()[:16]
         with open(_list, "a") as out:
             out.write(f"{spec.name} {launch.arch_of(capability)} {spec.config} {digest}\n")
     return ptx
 
 
-def _code(ptx):
+def code_of(ptx):
     """Of PTX what is code: no names that count the functions that a process has compiled."""
     lines = (line for line in ptx.splitlines() if "NumbaEnv" not in line)
     return re.sub(r"_cudapy_smem_\d+", "smem", "\n".join(lines))

@@ -20,6 +20,7 @@ from nbflash.backends.sm80.forward import fwd_sm80_spec
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
 from nbflash.cuda import kernel_key, launch, score_params, sources
+from nbflash.cuda.ptx import _shared
 from nbflash.cuda.tile.score import ScoreCode
 
 HERE = Path(nbflash.__file__).parents[1]
@@ -59,6 +60,7 @@ def ran_while(spec, monkeypatch):
         return identity(pyfunc)
 
     monkeypatch.setattr(bytecode.FunctionIdentity, "from_function", compiled)
+    monkeypatch.setattr(_shared, "_known", {})  # what was made before would not run
     sys.setprofile(watch)
     try:
         launch.compile_ptx(spec, (9, 0))

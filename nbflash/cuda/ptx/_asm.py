@@ -13,6 +13,8 @@ from numba.core.errors import NumbaError
 from numba.cuda import types
 from numba.cuda.core import config
 
+from nbflash.cuda.ptx._shared import shared
+
 SIM = bool(config.ENABLE_CUDASIM)
 
 if SIM:
@@ -44,8 +46,12 @@ __all__ = [
     "types",
 ]
 
-# A device function that LLVM inlines.
-inlined = cuda.jit(device=True, forceinline=True)
+_jit_inlined = cuda.jit(device=True, forceinline=True)
+
+
+def inlined(fn):
+    """A device function that LLVM inlines."""
+    return _jit_inlined(fn) if SIM else shared(fn, _jit_inlined)
 
 
 @functools.cache
@@ -141,6 +147,10 @@ def intrinsic_of_arity(arity, build):
     made from source; ``build(*argtypes)`` returns ``(signature, codegen)``.
     """
     names = ", ".join(f"a{i}" for i in range(arity))
-    namespace = {"build": build}
-    exec(f"def f(typingctx, {names}):\n    return build({names})\n", namespace)
-    return intrinsic(namespace["f"])
+
+    def make(build):
+        namespace = {"build": build}
+        exec(f"def f(typingctx, {names}):\n    return build({names})\n", namespace)
+        return intrinsic(namespace["f"])
+
+    return shared(build, make)
