@@ -57,19 +57,31 @@ def narrow_products(modules):
 
 
 def _inlined(modules):
-    """The text of one module, without calls of device functions and without variables."""
+    """The text of one module, without calls of device functions and without variables.
+
+    A function's own variables go before it is inlined, which saves half of the time.
+    """
     llvm.initialize_native_target()
-    first, *others = map(llvm.parse_assembly, modules)
-    for module in others:
-        first.link_in(module)
     machine = llvm.Target.from_triple(llvm.get_default_triple()).create_target_machine()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(0))
+    first, *others = map(llvm.parse_assembly, dict.fromkeys(modules))
+    for module in (first, *others):
+        _without_variables().run(module, builder)
+    for module in others:
+        first.link_in(module)
+    inliner = llvm.create_new_module_pass_manager()
+    inliner.add_always_inliner_pass()
+    inliner.run(first, builder)
+    _without_variables().run(first, builder)
+    return str(first)
+
+
+def _without_variables():
     passes = llvm.create_new_module_pass_manager()
-    passes.add_always_inliner_pass()
     passes.add_sroa_pass()
     passes.add_sccp_pass()  # products of constants
-    passes.run(first, builder)
-    return str(first)
+    passes.add_dead_code_elimination_pass()
+    return passes
 
 
 class _Kernel:
