@@ -106,7 +106,9 @@ def _ask(process, job):
 def main():
     """Compile what is asked for until standard input is closed."""
     from nbflash.cuda import launch
+    from nbflash.cuda.ptx import _shared
 
+    _shared.begin()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints must not get among the answers
     while size := source.read(8):

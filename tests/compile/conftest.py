@@ -1,7 +1,11 @@
 """The compile tier: kernels for several architectures, with no GPU, driver or CUDA toolkit."""
 
+import gc
+
 import pytest
 from numba.cuda.core import config
+
+from nbflash.cuda.ptx import _shared
 
 if config.ENABLE_CUDASIM:
     raise pytest.UsageError(
@@ -24,3 +28,8 @@ def pytest_configure(config):
 
     compiled.keep_in(config.cache.mkdir("compiled"))
     compiled.list_in(config.option.code)
+    _shared.begin()
+
+
+def pytest_unconfigure():
+    gc.freeze()  # or Python looks through all that Numba made once more before it ends

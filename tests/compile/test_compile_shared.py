@@ -101,6 +101,13 @@ def test_what_may_change_is_not_shared(monkeypatch):
     assert not is_shared(make_around(1), make_around(1))
 
 
+def test_a_process_shares_from_a_moment_on(monkeypatch):
+    monkeypatch.setattr(_shared, "_known", None)
+    assert not is_shared(make_function(1), make_function(1))
+    _shared.begin()
+    assert is_shared(make_function(1), make_function(1))
+
+
 def test_the_oldest_are_forgotten(known, monkeypatch):
     monkeypatch.setattr(_shared, "MOST", 2)
     one, *_ = (_shared.shared(make_function(n), lambda fn: [fn]) for n in (1, 2, 1, 3))

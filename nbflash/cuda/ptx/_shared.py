@@ -2,6 +2,9 @@
 
 A kernel is made of some fifty device functions, which are made anew for every kernel. Most of them
 are what another kernel has, too. Numba types and lowers them alike for all architectures.
+
+Only processes that compile many kernels and do nothing else share them: it takes memory, and time
+to free it when a process ends.
 """
 
 import threading
@@ -13,15 +16,24 @@ MOST = 2048  # functions that are remembered, with what Numba made of them: 0.15
 _OURS = __name__.partition(".")[0]
 _PLAIN = bool, int, float, str, range, type(None), np.generic
 _lock = threading.Lock()
-_known = {}  # by content: a function, which keeps alive what its content names, and what it became
+# By content: a function, which keeps alive what its content names, and what it became. None: off.
+_known = None
 
 
 class _UnknownContent(Exception):
     """A function's content is not known, or may change."""
 
 
+def begin():
+    """Share functions that are made from now on."""
+    global _known
+    _known = {}
+
+
 def shared(fn, make):
     """``make(fn)``, or what it was for a function of the same content."""
+    if _known is None:
+        return make(fn)
     try:
         content = _content(fn, ())
     except _UnknownContent:
