@@ -51,12 +51,6 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # (importer, imported), by prefixes: what is against the order as yet, and what will mend it.
 DEBTS = {
-    (f"{HOPPER}.backward", f"{HOPPER}.forward.config"): "Panels, records: shared.config",
-    (f"{HOPPER}.decode", f"{HOPPER}.forward.config"): "Panels, records: shared.config",
-    (f"{HOPPER}.backward", f"{HOPPER}.forward.producer"): "shared.tile_stream",
-    (f"{HOPPER}.decode", f"{HOPPER}.forward.producer"): "shared.tile_stream",
-    (f"{HOPPER}.backward", f"{HOPPER}.forward.epilogue"): "shared.masking",
-    (f"{HOPPER}.decode", f"{HOPPER}.forward.epilogue"): "shared.masking",
     (f"{TILE}.score", "nbflash.scores"): "its functions: definitions.score_functions",
 }
 # Arrows that stay: the version is in the package's __init__, which imports what shows it.

@@ -4,7 +4,17 @@ import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
-from faults.sm90_forward import CHAIN, CONFIG, FORMS, FWD, HALVES_OF, LOAD, MUTANTS, WHOLE_OF
+from faults.sm90_forward import (
+    CHAIN,
+    CONFIG,
+    FORMS,
+    FWD,
+    HALVES_OF,
+    MUTANTS,
+    PRODUCER,
+    RECOVERY_OF,
+    WHOLE_OF,
+)
 from mutant_family import Family
 from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, ordered, precise, raise_scores, run
 
@@ -182,7 +192,7 @@ def check(case, spec_of):
 
 def reach(target):
     """Names of the cases that run a module: only one form of the mainloop, if it is of that one."""
-    forms = {HALVES_OF: {True}, WHOLE_OF: {False}}.get(target, {True, False})
+    forms = {HALVES_OF: {True}, WHOLE_OF: {False}, RECOVERY_OF: {False}}.get(target, {True, False})
     return [case.name for case in CASES if case.config.halves in forms]
 
 
@@ -199,6 +209,6 @@ FAMILY = Family(
     CHAIN,
     {case.name: case_of(case) for case in CASES},
     MUTANTS,
-    generate=(LOAD, *FORMS, FWD),
+    generate=(*PRODUCER, *FORMS, FWD),
     reach=reach,
 )

@@ -140,7 +140,7 @@ FAULTS = (
         ),
     ),
     (RAMP, Mutant("one row", "start + 8.0", "start + 0.0")),
-    (RAMP, Mutant("there for back", "slant[0] * unit * MINUS", "slant[0] * unit")),
+    (RAMP, Mutant("there for back", "ramp[0] * unit * MINUS", "ramp[0] * unit")),
     (RAMP, Mutant("back by what it rose", "x + (b - a)", "x - (b - a)")),
     (RAMP, Mutant("flat beyond the diagonal", "-2.0, y", "-1.0, y")),
     (RAMP, Mutant("bent everywhere", "maximum(beyond, zero)", "beyond")),
@@ -150,40 +150,61 @@ FAULTS = (
     (
         RAMP,
         Mutant(
-            "no ramp again", "bent(_climb(s, slant[0], first_of(thread)), slant", "bent(s, slant"
+            "no ramp again",
+            "bent(_climb(acc_s, ramp[0], first_of(thread)), ramp",
+            "bent(acc_s, ramp",
         ),
     ),
     (
         RAMP,
         Mutant(
             "straight again",
-            "return bent(_climb(s, slant[0], first_of(thread)), slant, thread)",
-            "return _climb(s, slant[0], first_of(thread))",
+            "bent(_climb(acc_s, ramp[0], first_of(thread)), ramp, thread)",
+            "_climb(acc_s, ramp[0], first_of(thread))",
         ),
     ),
-    (WHOLE, Mutant("m of the row", "m = in_tile(m, slant, scale)", "pass")),
-    (WHOLE, Mutant("m of the tile for the row before", "m_ago, l_ago = row_m", "m_ago, l_ago = m")),
-    (WHOLE, Mutant("m of the tile after it", "if due else row_m", "if due else m")),
     (
-        WHOLE,
-        Mutant("m that rose", "of_row(row_m, m, slant, scale) if due else row_m", "row_m"),
+        RAMP,
+        Mutant("m of the row", "acc_s, _in_tile(m_i, x * unit, start), ramp", "acc_s, m_i, ramp"),
     ),
-    (
-        WHOLE,
-        Mutant("m that drifts", "of_row(row_m, m, slant, scale)", "of_first(m, slant, scale)"),
-    ),
-    (WHOLE, Mutant("m of a row's first tile", "m = of_first(m, slant, scale)", "pass")),
     (
         WHOLE,
         Mutant(
-            "never bent",
-            "if masked:\n                    s = bent(s, slant, thread)",
-            "if False:\n                    pass",
+            "m of the tile for the row before", "m_prior, l_prior = m_row", "m_prior, l_prior = m_i"
+        ),
+    ),
+    (WHOLE, Mutant("m of the tile after it", "if due else m_row", "if due else m_i")),
+    (
+        WHOLE,
+        Mutant("m that rose", "after_softmax(m_i, m_row, ramp, scale) if due else m_row", "m_row"),
+    ),
+    (
+        RAMP,
+        Mutant(
+            "m that drifts",
+            "return _risen(m_row, _in_tile(m_row, ramp[0] * unit, ramp[1]), m_i)",
+            "return _in_tile(m_i, ramp[0] * unit * (MINUS + 0), ramp[1])",
         ),
     ),
     (
+        WHOLE,
+        Mutant(
+            "m of a row's first tile",
+            "m_i = after_softmax(m_i, m_row, ramp, scale)\n",
+            "pass\n",
+        ),
+    ),
+    (
+        RAMP,
+        Mutant("never bent", "bent(acc_s, ramp, thread) if masked else acc_s", "acc_s"),
+    ),
+    (
         COMPUTE,
-        Mutant("all straight", "kind == FULL and straight(row, n0, params, turn)", "kind == FULL"),
+        Mutant(
+            "all straight",
+            "kind == FULL and straight(m_block, n0, params, warpgroup)",
+            "kind == FULL",
+        ),
     ),
     (FWD, Mutant("no R", "        fill_ramp(smem, place, tid)\n", "")),
 )

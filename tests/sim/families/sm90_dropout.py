@@ -84,14 +84,16 @@ OF_FORWARD = (
     (PLACE, Mutant("batch for head", "drawn, q, h, b)", "drawn, q, b, h)")),
     (PLACE, Mutant("seed alone", "key_of(state)", "key_of((state[0], state[1] * 0, state[2]))")),
     (ROW, Mutant("one row's share", "l[1] * share", "l[1]")),
-    (WHOLE, Mutant("all of P", "dropped(pack(weights), scoring[2])", "pack(weights)")),
+    (WHOLE, Mutant("all of P", "dropped(pack(weights), drawing)", "pack(weights)")),
     (HALF, Mutant("the first half twice", "dropped_b(pack", "dropped_a(pack")),
     (
         COMPUTE,
         Mutant(
             "place of the row before",
-            "spot = spot_of(drawn, next_row, next_bh, heads, thread)\n                    drawing",
-            "drawing",
+            "where, spot = row_at(next_block, next_bh, sources, thread)",
+            "pass",
+            1,
+            2,
         ),
     ),
     (

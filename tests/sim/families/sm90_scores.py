@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from faults.scores import COMPUTE, FWD_SM90, HOPPER, PARAMS, PLACE, SCORE, WHOLE
+from faults.scores import COMPUTE, FWD_SM90, HOOKS, HOPPER, PARAMS, PLACE, RAMP, SCORE, WHOLE
 from faults.scores import HALVES as HALVES_MODULE
 from mutant_family import Family
 from score_cases import NAMES, scores_for
@@ -16,7 +16,7 @@ from nbflash.cuda import simulator as sim
 
 T = 64
 WIDE = 72  # more than a panel: S begins as ALiBi
-CHAIN = (SCORE, PARAMS, PLACE, WHOLE, HALVES_MODULE, COMPUTE, FWD_SM90)
+CHAIN = (SCORE, PARAMS, PLACE, HOOKS, RAMP, WHOLE, HALVES_MODULE, COMPUTE, FWD_SM90)
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,9 @@ SIMT = (
     *((PARAMS, mutant) for mutant in OF_PARAMETERS),
 )
 PLACE, COMPUTE = "nbflash.backends.sm90.shared.score", "nbflash.backends.sm90.forward.consumer"
-WHOLE, HALVES, FWD_SM90 = (
+HOOKS, RAMP, WHOLE, HALVES, FWD_SM90 = (
     f"nbflash.backends.sm90.forward.{name}"
-    for name in ("mainloop_pingpong", "mainloop_overlap", "kernel")
+    for name in ("score_hooks", "alibi_gemm", "mainloop_pingpong", "mainloop_overlap", "kernel")
 )
 HOPPER = (
     *((SCORE, mutant) for mutant in SCALES),
@@ -114,24 +114,24 @@ HOPPER = (
         COMPUTE,
         Mutant(
             "place of the first row",
-            "where = where_of(next_row, next_bh, heads, scale, params, thread)",
+            "where, spot = row_at(next_block, next_bh, sources, thread)",
             "pass",
             1,
             2,
         ),
     ),
-    (WHOLE, Mutant("no ALiBi", "s = scored(s, scoring[0])", "pass", 0, 2)),
-    (WHOLE, Mutant("scores as they are", "s = scored(s, scoring[0])", "pass", 1, 2)),
-    (WHOLE, Mutant("ALiBi twice", "elif not ADDS:", "else:")),
+    (HOOKS, Mutant("no ALiBi", "acc_s = scored(acc_s, scoring)", "pass")),
+    (HOOKS, Mutant("scores as they are", "acc_s if ADDS else scored(acc_s, scoring)", "acc_s")),
+    (HOOKS, Mutant("ALiBi twice", "acc_s if ADDS else scored(acc_s", "scored(acc_s")),
     (WHOLE, Mutant("products instead of a sum", "accumulate=ADDS", "accumulate=False")),
-    (HALVES, Mutant("first half as it is", "scored_a(s_a, scoring[0])", "s_a")),
-    (HALVES, Mutant("second half as it is", "scored_b(s_b, scoring[0])", "s_b")),
-    (WHOLE, Mutant("lost scores without ALiBi", "elif SCORED:", "elif SCORED and not ADDS:")),
+    (HALVES, Mutant("first half as it is", "scored_a(s_a, score)", "s_a")),
+    (HALVES, Mutant("second half as it is", "scored_b(s_b, score)", "s_b")),
+    (HOOKS, Mutant("lost scores without ALiBi", "if SCORED else", "if SCORED and not ADDS else")),
     (
         HALVES,
         swapped(
             "score of what is hidden",
-            lines(12, "s_a = scored_a(s_a, scoring[0])"),
+            lines(12, "s_a = scored_a(s_a, score)"),
             lines(12, "if masked and (not first or kind != FULL):", "    s_a = keep_a(s_a, keep)"),
         ),
     ),

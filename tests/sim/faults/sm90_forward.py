@@ -2,35 +2,43 @@
 
 from mutants import Mutant, swapped
 
-from .sm90_mainloops import HALVES, WHOLE
-from .sm90_online_softmax import ONLINE
-from .sm90_producer import FINITE, LOAD, LOADING, PIPELINE
-from .sm90_tiles import CONFIG, FWD, GEMM, KEPT, SOFTMAX, STORE, TILES, WARPS
+from .sm90_mainloops import HALVES, RECOVERY, UPDATE, WHOLE
+from .sm90_online_softmax import SCORES, STATE
+from .sm90_producer import FINITE, LOAD, LOADING, PIPELINE, STREAM, WATCH
+from .sm90_tiles import CONFIG, FWD, GEMM, KEPT, SHARED, SOFTMAX, STORE, TILES, WARPS
 
 COMPUTE = "nbflash.backends.sm90.forward.consumer"
-ROW_OF, HALVES_OF, WHOLE_OF = (
+ROW_OF, RINGS_OF, RECOVERY_OF, HALVES_OF, WHOLE_OF = (
     f"nbflash.backends.sm90.forward.{name}"
-    for name in ("epilogue", "mainloop_overlap", "mainloop_pingpong")
+    for name in ("epilogue", "rings", "recovery", "mainloop_overlap", "mainloop_pingpong")
 )
-ONLINE_OF = "nbflash.backends.sm90.shared.online_softmax"
+ONLINE_OF, MASKING_OF = (
+    f"nbflash.backends.sm90.shared.{name}" for name in ("online_softmax", "masking")
+)
 # In the order of their imports.
-FORMS = ROW_OF, ONLINE_OF, HALVES_OF, WHOLE_OF, COMPUTE
-CHAIN = (PIPELINE, FINITE, WARPS, GEMM, KEPT, STORE, SOFTMAX, CONFIG, LOAD, *FORMS, FWD)
-START_OF_O = "start = types.uint32(base + stage * Q_BYTES + turn * 64 * ROW_BYTES)"
-SEND_O = "tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * turn, h, b, source)"
+FORMS = ROW_OF, RINGS_OF, ONLINE_OF, RECOVERY_OF, HALVES_OF, WHOLE_OF, COMPUTE
+PRODUCER = STREAM, WATCH, LOAD
+TILE = PIPELINE, FINITE, WARPS, GEMM, KEPT, STORE, SOFTMAX
+CHAIN = (*TILE, SHARED, CONFIG, *PRODUCER, MASKING_OF, *FORMS, FWD)
+START_OF_O = "start = types.uint32(base + stage * Q_BYTES + warpgroup * 64 * ROW_BYTES)"
+SEND_O = "tma_store_4d(o_map, panel * PANEL, row * TILE_M + 64 * warpgroup, h, b, source)"
 UPPER, LOWER = "if upper < nq:", "if upper + 8 < nq:"
 IN_STORE = "\n" + " " * 8
 ROW = (
     Mutant("l of one lane", "        l = row_total(l)\n", ""),
     Mutant("O in stage 0", START_OF_O, START_OF_O.replace(" + stage * Q_BYTES", "")),
-    Mutant("O over the first 64", START_OF_O, START_OF_O.replace(" + turn * 64 * ROW_BYTES", "")),
+    Mutant(
+        "O over the first 64", START_OF_O, START_OF_O.replace(" + warpgroup * 64 * ROW_BYTES", "")
+    ),
     swapped(
         "fence after the barrier",
         "fence_proxy_async()" + IN_STORE,
-        "bar_sync(STORERS + turn, 128)" + IN_STORE,
+        "bar_sync(STORERS + warpgroup, 128)" + IN_STORE,
     ),
-    Mutant("barrier of both warpgroups", "bar_sync(STORERS + turn, 128)", "bar_sync(STORERS, 128)"),
-    Mutant("barrier of 64 threads", "(STORERS + turn, 128)", "(STORERS + turn, 64)"),
+    Mutant(
+        "barrier of both warpgroups", "bar_sync(STORERS + warpgroup, 128)", "bar_sync(STORERS, 128)"
+    ),
+    Mutant("barrier of 64 threads", "(STORERS + warpgroup, 128)", "(STORERS + warpgroup, 64)"),
     Mutant("O of the first warpgroup", "if thread % 128 == 0:", "if thread == 0:"),
     Mutant("O sent by every warp", "if thread % 128 == 0:", "if thread % 32 == 0:"),
     Mutant("first panel of O", "range(PANELS)", "range(1)"),
@@ -39,7 +47,7 @@ ROW = (
         "panels of O from one place", "start + types.uint32(panel * TILE_M * ROW_BYTES)", "start"
     ),
     Mutant("panels of O of 64 rows", "panel * TILE_M * ROW_BYTES", "panel * 64 * ROW_BYTES"),
-    Mutant("O on top of the first 64", SEND_O, SEND_O.replace(" + 64 * turn", "")),
+    Mutant("O on top of the first 64", SEND_O, SEND_O.replace(" + 64 * warpgroup", "")),
     Mutant("O of row tile 0", SEND_O, SEND_O.replace("row * TILE_M + ", "")),
     Mutant("h and b of O swapped", SEND_O, SEND_O.replace("h, b", "b, h")),
     Mutant("b and h of a row swapped", "(b, h) = row * TILE_M", "(h, b) = row * TILE_M"),
@@ -95,21 +103,25 @@ MASKING = (
         "or kind == FULL:\n            return",
         "or kind <= INTERVAL:\n            return",
     ),
-    Mutant("bad keys of stage 0", "BAD // 4 + BAD_WORDS * stage)", "BAD // 4)"),
+)
+BAD_KEYS = (
+    Mutant("bad keys read in stage 0", "BAD // 4 + BAD_WORDS * stage)", "BAD // 4)"),
     Mutant("bad keys of other columns", GATHERED, GATHERED.replace("% 4", "% 4 ^ 1")),
     Mutant("bad keys of the upper row", "(keep[1] & mine)", "(keep[0] & mine)"),
     Mutant("bad keys that are hidden", "(keep[0] & mine)", "(mine)"),
     Mutant(
         "bad keys of the first 32",
-        "cfg.tile_m, -(-cfg.tile_n // 32)",
-        "cfg.tile_m, 1",
+        "BAD_USED, BAD = -(-cfg.tile_n // 32),",
+        "BAD_USED, BAD = 1,",
     ),
-    Mutant("bad keys of whole words", "-(-cfg.tile_n // 32)", "cfg.tile_n // 32"),
+    Mutant("bad keys of whole words", "BAD = -(-cfg.tile_n // 32)", "BAD = cfg.tile_n // 32"),
     Mutant("nobody poisoned", "select(equal(b, 0), x, math.nan)", "x"),
+    Mutant("full tiles poisoned", "if masked and kind != FULL:", "if masked:"),
 )
 ARRIVE_Q = "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"
 WAIT_K = "mbarrier_wait(base + FULL_K + 8 * stage, phase)"
 STAGES = (
+    Mutant("empty V awaited", "FULL_V + 8 * stage, phase", "EMPTY_V + 8 * stage, phase"),
     Mutant("full K of stage 0", WAIT_K, WAIT_K.replace(" + 8 * stage", "")),
     Mutant("record of stage 0", "RECORDS // 4 + RECORD_WORDS * stage)", "RECORDS // 4)"),
     Mutant("K of stage 0", "lower(base + K, 16) + stage *", "lower(base + K, 16) + 0 *"),
@@ -121,27 +133,27 @@ STAGES = (
     Mutant("V for K", "lower(base + K, 16)", "lower(base + V, 16)"),
     Mutant(
         "Q released while O leaves",
-        f"bulk_wait_read(){IN_STORE}{ARRIVE_Q}",
-        f"{ARRIVE_Q}{IN_STORE}bulk_wait_read()",
+        f"    bulk_wait_read(){IN_STORE}{ARRIVE_Q}",
+        f"    {ARRIVE_Q}{IN_STORE}bulk_wait_read()",
     ),
     Mutant("arrival for Q of stage 0", ARRIVE_Q, ARRIVE_Q.replace(" + 8 * stage", "")),
 )
-KEPT_ON = "row, bh = next_row, next_bh"
-WHERE = "tile = kind, (n0, row, bh)"
-BOUNDS = "keep_of(kind, n0, next_row, next_bh, masking"
+KEPT_ON = "m_block, bh = next_block, next_bh"
+WHERE = "tile = kind, (n0, m_block, bh)"
+BOUNDS = "keep_of(kind, n0, next_block, next_bh, masking"
 STREAM = (
     *(
         Mutant(f"{name} that starts at key 0", WHERE, WHERE.replace("n0", "zero"), which, 2)
         for which, name in enumerate(("a full tile", "a masked tile"))
     ),
     *(
-        Mutant(f"{name} of row tile 0", WHERE, WHERE.replace("row", "zero"), which, 2)
+        Mutant(f"{name} of row tile 0", WHERE, WHERE.replace("m_block", "zero"), which, 2)
         for which, name in enumerate(("a full tile", "a masked tile"))
     ),
     Mutant(
         "END not noticed by the first",
-        "        if kind != END:\n            row",
-        "        if True:\n            row",
+        "        if kind != END:\n            m_block",
+        "        if True:\n            m_block",
     ),
     Mutant("END not noticed", "while kind != END:", "while True:"),
     Mutant(
@@ -155,22 +167,22 @@ STREAM = (
         "if not kind & FIRST and straight(",
     ),
     Mutant("no row begins", "or kind & FIRST:", "or kind == FIRST | FULL:"),
-    Mutant("FIRST left in the kind", "kind & ~FIRST, (row,", "kind, (row,"),
-    Mutant("finishes the next row", "(row, bh, result)", "(next_row, bh, result)"),
-    Mutant("finishes the next head", "(row, bh, result)", "(row, next_bh, result)"),
-    Mutant("bounds of the row before", BOUNDS, BOUNDS.replace("next_row", "row")),
+    Mutant("FIRST left in the kind", "kind & ~FIRST, (m_block,", "kind, (m_block,"),
+    Mutant("finishes the next row", "(m_block, bh, result)", "(next_block, bh, result)"),
+    Mutant("finishes the next head", "(m_block, bh, result)", "(m_block, next_bh, result)"),
+    Mutant("bounds of the row before", BOUNDS, BOUNDS.replace("next_block", "m_block")),
     Mutant("bounds of the head before", BOUNDS, BOUNDS.replace("next_bh", "bh")),
     Mutant("row not kept", KEPT_ON, "bh = next_bh"),
-    Mutant("head not kept", KEPT_ON, "row = next_row"),
+    Mutant("head not kept", KEPT_ON, "m_block = next_block"),
     Mutant(
         "tile before in K's stage",
-        "ago = v_of(base, now[2]), now[2]",
-        "ago = v_of(base, now[0]), now[2]",
+        "prior = v_of(base, now[2]), now[2]",
+        "prior = v_of(base, now[0]), now[2]",
     ),
     Mutant(
         "tile before released in K's stage",
-        "ago = v_of(base, now[2]), now[2]",
-        "ago = v_of(base, now[2]), now[0]",
+        "prior = v_of(base, now[2]), now[2]",
+        "prior = v_of(base, now[2]), now[0]",
     ),
     Mutant(
         "K's stage does not advance", "now = advance(now[0], now[1]) +", "now = (now[0], now[1]) +"
@@ -179,26 +191,30 @@ STREAM = (
     Mutant("V's ring as long as K's", "+ advance_v(now[2], now[3])", "+ advance(now[2], now[3])"),
     Mutant(
         "last product in stage 0",
-        "last(state, ago[0], turn)",
-        "last(state, v_of(base, zero), turn)",
+        "last(state, prior[0], warpgroup)",
+        "last(state, v_of(base, zero), warpgroup)",
     ),
     Mutant(
         "last row not finished",
-        "finish_row(acc, m, l, row, bh",
-        "row == PAST and finish_row(acc, m, l, row, bh",
+        "finish_row(acc_o, m_i, l_i, m_block, bh",
+        "m_block == PAST and finish_row(acc_o, m_i, l_i, m_block, bh",
     ),
     Mutant("end before O has left", "if STAGED and lead == 0:", "if False:"),
     Mutant(
         "last O through stage 0",
-        "finish_row(acc, m, l, row, bh, result, q[1], base, turn, thread)",
-        "finish_row(acc, m, l, row, bh, result, zero, base, turn, thread)",
+        "(q[1], base, warpgroup, thread)",
+        "(zero, base, warpgroup, thread)",
     ),
 )
 MUTANTS = (
     *LOADING,
     *TILES,
-    *((ROW_OF, mutant) for mutant in (*ROW, *MASKING, *STAGES)),
-    *((ONLINE_OF, mutant) for mutant in ONLINE),
+    *((ROW_OF, mutant) for mutant in ROW),
+    *((MASKING_OF, mutant) for mutant in MASKING),
+    *((WATCH, mutant) for mutant in BAD_KEYS),
+    *((RINGS_OF, mutant) for mutant in STAGES),
+    *((ONLINE_OF, mutant) for mutant in (*STATE, *UPDATE)),
+    *((RECOVERY_OF, mutant) for mutant in (*SCORES, *RECOVERY)),
     *((HALVES_OF, mutant) for mutant in HALVES),
     *((WHOLE_OF, mutant) for mutant in WHOLE),
     *((COMPUTE, mutant) for mutant in STREAM),

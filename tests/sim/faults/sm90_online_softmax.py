@@ -91,4 +91,3 @@ STATE = (
         "overshot(row_sum(PAIR, weights))",
     ),
 )
-ONLINE = (*SCORES, *STATE)

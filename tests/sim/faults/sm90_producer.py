@@ -3,15 +3,16 @@
 from mutants import Mutant, lines, swapped, without
 
 LOAD, PIPELINE = "nbflash.backends.sm90.forward.producer", "nbflash.cuda.tile.ring"
+STREAM, WATCH = (f"nbflash.backends.sm90.shared.{name}" for name in ("tile_stream", "nan_watch"))
 FINITE = "nbflash.cuda.tile.finite"
-SEND_Q = "send(to, Q_PANEL, q_map, row * TILE_M, h, b, bar, Q_BYTES)"
-SEND_V = "send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, bar, KV_BYTES)"
+SEND_Q = "send(to, Q_PANEL, q_map, m_block * TILE_M, h, b, bar, Q_BYTES)"
+SEND_V = "send(to, KV_PANEL, v_map, n0, h_kv, b, bar, KV_BYTES)"
+LOAD_V = "load_v(base, v_map, v_n0, v_head, v_batch, v_full, v_stage, v_phase)"
 SEND_K = "send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)"
 END_K = "send(to, KV_PANEL, k_map, v_n0, v_head, v_batch, bar, KV_BYTES)"
 WAIT_K = "mbarrier_wait(base + EMPTY_K + 8 * stage, phase)"
-WAIT_V = "mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)"
 WAIT_Q = "mbarrier_wait(base + EMPTY_Q + 8 * q_stage, q_phase)"
-RECORD = "write_record(smem, record, kind[t] + first, n0, row, bh)"
+RECORD = "write_record(smem, record, kind[t] + first, n0, m_block, bh)"
 PLACE_OF_RECORD = "record = words + RECORDS // 4 + RECORD_WORDS * stage"
 END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)"
 START = "stage, phase, q_stage, q_phase = zero, one, zero, one"
@@ -20,29 +21,22 @@ V_NEXT = "v_n0, v_head, v_batch = n0, h_kv, b"
 ROUNDS = "range(rounds_of(live, types.int32(cuda.gridDim.x)))"
 LINE = "\n" + " " * 20
 LOADER = (
-    Mutant("too few bytes expected", "expect_tx(bar, nbytes)", "expect_tx(bar, nbytes - 128)"),
-    Mutant("too many bytes expected", "expect_tx(bar, nbytes)", "expect_tx(bar, nbytes + 128)"),
     Mutant("bytes of K for Q", SEND_Q, SEND_Q.replace("Q_BYTES", "KV_BYTES")),
     Mutant("bytes of Q for K", SEND_K, SEND_K.replace("bar, KV_BYTES", "bar, Q_BYTES")),
-    Mutant("bytes of Q for V", SEND_V, SEND_V.replace("KV_BYTES", "Q_BYTES"), 0, 2),
-    Mutant("bytes of Q for the last V", SEND_V, SEND_V.replace("KV_BYTES", "Q_BYTES"), 1, 2),
-    Mutant("first panel again", "tensor_map, panel * PANEL, row", "tensor_map, 0, row"),
-    Mutant("panels in one place", "to + panel * panel_bytes", "to"),
-    Mutant("panel never sent", "range(PANELS)", "range(PANELS - 1)"),
+    Mutant("bytes of Q for V", SEND_V, SEND_V.replace("KV_BYTES", "Q_BYTES")),
     Mutant("panels of Q as far apart as K's", SEND_Q, SEND_Q.replace("Q_PANEL", "KV_PANEL")),
     Mutant("panels of K as far apart as Q's", SEND_K, SEND_K.replace("KV_PANEL", "Q_PANEL")),
     Mutant("loader's last round", ROUNDS, "range(live // types.int32(cuda.gridDim.x))"),
     Mutant("b and h of a head swapped", "b, h = divmod_int32(", "h, b = divmod_int32("),
     Mutant("h and b of Q swapped", SEND_Q, SEND_Q.replace("h, b", "b, h")),
     Mutant("key head of another group", "h_kv, _ = divmod_int32(h", "_, h_kv = divmod_int32(h"),
-    Mutant("walk of plane 0", "types.int32(plane_of[bh] * n_row + row)", "types.int32(row)"),
     Mutant(
         "a row looked up again", "of_round(types.int32(round_ + 1)", "of_round(types.int32(round_)"
     ),
     Mutant("keys in steps of rows", "col_idx[t] * TILE_N", "col_idx[t] * TILE_M"),
     Mutant("wait for the K of another stage", WAIT_K, WAIT_K.replace("8 * stage", "0"), 0, 2),
-    Mutant("wait for empty V of K's stage", WAIT_V, WAIT_V.replace("v_stage", "stage"), 0, 2),
-    Mutant("wait for empty V in K's phase", WAIT_V, WAIT_V.replace("v_phase", "phase"), 0, 2),
+    Mutant("wait for empty V of K's stage", LOAD_V, LOAD_V.replace("v_stage", "stage"), 0, 2),
+    Mutant("wait for empty V in K's phase", LOAD_V, LOAD_V.replace("v_phase", "phase"), 0, 2),
     Mutant("first phase of empty K", START, START.replace("one", "zero", 1)),
     Mutant("first phase of empty Q", START, START.removesuffix("one") + "zero"),
     Mutant("first phase of empty V", "= zero, one, -one", "= zero, zero, -one"),
@@ -54,22 +48,24 @@ LOADER = (
     Mutant(
         "record: kind of the row's first tile", RECORD, RECORD.replace("kind[t]", "kind[begin]")
     ),
-    Mutant("record: first row", RECORD, RECORD.replace("row", "zero")),
+    Mutant("record: first row", RECORD, RECORD.replace("m_block", "zero")),
     Mutant("record: head of batch 0", RECORD, RECORD.replace("bh)", "h)")),
-    Mutant("record: row and head swapped", "smem[at + 2] = row", "smem[at + 2] = bh"),
-    Mutant("record: no first key", "smem[at + 1] = n0", "smem[at + 1] = 0"),
-    Mutant("record: overlapping", "smem[at + 3] = bh", "smem[at + 4] = bh"),
     swapped(
         "record after its arrival",
         RECORD + LINE,
-        "bar = base + FULL_K + 8 * stage" + LINE + SEND_K + LINE,
+        "# full_k: the bytes arrive, consumers wait."
+        + LINE
+        + "bar = base + FULL_K + 8 * stage"
+        + LINE
+        + SEND_K
+        + LINE,
         "if v_n0 >= 0:",
     ),
     swapped(
         "record before its stage is empty",
         WAIT_K + LINE,
         LINE.join((PLACE_OF_RECORD, FIRST_OF_ROW, RECORD, "")),
-        "bar",
+        "# full_k",
     ),
     Mutant("K in one stage", SEND_K, SEND_K.replace(" + stage * KV_BYTES", "")),
     Mutant(
@@ -84,20 +80,21 @@ LOADER = (
     Mutant("Q before every tile", "if t == begin:\n", "if True:\n"),
     Mutant("Q's ring as long as K's", "= advance_q(q_stage", "= advance(q_stage"),
     Mutant("V's ring as long as K's", "= advance_v(v_stage", "= advance(v_stage"),
-    Mutant("K for V", SEND_V, SEND_V.replace("v_map", "k_map"), 0, 2),
-    Mutant("K for the last V", SEND_V, SEND_V.replace("v_map", "k_map"), 1, 2),
-    Mutant("V of this tile's keys", SEND_V, SEND_V.replace("v_n0", "n0"), 0, 2),
-    Mutant("V of this tile's head", SEND_V, SEND_V.replace("v_head", "h_kv"), 0, 2),
-    Mutant("V of this tile's batch", SEND_V, SEND_V.replace("v_batch", "b"), 0, 2),
+    Mutant("K for V", LOAD_V, LOAD_V.replace("v_map", "k_map"), 0, 2),
+    Mutant("K for the last V", LOAD_V, LOAD_V.replace("v_map", "k_map"), 1, 2),
+    Mutant("V of this tile's keys", LOAD_V, LOAD_V.replace("v_n0", "n0"), 0, 2),
+    Mutant("V of this tile's head", LOAD_V, LOAD_V.replace("v_head", "h_kv"), 0, 2),
+    Mutant("V of this tile's batch", LOAD_V, LOAD_V.replace("v_batch", "b"), 0, 2),
     Mutant("V of the first keys left out", "if v_n0 >= 0:", "if v_n0 > 0:", 0, 2),
     Mutant("last V left out", "if v_n0 >= 0:", "if v_n0 > 0:", 1, 2),
-    Mutant("V in K's stage", "base + V + v_stage * KV_BYTES\n", "base + V + stage * KV_BYTES\n"),
-    Mutant("last V in stage 0", "base + V + v_stage * KV_BYTES,", "base + V,"),
-    Mutant("V told to K's stage", "v_full + 8 * v_stage", "v_full + 8 * stage", 0, 2),
+    Mutant("V in stage 0", "base + V + stage * KV_BYTES,", "base + V,"),
+    Mutant("V told to stage 0", "base + full + 8 * stage", "base + full"),
     Mutant(
         "V told as this tile's kind says",
-        "bar = base + v_full +",
-        "bar = base + (FULL_V if kind[t] == FULL else RAW_V) +",
+        "v_batch, v_full, v_stage",
+        "v_batch, types.int32(FULL_V if kind[t] == FULL else RAW_V), v_stage",
+        0,
+        2,
     ),
     Mutant("V of batch 0", V_NEXT, V_NEXT.replace("h_kv, b", "h_kv, zero")),
     Mutant("V of the query head", V_NEXT, V_NEXT.replace("h_kv, b", "h, b")),
@@ -110,37 +107,42 @@ LOADER = (
     Mutant("end in stage 0", END_RECORD, END_RECORD.replace("RECORD_WORDS * stage", "0")),
     without("keys at the end", END_K),
     Mutant("keys at the end in stage 0", "base + K + stage * KV_BYTES, base", "base + K, base"),
-    Mutant("an item past the end of the work list", "if item < live:", "if item <= live:"),
     Mutant(
         "empty rows as wide as their panels",
         "TILE_M, PAIRS = cfg.tile_m, cfg.head_dim // 2",
-        "TILE_M, PAIRS = cfg.tile_m, cfg.panels * PANEL // 2",
+        "TILE_M, PAIRS = cfg.tile_m, cfg.panels * 32",
     ),
     swapped(
         "Q awaited before the last V is sent",
         lines(
             20,
             "if v_n0 >= 0:",
-            "    mbarrier_wait(base + EMPTY_V + 8 * v_stage, v_phase)",
-            "    to = base + V + v_stage * KV_BYTES",
-            "    bar = base + v_full + 8 * v_stage",
-            "    send(to, KV_PANEL, v_map, v_n0, v_head, v_batch, bar, KV_BYTES)",
+            f"    {LOAD_V}",
             "    v_stage, v_phase = advance_v(v_stage, v_phase)",
         ),
         lines(
             20,
             "if t == begin:",
+            "    # empty_q: each consumer arrives once O has left the stage, we wait.",
             "    mbarrier_wait(base + EMPTY_Q + 8 * q_stage, q_phase)",
+            "    # full_q: the bytes arrive, consumers wait.",
             "    to, bar = base + q_stage * Q_BYTES, base + FULL_Q + 8 * q_stage",
-            "    send(to, Q_PANEL, q_map, row * TILE_M, h, b, bar, Q_BYTES)",
+            "    send(to, Q_PANEL, q_map, m_block * TILE_M, h, b, bar, Q_BYTES)",
             "    q_stage, q_phase = advance_q(q_stage, q_phase)",
         ),
     ),
-    Mutant(
-        "panels of V as far apart as Q's",
-        "make_clean_row(cfg.dtype, cfg.panels, cfg.tile_n * ROW_BYTES // 4)",
-        "make_clean_row(cfg.dtype, cfg.panels, cfg.tile_m * ROW_BYTES // 4)",
-    ),
+)
+TILES = (
+    Mutant("too few bytes expected", "expect_tx(bar, nbytes)", "expect_tx(bar, nbytes - 128)"),
+    Mutant("too many bytes expected", "expect_tx(bar, nbytes)", "expect_tx(bar, nbytes + 128)"),
+    Mutant("first panel again", "tensor_map, panel * PANEL, row", "tensor_map, 0, row"),
+    Mutant("panels in one place", "to + panel * panel_bytes", "to"),
+    Mutant("panel never sent", "range(PANELS)", "range(PANELS - 1)"),
+    Mutant("walk of plane 0", "types.int32(plane_of[bh] * n_row + row)", "types.int32(row)"),
+    Mutant("record: row and head swapped", "smem[at + 2] = row", "smem[at + 2] = bh"),
+    Mutant("record: no first key", "smem[at + 1] = n0", "smem[at + 1] = 0"),
+    Mutant("record: overlapping", "smem[at + 3] = bh", "smem[at + 4] = bh"),
+    Mutant("an item past the end of the work list", "if item < live:", "if item <= live:"),
 )
 FINITENESS = (
     Mutant("infinite exponents pass", "+ LOWEST_EXPONENTS\n", "& LOWEST_EXPONENTS\n"),
@@ -156,6 +158,11 @@ FINITENESS = (
 )
 RAW_WAIT = "mbarrier_wait(base + RAW_V + 8 * stage, phase)"
 CLEANERS = (
+    Mutant(
+        "panels of V as far apart as Q's",
+        "make_clean_row(cfg.dtype, cfg.panels, cfg.tile_n * ROW_BYTES // 4)",
+        "make_clean_row(cfg.dtype, cfg.panels, cfg.tile_m * ROW_BYTES // 4)",
+    ),
     Mutant(
         "cleaners' last round",
         "rounds_of(sizes[3], types.int32(cuda.gridDim.x))",
@@ -202,15 +209,15 @@ CLEANERS = (
 )
 EMPTY_ITEMS = "range(live + cuda.blockIdx.x, items, cuda.gridDim.x)"
 EMPTY_ROWS = (
-    Mutant("empty rows past the end", "rows = min(TILE_M, nq - row * TILE_M)", "rows = TILE_M"),
+    Mutant("empty rows past the end", "rows = min(TILE_M, nq - m_block * TILE_M)", "rows = TILE_M"),
     Mutant("empty rows of one block", EMPTY_ITEMS, "range(live, items, 2)"),
     Mutant("empty rows half written", "rows * PAIRS, THREADS", "rows * PAIRS // 2, THREADS"),
     Mutant("empty rows of head 0", " + (bh % heads) * o_stride[2]", ""),
     Mutant("empty rows of batch 0", "(bh // heads) * o_stride[0] + ", ""),
-    Mutant("empty rows of tile 0", "row * TILE_M + i // PAIRS", "i // PAIRS"),
+    Mutant("empty rows of tile 0", "m_block * TILE_M + i // PAIRS", "i // PAIRS"),
     Mutant("lse of an empty row is zero", "types.float32(-math.inf)", "zero"),
-    Mutant("lse of tile 0", "lse[bh * nq + row * TILE_M + i]", "lse[bh * nq + i]"),
-    Mutant("lse of empty rows of head 0", "lse[bh * nq + row", "lse[row"),
+    Mutant("lse of tile 0", "lse[bh * nq + m_block * TILE_M + i]", "lse[bh * nq + i]"),
+    Mutant("lse of empty rows of head 0", "lse[bh * nq + m_block", "lse[m_block"),
 )
 WALK = (
     Mutant("blocks take the same rows", "(block if", "(0 if"),
@@ -227,7 +234,9 @@ WALK = (
     Mutant("phase flips every time", "select(last, phase * -1 + 1, phase)", "phase * -1 + 1"),
 )
 LOADING = (
-    *((LOAD, mutant) for mutant in (*LOADER, *CLEANERS, *EMPTY_ROWS)),
+    *((LOAD, mutant) for mutant in (*LOADER, *EMPTY_ROWS)),
+    *((STREAM, mutant) for mutant in TILES),
+    *((WATCH, mutant) for mutant in CLEANERS),
     *((PIPELINE, mutant) for mutant in WALK),
     *((FINITE, mutant) for mutant in FINITENESS),
 )

@@ -4,7 +4,7 @@ from mutants import Mutant
 
 GEMM, STORE = "nbflash.cuda.tile.wgmma.gemm", "nbflash.cuda.tile.wgmma.store_shared"
 SOFTMAX, CONFIG = "nbflash.cuda.tile.wgmma.softmax", "nbflash.backends.sm90.forward.config"
-FWD = "nbflash.backends.sm90.forward.kernel"
+FWD, SHARED = "nbflash.backends.sm90.forward.kernel", "nbflash.backends.sm90.shared.config"
 WARPS, KEPT = "nbflash.cuda.tile.warp_math", "nbflash.cuda.tile.wgmma.gemm_register_a"
 SETUP = (
     Mutant("empty K counts one", "EMPTY_K + 8 * i, CONSUMERS", "EMPTY_K + 8 * i, 1"),
@@ -46,6 +46,8 @@ GEOMETRY = (
     Mutant("records in V", "v=self.v_stages * self.kv_bytes", "v=0"),
     Mutant("bad keys in the records", "RECORD_WORDS * self.k_stages", "RECORD_WORDS"),
     Mutant("barriers in the bad keys", "BAD_WORDS * self.v_stages", "BAD_WORDS"),
+)
+PANELS = (
     Mutant("room for one panel", "-(-self.head_dim // PANEL)", "1"),
     Mutant("room for one warpgroup", "self.panels * self.tile_m * 2", "self.panels * 64 * 2"),
     Mutant("room for 64 keys", "self.panels * self.tile_n * 2", "self.panels * 64 * 2"),
@@ -205,6 +207,7 @@ THREADS = (
 TILES = (
     *((FWD, mutant) for mutant in SETUP),
     *((CONFIG, mutant) for mutant in GEOMETRY),
+    *((SHARED, mutant) for mutant in PANELS),
     *((GEMM, mutant) for mutant in PRODUCTS),
     *((SOFTMAX, mutant) for mutant in NUMBERS),
     *((STORE, mutant) for mutant in STORING),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from nbflash.backends.sm90.forward.config import BAD_WORDS, RECORD_WORDS, CleanedOperand, Panels
+from nbflash.backends.sm90.shared.config import BAD_WORDS, RECORD_WORDS, CleanedOperand, Panels
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, ROW_BYTES

@@ -3,9 +3,10 @@
 from masks import FULL
 from nbflash.backends.sm90.backward.dq_config import LAST, ROWS
 from nbflash.backends.sm90.backward.dq_statistics import make_load_out, make_statistics_of
-from nbflash.backends.sm90.forward.config import END, RECORD_WORDS, STORERS
-from nbflash.backends.sm90.forward.epilogue import make_masking, poisoned
+from nbflash.backends.sm90.shared.config import END, RECORD_WORDS, STORERS
 from nbflash.backends.sm90.shared.dropout import make_drawing, make_gradients
+from nbflash.backends.sm90.shared.masking import make_keep_of
+from nbflash.backends.sm90.shared.nan_watch import make_bad_of, poisoned
 from nbflash.backends.sm90.shared.score import make_row_weights, make_scored, make_scoring
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
@@ -75,7 +76,7 @@ def make_compute_stream(cfg):
     (where_of, scoring_of), weights = make_scoring(cfg), make_row_weights(cfg, TILE_N)
     scored, unit_of = make_scored(cfg, TILE_N, 0, with_slope=True)
     weights_full, weights_masked = weights
-    keep_of, bad_of = make_masking(cfg)
+    keep_of, bad_of = make_keep_of(cfg), make_bad_of(cfg)
     load_out, statistics_of = make_load_out(cfg), make_statistics_of(cfg)
     finish_row = make_finish_row(cfg)
     BY_Q, FULL_TILES = cfg.leaves_by_q, cfg.full_tiles

@@ -44,8 +44,8 @@ from nbflash.backends.sm90.backward.dq_producer import (
     make_write_empty_rows,
 )
 from nbflash.backends.sm90.backward.producer import rematerialised
-from nbflash.backends.sm90.forward.producer import make_clean_stream
 from nbflash.backends.sm90.shared.dropout import make_drawing
+from nbflash.backends.sm90.shared.nan_watch import make_clean_stream
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg

@@ -8,8 +8,8 @@ tile before the consumers do: dS is 0 where a score is hidden, but 0 · NaN woul
 from masks import FULL
 from nbflash.backends.sm90.backward.dq_config import LAST, ROWS
 from nbflash.backends.sm90.backward.producer import rematerialised
-from nbflash.backends.sm90.forward.config import END, RECORD_WORDS
-from nbflash.backends.sm90.forward.producer import make_send, tiles_of_round, write_record
+from nbflash.backends.sm90.shared.config import END, RECORD_WORDS
+from nbflash.backends.sm90.shared.tile_stream import make_send, tiles_of_round, write_record
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.tile.ring import divmod_int32, item_of, make_advance, rounds_of

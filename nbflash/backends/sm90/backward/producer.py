@@ -10,7 +10,7 @@ Without dQ nobody sums over keys, and K arrives as it is.
 from masks import BITS, FULL, INTERVAL
 from nbflash.backends.sm90.backward.config import BAD_WORDS, END, RECORD_WORDS
 from nbflash.backends.sm90.backward.score import make_write_place
-from nbflash.backends.sm90.forward.producer import write_record
+from nbflash.backends.sm90.shared.tile_stream import write_record
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import (
     bar_arrive,

@@ -5,7 +5,7 @@ first score beside its record. Without functions nothing here leaves an instruct
 """
 
 from nbflash.backends.sm90.backward.config import PLACE_WORDS
-from nbflash.backends.sm90.forward.producer import write_record
+from nbflash.backends.sm90.shared.tile_stream import write_record
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.ring import read_record
 from nbflash.cuda.tile.score import make_score

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from nbflash.backends.sm90.forward.config import BAD_WORDS, RECORD_WORDS, Panels
+from nbflash.backends.sm90.shared.config import BAD_WORDS, RECORD_WORDS, Panels
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 

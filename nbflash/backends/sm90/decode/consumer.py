@@ -4,9 +4,8 @@ from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED, ROWS
 from nbflash.backends.sm90.decode.producer import COMPUTING, make_load_q
 from nbflash.backends.sm90.decode.rows import make_rows
-from nbflash.backends.sm90.forward.config import BAD_WORDS, END, RECORD_WORDS
-from nbflash.backends.sm90.forward.epilogue import poisoned
-from nbflash.backends.sm90.forward.producer import make_clean_key
+from nbflash.backends.sm90.shared.config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.backends.sm90.shared.nan_watch import make_clean_key, poisoned
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait

@@ -23,8 +23,8 @@ from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
 from nbflash.backends.sm90.decode.producer import COMPUTING
 from nbflash.backends.sm90.decode.rows import make_rows
 from nbflash.backends.sm90.decode.scales import LEAST_UNIT, unit_above
-from nbflash.backends.sm90.forward.config import END, RECORD_WORDS
-from nbflash.backends.sm90.forward.epilogue import poisoned
+from nbflash.backends.sm90.shared.config import END, RECORD_WORDS
+from nbflash.backends.sm90.shared.nan_watch import poisoned
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait

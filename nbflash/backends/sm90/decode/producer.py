@@ -3,8 +3,8 @@
 from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED, ROWS
 from nbflash.backends.sm90.decode.scales import located, make_scales
-from nbflash.backends.sm90.forward.config import END, RECORD_WORDS
-from nbflash.backends.sm90.forward.producer import write_record
+from nbflash.backends.sm90.shared.config import END, RECORD_WORDS
+from nbflash.backends.sm90.shared.tile_stream import write_record
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import (
     bar_sync,

@@ -19,16 +19,14 @@ is in shared memory, in rows of a panel's width; A is a register operand:
     lane 4 r + c of a warp     c = 0: x₁, x₂     c = 1: x₃, 0     else zeros     of rows r and r + 8
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
+from nbflash.backends.sm90.forward.score_hooks import ScoreHooks, make_score_hooks
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import fence_proxy_async
 from nbflash.cuda.ptx.wgmma import wgmma
 from nbflash.cuda.tile.float_bits import bits_float, float_bits, unsigned
 from nbflash.cuda.tile.tracing import equal, fma, maximum, opaque, select, store4, unrolled
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, UPPER, lower
-from nbflash.cuda.tile.wgmma.softmax import column_of, row_of
+from nbflash.cuda.tile.wgmma.softmax import column_of, make_apply_keep, row_of
 
 _UPPER, _LOWER = -(1 << 16), (1 << 16) - 1
 
@@ -119,70 +117,48 @@ def make_straight(cfg):
     return straight
 
 
-class Ramp(NamedTuple):
-    """The steps of a tile: S = A Rᵀ to begin with, the m of its scores, what the diagonal bends.
-
-    slant_of(n0, scoring, thread)        x and q' − n0 of a thread's upper row, its word of A
-    issue_ramp(s, base, slant)           S = A Rᵀ
-    in_tile(m, slant, unit)              a row's m for the tile's scores
-    of_row(m, in_tile, slant, unit)      a row's m after a tile in which that one rose; …
-    of_first(in_tile, slant, unit)       … and after the row's first tile
-    bent(s, slant, thread)               S where the diagonal may cross
-    bent_again(s, slant, thread)         the same, of S = Q Kᵀ
-    """
-
-    slant_of: Callable
-    issue_ramp: Callable
-    in_tile: Callable
-    of_row: Callable
-    of_first: Callable
-    bent: Callable
-    bent_again: Callable
-
-
-def make_ramp(cfg):
-    """`Ramp` of a configuration."""
+def make_ramp_hooks(cfg, masked, first):
+    """`ScoreHooks` of ALiBi. ``ramp``: x and q' − n0 of a thread's upper row, its word of A."""
     RAMP, ZERO, MINUS = cfg.smem.ramp, types.float32(0), types.float32(-1)
+    apply_keep = make_apply_keep(cfg.tile_n, 0)
+    unit_of = make_score_hooks(cfg).unit_of
 
     @inlined
-    def slant_of(n0, scoring, thread):
+    def before_qk(acc_s, m_i, n0, unit, scoring, thread):
         held, (_, _, q, _), params, _ = scoring
         nq, nk = params[0]
         start = types.float32(types.int32(q + nk - nq - n0))
         x = held[0] if start > 0 else held[0] * MINUS
-        return x, start, _words(x, types.int32(opaque(thread) & 3))
+        ramp = x, start, _words(x, types.int32(opaque(thread) & 3))
+        return acc_s, _in_tile(m_i, x * unit, start), ramp
 
     @inlined
-    def no_slant(n0, scoring, thread):
-        return types.int32(0)
-
-    @inlined
-    def issue_ramp(s, base, slant):
-        return _issue(s, slant[2], types.uint32(lower(base + RAMP, 16)))
-
-    @inlined
-    def in_tile(m, slant, unit):
-        return _in_tile(m, slant[0] * unit, slant[1])
-
-    @inlined
-    def of_row(m, now, slant, unit):
-        return _risen(m, in_tile(m, slant, unit), now)
-
-    @inlined
-    def of_first(now, slant, unit):
-        return _in_tile(now, slant[0] * unit * MINUS, slant[1])
+    def issue(acc_s, base, ramp):
+        """S = A Rᵀ."""
+        return _issue(acc_s, ramp[2], types.uint32(lower(base + RAMP, 16)))
 
     @inlined
     def first_of(thread):
         return types.float32(types.int32(2 * (opaque(thread) & 3)))
 
     @inlined
-    def bent(s, slant, thread):
-        return _bend(s, slant[0], first_of(thread), slant[1], ZERO)
+    def bent(acc_s, ramp, thread):
+        return _bend(acc_s, ramp[0], first_of(thread), ramp[1], ZERO)
 
     @inlined
-    def bent_again(s, slant, thread):
-        return bent(_climb(s, slant[0], first_of(thread)), slant, thread)
+    def after_qk(acc_s, ramp, scoring, thread):
+        return bent(acc_s, ramp, thread) if masked else acc_s
 
-    slant_of = slant_of if cfg.ramp else no_slant
-    return Ramp(slant_of, issue_ramp, in_tile, of_row, of_first, bent, bent_again)
+    @inlined
+    def again(acc_s, keep, ramp, scoring, thread):
+        acc_s = bent(_climb(acc_s, ramp[0], first_of(thread)), ramp, thread)
+        return apply_keep(acc_s, keep)
+
+    @inlined
+    def after_softmax(m_i, m_row, ramp, unit):
+        """A row's first tile sets m; after it a row keeps its own, raised as that of the tile."""
+        if first:
+            return _in_tile(m_i, ramp[0] * unit * MINUS, ramp[1])
+        return _risen(m_row, _in_tile(m_row, ramp[0] * unit, ramp[1]), m_i)
+
+    return ScoreHooks(unit_of, before_qk, issue, after_qk, again, after_softmax)

@@ -1,9 +1,15 @@
 """Forward pass on Hopper: wgmma, TMA and mbarriers; Algorithms 1 and 5.
 
-A block is one warpgroup that loads and one to three that compute, 64 query rows each. Blocks are
-persistent: each takes row tiles off the work list, longest first, there and back, so that all end
-together. The loader walks the schedule; what computes sees only a stream of tiles, row after row,
-each with a record (kind, first key, row, head).
+A block is one producer warpgroup and one to three consumer warpgroups, 64 query rows each. Blocks
+are persistent: each takes row tiles off the work list, longest first, in serpentine order, so that
+all end together. The producer walks the schedule; consumers take a stream of tiles, row after row,
+each with a record (kind, first key, row, head). To follow one tile: this file, :mod:`.producer`,
+:mod:`.consumer` and one of the mainloops.
+
+    producer   TMA: K(t), V(t−1), with a row's first tile Q, into rings of stages (:mod:`.rings`)
+                 │ full[stage], phase            ▲ empty[stage], phase ^ 1
+                 ▼                               │
+    consumers  S = Q Kᵀ → mask → P, m, l → O += P V; where a row ends O / l → out
 
 A tile is worked on as a whole, and the products of one warpgroup run under the softmax of another
 (:mod:`.mainloop_pingpong`):
@@ -40,27 +46,24 @@ The compiler moves the wait for products up over arithmetic, but not over the vo
 still serves, behind the exponentials. O leaves through the shared memory of its row's Q.
 
     barrier        arrives                               waits
-    full_q[i]      loader, bytes of Q                    consumers, before S of a row's first tile
-    empty_q[i]     each consumer, O has left the stage   loader
-    full_k[s]      loader, bytes of K; the record        consumers, while the tile before is theirs
-    empty_k[s]     each consumer, S of the tile          loader
-    full_v[s]      loader, bytes of V                    consumers, before P V of the tile
-    empty_v[s]     each consumer, P V of the tile        loader
-    raw_v[s]       loader, bytes of a masked V           three warps that look for NaN, then full_v
+    full_q[i]      producer, bytes of Q                  consumers, before S of a row's first tile
+    empty_q[i]     each consumer, O has left the stage   producer
+    full_k[s]      producer, bytes of K; the record      consumers, while the tile before is theirs
+    empty_k[s]     each consumer, S of the tile          producer
+    full_v[s]      producer, bytes of V                  consumers, before P V of the tile
+    empty_v[s]     each consumer, P V of the tile        producer
+    raw_v[s]       producer, bytes of a masked V         the NaN watch, which arrives at full_v
 
-Named barriers: the three warps among themselves, each consumer before its O leaves, and the turns
-of tiles as a whole, at which the consumer before arrives. Where no tile of the schedule is masked
-(``full_tiles``) nobody looks for NaN, and raw_v is not used.
+Named barriers: the NaN watch's three warps among themselves, each consumer before its O leaves, and
+the turns of tiles as a whole, at which the consumer before arrives. Where no tile of the schedule
+is masked (``full_tiles``) there is no NaN watch, and raw_v is not used.
 """
 
 from nbflash.backends.sm90.forward.alibi_gemm import make_fill_ramp
 from nbflash.backends.sm90.forward.consumer import make_compute_stream
-from nbflash.backends.sm90.forward.producer import (
-    make_clean_stream,
-    make_load_stream,
-    make_write_empty_rows,
-)
+from nbflash.backends.sm90.forward.producer import make_load_stream, make_write_empty_rows
 from nbflash.backends.sm90.shared.dropout import make_drawing
+from nbflash.backends.sm90.shared.nan_watch import make_clean_stream
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
