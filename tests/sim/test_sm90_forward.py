@@ -11,7 +11,7 @@ from sm90_runs import ALONE, DTYPES, HALVES, HALVES_PAIR, PAIR, check, run
 
 import masks
 from nbflash import reference, testing
-from nbflash.backends.sm90.forward import mainloop_pingpong as sm90_whole
+from nbflash.backends.sm90.forward import recovery
 from nbflash.cuda import simulator as sim
 from nbflash.testing import code_word_oracle, mask_gallery
 
@@ -172,7 +172,7 @@ LEAPS = {  # by so many powers of two, for the rows that get all; see `raise_sco
 
 def test_scores_that_leap_at_every_tile_are_lost_once(monkeypatch):
     """After the first leap the next tile's scores are looked at before their weights."""
-    again, make = [], sm90_whole.make_scores_again
+    again, make = [], recovery.make_scores_again
 
     def counted(cfg):
         compute = make(cfg)
@@ -183,7 +183,7 @@ def test_scores_that_leap_at_every_tile_are_lost_once(monkeypatch):
 
         return scores_again
 
-    monkeypatch.setattr(sm90_whole, "make_scores_again", counted)
+    monkeypatch.setattr(recovery, "make_scores_again", counted)
     q, k, v = inputs(T, 5 * T)
     sm90_runs.raise_scores(q, k, [(n * T, 300.0 * n) for n in range(1, 5)], 0.3)
     cfg = replace(CONFIGS["alone"], k_stages=5)  # of no other test: a kernel of its own
