@@ -140,6 +140,7 @@ def _flex(mask, problem):
         from torch._functorch import config
 
         config.donated_buffer = False  # the timed backward runs many times
+        torch.compiler.reset()  # compiled for every problem, it would reach the limit of dynamo
         call = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
     def run(q, k, v):
