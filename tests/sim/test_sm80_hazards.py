@@ -9,6 +9,7 @@ from simt_runs import RESULTS, assert_close, expected
 from sm80_runs import DTYPES, Geometry, check, run
 from test_simt_hazards import unused
 
+from nbflash import scores
 from nbflash.testing import make_qkv, mask_gallery
 
 FORMS = {
@@ -73,6 +74,20 @@ def test_shifted_logits(shift, name, form):
     q, k, v, dout = make_qkv(1, n, n + 1, 2, 1, 16, dtype, seed=3)
     q[..., -1], k[..., -1] = 4 * shift, 1
     check(FORMS[form], mask_gallery(n, n + 1)[name], q, k, v, dout)
+
+
+@forms
+def test_nan_in_a_value_where_the_softcap_is_flat(form):
+    """Slopes of 0 hide no NaN: P is not 0, and so dQ and dK are NaN as the reference's are."""
+    n = 2 * T + 1
+    q, k, v, dout = make_qkv(1, n, n, 2, 1, 16, np.float16, seed=3)
+    q[..., -1], k[..., -1], v[:, T] = -1000.0, 1, np.nan
+    given = mask_gallery(n)["causal"], q, k, v, dout
+    got = run(FORMS[form], *given, score=scores.softcap(5.0))
+    ref, _ = expected(*given, score=scores.softcap(5.0))
+    for name, a, b in zip(RESULTS, got, ref, strict=True):
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b), err_msg=name)
+    assert np.isnan(ref[2][:, T:]).all()
 
 
 @forms

@@ -89,9 +89,9 @@ def make_bwd_sm80(cfg):
     else:
         apply_mask, places = make_apply_mask(M_TILES, LENGTH, TILE_M), scores.places()
     numbers_of = make_query_numbers(scores, transposed=COLUMNS)
-    SLOPED = cfg.score is not None and cfg.score.has_slope
-    exponents, weights, slopes, gradients, gradients_masked = make_gradients(
-        M_TILES, LENGTH, cfg.score, transposed=COLUMNS
+    slopes_of = cfg.score if cfg.score is not None and cfg.score.has_slope else None
+    exponents, weights, gradients, gradients_masked = make_gradients(
+        M_TILES, LENGTH, slopes_of, transposed=COLUMNS
     )
     scored, unit_of = make_scored(cfg, places, with_slope=True)
     pack, pack_acc = scores.make_pack(cfg.dtype), output.make_pack(cfg.dtype)
@@ -269,17 +269,15 @@ def make_bwd_sm80(cfg):
                 if DROPOUT:
                     packed = drop_packed(packed, kept_words)
             if WITH_DS:
-                # dP = dO Vᵀ, or its transpose; dS = P ∘ (dP − δ)
+                # dP = dO Vᵀ, or its transpose; dS = P ∘ ∂S'/∂S ∘ (dP − δ)
                 second = types.int32(staged(by_columns, stage) + OTHER)
                 acc_dp = gemm_dp(S_START, types.int32(kept_at + SECOND), second)
                 if DROPOUT:
                     acc_dp = drop_values(acc_dp, kept_words)
-                if SLOPED:
-                    p = slopes(p, acc_s)
                 if not FULL_TILES and tile_kind != FULL:
-                    ds = pack(gradients_masked(p, acc_dp, deltas))
+                    ds = pack(gradients_masked(p, acc_s, acc_dp, deltas))
                 else:
-                    ds = pack(gradients(p, acc_dp, deltas))
+                    ds = pack(gradients(p, acc_s, acc_dp, deltas))
             if ATOMIC:
                 to = types.int32(word_of(shared_address(smem), first) + DS // 4)
                 share(smem, to, ds, opaque(thread))

@@ -187,8 +187,8 @@ GRADIENTS = (
     Mutant("no delta", "(dp[i] - deltas[query(i)])", "dp[i]"),
     Mutant(
         "dS of what is hidden",
-        "select(equal(x, 0.0), 0.0, y) for x, y in zip(w, values",
-        "y for x, y in zip(w, values",
+        "select(equal(x, 0.0), 0.0, y) for x, y in zip(p, values",
+        "y for x, y in zip(p, values",
     ),
     Mutant(
         "queries of one pair",

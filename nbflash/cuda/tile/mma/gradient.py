@@ -1,6 +1,6 @@
 """P and dS of a backward's fragments of mma (:mod:`.fragment`), from S and dP.
 
-    P = 2^(unit · S + shift)        dS = P ∘ (dP − δ)        shift = −LSE · log2 e
+    P = 2^(unit · S + shift)        dS = P ∘ ∂S'/∂S ∘ (dP − δ)        shift = −LSE · log2 e
 
 A query's numbers belong to a lane's rows, or, where keys are down and queries across
 (``transposed``), to its columns: then there are n / 4 of them. The shift of a query that attends
@@ -27,11 +27,11 @@ def make_query_numbers(fragment, *, transposed):
 
 
 def make_gradients(m_tiles, n, score=None, *, transposed):
-    """``exponents(s, units, shifts)``, ``weights(e)``, ``slopes(p, s)``, ``full(w, dp, deltas)``
-    and ``masked(w, dp, deltas)``.
+    """``exponents(s, units, shifts)``, ``weights(e)``, ``full(p, s, dp, deltas)`` and
+    ``masked(p, s, dp, deltas)``.
 
-    The last two are dS of W = P ∘ ∂S'/∂S, which is P without a score function; ``slopes`` makes W
-    of P and of what :func:`nbflash.cuda.tile.score.make_score` gives with slopes.
+    The last two are dS. ``score`` is a chain with slopes, and ``s`` what it made of the scores
+    (:func:`nbflash.cuda.tile.score.make_score`); without one, None, ``s`` is not read.
     """
     fragment = Fragment(m_tiles, n)
 
@@ -50,22 +50,19 @@ def make_gradients(m_tiles, n, score=None, *, transposed):
     def weights(e):
         return tuple(map(exp2, e))
 
-    @unrolled
-    def slopes(p, s):
-        """0 where P is: a slope may be NaN."""
-        return tuple(weighed(x, slope_at(score, s, i), True) for i, x in enumerate(p))
-
-    def gradient(w, dp, deltas, i):
-        return w[i] * (dp[i] - deltas[query(i)])
+    def gradient(p, s, dp, deltas, i):
+        # 0 where P is: a slope may be NaN.
+        weight = p[i] if score is None else weighed(p[i], slope_at(score, s, i), True)
+        return weight * (dp[i] - deltas[query(i)])
 
     @unrolled
-    def full(w, dp, deltas):
-        return tuple(gradient(w, dp, deltas, i) for i in range(fragment.size))
+    def full(p, s, dp, deltas):
+        return tuple(gradient(p, s, dp, deltas, i) for i in range(fragment.size))
 
     @unrolled
-    def masked(w, dp, deltas):
+    def masked(p, s, dp, deltas):
         """0 where P is 0: there dP may be NaN."""
-        values = (gradient(w, dp, deltas, i) for i in range(fragment.size))
-        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(w, values, strict=True))
+        values = full(p, s, dp, deltas)
+        return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, values, strict=True))
 
-    return exponents, weights, slopes, full, masked
+    return exponents, weights, full, masked
