@@ -207,10 +207,28 @@ def test_readme_leads_to_every_page():
 
 
 def test_an_index_page_has_no_links_to_files():
-    page = runpy.run_path(str(ROOT / "setup.py"))["index_page"](README)
+    page = runpy.run_path(str(ROOT / "setup.py"))["index_page"](README, "")
     assert re.findall(LINK, page) == []
     assert "[arXiv:2205.14135](https://arxiv.org/abs/2205.14135)" in page
     assert "Start here (`docs/start.md`)" in page
+
+
+def test_links_lead_to_where_the_project_is_published():
+    home = "https://example.org/team/nbflash"
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "--long-description"],
+        cwd=ROOT,
+        env=os.environ | {"NBFLASH_URL": home + "/"},
+        capture_output=True,
+        text=True,
+    )
+    page = done.stdout
+    assert f"[Start here]({home}/blob/main/docs/start.md)" in page
+    assert re.findall(LINK, page) == []
+    links = runpy.run_path(str(ROOT / "setup.py"))["project_urls"]
+    assert links("") == {}
+    assert links(home)["Issues"] == f"{home}/issues"
+    assert links(home)["Changelog"] == f"{home}/blob/main/CHANGELOG.md"
 
 
 def test_citation_has_this_version():
