@@ -33,7 +33,10 @@ FLOORS = (
     ("nbflash.backends.cpu", "nbflash.backends.simt", AMPERE, HOPPER),
     (f"{HOPPER}.forward", f"{HOPPER}.backward", f"{HOPPER}.decode"),
     (f"{HOPPER}.shared",),
-    ("nbflash.backends.split_kv", "nbflash.backends.block_plan", "nbflash.backends.base"),
+    (
+        *("nbflash.backends.split_kv", "nbflash.backends.base"),
+        *("nbflash.backends.block_plan", "nbflash.backends.block_selection"),
+    ),
     ("nbflash.cuda",),
     (f"{TILE}.simt", f"{TILE}.mma", f"{TILE}.wgmma"),
     (TILE,),
@@ -60,7 +63,8 @@ EXCEPTIONS = {("nbflash.environment", "nbflash")}
 DEVICE = (
     *("nbflash.backends.simt", AMPERE, f"{HOPPER}.forward", f"{HOPPER}.backward"),
     *(f"{HOPPER}.decode", f"{HOPPER}.shared", "nbflash.backends.split_kv"),
-    *("nbflash.backends.block_plan", TILE, "nbflash.cuda.ptx"),
+    *("nbflash.backends.block_plan", "nbflash.backends.block_selection"),
+    *(TILE, "nbflash.cuda.ptx"),
 )
 HOST = (
     "nbflash.backends.simt.__init__",
@@ -68,6 +72,7 @@ HOST = (
     *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
     *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
     *(f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host", f"{HOPPER}.decode.host"),
+    "nbflash.backends.block_selection.host",
 )
 # A mask is its tiles and their kinds, to these.
 WITHOUT_MASKS = "nbflash.reference", "nbflash.scores", "nbflash.definitions", "nbflash.cuda"
@@ -111,6 +116,8 @@ OUTSIDE = {
     f"{HOPPER}.decode": ("", ""),
     "nbflash.backends.block_plan": ("", ""),
     "nbflash.backends.block_plan.host": ("numpy", ""),
+    "nbflash.backends.block_selection": ("", ""),
+    "nbflash.backends.block_selection.host": ("numpy", ""),
     "nbflash.backends.split_kv": ("", ""),
     "nbflash.backends.split_kv.splits": ("numpy", ""),
     "nbflash.cuda": ("numpy", ""),

@@ -1,0 +1,24 @@
+"""The kernels of selection, for four architectures: no spills, no stack, few registers."""
+
+import pytest
+from assembly import CAPABILITIES, assemble
+from compiled import compile_ptx
+
+from nbflash.backends.block_selection.block_means import BlockMeansConfig, block_means_spec
+
+CAPABILITY = {"sm_75": (7, 5), **CAPABILITIES}
+SPECS = {
+    "means-bfloat16": block_means_spec(BlockMeansConfig("bfloat16", 128, True)),
+    "means-float16-odd": block_means_spec(BlockMeansConfig("float16", 12, False)),
+    "means-float32": block_means_spec(BlockMeansConfig("float32", 64, True)),
+}
+MOST_REGISTERS = 56  # of a thread: 1152 of a multiprocessor, each with four loads of 16 bytes
+
+
+@pytest.mark.parametrize("arch", CAPABILITY)
+@pytest.mark.parametrize("name", SPECS)
+def test_fits_in_registers(name, arch):
+    report = assemble(compile_ptx(SPECS[name], CAPABILITY[arch]), arch)
+    assert (report.spill_stores, report.spill_loads, report.stack) == (0, 0, 0)
+    assert report.registers <= MOST_REGISTERS
+    assert ".f64" not in report.ptx
