@@ -47,11 +47,7 @@ class Blocks(NamedTuple):
     @property
     def last_key(self):
         """The last key that a query of each row may see, causal or not: int64 (rows,)."""
-        nq, nk = self.shape
-        if not self.causal:
-            return self.xp.full(self.grid[0], nk - 1)
-        last = self.xp.minimum((self.xp.arange(self.grid[0]) + 1) * self.block[0], nq) - 1
-        return last + (nk - nq)
+        return _last_key(self.xp, self.shape, self.block[0], self.causal)
 
     @property
     def within(self):
@@ -84,6 +80,20 @@ def _causal(nq, nk):
     return masks.causal(nq, nk)
 
 
+def _last_key(xp, shape, size, causal):
+    """See `Blocks.last_key`; rows have ``size`` queries."""
+    (nq, nk), rows = shape, -(-shape[0] // size)
+    if not causal:
+        return xp.full(rows, nk - 1)
+    return xp.minimum((xp.arange(rows) + 1) * size, nq) - 1 + (nk - nq)
+
+
+@functools.lru_cache(maxsize=64)
+def _last_column(shape, block, causal):
+    """The last admissible column of each row, as the bytes of int32."""
+    return (_last_key(np, shape, block[0], causal) // block[1]).astype(np.int32).tobytes()
+
+
 def check_blocks(q, k, block, causal):
     """`Blocks` of arguments, and a context in which their device is current."""
     q, k = native(q=q, k=k)
@@ -100,8 +110,19 @@ def check_blocks(q, k, block, causal):
     return Blocks(xp, q, k, problem, pair, check_flag("causal", causal)), device
 
 
+def kernels(xp):
+    """What computes on a CUDA device; None for NumPy, whose results are the specification."""
+    if xp is np:
+        return None
+    from nbflash.backends.block_selection import host
+
+    return host
+
+
 def means(xp, x, size):
     """Means of so many tokens each, of what there is of the last: float32 (b, heads, blocks, d)."""
+    if on_device := kernels(xp):
+        return on_device.block_means(x, size)
     batch, n, heads, head_dim = x.shape
     count = -(-n // size)
     padded = xp.zeros((batch, count * size, heads, head_dim), np.float32)
@@ -133,17 +154,29 @@ def descending(xp, scores):
     return xp.argsort(-scores, axis=-1, kind="stable")
 
 
+def ranked(blocks, scores, k, sinks, local):
+    """The first ``k`` columns of each row by falling score, and how many of them are admissible.
+
+    Those that always are chosen come first, those that are not admissible last. ``scores`` is (b,
+    heads, rows, columns); int32 (b, heads, rows, k), and (b, heads, rows).
+    """
+    xp, on_device = blocks.xp, kernels(blocks.xp)
+    if on_device and on_device.sorts(blocks.grid[1]):
+        last = _last_column(blocks.shape, blocks.block, blocks.causal)
+        return on_device.best_blocks(xp.ascontiguousarray(scores), last, k, sinks, local)
+    admissible = blocks.admissible
+    scores = xp.where(blocks.always(sinks, local), np.inf, xp.where(admissible, scores, -np.inf))
+    counts = xp.minimum(admissible.sum(axis=1), k).astype(np.int32)
+    indices = descending(xp, scores)[..., :k].astype(np.int32)
+    return indices, xp.broadcast_to(counts, scores.shape[:3])
+
+
 def best(blocks, scores, topk, sinks, local):
     """The map of the ``topk`` admissible blocks of largest score, those that always are among them.
 
     ``scores`` is (b, heads, rows, columns).
     """
-    xp, admissible = blocks.xp, blocks.admissible
-    scores = xp.where(blocks.always(sinks, local), np.inf, xp.where(admissible, scores, -np.inf))
-    k = min(topk, blocks.grid[1])
-    counts = xp.minimum(admissible.sum(axis=1), k).astype(np.int32)
-    indices = descending(xp, scores)[..., :k].astype(np.int32)
-    return blocks.map_of(indices, xp.broadcast_to(counts, scores.shape[:3]))
+    return blocks.map_of(*ranked(blocks, scores, min(topk, blocks.grid[1]), sinks, local))
 
 
 def enough(blocks, weights, threshold, most, sinks, local):
@@ -151,16 +184,15 @@ def enough(blocks, weights, threshold, most, sinks, local):
 
     Those that always are chosen come first, and count.
     """
-    xp, always = blocks.xp, blocks.always(sinks, local)
+    xp, always, columns = blocks.xp, blocks.always(sinks, local), blocks.grid[1]
     weights = xp.where(blocks.admissible, weights, 0)
-    order = descending(xp, xp.where(always, np.inf, weights))
+    order, _ = ranked(blocks, weights, columns, sinks, local)
     sorted_weights = xp.take_along_axis(weights, order, axis=-1)
     before = xp.cumsum(sorted_weights, axis=-1) - sorted_weights
     needed = (before < threshold * weights.sum(axis=-1, keepdims=True)) & (sorted_weights > 0)
     counts = xp.maximum(needed.sum(axis=-1), always.sum(axis=-1))
-    k = min(most, blocks.grid[1])
-    counts = xp.minimum(counts, k).astype(np.int32)
-    return blocks.map_of(order[..., :k].astype(np.int32), counts)
+    k = min(most, columns)
+    return blocks.map_of(order[..., :k], xp.minimum(counts, k).astype(np.int32))
 
 
 def check_count(name, value, least=0):

@@ -4,6 +4,7 @@ import pytest
 from assembly import CAPABILITIES, assemble
 from compiled import compile_ptx
 
+from nbflash.backends.block_selection.best_blocks import BestBlocksConfig, best_blocks_spec
 from nbflash.backends.block_selection.block_means import BlockMeansConfig, block_means_spec
 
 CAPABILITY = {"sm_75": (7, 5), **CAPABILITIES}
@@ -11,6 +12,8 @@ SPECS = {
     "means-bfloat16": block_means_spec(BlockMeansConfig("bfloat16", 128, True)),
     "means-float16-odd": block_means_spec(BlockMeansConfig("float16", 12, False)),
     "means-float32": block_means_spec(BlockMeansConfig("float32", 64, True)),
+    "best-64": best_blocks_spec(BestBlocksConfig(64)),
+    "best-2048": best_blocks_spec(BestBlocksConfig(2048)),
 }
 MOST_REGISTERS = 56  # of a thread: 1152 of a multiprocessor, each with four loads of 16 bytes
 

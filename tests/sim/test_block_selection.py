@@ -3,8 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from block_selection_runs import check_means, integers
+from block_selection_runs import check_best, check_means, integers
 
+from nbflash import selection
+from nbflash.backends.block_selection import host
 from nbflash.cuda import simulator as sim
 
 # Tokens of a block; batch, tokens, heads, head_dim.
@@ -40,3 +42,45 @@ LAYOUTS = {
 def test_means_of_other_layouts(layout, dtype):
     with sim.options(race=True, seed=2):
         check_means(layout(integers((2, 19, 3, 16), dtype)), 8)
+
+
+# Queries and keys, those of a block, and of the choice: how many, sinks, local.
+CHOICES = {
+    "one warp": ((40, 40), (8, 8), {"width": 3, "sinks": 1, "local": 1}),
+    "a warp's keys": ((24, 64), (8, 1), {"width": 64, "sinks": 0, "local": 0}),
+    "two warps": ((21, 65), (8, 1), {"width": 40, "sinks": 2, "local": 3}),
+    "four warps": ((9, 200), (8, 1), {"width": 200, "sinks": 0, "local": 2}),
+    "more queries": ((40, 20), (4, 4), {"width": 4, "sinks": 1, "local": 1}),
+    "all always": ((16, 24), (4, 4), {"width": 5, "sinks": 99, "local": 99}),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("case", CHOICES.values(), ids=CHOICES)
+def test_best(case, causal):
+    grid, size, options = case
+    with sim.options(race=True, seed=1):
+        check_best(grid, size, causal=causal, **options)
+
+
+METHODS = {
+    "mean_pooled": {"topk": 3},
+    "compressed": {"topk": 4},
+    "cumulative": {"threshold": 0.5},
+    "antidiagonal": {"threshold": 0.5, "most": 3, "sinks": 1},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_selections_by_kernels_are_those_of_numpy(name, monkeypatch):
+    q, k = (integers((2, n, heads, 8), np.float32, seed=n) for n, heads in ((53, 4), (90, 2)))
+
+    def select():
+        return getattr(selection, name)(q, k, block=16, causal=True, **METHODS[name])
+
+    expected = select()
+    monkeypatch.setattr("nbflash.selection.blocks.kernels", lambda xp: host)
+    chosen = select()
+    assert np.array_equal(chosen.indices, expected.indices)
+    assert np.array_equal(chosen.counts, expected.counts)
+    assert chosen.within == expected.within
