@@ -163,7 +163,8 @@ def ranked(blocks, scores, k, sinks, local):
     xp, on_device = blocks.xp, kernels(blocks.xp)
     if on_device and on_device.sorts(blocks.grid[1]):
         last = _last_column(blocks.shape, blocks.block, blocks.causal)
-        return on_device.best_blocks(xp.ascontiguousarray(scores), last, k, sinks, local)
+        scores = xp.ascontiguousarray(scores, np.float32)
+        return on_device.best_blocks(scores, last, k, sinks, local)
     admissible = blocks.admissible
     scores = xp.where(blocks.always(sinks, local), np.inf, xp.where(admissible, scores, -np.inf))
     counts = xp.minimum(admissible.sum(axis=1), k).astype(np.int32)

@@ -1,0 +1,113 @@
+"""The kernels that choose blocks on the device: means of blocks, the best blocks of a row."""
+
+import numpy as np
+from block_selection_runs import check_best, check_means, integers
+from mutant_family import Family
+from mutants import Mutant
+
+from nbflash.cuda import simulator as sim
+
+ROOM = "nbflash.backends.block_selection"
+MEANS, BEST, HOST = f"{ROOM}.block_means", f"{ROOM}.best_blocks", f"{ROOM}.host"
+
+
+def means(dtype, shape, size):
+    """Of a tensor whose heads lie before its tokens."""
+
+    def check(modules):
+        batch, n, heads, head_dim = shape
+        x = integers((batch, heads, n, head_dim), dtype).transpose(0, 2, 1, 3)
+        with sim.options(race=True, seed=1):
+            check_means(x, size, modules[HOST])
+
+    return check
+
+
+def best(columns, width, **options):
+    """Of three rows of blocks of 8 queries and one key."""
+    given = {"causal": True, "sinks": 1, "local": 2, "planes": (1, 2)} | options
+
+    def check(modules):
+        with sim.options(race=True, seed=1):
+            check_best((20, columns), (8, 1), width=width, module=modules[HOST], **given)
+
+    return check
+
+
+CASES = {
+    "halves": means(np.float16, (2, 19, 3, 16), 16),
+    "vectors": means(np.float32, (1, 37, 2, 64), 16),
+    "elements": means(np.float32, (1, 9, 1, 150), 8),
+    "one-warp": best(40, 40),
+    "two-warps": best(70, 30),
+    "four-warps": best(130, 9, planes=(1, 1)),
+    "more-queries": best(10, 10),
+}
+OF_MEANS = (
+    Mutant("heads and blocks swapped", "divmod_int32(plane, blocks)", "divmod_int32(plane, heads)"),
+    Mutant("tokens past the end", "min(first + size, types.int64(n))", "first + size"),
+    Mutant("head 0", "+ h * stride[2] + lane", "+ lane"),
+    Mutant("batch 0", "base = b * stride[0] + h", "base = h"),
+    Mutant("groups read the same rows", "range(first + group, end", "range(first, end"),
+    Mutant(
+        "one row of a group", "range(first + group, end, GROUPS)", "range(first + group, end, n)"
+    ),
+    Mutant("words for elements", "lane * STEP", "lane * PIECE"),
+    Mutant("groups on each other", "group * HEAD_DIM + lane * PIECE", "lane * PIECE"),
+    Mutant("threads without a row", "if group < GROUPS:", "if True:"),
+    Mutant("the last block's tokens", "ACC(end - first)", "ACC(size)"),
+    Mutant("the first columns", "range(tid, HEAD_DIM, THREADS)", "range(tid, 64, THREADS)"),
+    Mutant("one group", "for g in range(GROUPS):", "for g in range(1):"),
+    Mutant(
+        "means by tokens", "(b * heads + h) * blocks + block", "(b * blocks + block) * heads + h"
+    ),
+    Mutant(
+        "halves swapped",
+        "for part in unpack_half(DTYPE, word)",
+        "for part in unpack_half(DTYPE, word)[::-1]",
+    ),
+)
+OF_BEST = (
+    Mutant("−0 below 0", "float_bits(x + 0.0)", "float_bits(x)"),
+    Mutant("negative scores the wrong way", "bits ^ (bits >> 31 & 0x7FFFFFFF) ^ -1", "bits ^ -1"),
+    Mutant("NaN as its bits", "select(equal(x, x), bits", "select(equal(bits, bits), bits"),
+    Mutant("smallest first", "(other < own) ==", "(other > own) =="),
+    Mutant("columns past the end", "if column < columns:", "if True:"),
+    Mutant("the last admissible column", "if column > end:", "if column >= end:"),
+    Mutant("all are admissible", "if column > end:", "if False:"),
+    Mutant("one more sink", "column < sinks or", "column <= sinks or"),
+    Mutant("one less local block", "column > end - local", "column > end - local + 1"),
+    Mutant("equal scores by chance", "| types.int64(column)", "| types.int64(column ^ 1)"),
+    Mutant("last of plane 0", "last[of_plane]", "last[0]"),
+    Mutant(
+        "a run upwards",
+        "types.int32(size - 1), types.int32(size >> 1)",
+        "types.int32(size >> 1), types.int32(size >> 1)",
+    ),
+    Mutant(
+        "the other slot's lane",
+        "types.int32(flipped - WARP))\n                    y",
+        "flipped - flipped)\n                    y",
+    ),
+    Mutant("half the sizes", "while size <= CAPACITY:", "while size < CAPACITY:"),
+    Mutant("half of the strides", "while stride > 0:", "while stride > 1:"),
+    Mutant("past the width", "if j < width:", "if True:"),
+    Mutant(
+        "counts above the width",
+        "max(types.int32(end + 1), types.int32(0)), types.int32(width))",
+        "max(types.int32(end + 1), types.int32(0)), types.int32(columns))",
+    ),
+    Mutant("counts below 0", "max(types.int32(end + 1), types.int32(0))", "types.int32(end + 1)"),
+)
+REACH = {
+    MEANS: ("halves", "vectors", "elements"),
+    BEST: ("one-warp", "two-warps", "four-warps", "more-queries"),
+}
+FAMILY = Family(
+    "block_selection",
+    (MEANS, BEST, HOST),
+    CASES,
+    [(MEANS, mutant) for mutant in OF_MEANS] + [(BEST, mutant) for mutant in OF_BEST],
+    generate=(MEANS, BEST),
+    reach=REACH.get,
+)
