@@ -2,9 +2,10 @@
 
     LSE = log(exp LSE_a + exp LSE_b)      w_p = exp(LSE_p − LSE)      O = w_a O_a + w_b O_b
 
-NumPy or CuPy element by element, in float32 (float64 for float64). An empty part attends nothing:
-its ``lse`` is -inf, its weight 0, and what its ``out`` holds is never read. Between the two weights
-only the difference of the ``lse`` counts, so that they keep their precision however large it is.
+In float32 (float64 for float64). An empty part attends nothing: its ``lse`` is -inf, its weight 0,
+and what its ``out`` holds counts for nothing. Between the two weights only the difference of the
+``lse`` counts, so that they keep their precision however large it is. NumPy arrays are merged
+element by element, CuPy arrays by one kernel, `nbflash.backends.split_kv.merge`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbflash.definitions.types import Array, ArrayT, KeysT, SinkT
-from nbflash.inputs.arrays import as_given, library, native
+from nbflash.inputs.arrays import as_given, in_rows, library, native
 from nbflash.inputs.problem import check_parts
 
 
@@ -51,12 +52,44 @@ def merge(out_a: ArrayT, lse_a: KeysT, out_b: Array, lse_b: Array) -> tuple[Arra
     given = out_a
     out_a, lse_a, out_b, lse_b = _parts(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     xp, device = library(out_a)
-    with device, np.errstate(over="ignore", invalid="ignore"):
-        w_a, w_b, lse = _weights(xp, lse_a, lse_b)
-        # O = w_a O_a + w_b O_b
-        out = _rows(w_a) * _values(xp, out_a, lse_a) + _rows(w_b) * _values(xp, out_b, lse_b)
-        results = xp.ascontiguousarray(out, out_a.dtype), xp.ascontiguousarray(lse)
+    with device:
+        results = xp.empty(out_a.shape, out_a.dtype), xp.empty(lse_a.shape, lse_a.dtype)
+        _write_merged((in_rows(out_a), lse_a), (in_rows(out_b), lse_b), results)
     return as_given(given, results)
+
+
+def merge_into(results, part, rows=None):
+    """Merge a part into results, on the device that is current; each is a pair ``(out, lse)``.
+
+    Parameters
+    ----------
+    results : pair of native arrays
+        Written in place.
+    part : pair of native arrays
+        Of as many rows as ``rows`` names, or of all. Its ``out`` may have another dtype.
+    rows : slice or int32 array, optional
+        Which rows of the results, each once.
+    """
+    if isinstance(rows, slice):
+        results, rows = (results[0][:, rows], results[1][:, :, rows]), None
+    _write_merged(results, part, results, rows)
+
+
+def _write_merged(a, b, results, places=None):
+    """Write the merge of two parts that have their rows contiguous."""
+    (out_a, lse_a), (out_b, lse_b), (out, lse) = a, b, results
+    if out.size and not isinstance(out, np.ndarray):
+        from nbflash.backends.split_kv import merge_host
+
+        merge_host.merge(a, b, results, places)
+        return
+    xp, at = library(out)[0], slice(None) if places is None else places
+    out_a, lse_a = out_a[:, at], lse_a[:, :, at]
+    with np.errstate(over="ignore", invalid="ignore"):
+        w_a, w_b, joint = _weights(xp, lse_a, lse_b)
+        # O = w_a O_a + w_b O_b
+        out[:, at] = _rows(w_a) * _values(xp, out_a, lse_a) + _rows(w_b) * _values(xp, out_b, lse_b)
+        lse[:, :, at] = joint
 
 
 def merge_backward(
@@ -210,10 +243,10 @@ def _parts(**named):
 
 
 def _sink_part(out, lse, sink):
-    """The part that a sink is: value 0 and its logit in every row, under strides of 0."""
+    """The part that a sink is: one row of zeros, and its logit, in place of all rows."""
     xp, device = library(out)
     with device:
-        zero = xp.zeros((), out.dtype)
+        zero = xp.zeros(out.shape[-1:], out.dtype)
         return xp.broadcast_to(zero, out.shape), xp.broadcast_to(sink[:, None], lse.shape)
 
 

@@ -1,1 +1,1 @@
-"""Keys of a decode split among blocks, and the results of the splits combined."""
+"""Keys split among blocks or calls, and the results over the parts combined."""
