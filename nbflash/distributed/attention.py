@@ -78,7 +78,7 @@ def attention(
     def check():
         check_flag("return_lse", return_lse)
         call = Call(q, k, v, sharding, comm, *options)
-        return call, call.facts(call="attention")
+        return call, call.note(call="attention")
 
     results = check_together(comm, check).forward()
     return as_given(q, results if return_lse else results[0])
@@ -141,7 +141,7 @@ def attention_backward(
         check_flag("deterministic", deterministic)
         call = Call(q, k, v, sharding, comm, *options)
         call.take_results(dout, out, lse, dlse)
-        return call, call.facts(call="attention_backward", reduce=reduce)
+        return call, call.note(call="attention_backward", reduce=reduce)
 
     call = check_together(comm, check)
     return as_given(q, call.backward(deterministic, reduce == "wide"))
@@ -189,6 +189,6 @@ def score_backward(
     def check():
         call = Call(q, k, v, sharding, comm, *options)
         call.take_results(dout, out, lse, dlse)
-        return call, call.facts(call="score_backward", arrays=call.score_shapes())
+        return call, call.note(call="score_backward", arrays=call.score_shapes())
 
     return as_given(q, check_together(comm, check).score_backward())

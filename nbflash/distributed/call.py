@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
-import threading
-
-import numpy as np
-
-from nbflash import __version__
-from nbflash.distributed.placed_score import placed
-from nbflash.distributed.sharding import positive
-from nbflash.distributed.stages import stages_of
+from nbflash.distributed.rank_plan import rank_plan
 from nbflash.inputs.arrays import library, native
-from nbflash.inputs.attention_spec import AttentionSpec
-from nbflash.inputs.dropout import check_dropout, check_seed
-from nbflash.inputs.problem import check_backward, check_forward, check_mask
-from nbflash.merging import merge
-from nbflash.planning.plan import plan_of
-from nbflash.scores import Score, check_score
-
-_planning = threading.Lock()  # ranks that are threads compile a score once
+from nbflash.inputs.dropout import check_seed
+from nbflash.inputs.problem import check_backward
+from nbflash.merging import merge_into
 
 
 class Call:
-    """The checked arguments of a rank, and its walk over the stages."""
+    """The arguments of a rank, and its walk over the stages of its plan."""
 
     def __init__(self, q, k, v, sharding, comm, scale, score, dropout, seed, stages, impl):
         if sharding.ranks != comm.size:
             raise ValueError(f"sharding is for {sharding.ranks} ranks, comm has {comm.size}")
-        stages = stages if stages is None else positive("stages", stages)
         self.q, self.k, self.v = native(q=q, k=k, v=v)
-        self.problem = check_forward(self.q, self.k, self.v, scale)
-        self.sharding, self.comm, self.impl = sharding, comm, impl
-        self.score, self.dropout = score, check_dropout(dropout)
-        self.seed = check_seed(seed, self.problem) if self.dropout else None
-        self.stages, self._count = stages_of(sharding, comm.rank, stages), stages
-        check_mask(self.stages[0].mask, self.problem)
-        self._plan(self.stages[0], self.q, self.k, self.v)
+        given = self.q, self.k, self.v, sharding, comm.rank
+        self.plan = rank_plan(*given, scale, score, dropout, stages, impl)
+        self.comm, self.problem, self.stages = comm, self.plan.problem, self.plan.stages
+        self.seed = check_seed(seed, self.problem) if self.plan.dropout else None
         self._xp, self._device = library(self.q)
-        self._wide = np.dtype(self.problem.lse_dtype)
+        self._wide = self.plan.wide
 
-    def facts(self, **more):
+    def note(self, **more):
         """What must be equal on all ranks."""
-        p = self.problem
-        return more | {
-            "nbflash": __version__,
-            "sharding": self.sharding.digest,
-            "batch, heads, heads_kv, head_dim": [p.batch, p.heads, p.heads_kv, p.head_dim],
-            "dtype": p.dtype,
-            "scale": p.scale,
-            "score": str(self.score),
-            "dropout": self.dropout,
-            "seed": self.seed if isinstance(self.seed, tuple) else None,
-            "stages": self._count,
-        }
+        return self.plan.note(self.seed, **more)
 
     def take_results(self, dout, out, lse, dlse):
         """What `attention` returned, and gradients of it."""
@@ -64,21 +37,21 @@ class Call:
 
     def forward(self):
         """``(out, lse)`` of the rank's queries."""
+        results = None
         with self._device:
             for stage, k, v, number in self._arriving():
                 if number and not stage.keys:
                     continue
                 (q,) = self._rows(stage, self.q)
-                part = self._plan(stage, q, k, v).run_forward(q, k, v, None, self.seed)
-                if not number:
-                    out, lse = part
-                    continue
-                out = out.astype(self._wide, copy=False)
-                before = self._rows(stage, out, lse)
-                merged = merge(*before, part[0].astype(self._wide, copy=False), part[1])
-                out[:, stage.rows.of(out)] = merged[0]
-                lse[:, :, stage.rows.of(lse)] = merged[1]
-            return out.astype(self.q.dtype, copy=False), lse
+                plan = self.plan.attention(number, q, k, v)
+                part = plan.run_forward(q, k, v, None, self.seed)
+                if results is not None:
+                    merge_into(results, part, stage.rows.of(part[0]))
+                elif self.plan.merges > 1:
+                    results = part[0].astype(self._wide, copy=False), part[1]
+                else:  # a merge alone rounds once
+                    results = part
+            return results[0].astype(self.q.dtype, copy=False), results[1]
 
     def backward(self, deterministic, wide):
         """``(dq, dk, dv)`` of the rank's queries and keys."""
@@ -90,7 +63,7 @@ class Call:
                 if stage.keys or not number:
                     rows = self._rows(stage, *self._results, self.q)
                     dout, out, lse, dlse, q = rows
-                    plan = self._plan(stage, q, k, v)
+                    plan = self.plan.attention(number, q, k, v)
                     given = dout, q, k, v, out, lse, dlse, self.seed, deterministic
                     dq, *of_keys = plan.run_backward(*given)
                     if not number:
@@ -108,7 +81,7 @@ class Call:
 
     def score_shapes(self):
         """Of the score's arrays that have gradients."""
-        return self._plan(self.stages[0], self.q, self.k, self.v).score_shapes
+        return self.plan.attention(0, self.q, self.k, self.v).score_shapes
 
     def score_backward(self):
         """The gradients of the score's arrays, of all ranks together."""
@@ -119,7 +92,7 @@ class Call:
                     continue
                 *results, q = self._rows(stage, *self._results, self.q)
                 dout, out, lse, dlse = results
-                plan = self._plan(stage, q, k, v)
+                plan = self.plan.attention(number, q, k, v)
                 sums = plan.run_score_backward(dout, q, k, v, out, lse, dlse, self.seed)
                 total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
             return tuple(self._over_ranks(x) for x in total)
@@ -183,17 +156,6 @@ class Call:
     def _buffer(self, index, dtype):
         p = self.problem
         return self._xp.empty((2, p.batch, index.size, p.heads_kv, p.head_dim), dtype)
-
-    def _plan(self, stage, q, k, v):
-        problem = check_forward(q, k, v, self.problem.scale)
-        score = self.score
-        if isinstance(score, Score):
-            score = placed(score, stage.positions, self.sharding.mask.shape)
-        check_score(score, problem)
-        positions = stage.positions if self.dropout else None
-        spec = AttentionSpec(problem, stage.mask, score, self.dropout, positions)
-        with _planning:
-            return plan_of(spec, self.impl)
 
 
 def taken(x, index, axis):

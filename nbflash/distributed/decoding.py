@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,8 @@ def decode(
             own = masks.dense(q.shape[1], _capacity(k_cache, options))
         part = decode_alone(q, k_cache, v_cache, lengths, mask=own, return_lse=True, **options)
         facts = {"call": "decode", "q": list(q.shape), "dtype": str(q.dtype), "newest": holder}
-        return part, facts | {"nbflash": __version__, "scale": options.get("scale")}
+        facts |= {"nbflash": __version__, "scale": options.get("scale")}
+        return part, json.dumps(facts)
 
     out, lse = check_together(comm, check)
     out, lse = native(out=out, lse=lse)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from nbflash.definitions.types import ArrayT
 from nbflash.distributed.call import taken
 from nbflash.distributed.communicator import Communicator, check_together
@@ -71,7 +73,8 @@ def gather(
             raise ValueError(f"x must have {own.size} tokens along axis {at}, got shape {x.shape}")
         rest = [n for i, n in enumerate(x.shape) if i != at]
         facts = {"call": "gather", "axis": at, "of": of, "shape besides": rest}
-        return (x, at), facts | {"dtype": str(x.dtype), "sharding": sharding.digest}
+        facts |= {"dtype": str(x.dtype), "sharding": sharding.digest}
+        return (x, at), json.dumps(facts)
 
     x, axis = check_together(comm, check)
     xp, device = library(x)

@@ -40,7 +40,7 @@ class Index:
         first = int(places[0]) if places.size else 0
         run = (first == 0 and not places.size) or (np.diff(places) == 1).all()
         self.size = places.size
-        self._host = slice(first, first + places.size) if run else places
+        self._host = slice(first, first + places.size) if run else places.astype(np.int32)
         self._on_device = {}
 
     def of(self, x):
