@@ -14,7 +14,7 @@ import numpy as np
 
 from nbflash.definitions.types import Array, ArrayT, KeysT, SinkT
 from nbflash.inputs.arrays import as_given, in_rows, library, native
-from nbflash.inputs.problem import check_parts
+from nbflash.inputs.problem import check_parts, wide_dtype
 
 
 def merge(out_a: ArrayT, lse_a: KeysT, out_b: Array, lse_b: Array) -> tuple[ArrayT, KeysT]:
@@ -73,6 +73,20 @@ def merge_into(results, part, rows=None):
     if isinstance(rows, slice):
         results, rows = (results[0][:, rows], results[1][:, :, rows]), None
     _write_merged(results, part, results, rows)
+
+
+def add_into(total, part, rows=None):
+    """Add a part to rows of a total in place, rounded once; arguments as of `merge_into`."""
+    if isinstance(rows, slice):
+        total, rows = total[:, rows], None
+    if total.size and not isinstance(total, np.ndarray):
+        from nbflash.backends.split_kv import merge_host
+
+        merge_host.add(total, part, rows)
+        return
+    at = slice(None) if rows is None else rows
+    wide = np.dtype(wide_dtype(total.dtype.name))
+    total[:, at] = total[:, at].astype(wide) + part.astype(wide)
 
 
 def _write_merged(a, b, results, places=None):

@@ -6,7 +6,7 @@ from nbflash.distributed.rank_plan import rank_plan
 from nbflash.inputs.arrays import library, native
 from nbflash.inputs.dropout import check_seed
 from nbflash.inputs.problem import check_backward
-from nbflash.merging import merge_into
+from nbflash.merging import add_into, merge_into
 
 
 class Call:
@@ -47,16 +47,14 @@ class Call:
                 part = plan.run_forward(q, k, v, None, self.seed)
                 if results is not None:
                     merge_into(results, part, stage.rows.of(part[0]))
-                elif self.plan.merges > 1:
-                    results = part[0].astype(self._wide, copy=False), part[1]
-                else:  # a merge alone rounds once
-                    results = part
+                else:
+                    results = self._summed(part[0], self.plan.merges), part[1]
             return results[0].astype(self.q.dtype, copy=False), results[1]
 
     def backward(self, deterministic, wide):
         """``(dq, dk, dv)`` of the rank's queries and keys."""
         dtype = self._wide if wide else self.q.dtype
-        returning = []
+        returning, total = [], None
         with self._device:
             for stage, k, v, number in self._arriving():
                 of_keys = k, v
@@ -66,18 +64,23 @@ class Call:
                     plan = self.plan.attention(number, q, k, v)
                     given = dout, q, k, v, out, lse, dlse, self.seed, deterministic
                     dq, *of_keys = plan.run_backward(*given)
-                    if not number:
-                        total = [x.astype(self._wide) for x in (dq, *of_keys)]
+                    if total is None:
+                        total = [self._summed(dq, self.plan.merges)]
+                        total += [self._summed(x, self.plan.returns) for x in of_keys]
                     else:
-                        total[0][:, stage.rows.of(dq)] += dq.astype(self._wide, copy=False)
+                        add_into(total[0], dq, stage.rows.of(dq))
                 if number:
                     returning.append(self._return(stage, of_keys, dtype))
             for stage, exchange, arrived in returning:
                 exchange.wait()
                 for target, index in stage.sends.items():
                     for sum_, part in zip(total[1:], arrived[target], strict=True):
-                        sum_[:, index.of(sum_)] += part.astype(self._wide, copy=False)
+                        add_into(sum_, part, index.of(sum_))
             return tuple(x.astype(self.q.dtype, copy=False) for x in total)
+
+    def _summed(self, x, times):
+        """What others are merged into so many times: one alone rounds once in any dtype."""
+        return x if times <= 1 else x.astype(self._wide, copy=False)
 
     def score_shapes(self):
         """Of the score's arrays that have gradients."""

@@ -32,6 +32,8 @@ class RankPlan:
     stages : list of nbflash.distributed.stages.Stage
     merges : int
         Stages whose results are merged into those of the first.
+    returns : int
+        Messages of gradients of the rank's own keys that come from other ranks.
     wide : numpy.dtype
         Of sums.
     """
@@ -43,6 +45,7 @@ class RankPlan:
         self._score, self._impl, self._shape = score, impl, sharding.mask.shape
         self.stages = stages_of(sharding, rank, count)
         self.merges = sum(stage.keys > 0 for stage in self.stages[1:])
+        self.returns = sum(len(stage.sends) for stage in self.stages)
         self._plans, self._notes = [None] * len(self.stages), {}
         check_mask(self.stages[0].mask, self.problem)
         self.attention(0, q, k, v)

@@ -10,6 +10,7 @@ import nbflash
 from nbflash import testing
 from nbflash.backends.split_kv import merge_host
 from nbflash.cuda import simulator as sim
+from nbflash.merging import add_into
 
 PLACES = np.array([1, 2, 5, 6, 11, 12, 17, 18, 19, 3], np.int32)
 
@@ -119,3 +120,18 @@ def test_nothing_to_merge():
     nothing = at_rows(a, slice(0))
     for x, y in zip(merged(a, nothing, np.zeros(0, np.int32)), a, strict=True):
         assert x.tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums(dtype):
+    """Rounded once, to the bit as NumPy's; rows that are not named stay as they are."""
+    total, given = (part(2, n, 3, 8, DTYPES[dtype], empty=0)[0] for n in (20, 10))
+    for added in (given, given.astype(np.float64 if dtype == "float64" else np.float32)):
+        for rows in (PLACES, slice(4, 14)):
+            got, expected = total.copy(), total.copy()
+            add_into(expected, added, rows)
+            at, places = (got[:, rows], None) if isinstance(rows, slice) else (got, rows)
+            with sim.options(race=True, seed=1):
+                merge_host.add(at, added, places)
+            assert got.tobytes() == expected.tobytes()
+            assert got.tobytes() != total.tobytes()

@@ -4,6 +4,7 @@
 
 Part a, and the result, have rows that part b lacks: those stay as they are. Each element is read
 once and written once; :mod:`.combine` is for many contiguous splits of a few rows instead.
+Gradients of parts add up: the same, with weights of 1.
 
     a block has QUERIES queries of HEADS heads
     a thread of each row reads both LSE, writes the joint one, and puts the weights in shared memory
@@ -30,7 +31,8 @@ ABSENT = -1.0  # in place of a weight: the part attends nothing, and its O is no
 class MergeConfig:
     """Dtypes of part a and the result, and of part b; ``lanes`` elements are one access.
 
-    ``indexed``: an array says which rows of part a the rows of part b are.
+    ``indexed``: an array says which rows of part a the rows of part b are. ``weighted``: by LSE;
+    otherwise parts are added, and there are no LSE.
     """
 
     dtype: str
@@ -38,6 +40,7 @@ class MergeConfig:
     head_dim: int
     lanes: int
     indexed: bool
+    weighted: bool = True
     threads: int = THREADS
     min_blocks: int = 1
 
@@ -91,7 +94,7 @@ def make_merge(cfg):
     Part b has ``n`` queries; blocks are batch elements by queries by heads.
     """
     ACC, DTYPE, PART, LANES = cfg.accumulator, cfg.dtype, cfg.part_dtype, cfg.lanes
-    INDEXED, ZERO = cfg.indexed, cfg.accumulator(0)
+    INDEXED, WEIGHTED, ZERO, ONE = cfg.indexed, cfg.weighted, cfg.accumulator(0), cfg.accumulator(1)
     APART = cfg.head_dim // cfg.vectors
     PIECES, STEPS = APART // LANES, range(0, cfg.head_dim, APART)
     weights = make_weights(ACC)
@@ -144,8 +147,9 @@ def make_merge(cfg):
         b = types.int64(block // across // along)
         there_heads = min(types.int32(HEADS), types.int32(heads - first_head))
         rows = types.int32(there_heads * min(types.int32(QUERIES), types.int32(n - first)))
+        w_a, w_b = ONE, ONE
         i, h = types.int32(first + tid % QUERIES), types.int32(first_head + tid // QUERIES)
-        if tid < ROWS and i < n and h < heads:
+        if WEIGHTED and tid < ROWS and i < n and h < heads:
             row = types.int64(places[i] if INDEXED else i)
             in_a = b * la_stride[0] + h * la_stride[1] + row * la_stride[2]
             in_b = b * lb_stride[0] + h * lb_stride[1] + i * lb_stride[2]
@@ -158,13 +162,15 @@ def make_merge(cfg):
             d = types.int32(piece % PIECES) * LANES
             query = types.int32(of_block // there_heads)
             head = types.int32(of_block % there_heads)
-            w = types.int32(2 * (head * QUERIES + query))
+            if WEIGHTED:
+                w = types.int32(2 * (head * QUERIES + query))
+                w_a, w_b = smem[w], smem[w + 1]
             i, h = types.int32(first + query), types.int32(first_head + head)
             row = types.int64(places[i] if INDEXED else i)
             at_a = b * a_stride[0] + row * a_stride[1] + h * a_stride[2] + d
             at_b = b * b_stride[0] + i * b_stride[1] + h * b_stride[2] + d
             at = b * o_stride[0] + row * o_stride[1] + h * o_stride[2] + d
-            merge_piece(out_a, at_a, smem[w], out_b, at_b, smem[w + 1], out, at)
+            merge_piece(out_a, at_a, w_a, out_b, at_b, w_b, out, at)
 
     return merge_parts
 

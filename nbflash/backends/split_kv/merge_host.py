@@ -1,4 +1,4 @@
-"""The kernel that merges two parts, bound to the layout of its arrays."""
+"""The kernel that merges two parts, or adds them, bound to the layout of its arrays."""
 
 from __future__ import annotations
 
@@ -25,24 +25,30 @@ def merge(part_a, part_b, results, places=None):
     places : int32 array, optional
         Which rows of part a those of part b are; by default the first ones.
     """
-    out_a, (out_b, _), (out, _) = part_a[0], part_b, results
+    _run((*part_a, *part_b, *results), places, weighted=True)
+
+
+def add(total, part, places=None):
+    """Add a part to some rows of a total, in place; arguments as of `merge`, without ``lse``."""
+    _run((total, total, part, part, total, total), places, weighted=False)
+
+
+def _run(tensors, places, *, weighted):
+    out_a, _, out_b, _, out, lse = tensors
     if not out_b.size or not out.size:
         return
-    device_id = arrays.device_of(out)[1]
-    tensors = *part_a, *part_b, *results
-    key = tuple((x.dtype.name, arrays.strides(x)) for x in tensors)
-    shape, lanes = out_b.shape, _lanes(out_a, out_b, out)
-    run, device = _bound(device_id, shape, key, lanes, places is not None)
-    # Without places the words of an LSE stand there, which nobody reads.
-    run(device.words((*tensors, results[1] if places is None else places)))
+    layout = tuple((x.dtype.name, arrays.strides(x)) for x in tensors)
+    how = _lanes(out_a, out_b, out), places is not None, weighted
+    run, device = _bound(arrays.device_of(out)[1], out_b.shape, layout, how)
+    run(device.words((*tensors, lse if places is None else places)))  # which nobody reads
 
 
 @functools.lru_cache(maxsize=256)
-def _bound(device_id, shape, key, lanes, indexed):
+def _bound(device_id, shape, layout, how):
     """The kernel for arrays of these dtypes and strides, and its device."""
     device = cuda_device(device_id)
-    (batch, n, heads, head_dim), (dtypes, strides) = shape, zip(*key, strict=True)
-    config = MergeConfig(dtypes[0], dtypes[2], head_dim, lanes, indexed)
+    (batch, n, heads, head_dim), (dtypes, strides) = shape, zip(*layout, strict=True)
+    config = MergeConfig(dtypes[0], dtypes[2], head_dim, *how)
     blocks = batch * -(-n // QUERIES) * -(-heads // HEADS)
     return device.bind(merge_spec(config), blocks, (*strides, n, heads)), device
 

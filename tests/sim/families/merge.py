@@ -7,6 +7,7 @@ from mutants import Mutant
 
 from nbflash import testing
 from nbflash.cuda import simulator as sim
+from nbflash.merging import add_into
 
 MERGE, HOST = "nbflash.backends.split_kv.merge", "nbflash.backends.split_kv.merge_host"
 MUTANTS = (
@@ -23,7 +24,7 @@ MUTANTS = (
     Mutant("part b at the places of part a", "b * b_stride[0] + i *", "b * b_stride[0] + row *"),
     Mutant("LSE b at the places of LSE a", "h * lb_stride[1] + i *", "h * lb_stride[1] + row *"),
     Mutant("weights of another row", "head * QUERIES + query", "query * HEADS + head"),
-    Mutant("the weights of part a for both", "out_b, at_b, smem[w + 1]", "out_b, at_b, smem[w]"),
+    Mutant("the weights of part a for both", "smem[w], smem[w + 1]", "smem[w], smem[w]"),
     Mutant("the first half of a row", "for c in STEPS:", "for c in STEPS[:1]:"),
     Mutant("queries past the end", "tid < ROWS and i < n and h", "tid < ROWS and h"),
     Mutant(
@@ -31,6 +32,8 @@ MUTANTS = (
         "min(types.int32(HEADS), types.int32(heads - first_head))",
         "HEADS",
     ),
+    Mutant("LSE where there is none", "if WEIGHTED and tid < ROWS", "if tid < ROWS"),
+    Mutant("sums without part a", "w_a, w_b = ONE, ONE", "w_a, w_b = ZERO, ONE"),
     Mutant("every batch is the first", "types.int64(block // across // along)", "types.int64(0)"),
     Mutant("heads of the first block", "block % across * HEADS", "block % across * 0"),
 )
@@ -75,10 +78,20 @@ def padded(modules):
     check_merge(a, b, module=modules[HOST], memory=results)
 
 
+def added(modules):
+    """Parts in float32 to some rows of a total in half precision."""
+    places = np.array([2, 0], np.int32)
+    (total, _), (given, _) = part(1, 3, 2, 4, np.float16, empty=0), part(1, 2, 2, 4, empty=0)
+    expected, got = total.copy(), total.copy()
+    add_into(expected, given, places)
+    modules[HOST].add(got, given, places)
+    np.testing.assert_array_equal(got, expected)
+
+
 FAMILY = Family(
     "merge",
     (MERGE, HOST),
-    {"rows": rows, "whole": whole, "padded": padded},
+    {"rows": rows, "whole": whole, "padded": padded, "added": added},
     [(MERGE, mutant) for mutant in MUTANTS] + [(HOST, mutant) for mutant in BOUND],
     generate=(MERGE,),
 )
