@@ -49,7 +49,7 @@ def attention(
         ``tile`` is a multiple of 32, and runs on NumPy arrays only.
     stages : int, optional
         Number of groups in which the other ranks' keys arrive while the groups before are computed;
-        default at most 4.
+        default one for every 4,096 keys that the fullest rank receives, at most 4.
 
     Returns
     -------
@@ -70,8 +70,8 @@ def attention(
     Notes
     -----
     All arguments are checked before anything is sent. Results are within one rounding of those on
-    one process: the results of stages are rounded once before they are merged. They are bitwise
-    reproducible.
+    one process: the results of stages are rounded once before they are merged, in float32 where
+    there are more than two. They are bitwise reproducible.
     """
     options = scale, score, dropout, seed, stages, impl
 

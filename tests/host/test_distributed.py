@@ -10,7 +10,7 @@ import pytest
 import masks
 import nbflash
 from nbflash import distributed, reference, scores
-from nbflash.distributed import Sharding, gather, run, scatter
+from nbflash.distributed import Sharding, gather, rank_plan, run, scatter
 from nbflash.distributed.stages import stages_of
 from nbflash.testing import (
     assert_within_reference,
@@ -62,10 +62,10 @@ def make_inputs(batch, nq, nk, heads, heads_kv, d, dtype=np.float32):
     return q, k, v, dout, dlse
 
 
-def check(sharding, inputs, options=None, backward=None):
+def check(sharding, inputs, options=None, backward=None, stages=None):
     options = options or {}
     q, k, v, dout, dlse = inputs
-    got = over_ranks(sharding, inputs, options, backward)
+    got = over_ranks(sharding, inputs, options | {"stages": stages}, backward)
     how = {"mask": sharding.mask, **options}
     ref = (
         *reference.attention(q, k, v, **how),
@@ -104,7 +104,8 @@ CASES = {  # mask, ranks
 def test_result_is_that_of_one_process(name):
     mask, ranks = CASES[name]
     sharding = Sharding.of(mask, ranks, TILE)
-    check(sharding, make_inputs(mask.batch or 1, *mask.shape, 4, 2, 16), {"scale": 0.3})
+    inputs = make_inputs(mask.batch or 1, *mask.shape, 4, 2, 16)
+    check(sharding, inputs, {"scale": 0.3}, stages=4)
 
 
 @pytest.mark.parametrize("stages", [1, 3, 9])
@@ -118,14 +119,31 @@ def test_any_number_of_stages_and_the_same_bits_every_time(stages):
         np.testing.assert_allclose(a, b, atol=4 * np.abs(b[np.isfinite(b)]).max() * 2**-20)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "reduce"),
     [(ml_dtypes.bfloat16, "wide"), (ml_dtypes.bfloat16, "input"), (np.float64, "wide")],
     ids=["bfloat16", "bfloat16-reduce-input", "float64"],
 )
-def test_dtypes(dtype, reduce):
-    sharding = Sharding.of(masks.documents([60, 80], causal=True), 3, TILE)
-    check(sharding, make_inputs(1, 140, 140, 2, 1, 16, dtype), None, {"reduce": reduce})
+def test_dtypes(dtype, reduce, stages):
+    """One merge in the dtype of the results, or two in float32."""
+    inputs = make_inputs(1, 140, 140, 2, 1, 16, dtype)
+    check(Sharding.of(masks.dense(140), 3, TILE), inputs, None, {"reduce": reduce}, stages)
+
+
+def test_stages_by_what_arrives():
+    """As many as have 4,096 keys each, at most four, and fewer than there are ranks."""
+    counts = {
+        "dense": (masks.dense(8192), 8, 1),
+        "more": (masks.dense(16384), 8, 3),
+        "most": (masks.dense(40960), 8, 4),
+        "two ranks": (masks.dense(65536), 2, 1),
+        "window": (masks.window(65536, left=1023, right=0), 8, 1),
+        "alone": (masks.dense(1024), 1, 0),
+    }
+    for name, (mask, ranks, expected) in counts.items():
+        stages = stages_of(Sharding.of(mask, ranks, 1024), 0)
+        assert len(stages) == 1 + expected, name
 
 
 def test_dropout_drops_what_it_does_on_one_process():
@@ -276,6 +294,23 @@ def test_positions_are_what_rotary_embeddings_need():
     assert (sharding.positions(0) == np.r_[0:64, 192:256]).all()
     assert (sharding.positions(1) == np.r_[64:192]).all()
     assert math.isclose(sharding.balance, 1)
+
+
+def test_a_warm_call_plans_nothing(monkeypatch):
+    """Nor does it check what the plan of its rank fixes; another scale is another plan."""
+    sharding, inputs = Sharding.of(masks.causal(140), 2, TILE), make_inputs(1, 140, 140, 2, 1, 16)
+    first = over_ranks(sharding, inputs, {"scale": 0.3})
+    planned = []
+    for name in ("check_forward", "plan_of", "stages_of"):
+        real = getattr(rank_plan, name)
+        monkeypatch.setattr(
+            rank_plan, name, lambda *args, f=real, n=name: (planned.append(n), f(*args))[1]
+        )
+    for a, b in zip(first, over_ranks(sharding, inputs, {"scale": 0.3}), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert planned == []
+    over_ranks(sharding, inputs, {"scale": 0.4})
+    assert planned.count("plan_of") == 4  # of two ranks, two stages
 
 
 def test_equal_shardings_share_what_is_planned():

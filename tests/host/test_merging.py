@@ -11,6 +11,7 @@ from merged_parts import check_merge, check_sink
 
 import nbflash
 from nbflash import reference
+from nbflash.merging import add_into, merge_into
 from nbflash.testing import assert_within_reference, error_budget, make_qkv, mask_gallery
 
 EPS = np.finfo(np.float64).eps
@@ -316,6 +317,36 @@ def test_any_strides_and_results_that_attention_takes(layout):
         for x, y in zip(*results, strict=True):
             np.testing.assert_array_equal(x, y)
             assert y.flags.c_contiguous
+
+
+@by_dtype
+@pytest.mark.parametrize(
+    "rows", [slice(2, 7), np.array([8, 1, 5, 2, 11], np.int32)], ids=["run", "any"]
+)
+def test_some_rows_merged_in_place(dtype, rows):
+    """What `merge` gives for them, -inf, NaN and infinite LSE among them; others stay."""
+    (out, lse), (out_b, lse_b) = make_parts(2, dtype)
+    part, at = (out_b[:, :5], lse_b[:, :, :5]), np.arange(13)[rows]
+    lse[0, 0, at[0]], part[1][1, 2, 3], part[1][0, 1, 2] = np.nan, np.inf, -np.inf
+    before, expected = (out.copy(), lse.copy()), nbflash.merge(out[:, at], lse[:, :, at], *part)
+    merge_into((out, lse), part, rows)
+    others = np.delete(np.arange(13), at)
+    for x, y, z in zip((out, lse.swapaxes(1, 2)), expected, before, strict=True):
+        y, z = (y, z) if y.ndim == 4 else (y.swapaxes(1, 2), z.swapaxes(1, 2))
+        x, y, z = (values.astype(np.float64) for values in (x, y, z))
+        np.testing.assert_array_equal(x[:, at], y)
+        np.testing.assert_array_equal(x[:, others], z[:, others])
+    assert np.isnan(lse[0, 0, at[0]])
+    assert np.isnan(out[1, at[3], 2]).all()
+
+
+@by_dtype
+def test_sums_are_rounded_once(dtype):
+    wide, rows = lse_dtype(dtype), np.array([3, 0], np.int32)
+    total, part = np.full((1, 4, 1, 2), 1, dtype), np.full((1, 2, 1, 2), 3 / 256 + 2**-14, wide)
+    add_into(total, part, rows)
+    assert (total[:, rows] == (wide(1) + part).astype(dtype)).all()
+    assert (total[:, 1:3] == 1).all()
 
 
 def test_foreign_arrays_are_shared():
