@@ -7,7 +7,8 @@ from device_runs import DTYPES, ON_HOPPER, bits, by_impl, gallery, host
 from merged_parts import check_merge, check_sink
 
 import nbflash
-from nbflash.testing import make_qkv
+from nbflash.merging import add_into, merge_into
+from nbflash.testing import assert_within_reference, make_qkv
 
 pytestmark = pytest.mark.usefixtures("one_pass")
 # Below one tile; a tile and a row; several tiles of either implementation.
@@ -75,3 +76,33 @@ def test_empty_parts_and_order(dtype):
     for x, y in zip(gradients[:2], (a[0], b[1]), strict=True):
         np.testing.assert_array_equal(host(x), host(y))
     assert not any(host(x).any() for x in gradients[2:])
+
+
+@pytest.mark.parametrize("head_dim", [40, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_some_rows_in_place(dtype, head_dim):
+    """Merged and added as by NumPy: those of a list, and a run of them; others stay."""
+    lse_dtype, rng = np.float64 if dtype == "float64" else np.float32, np.random.default_rng(0)
+    whole, part = (
+        (
+            rng.standard_normal((2, n, 5, head_dim)).astype(DTYPES[dtype]),
+            rng.standard_normal((2, 5, n)).astype(lse_dtype),
+        )
+        for n in (150, 70)
+    )
+    part[1][0, 2, 5], whole[1][:, 3] = -np.inf, -np.inf
+    some, run = rng.permutation(150)[:70].astype(np.int32), slice(33, 103)
+    for rows, on_device in ((some, cupy.asarray(some)), (run, run)):
+        got = [cupy.asarray(x) for x in whole]
+        merge_into(got, [cupy.asarray(x) for x in part], on_device)
+        exact, low = (
+            [x.astype(np.float64) if wide else x.copy() for x in whole] for wide in (True, False)
+        )
+        for expected in (exact, low):
+            merge_into(expected, part, rows)
+        for name, *values in zip(("out", "lse"), map(host, got), exact, low, strict=True):
+            assert_within_reference(*values, name=name)
+        sums, on = whole[0].copy(), cupy.asarray(whole[0])
+        add_into(sums, part[0], rows)
+        add_into(on, cupy.asarray(part[0]), on_device)
+        np.testing.assert_array_equal(host(on), host(sums))
