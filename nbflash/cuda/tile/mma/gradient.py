@@ -62,7 +62,7 @@ def make_gradients(m_tiles, n, score=None, *, transposed):
     @unrolled
     def masked(p, s, dp, deltas):
         """0 where P is 0: there dP may be NaN."""
-        values = full(p, s, dp, deltas)
+        values = (gradient(p, s, dp, deltas, i) for i in range(fragment.size))
         return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, values, strict=True))
 
     return exponents, weights, full, masked
