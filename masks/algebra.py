@@ -312,8 +312,7 @@ def _combine(a, b, node, fold):
 
         return combine(a, b, union if node is Union else intersection)
     operands = list(a.operands) if isinstance(a, node) else [a]
-    for m in b.operands if isinstance(b, node) else [b]:
-        operands = _insert(operands, m, fold)
+    operands = _folded(operands, b.operands if isinstance(b, node) else (b,), fold)
     return operands[0] if len(operands) == 1 else node(operands)
 
 
@@ -322,12 +321,20 @@ def _fold(a, b, fold):
     return getattr(a, fold, lambda _: None)(b) if type(a) is type(b) else None
 
 
-def _insert(operands, m, fold):
-    """Operands with `m` added, folded into an existing one where the leaves know how."""
-    if m in operands:
-        return operands
-    for i, other in enumerate(operands):
-        folded = _fold(other, m, fold)
-        if folded is not None:
-            return _insert(operands[:i] + operands[i + 1 :], folded, fold)
-    return [*operands, m]
+def _folded(ours, theirs, fold):
+    """All operands, folded two by two where the leaves know how.
+
+    Of several folds the one of the smallest hashes comes first: the order of operands does not
+    decide what the result is made of.
+    """
+    operands = [*ours, *(m for m in theirs if m not in ours)]
+    pairs = [(a, b) for a in ours for b in theirs if a != b]  # two of one side do not fold
+    while True:
+        folds = [(a, b, m) for a, b in pairs if (m := _fold(a, b, fold)) is not None]
+        if not folds:
+            return operands
+        a, b, folded = min(folds, key=lambda x: sorted((hash(x[0]), hash(x[1]))))
+        operands = [m for m in operands if m not in (a, b, folded)]
+        pairs = [pair for pair in pairs if a not in pair and b not in pair]
+        pairs += [(m, folded) for m in operands]
+        operands.append(folded)
