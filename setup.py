@@ -10,12 +10,12 @@ from pathlib import Path
 
 from setuptools import setup
 
-LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)")
+LINK = re.compile(r"!?\[([^\]]*)\]\((?!https?:|#)([^)]+)\)")
 
 
 def index_page(markdown, home):
     """Links to files of the repository lead there; without ``home`` they become text."""
-    to = rf"[\2]({home}/blob/main/\3)" if home else r"\2 (`\3`)"
+    to = rf"[\1]({home}/blob/main/\2)" if home else r"\1 (`\2`)"
     return LINK.sub(to, markdown)
 
 

@@ -311,8 +311,8 @@ def _combine(a, b, node, fold):
         from masks.planes import combine
 
         return combine(a, b, union if node is Union else intersection)
-    operands = list(a.operands) if isinstance(a, node) else [a]
-    operands = _folded(operands, b.operands if isinstance(b, node) else (b,), fold)
+    ours, theirs = (m.operands if isinstance(m, node) else (m,) for m in (a, b))
+    operands = _folded(ours, theirs, fold)
     return operands[0] if len(operands) == 1 else node(operands)
 
 
