@@ -10,9 +10,10 @@ from nbflash.inputs.arrays import as_given
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.dropout import check_dropout
+from nbflash.inputs.given import backward_inputs, forward_inputs
 from nbflash.inputs.problem import check_flag, check_forward, check_mask
 from nbflash.planning import dispatch
-from nbflash.planning.plan import AttentionPlan, backward_inputs, forward_inputs, lookup
+from nbflash.planning.plan import AttentionPlan, lookup
 from nbflash.scores import Score, check_score
 
 
@@ -136,7 +137,7 @@ def attention(
     """
     return_lse = check_flag("return_lse", return_lse)
     given = q
-    q, k, v, target = forward_inputs(q, k, v, out)
+    q, k, v, target = forward_inputs(q, k, v, out, isinstance(mask, BlockMap))
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
     result, lse = plan_.run_forward(q, k, v, target, seed, with_lse=return_lse)
     result = result if out is None else out
@@ -195,7 +196,8 @@ def attention_backward(
     float64), and P is off by as much of itself.
     """
     deterministic, given = check_flag("deterministic", deterministic), q
-    q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+    of_cupy = isinstance(mask, BlockMap)
+    q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse, of_cupy)
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
     gradients = plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
     return as_given(given, gradients)
@@ -261,7 +263,8 @@ def score_backward(
     without ``deterministic``, they differ from run to run in their last bits.
     """
     given = q
-    q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+    of_cupy = isinstance(mask, BlockMap)
+    q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse, of_cupy)
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
     return as_given(given, plan_.run_score_backward(dout, q, k, v, out, lse, dlse, seed))
 
@@ -293,7 +296,7 @@ def plan(
     -------
     AttentionPlan
     """
-    q, k, v, _ = forward_inputs(q, k, v, None)
+    q, k, v, _ = forward_inputs(q, k, v, None, isinstance(mask, BlockMap))
     return lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)
 
 
@@ -323,7 +326,7 @@ def why_not(
         If the arguments are not a valid call of any implementation.
     """
     dispatch.check_impl(impl)
-    q, k, v, _ = forward_inputs(q, k, v, None)
+    q, k, v, _ = forward_inputs(q, k, v, None, isinstance(mask, BlockMap))
     problem = check_forward(q, k, v, scale)
     check_score(score, problem)
     whole = check_mask(as_mask(mask, problem.heads), problem, causal, window)

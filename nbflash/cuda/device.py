@@ -6,21 +6,23 @@ signature: numbers, and addresses as :meth:`Gpu.address` gives them.
 
 import itertools
 import math
-from functools import cache
+import operator
+import sys
+from functools import cache, partial
 
 import numpy as np
 
 from nbflash.cuda import launch, tensor_map
 from nbflash.cuda.ptx._asm import SIM
-from nbflash.inputs import arrays
+from nbflash.inputs import arrays, tensors
 
 _NO_NUMBER = -0x5A5A5A5B  # of memory of the simulator that nobody has written
 
 
 @cache
-def cuda_device(device_id):
-    """The CUDA device of that number, or the simulator."""
-    return Simulated() if SIM else Gpu(device_id)
+def cuda_device(device_id, of_torch=False):
+    """The CUDA device of that number, with torch's memory and streams; or the simulator."""
+    return Simulated() if SIM else (TorchGpu if of_torch else Gpu)(device_id)
 
 
 class _Device:
@@ -45,7 +47,7 @@ class _Device:
 
 
 class Gpu(_Device):
-    """One CUDA device."""
+    """One CUDA device, with CuPy's memory and streams."""
 
     def __init__(self, device_id):
         import cupy
@@ -53,7 +55,8 @@ class Gpu(_Device):
         device = cupy.cuda.Device(device_id)
         self._id = device_id
         self.empty = cupy.ndarray  # cupy.empty takes twice as long
-        self._alloc, self._stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
+        self._alloc, current = cupy.cuda.alloc, cupy.cuda.get_current_stream
+        self._stream = lambda: current().ptr
         self._is_capturing = cupy.cuda.runtime.streamIsCapturing
         self._memset = cupy.cuda.runtime.memsetAsync
         self.smem_limit = device.attributes["MaxSharedMemoryPerBlockOptin"]
@@ -76,16 +79,18 @@ class Gpu(_Device):
         It returns the memory, which is free when nobody holds it, and where each array is. An
         array of CuPy's own would cost a microsecond or two.
         """
-        alloc, itemsize = self._alloc, np.dtype(dtype).itemsize
+        alloc, itemsize, at = self._alloc, np.dtype(dtype).itemsize, self._at
         sizes = [-(-math.prod(shape) * itemsize // 16) * 16 for shape in shapes]
         *starts, total = itertools.accumulate(sizes, initial=0)
 
         def allocate():
             memory = alloc(total)
-            first = memory.ptr
+            first = at(memory)
             return memory, [first + start for start in starts]
 
         return allocate
+
+    _at = staticmethod(operator.attrgetter("ptr"))  # where allocated memory is
 
     def rows(self, x):
         """Where each row of an array is."""
@@ -97,7 +102,7 @@ class Gpu(_Device):
 
     def stream(self):
         """The current stream, and whether a CUDA graph records it: never the legacy one."""
-        stream = self._stream().ptr
+        stream = self._stream()
         return stream, bool(stream) and self._is_capturing(stream)
 
     def clear(self, address, nbytes, stream):
@@ -138,15 +143,29 @@ class Gpu(_Device):
             maps that the kernel begins with, and what ``tables`` are made of.
         """
         constants, more_words = launch.flattened(constants), launch.flattened(more)
+        of_device = self._id, self.capability, self._stream
         if callable(tables):
             trailing, late = (*constants, *[0] * tables.count, *more_words), len(constants)
-            run = launch.bind(spec, blocks, trailing, self._id, self.capability, late)
+            run = launch.bind(spec, blocks, trailing, *of_device, late)
             return _with_tables_of_a_call(run, tables, more)
         held = self.resident(tables)
         trailing = (*constants, *(t.data.ptr for t in held), *more_words)
-        run = launch.bind(spec, blocks, trailing, self._id, self.capability)
+        run = launch.bind(spec, blocks, trailing, *of_device)
         run.tables = held, more  # alive as long as the kernel that reads them
         return run
+
+
+class TorchGpu(Gpu):
+    """One CUDA device, with the memory and the streams of torch, which has been imported."""
+
+    def __init__(self, device_id):
+        super().__init__(device_id)
+        torch = sys.modules["torch"]
+        new = {"dtype": torch.uint8, "device": torch.device("cuda", device_id)}
+        self.empty, self._alloc = tensors.allocator(device_id), partial(torch.empty, **new)
+        self._stream = partial(torch._C._cuda_getCurrentRawStream, device_id)
+
+    _at = staticmethod(operator.methodcaller("data_ptr"))
 
 
 #: Bytes of shared memory that a block may have, by compute capability.

@@ -13,6 +13,14 @@ _NOTHING = contextlib.nullcontext()
 _owners, _memory = {}, []
 
 
+def recorded_by_torch(device_id, owner):
+    """As `recorded`, on torch's stream: its memory belongs to the graph already."""
+    stream = sys.modules["torch"]._C._cuda_getCurrentRawStream(device_id)
+    if stream and sys.modules["cupy"].cuda.runtime.streamIsCapturing(stream):
+        _owners[id(owner)] = owner
+    return _NOTHING
+
+
 def recorded(owner):
     """A context of what is launched: a CUDA graph that records it keeps its memory, and ``owner``.
 

@@ -135,7 +135,7 @@ def load(spec, device_id):
     return kernel, int(kernel.handle)
 
 
-def bind(spec, blocks, trailing, device_id, capability, late=0):
+def bind(spec, blocks, trailing, device_id, capability, current_stream, late=0):
     """A kernel whose trailing arguments are bound: ``run(leading, maps=())`` gives the others.
 
     ``run`` launches on the current stream, from any thread; it is a function, since to call an
@@ -153,6 +153,8 @@ def bind(spec, blocks, trailing, device_id, capability, late=0):
     device_id : int
     capability : (int, int)
         Of the device.
+    current_stream : callable
+        Gives the number of the stream to launch on.
     late : int
         Which of them ``run(leading, maps, words)`` may give anew: those from there on.
     """
@@ -161,7 +163,7 @@ def bind(spec, blocks, trailing, device_id, capability, late=0):
     from nbflash.cuda import side_by_side
 
     # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
-    launch, current_stream = cupy.cuda.driver.launchKernel, cupy.cuda.get_current_stream
+    launch = cupy.cuda.driver.launchKernel
     side_by_side.expect(spec, capability)
     geometry = kernel = None
     kinds = [word for kind in spec.signature for word in _words_of(kind)]
@@ -195,7 +197,7 @@ def bind(spec, blocks, trailing, device_id, capability, late=0):
             slots[behind_maps : behind_maps + len(leading)] = leading
             if words:
                 slots[late_at : late_at + len(words)] = words
-            launch(*geometry, current_stream().ptr, pointers, 0)
+            launch(*geometry, current_stream(), pointers, 0)
 
     run.table = table  # alive as long as `run`, too: what `pointers` refer to
     run.is_cold = lambda: geometry is None and is_cold(spec, capability)

@@ -1,7 +1,8 @@
 """Everything nbflash knows of NumPy, CuPy and foreign arrays.
 
 Foreign arrays (DLPack, ``__cuda_array_interface__``) become NumPy or CuPy arrays without a copy.
-CuPy is imported when the first CUDA array arrives, not before.
+Tensors of PyTorch in CUDA memory are read by pointer: `nbflash.inputs.tensors`. CuPy is imported
+when the first CUDA array arrives, not before.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import sys
 
 import numpy as np
 
+from nbflash.inputs import tensors
+from nbflash.inputs.tensors import CudaTensor, is_tensor
+
 CPU, CUDA = "cpu", "cuda"
 _HOST_DLPACK = (1, 3)  # kDLCPU, kDLCUDAHost
 _CUDA_DLPACK = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _ALIGNMENT = 16  # bytes, the widest vector load
 _OVERLAP_WORK = 1_000_000  # bound on an exact answer; layouts that need more count as overlapping
-_native_types = {np.ndarray}
+_native_types = {np.ndarray, CudaTensor}
 
 
 def native(**named):
@@ -44,7 +48,7 @@ def native(**named):
 
 
 def are_native(first, *others) -> bool:
-    """Whether all are NumPy arrays, or all CuPy arrays, and `native` has nothing to do.
+    """Whether all are NumPy arrays, or all CuPy arrays, or all tensors by pointer.
 
     CuPy arrays are recognised from the first `native` on, which imports CuPy.
     """
@@ -59,21 +63,19 @@ def are_native(first, *others) -> bool:
 
 def as_given(x, results):
     """Native arrays, one or a tuple, as tensors where ``x`` is one of PyTorch, or as they are."""
-    if type(x) in _native_types or not _is_tensor(x):
+    if type(x) in _native_types or not is_tensor(x):
         return results
     if isinstance(results, tuple):
-        return tuple(_tensor(each) for each in results)
-    return _tensor(results)
+        return tuple([as_tensor(each) for each in results])
+    return as_tensor(results)
 
 
-def _is_tensor(x) -> bool:
-    return "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor)
-
-
-def _tensor(x):
+def as_tensor(x):
     """A tensor of a native array's memory; those that are tensors already stay it."""
+    if type(x) is CudaTensor:
+        return x.tensor
     torch = sys.modules["torch"]
-    if _is_tensor(x):
+    if is_tensor(x):
         return x
     if x.dtype.name == "bfloat16":  # which NumPy and CuPy do not export
         return torch.from_dlpack(x.view("int16")).view(torch.bfloat16)
@@ -83,7 +85,7 @@ def _tensor(x):
 def on_cuda(x) -> bool:
     """Whether anything at all is an array of CUDA memory, without importing an array library."""
     cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(x, cupy.ndarray):
+    if isinstance(x, CudaTensor) or (cupy is not None and isinstance(x, cupy.ndarray)):
         return True
     if _offers_dlpack(x):
         return int(x.__dlpack_device__()[0]) in _CUDA_DLPACK
@@ -92,7 +94,10 @@ def on_cuda(x) -> bool:
 
 def signature(x) -> tuple:
     """What a cached plan fixes of an array: equal signatures need no second validation."""
-    if type(x) is np.ndarray:
+    kind = type(x)
+    if kind is CudaTensor:
+        return x.signature
+    if kind is np.ndarray:
         return x.shape, x.strides, x.dtype, x.flags.aligned
     data = x.data
     return x.shape, x.strides, x.dtype, data.device_id, data.ptr % _ALIGNMENT
@@ -143,12 +148,13 @@ def alignment_in_memory(*arrays) -> int:
     return bits & -bits
 
 
-def allocator(device: str, device_id: int):
+def allocator(device: str, device_id: int, of_torch: bool = False):
     """``empty(shape, dtype)`` of the device's library and a context that makes it current."""
     if device == CPU:
         return np.empty, contextlib.nullcontext()
     cupy = _cupy()
-    return cupy.ndarray, cupy.cuda.Device(device_id)  # cupy.empty takes twice as long
+    empty = tensors.allocator(device_id) if of_torch else cupy.ndarray
+    return empty, cupy.cuda.Device(device_id)  # cupy.empty takes twice as long
 
 
 def library(x):
@@ -288,7 +294,7 @@ def _offers_dlpack(x) -> bool:
 def _to_numpy(name, x) -> np.ndarray:
     if isinstance(x, np.ndarray):
         return x.view(np.ndarray)
-    return _share(name, x, _tensor_as_numpy if _is_tensor(x) else np.from_dlpack)
+    return _share(name, x, _tensor_as_numpy if is_tensor(x) else np.from_dlpack)
 
 
 def _tensor_as_numpy(x):
@@ -302,7 +308,7 @@ def _tensor_as_numpy(x):
 
 def _to_cupy(name, x):
     cupy = _cupy()
-    if isinstance(x, cupy.ndarray):
+    if isinstance(x, cupy.ndarray | CudaTensor):
         return x
     return _share(name, x, cupy.from_dlpack if hasattr(x, "__dlpack__") else cupy.asarray)
 
@@ -311,7 +317,7 @@ def _share(name, x, convert):
     try:
         return convert(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        has_gradient = _is_tensor(x) and x.requires_grad
+        has_gradient = is_tensor(x) and x.requires_grad
         hint = "; nbflash.torch takes tensors with gradients" if has_gradient else ""
         raise TypeError(f"{name} ({_type_name(x)}) cannot be shared: {error}{hint}") from error
 

@@ -6,6 +6,7 @@ what would be right.
 
 from __future__ import annotations
 
+import functools
 import numbers
 import operator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 
 import masks
 from nbflash.inputs.arrays import alignment, device_of, overlaps, pointer
+from nbflash.inputs.tensors import CudaTensor
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 MAX_HEAD_DIM = 256
@@ -51,6 +53,8 @@ class Problem:
     device_id : int
     alignment : int
         Bytes, at most 16, that divide the base address and the strides of q, k and v.
+    of_torch : bool
+        Whether results are torch's memory and kernels run on its current stream, not on CuPy's.
     """
 
     batch: int
@@ -65,6 +69,7 @@ class Problem:
     device: str
     device_id: int
     alignment: int
+    of_torch: bool = False
 
     @property
     def group(self) -> int:
@@ -111,8 +116,7 @@ def check_forward(q, k, v, scale=None) -> Problem:
     TypeError
         If a dtype is not supported or differs, or ``scale`` is not a real number.
     ValueError
-        If a shape, the ratio of heads, ``head_dim``, the layout, the alignment or ``scale`` is not
-        usable.
+        If a shape, the ratio of heads, the layout, the alignment or ``scale`` is not usable.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_rank(name, x, 4)
@@ -125,7 +129,6 @@ def check_forward(q, k, v, scale=None) -> Problem:
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_layout(name, x)
     batch, nq, heads, head_dim = q.shape
-    device, device_id = device_of(q)
     return Problem(
         batch=batch,
         nq=nq,
@@ -136,9 +139,10 @@ def check_forward(q, k, v, scale=None) -> Problem:
         dtype=q.dtype.name,
         scale=_check_scale(scale, q.dtype, head_dim),
         strides=tuple(_element_strides(x) for x in (q, k, v)),
-        device=device,
-        device_id=device_id,
+        device=device_of(q)[0],
+        device_id=device_of(q)[1],
         alignment=alignment(q, k, v),
+        of_torch=isinstance(q, CudaTensor),
     )
 
 
@@ -173,10 +177,7 @@ def check_mask(mask, problem: Problem, causal=False, window=None):
             side if side is None else min(side, n) for side, n in ((left, nk), (right, nq))
         )
         parts.append(masks.window(nq, nk, left=left, right=right))
-    whole = parts[0] if parts else masks.dense(nq, nk)
-    for part in parts[1:]:
-        whole = whole & part
-    return whole
+    return functools.reduce(operator.and_, parts or [masks.dense(nq, nk)])
 
 
 def check_flag(name: str, value) -> bool:
@@ -231,8 +232,7 @@ def check_backward(dout, out, lse, dlse, problem: Problem, q) -> None:
     Raises
     ------
     TypeError
-        If a dtype differs from the inputs' (``dout``, ``out``) or from
-        ``problem.lse_dtype`` (``lse``, ``dlse``).
+        If a dtype is not that of q, or, of ``lse`` and ``dlse``, not ``problem.lse_dtype``.
     ValueError
         If a shape, the layout or the alignment does not fit.
     """

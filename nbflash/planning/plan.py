@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from nbflash.backends.registry import prepare, prepare_score_backward
@@ -19,11 +19,9 @@ from nbflash.definitions.types import Array, ArrayT, KeysT, Seed
 from nbflash.inputs.arrays import (
     CUDA,
     allocator,
-    are_native,
     as_given,
     in_rows,
     meet,
-    native,
     reach,
     signature,
     unpooled,
@@ -33,6 +31,7 @@ from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.block_layout import check_block_map
 from nbflash.inputs.block_map import BlockMap
 from nbflash.inputs.dropout import check_dropout, check_seed
+from nbflash.inputs.given import backward_inputs, forward_inputs
 from nbflash.inputs.problem import (
     Problem,
     check_backward,
@@ -74,19 +73,23 @@ class AttentionPlan:
     def __init__(self, spec: AttentionSpec, impl: str, executor: Any = None) -> None:
         self.spec, self.impl, self.problem, self.mask = spec, impl, spec.problem, spec.mask
         self.score, self.dropout, problem = spec.score, spec.dropout, spec.problem
-        self._empty, self._device = allocator(problem.device, problem.device_id)
+        where = problem.device, problem.device_id
+        self._empty, self._device = allocator(*where, problem.of_torch)
         with self._device:
             self._executor = executor or prepare(impl, spec)
         self._given, self._base, self._lists = executor, None, ()
         on_gpu = problem.device == CUDA
         self._may_compile = on_gpu and not (problem.empty or executor)  # until that is known
         # A context of launches: a CUDA graph that records them keeps their memory and this plan.
-        self._recorded = graphs.recorded if on_gpu else contextlib.nullcontext
+        self._recorded = contextlib.nullcontext
+        if on_gpu:
+            by_torch = partial(graphs.recorded_by_torch, problem.device_id)
+            self._recorded = by_torch if problem.of_torch else graphs.recorded
         self._checked = Cache()
         self._scratch = None
         if math.prod(problem.lse_shape) <= _SCRATCH:
             of_lse = problem.lse_shape, problem.lse_dtype
-            self._scratch = unpooled(problem.device, problem.device_id, *of_lse)
+            self._scratch = unpooled(*where, *of_lse)
 
     def reading(self, lists):
         """This plan for a `BlockMap` of its layout, whose (indices, counts) every call reads."""
@@ -111,7 +114,7 @@ class AttentionPlan:
     ) -> tuple[ArrayT, Array]:
         """``(out, lse)`` of `attention`."""
         given = q
-        q, k, v, target = forward_inputs(q, k, v, out)
+        q, k, v, target = forward_inputs(q, k, v, out, self._lists)
         result, lse = self._matching(q, k, v).run_forward(q, k, v, target, seed)
         return as_given(given, (result if out is None else out, lse))
 
@@ -130,7 +133,7 @@ class AttentionPlan:
     ) -> tuple[ArrayT, KeysT, KeysT]:
         """``(dq, dk, dv)`` of `attention_backward`."""
         deterministic, given = check_flag("deterministic", deterministic), q
-        q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+        q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse, self._lists)
         plan_ = self._matching(q, k, v)
         gradients = plan_.run_backward(dout, q, k, v, out, lse, dlse, seed, deterministic)
         return as_given(given, gradients)
@@ -149,7 +152,7 @@ class AttentionPlan:
     ) -> tuple[Array, ...]:
         """The gradients of the score's arrays, as `nbflash.score_backward` returns them."""
         given = q
-        q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse)
+        q, k, v, dout, out, lse, dlse = backward_inputs(q, k, v, dout, out, lse, dlse, self._lists)
         plan_ = self._matching(q, k, v)
         return as_given(given, plan_.run_score_backward(dout, q, k, v, out, lse, dlse, seed))
 
@@ -201,9 +204,10 @@ class AttentionPlan:
         """The spec: who unpickles it plans again, or has planned."""
         if self._lists:
             raise TypeError("a plan of a BlockMap on the device is not pickled: its arrays change")
+        spec = replace(self.spec, problem=replace(self.problem, of_torch=False))
         if self._given is None:
-            return plan_of, (self.spec, self.impl)
-        return AttentionPlan, (self.spec, self.impl, self._given)
+            return plan_of, (spec, self.impl)
+        return AttentionPlan, (spec, self.impl, self._given)
 
     def _matching(self, q, k, v) -> AttentionPlan:
         """The plan for these arrays: this one, or its sibling for another memory layout."""
@@ -341,22 +345,6 @@ class AttentionPlan:
             self._checked.put(call, tuple(map(reach, (out, q, k, v))))
         elif meet(reaches, (out, q, k, v)):  # in an array's gaps it may be
             check_disjoint(out, q, k, v)
-
-
-def forward_inputs(q, k, v, out):
-    """q, k, v and out (or None) as native arrays."""
-    if out is None:
-        return (q, k, v, None) if are_native(q, k, v) else (*native(q=q, k=k, v=v), None)
-    return (q, k, v, out) if are_native(q, k, v, out) else native(q=q, k=k, v=v, out=out)
-
-
-def backward_inputs(q, k, v, dout, out, lse, dlse):
-    """q, k, v, dout, out, lse and dlse (or None), in this order, as native arrays."""
-    given = (q, k, v, dout, out, lse) if dlse is None else (q, k, v, dout, out, lse, dlse)
-    if not are_native(*given):
-        names = "q", "k", "v", "dout", "out", "lse", "dlse"
-        given = native(**dict(zip(names, given, strict=False)))
-    return given if dlse is not None else (*given, None)
 
 
 def lookup(q, k, v, mask, causal, window, scale, impl, score=None, dropout=0.0) -> AttentionPlan:

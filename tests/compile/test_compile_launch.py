@@ -27,11 +27,11 @@ def test_maps_words_and_what_is_bound(monkeypatch):
 
     stream = SimpleNamespace(ptr=7)
     driver = SimpleNamespace(launchKernel=launched)
-    cuda = SimpleNamespace(driver=driver, get_current_stream=lambda: stream)
+    cuda = SimpleNamespace(driver=driver)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
     loads = []
     monkeypatch.setattr(launch, "load", lambda *given: loads.append(given) or (SPEC, 99))
-    run = launch.bind(SPEC, 3, (-5, 0.5), 0, (9, 0))
+    run = launch.bind(SPEC, 3, (-5, 0.5), 0, (9, 0), lambda: stream.ptr)
     assert loads == []  # until it runs
     first, second, third = ([10 * n + i for i in range(launch.MAP_WORDS - 1)] for n in (1, 2, 3))
     behind = [[2**64 - 5], [0x3F000000]]

@@ -30,7 +30,7 @@ def cupy(monkeypatch):
         get_current_stream=lambda: stream,
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(arrays, "_native_types", {np.ndarray})
+    monkeypatch.setattr(arrays, "_native_types", {np.ndarray, arrays.CudaTensor})
     monkeypatch.setattr(cache, "plans", cache.PlanCache(16))
     return module
 

@@ -144,14 +144,13 @@ def test_bound_kernels_end_without_the_collector(monkeypatch):
     cupy = types.ModuleType("cupy")
     cupy.cuda = types.SimpleNamespace(
         driver=types.SimpleNamespace(launchKernel=lambda *what: launched.append(what[0])),
-        get_current_stream=lambda: types.SimpleNamespace(ptr=0),
     )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(launch, "load", load)
     spec = AttentionSpec(cuda_problem("float32", 64, 64, 64), masks.dense(64))
     kernel_spec, *_ = kernels_of(spec, (9, 0), passes=["forward"])
     with collector_off():
-        run = launch.bind(kernel_spec, 1, (), 0, (9, 0))
+        run = launch.bind(kernel_spec, 1, (), 0, (9, 0), lambda: 0)
         run([])
         assert (launched, len(kernels)) == ([7], 1)
         found = weakref.ref(run)

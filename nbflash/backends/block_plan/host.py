@@ -56,7 +56,7 @@ class Guarded:
         p, layout = spec.problem, spec.mask
         self._executor, self.backward = executor, executor.backward
         self.bind_forward, self.bind_backward = executor.bind_forward, executor.bind_backward
-        self._device = device or cuda_device(p.device_id)
+        self._device = device or cuda_device(p.device_id, p.of_torch)
         # In pieces of two bytes.
         self._factors = tuple(ITEMSIZE[dtype] // 2 for dtype in (p.dtype, p.lse_dtype))
         config = OverflowConfig(p.head_dim * self._factors[0], self._factors[1])

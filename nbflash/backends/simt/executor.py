@@ -42,7 +42,7 @@ class SimtLaunches:
     def __init__(self, spec, backward=None, device=None):
         self.spec = spec
         self.problem = problem = spec.problem
-        self.device = device or cuda_device(problem.device_id)
+        self.device = device or cuda_device(problem.device_id, problem.of_torch)
         self.score, given = score_params.prepare(spec.score, problem, self.device.capability)
         self._params, self._dropping = self.device.params(given), ()
         if spec.dropout:

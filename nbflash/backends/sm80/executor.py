@@ -54,7 +54,7 @@ class Sm80Executor:
 
     def __init__(self, spec, *, config=None, backward=None, device=None):
         self._spec, self._problem = spec, spec.problem
-        self._device = device or cuda_device(spec.problem.device_id)
+        self._device = device or cuda_device(spec.problem.device_id, spec.problem.of_torch)
         capability, problem = self._device.capability, spec.problem
         self._score, params = score_params.prepare(spec.score, problem, capability)
         self._params = self._device.params(params)

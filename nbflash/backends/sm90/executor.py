@@ -33,7 +33,7 @@ class Sm90Executor:
 
     def __init__(self, spec, *, config=None, backward=None, device=None):
         self._spec, self._problem = spec, spec.problem
-        self._device = device or cuda_device(spec.problem.device_id)
+        self._device = device or cuda_device(spec.problem.device_id, spec.problem.of_torch)
         self._score, params = score_params.prepare(spec.score, spec.problem, HOPPER)
         self._params, self._dropout = self._device.params(params), spec.dropout
         self._backward_config, self._backwards = backward, {}  # by whether in two passes

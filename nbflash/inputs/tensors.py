@@ -1,0 +1,145 @@
+"""Tensors of PyTorch in CUDA memory, by address and layout, without importing torch.
+
+Who has a tensor has imported it. A `CudaTensor` takes the place of a CuPy array wherever kernels
+are launched; what would compute with it is done by torch, on torch's current stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import numpy as np
+
+_NUMPY = "float16", "float32", "float64", "int32", "int64", "int8", "uint8", "bool"
+_ML_DTYPES = "bfloat16", "float8_e4m3fn"
+_ALIGNMENT = 16  # bytes, the widest vector load
+
+
+class CudaTensor:
+    """A tensor in CUDA memory as kernels take it.
+
+    Attributes
+    ----------
+    tensor : torch.Tensor
+    ptr, device_id : int
+    shape : tuple
+    strides : tuple
+        In bytes.
+    dtype : numpy.dtype
+    """
+
+    __slots__ = "_key", "_steps", "device_id", "dtype", "ptr", "shape", "tensor"
+
+    def __init__(self, tensor):
+        self.tensor, self.ptr, self.device_id = tensor, tensor.data_ptr(), tensor.get_device()
+        self.shape, self._steps, kind = tuple(tensor.shape), tensor.stride(), tensor.dtype
+        self.dtype = numpy_dtype(kind)
+        self._key = self.shape, self._steps, kind, self.device_id, self.ptr % _ALIGNMENT
+
+    @property
+    def signature(self):
+        """As `nbflash.inputs.arrays.signature`; no array of another library has an equal one."""
+        return self._key
+
+    @property
+    def strides(self):
+        size = self.dtype.itemsize
+        return tuple([size * step for step in self._steps])
+
+    @property
+    def data(self):
+        """What has ``ptr`` and ``device_id`` of a CuPy array."""
+        return self
+
+    @property
+    def flags(self):
+        """What has ``c_contiguous`` of a CuPy array."""
+        return self
+
+    @property
+    def c_contiguous(self):
+        return self.tensor.is_contiguous()
+
+    @property
+    def itemsize(self):
+        return self.dtype.itemsize
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def size(self):
+        return self.tensor.numel()
+
+    def copy(self, order="C"):
+        """A contiguous copy."""
+        torch = sys.modules["torch"]
+        return CudaTensor(self.tensor.detach().clone(memory_format=torch.contiguous_format))
+
+    def fill(self, value):
+        self.tensor.fill_(value)
+
+    def reshape(self, shape):
+        return CudaTensor(self.tensor.reshape(shape))
+
+    def __setitem__(self, index, value):
+        self.tensor[index] = value.tensor
+
+
+def is_tensor(x) -> bool:
+    """Whether anything at all is a tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def is_plain(x) -> bool:
+    """Whether a tensor is its memory: no subclass, not sparse, not negated when it is read."""
+    torch = sys.modules["torch"]
+    kind = type(x)
+    ours = kind is torch.Tensor or kind is torch.nn.Parameter
+    return ours and x.layout is torch.strided and not x.is_neg()
+
+
+def by_pointer(given):
+    """`CudaTensor` of each, or None where one is no plain tensor of CUDA memory, or learned."""
+    if not is_tensor(given[0]):
+        return None
+    found = []
+    for x in given:
+        if not (is_tensor(x) and x.is_cuda and is_plain(x)) or x.requires_grad:
+            return None
+        found.append(CudaTensor(x))
+    return found
+
+
+def allocator(device_id):
+    """``empty(shape, dtype)`` of memory of torch's, on its current stream."""
+    torch = sys.modules["torch"]
+    empty, device = torch.empty, torch.device("cuda", device_id)
+
+    def new(shape, dtype):
+        return CudaTensor(empty(shape, dtype=_torch_dtype(dtype), device=device))
+
+    return new
+
+
+@functools.cache
+def numpy_dtype(dtype) -> np.dtype:
+    """That of NumPy, which may be one of ``ml_dtypes``, for one of torch."""
+    name = str(dtype).removeprefix("torch.")
+    if name in _NUMPY:
+        return np.dtype(name)
+    if name not in _ML_DTYPES:
+        raise TypeError(f"tensors must have a dtype of {[*_NUMPY, *_ML_DTYPES]}, got {dtype}")
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError(f"{dtype} needs ml_dtypes: pip install ml_dtypes") from error
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+@functools.cache
+def _torch_dtype(dtype):
+    return getattr(sys.modules["torch"], np.dtype(dtype).name)
