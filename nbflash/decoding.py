@@ -164,24 +164,21 @@ def decode(
     given = q
     q, cache = decode_inputs(q, arrays)
     mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
-    if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
-        decoder = _cuda().lookup(q, cache, mask, scale, impl, window, score)
-        out, lse = decoder(q, cache, return_lse)
-        return as_given(given, (out, lse) if return_lse else out)
-    problem = _check_on_host(q, cache, mask, scale, impl, window, score)
-    out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
-    _write_on_host(problem, q, cache, mask, out, lse)
+    out, lse = run_decode(q, cache, mask, scale, window, score, impl, with_lse=return_lse)
     return as_given(given, (out, lse) if return_lse else out)
 
 
-def write_decode(q, cache: Cache, mask, scale, out, lse) -> None:
-    """`decode` of native arrays into new ones of the caller's, on the device that is current."""
-    q, cache = decode_inputs(q, cache)
-    if device_of(q)[0] == CUDA:
-        _cuda().lookup(q, cache, mask, scale, "auto").write(q, cache, out, lse)
-    else:
-        problem = _check_on_host(q, cache, mask, scale, "auto")
-        _write_on_host(problem, q, cache, mask, out, lse)
+def run_decode(
+    q, cache: Cache, mask, scale, window=None, score=None, impl="auto", *, with_lse=True
+):
+    """``(out, lse)`` of `decode` for native arrays; lse may be None without ``with_lse``."""
+    if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
+        decoder = _cuda().lookup(q, cache, mask, scale, impl, window, score)
+        return decoder(q, cache, with_lse)
+    problem = _check_on_host(q, cache, mask, scale, impl, window, score)
+    out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
+    _write_on_host(problem, q, cache, mask, out, lse)
+    return out, lse
 
 
 def _check_on_host(q, cache, mask, scale, impl, window=None, score=None):

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nbflash.inputs.tensors import CudaTensor
+
 #: Entries of a cache; a plan has two.
 LIMIT = 256
 #: Bytes that the cache of plans may hold, of host memory and of CUDA memory.
@@ -197,6 +199,9 @@ def buffers_of(root) -> dict:
             memory = getattr(x.data, "mem", None)
             size = x.nbytes if memory is None else memory.size
             found["device", x.data.ptr if memory is None else memory.ptr] = "device", size
+        elif isinstance(x, CudaTensor):
+            memory = x.tensor.untyped_storage()
+            found["device", memory.data_ptr()] = "device", memory.nbytes()
         else:
             pending += _held_by(x)
     return found

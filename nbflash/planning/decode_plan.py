@@ -17,6 +17,7 @@ from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
 from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
 from nbflash.inputs.decode_problem import check_decode, check_decode_mask
+from nbflash.inputs.tensors import CudaTensor
 from nbflash.planning import cache as remembered
 from nbflash.planning import dispatch
 from nbflash.scores import check_score
@@ -88,7 +89,7 @@ class CudaDecoder:
 
     def __init__(self, problem, mask, q, cache, make_partial):
         p, self._lse = problem, (problem.lse_shape, problem.lse_dtype)
-        self._device = device = cuda_device(p.device_id)
+        self._device = device = cuda_device(p.device_id, isinstance(q, CudaTensor))
         _, self._current = arrays.allocator(p.device, p.device_id)
         self._partial = self._counts = None
         if not p.batch or not (p.capacity if mask is None else mask.shape[1]):

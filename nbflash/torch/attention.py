@@ -13,7 +13,7 @@ from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag
 from nbflash.scores import Score
-from nbflash.torch import operators
+from nbflash.torch import autograd
 from nbflash.torch.handles import handle_of
 from nbflash.torch.scores import TensorScore, stages_of
 
@@ -131,7 +131,7 @@ def attention(
     mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
     handle = handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
     seed = _seed_tensor(seed, dropout, q.device)
-    out, lse = operators.attention(q, k, v, arrays, seed, handle)
+    out, lse = autograd.attention(q, k, v, arrays, seed, handle, return_lse)
     out = out.transpose(1, 2) if layout == "bhsd" else out
     return (out, lse) if return_lse else out
 

@@ -7,13 +7,14 @@ from typing import Literal, overload
 import torch
 
 import masks
-from nbflash.decoding import write_decode
+from nbflash.decoding import run_decode
 from nbflash.definitions.types import Scale
+from nbflash.inputs.arrays import as_tensor
 from nbflash.inputs.block_map import as_mask
-from nbflash.inputs.decode_problem import Cache
+from nbflash.inputs.decode_problem import Cache, decode_inputs
 from nbflash.inputs.problem import check_flag
 from nbflash.torch.handles import handle_of, spec_of
-from nbflash.torch.memory import array_of, on_device_of, with_rows
+from nbflash.torch.memory import native_of, with_rows
 from nbflash.torch.operators import define, new_results
 
 _NO_GRADIENT = "nbflash: decode has no gradient; call it under torch.no_grad()"
@@ -106,13 +107,10 @@ def decode(
 )
 def _decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, handle):
     mask, _, _, scale, _ = spec_of(handle).given
-    q = with_rows(q)
     given = k_cache, v_cache, lengths, block_table, k_scale, v_scale
-    with on_device_of(q):
-        cache = Cache(*(None if x is None else array_of(x) for x in given))
-        out, lse = new_results(q)
-        write_decode(array_of(q), cache, mask, scale, array_of(out), array_of(lse))
-    return out, lse
+    cache = Cache(*(None if x is None else native_of(x) for x in given))
+    out, lse = run_decode(*decode_inputs(native_of(with_rows(q)), cache), mask, scale)
+    return as_tensor(out), as_tensor(lse)
 
 
 @torch.library.register_fake("nbflash::decode")

@@ -55,12 +55,12 @@ class Spec:
         if not tensors:
             return self._made[None][0]
         if not tensors[0].is_cuda:
-            return scores.build(self.stages, [memory.array_of(x) for x in tensors])
+            return scores.build(self.stages, [memory.native_of(x) for x in tensors])
         stream = torch.cuda.current_stream(tensors[0].device).cuda_stream
         key = stream, dtype, *((x.shape, x.dtype, x.device) for x in tensors)
         if key not in self._made:
             copies = [_room_for(x, dtype) for x in tensors]
-            made = scores.build(self.stages, [memory.array_of(x) for x in copies])
+            made = scores.build(self.stages, [memory.native_of(x) for x in copies])
             self._made[key] = made, copies
         made, copies = self._made[key]
         for copy, x in zip(copies, tensors, strict=True):

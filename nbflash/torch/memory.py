@@ -1,4 +1,4 @@
-"""Tensors as NumPy and CuPy arrays of the same memory, and CUDA work on torch's stream.
+"""Tensors as native arrays of the same memory, and CuPy's work on torch's stream.
 
 What kernels allocate within `on_device_of` comes from torch's allocator: its memory belongs to the
 current stream of torch, as that of every tensor, and to the graph that records the stream.
@@ -10,24 +10,12 @@ import contextlib
 import functools
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-_NUMPY = {
-    torch.float16: "float16",
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-    torch.bool: "bool",
-}
-# What NumPy does not have is of ml_dtypes, and leaves torch as integers of its size.
-_ML_DTYPES = {
-    torch.bfloat16: ("bfloat16", torch.int16),
-    torch.float8_e4m3fn: ("float8_e4m3fn", torch.uint8),
-}
+from nbflash.inputs.tensors import CudaTensor, numpy_dtype
+
+# What NumPy does not have leaves torch as integers of its size.
+_AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8}
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -35,27 +23,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def array_of(x: torch.Tensor):
-    """A NumPy array, or a CuPy array of CUDA memory, that shares the memory of a tensor."""
+def native_of(x: torch.Tensor):
+    """A NumPy array that shares the memory of a tensor, or a `CudaTensor`."""
     if x.is_cuda:
-        return _cupy_array(x)
-    if x.dtype in _ML_DTYPES:
-        return x.detach().view(_ML_DTYPES[x.dtype][1]).numpy().view(numpy_dtype(x.dtype))
+        return CudaTensor(x)
+    if x.dtype in _AS_INTEGERS:
+        return x.detach().view(_AS_INTEGERS[x.dtype]).numpy().view(numpy_dtype(x.dtype))
     return x.detach().numpy()
-
-
-@functools.cache
-def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The dtype of `array_of`, which may be one of ``ml_dtypes``."""
-    if dtype in _NUMPY:
-        return np.dtype(_NUMPY[dtype])
-    if dtype not in _ML_DTYPES:
-        raise TypeError(f"tensors must have a dtype of {[*_NUMPY, *_ML_DTYPES]}, got {dtype}")
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise ImportError(f"{dtype} needs ml_dtypes: pip install ml_dtypes") from error
-    return np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype][0]))
 
 
 def with_rows(x: torch.Tensor) -> torch.Tensor:
@@ -64,14 +38,19 @@ def with_rows(x: torch.Tensor) -> torch.Tensor:
     Also in CUDA memory where rows are not aligned: the Hopper kernels would leave it to slower
     ones.
     """
-    if x.shape[-1] > 1 and x.stride(-1) != 1:
+    *steps, last = x.stride()
+    if last != 1 and x.shape[-1] > 1:
         return x.contiguous()
-    if x.is_cuda and x.element_size() == 2 and not _aligned(x):
-        return x.clone(memory_format=torch.contiguous_format)
-    return x
+    if not x.is_cuda or x.element_size() != 2:
+        return x
+    batch, row, head = steps
+    if not (x.data_ptr() | 2 * (batch | row | head)) % 16 or _aligned(x):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _aligned(x: torch.Tensor) -> bool:
+    """Whether rows are aligned, but for steps along axes of one, which are not made."""
     bits = x.data_ptr()
     for n, stride in zip(x.shape[:-1], x.stride(), strict=False):
         bits |= 2 * stride if n > 1 else 0
@@ -121,14 +100,6 @@ def _memory_of_torch(nbytes: int):
     held = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}")
     memory = cupy.cuda.UnownedMemory(held.data_ptr(), nbytes, held, device)
     return cupy.cuda.MemoryPointer(memory, 0)
-
-
-def _cupy_array(x: torch.Tensor):
-    cupy, size = _cupy(), x.element_size()
-    memory = cupy.cuda.UnownedMemory(x.data_ptr(), x.numel() * size, x, x.device.index)
-    start = cupy.cuda.MemoryPointer(memory, 0)
-    strides = [size * stride for stride in x.stride()]
-    return cupy.ndarray(tuple(x.shape), numpy_dtype(x.dtype), start, strides)
 
 
 @functools.cache
