@@ -23,29 +23,35 @@ class CudaTensor:
     ----------
     tensor : torch.Tensor
     ptr, device_id : int
-    shape : tuple
-    strides : tuple
-        In bytes.
-    dtype : numpy.dtype
+    steps : tuple
+        Strides in elements.
+    signature : tuple
+        As `nbflash.inputs.arrays.signature`; no array of another library has an equal one.
+    shape, strides, dtype
+        As of a NumPy array.
     """
 
-    __slots__ = "_key", "_steps", "device_id", "dtype", "ptr", "shape", "tensor"
+    __slots__ = "device_id", "ptr", "signature", "steps", "tensor"
 
     def __init__(self, tensor):
-        self.tensor, self.ptr, self.device_id = tensor, tensor.data_ptr(), tensor.get_device()
-        self.shape, self._steps, kind = tuple(tensor.shape), tensor.stride(), tensor.dtype
-        self.dtype = numpy_dtype(kind)
-        self._key = self.shape, self._steps, kind, self.device_id, self.ptr % _ALIGNMENT
+        self.tensor = tensor
+        self.ptr = ptr = tensor.data_ptr()
+        self.device_id = device_id = tensor.get_device()
+        self.steps = steps = tensor.stride()
+        self.signature = tensor.shape, steps, tensor.dtype, device_id, ptr % _ALIGNMENT
 
     @property
-    def signature(self):
-        """As `nbflash.inputs.arrays.signature`; no array of another library has an equal one."""
-        return self._key
+    def shape(self):
+        return tuple(self.tensor.shape)
 
     @property
     def strides(self):
         size = self.dtype.itemsize
-        return tuple([size * step for step in self._steps])
+        return tuple([size * step for step in self.steps])
+
+    @property
+    def dtype(self):
+        return numpy_dtype(self.tensor.dtype)
 
     @property
     def data(self):
@@ -96,10 +102,14 @@ def is_tensor(x) -> bool:
 
 def is_plain(x) -> bool:
     """Whether a tensor is its memory: no subclass, not sparse, not negated when it is read."""
+    kinds, strided = _plain_kinds()
+    return type(x) in kinds and x.layout is strided and not x.is_neg()
+
+
+@functools.cache
+def _plain_kinds():
     torch = sys.modules["torch"]
-    kind = type(x)
-    ours = kind is torch.Tensor or kind is torch.nn.Parameter
-    return ours and x.layout is torch.strided and not x.is_neg()
+    return (torch.Tensor, torch.nn.Parameter), torch.strided
 
 
 def by_pointer(given):

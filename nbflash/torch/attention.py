@@ -118,7 +118,7 @@ def attention(
     """
     check_flag("return_lse", return_lse)
     check_layout(layout)
-    q, k, v = check_tensors(q=q, k=k, v=v)
+    q, k, v = check_tensors(q, k, v)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if deterministic is None:
@@ -201,20 +201,21 @@ def check_layout(layout):
         raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
 
 
-def check_tensors(**named):
+def check_tensors(q, k, v):
     """Tensors of four axes on one device, cast under autocast as torch's own attention does."""
-    q = next(iter(named.values()))
-    for name, x in named.items():
+    _check_tensor("q", q)
+    device = q.device
+    for name, x in (("q", q), ("k", k), ("v", v)):
         _check_tensor(name, x)
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+        if x.device != device:
+            raise ValueError(f"{name} must be on the device of q, {device}, got {x.device}")
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 axes, got shape {tuple(x.shape)}")
-    kind = q.device.type
+    kind = device.type
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
-        return named.values()
+        return q, k, v
     dtype = torch.get_autocast_dtype(kind)
-    return [x if x.dtype == torch.float64 else x.to(dtype) for x in named.values()]
+    return [x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v)]
 
 
 def _check_tensor(name, x):

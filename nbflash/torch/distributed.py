@@ -169,7 +169,7 @@ def attention(
     """
     check_flag("return_lse", return_lse)
     check_layout(layout)
-    q, k, v = check_tensors(q=q, k=k, v=v)
+    q, k, v = check_tensors(q, k, v)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if deterministic is None:
