@@ -18,6 +18,7 @@ from experiments.harness.runner import Runner, Task
 from experiments.harness.setup import set_up
 from experiments.libraries.torch_base import why_not_torch
 from experiments.report.tables import show, wrote
+from nbflash.inputs.arrays import native
 
 KEYS = ("variant", "pass", "method", "seqlen")
 OUT_OF_MEMORY = "out of memory"
@@ -150,10 +151,8 @@ class _Case:
 
     def _check(self, which):
         """Hold the method without dropout to its budget, on one head of the first batch entry."""
-        from nbflash.torch.memory import array_of
-
         setup, problem = self._setup, self._unchecked
-        public = [array_of(x.detach().transpose(1, 2)) for x in (*self._inputs, self._dout)]
+        public = [_array(x) for x in (*self._inputs, self._dout)]
         rows = sample_rows(problem.n, setup.settings["check_rows"], setup.settings["seed"])
         if self._oracle is None:
             mask = self._method.expected(problem)
@@ -161,7 +160,7 @@ class _Case:
             self._oracle = Oracle(setup.backend, public, mask, rows, **given)
         result = self._call(which, self._method.make(problem))()
         name, result = ("out", result) if which == FORWARD else ("dq", result[0])
-        self._oracle.check(**{name: array_of(result.detach().transpose(1, 2))})
+        self._oracle.check(**{name: _array(result)})
 
     def _memory(self, which):
         """Megabytes at most while a call runs, inputs among them; None on a CPU."""
@@ -173,6 +172,12 @@ class _Case:
         self._call(which, self._method.make(self._problem))()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() / 2**20
+
+
+def _array(x):
+    """(batch, seqlen, heads, head_dim) of a tensor with heads first, in the same memory."""
+    (array,) = native(x=x.detach().transpose(1, 2))
+    return array
 
 
 def _result(status, measured=None):
