@@ -14,6 +14,7 @@ from nbflash.selection.blocks import (
     check_count,
     check_threshold,
     descending,
+    kernels,
     means,
     products,
     softmax,
@@ -115,4 +116,6 @@ def _scores(blocks):
     pooled = (
         means(blocks.xp, x, n) for x, n in zip((blocks.q, blocks.k), blocks.block, strict=True)
     )
+    if on_device := kernels(blocks.xp):  # CuPy's products are not recorded by a CUDA graph
+        return on_device.block_products(*pooled)
     return products(blocks.xp, *pooled)

@@ -6,16 +6,20 @@ from compiled import compile_ptx
 
 from nbflash.backends.block_selection.best_blocks import BestBlocksConfig, best_blocks_spec
 from nbflash.backends.block_selection.block_means import BlockMeansConfig, block_means_spec
+from nbflash.backends.block_selection.block_products import BlockProductsConfig, block_products_spec
 
 CAPABILITY = {"sm_75": (7, 5), **CAPABILITIES}
 SPECS = {
     "means-bfloat16": block_means_spec(BlockMeansConfig("bfloat16", 128, True)),
     "means-float16-odd": block_means_spec(BlockMeansConfig("float16", 12, False)),
     "means-float32": block_means_spec(BlockMeansConfig("float32", 64, True)),
+    "products": block_products_spec(BlockProductsConfig()),
     "best-64": best_blocks_spec(BestBlocksConfig(64)),
     "best-2048": best_blocks_spec(BestBlocksConfig(2048)),
 }
 MOST_REGISTERS = 56  # of a thread: 1152 of a multiprocessor, each with four loads of 16 bytes
+# 8 x 8 products, and twice the operands of a column of each: six blocks of 64 threads.
+MOST_OF_PRODUCTS = 168
 
 
 @pytest.mark.parametrize("arch", CAPABILITY)
@@ -23,5 +27,5 @@ MOST_REGISTERS = 56  # of a thread: 1152 of a multiprocessor, each with four loa
 def test_fits_in_registers(name, arch):
     report = assemble(compile_ptx(SPECS[name], CAPABILITY[arch]), arch)
     assert (report.spill_stores, report.spill_loads, report.stack) == (0, 0, 0)
-    assert report.registers <= MOST_REGISTERS
+    assert report.registers <= (MOST_OF_PRODUCTS if name == "products" else MOST_REGISTERS)
     assert ".f64" not in report.ptx

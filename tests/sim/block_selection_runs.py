@@ -20,6 +20,17 @@ def check_means(x, size, module=host):
     assert got.dtype == np.float32
 
 
+def check_products(planes, m, n, width, group=1, module=host):
+    """Products against the specification, bit for bit."""
+    q, k = (
+        integers((2, *shape, width), np.float32, seed=m)
+        for shape in ((planes, m), (planes // group, n))
+    )
+    got = module.block_products(q, k)
+    np.testing.assert_array_equal(got, blocks.products(np, q, k))
+    assert got.dtype == np.float32
+
+
 def scores_of(shape, seed=0):
     """Few values, so that many are equal; −0 beside 0, infinities and NaN."""
     values = np.array([-2, -1, -0.0, 0, 1e-40, 1, 2, np.inf, -np.inf, np.nan], np.float32)

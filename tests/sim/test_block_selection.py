@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from block_selection_runs import check_best, check_means, integers
+from block_selection_runs import check_best, check_means, check_products, integers
 
 from nbflash import selection
 from nbflash.backends.block_selection import host
@@ -42,6 +42,20 @@ LAYOUTS = {
 def test_means_of_other_layouts(layout, dtype):
     with sim.options(race=True, seed=2):
         check_means(layout(integers((2, 19, 3, 16), dtype)), 8)
+
+
+# Planes, rows of q, rows of k, width, heads of a group.
+PRODUCTS = {
+    "one": (1, 1, 1, 1, 1),
+    "several tiles": (2, 65, 130, 20, 2),
+    "whole": (1, 64, 64, 16, 1),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS.values(), ids=PRODUCTS)
+def test_products(case):
+    with sim.options(race=True, seed=1):
+        check_products(*case)
 
 
 # Queries and keys, those of a block, and of the choice: how many, sinks, local.

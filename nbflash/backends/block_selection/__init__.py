@@ -1,1 +1,1 @@
-"""Kernels that choose blocks on a CUDA device: means of blocks, and the best blocks of a row."""
+"""Kernels that choose blocks on a CUDA device: means, their products, the best of a row."""

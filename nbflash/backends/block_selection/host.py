@@ -14,6 +14,7 @@ from nbflash.backends.block_selection.best_blocks import (
     best_blocks_spec,
 )
 from nbflash.backends.block_selection.block_means import block_means_config, block_means_spec
+from nbflash.backends.block_selection.block_products import BlockProductsConfig, block_products_spec
 from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
 
@@ -43,6 +44,31 @@ def _bound_means(device, config, batch, n, size, heads):
     blocks = -(-n // size)
     sizes = n, size, blocks, heads
     return device.bind(block_means_spec(config), batch * blocks * heads, sizes)
+
+
+def block_products(q, k):
+    """``q kᵀ`` of means, (batch, heads, m, width) and (batch, heads_kv, n, width).
+
+    Returns
+    -------
+    array
+        float32 (batch, heads, m, n).
+    """
+    batch, heads, m, width = q.shape
+    heads_kv, n = k.shape[1:3]
+    device = cuda_device(arrays.device_of(q)[1])
+    products = device.empty((batch, heads, m, n), np.float32)
+    run = _bound_products(device, batch * heads, m, n, width, heads // heads_kv)
+    run(device.words((q, k, products)))
+    return products
+
+
+@functools.lru_cache(maxsize=_BOUND)
+def _bound_products(device, planes, m, n, width, group):
+    config = BlockProductsConfig()
+    tiles_m, tiles_n = -(-m // config.tile), -(-n // config.tile)
+    sizes = m, n, width, group, tiles_m, tiles_n
+    return device.bind(block_products_spec(config), planes * tiles_m * tiles_n, sizes)
 
 
 def sorts(columns):

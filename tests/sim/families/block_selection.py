@@ -1,14 +1,15 @@
-"""The kernels that choose blocks on the device: means of blocks, the best blocks of a row."""
+"""The kernels that choose blocks on the device: means, their products, the best of a row."""
 
 import numpy as np
-from block_selection_runs import check_best, check_means, integers
+from block_selection_runs import check_best, check_means, check_products, integers
 from mutant_family import Family
 from mutants import Mutant
 
 from nbflash.cuda import simulator as sim
 
 ROOM = "nbflash.backends.block_selection"
-MEANS, BEST, HOST = f"{ROOM}.block_means", f"{ROOM}.best_blocks", f"{ROOM}.host"
+MEANS, PRODUCTS = f"{ROOM}.block_means", f"{ROOM}.block_products"
+BEST, HOST = f"{ROOM}.best_blocks", f"{ROOM}.host"
 
 
 def means(dtype, shape, size):
@@ -19,6 +20,16 @@ def means(dtype, shape, size):
         x = integers((batch, heads, n, head_dim), dtype).transpose(0, 2, 1, 3)
         with sim.options(race=True, seed=1):
             check_means(x, size, modules[HOST])
+
+    return check
+
+
+def products(*sizes):
+    """Planes, rows of q, rows of k, width, heads of a group."""
+
+    def check(modules):
+        with sim.options(race=True, seed=1):
+            check_products(*sizes, module=modules[HOST])
 
     return check
 
@@ -38,6 +49,7 @@ CASES = {
     "halves": means(np.float16, (2, 19, 3, 16), 16),
     "vectors": means(np.float32, (1, 37, 2, 64), 16),
     "elements": means(np.float32, (1, 9, 1, 150), 8),
+    "several-tiles": products(2, 65, 130, 20, 2),
     "one-warp": best(40, 40),
     "two-warps": best(70, 30),
     "four-warps": best(130, 9, planes=(1, 1)),
@@ -66,6 +78,21 @@ OF_MEANS = (
         "for part in unpack_half(DTYPE, word)",
         "for part in unpack_half(DTYPE, word)[::-1]",
     ),
+)
+OF_PRODUCTS = (
+    Mutant("rows past the end", "if r < rows and first + c < width:", "if first + c < width:"),
+    Mutant("columns past the end", "if r < rows and first + c < width:", "if r < rows:"),
+    Mutant("the first columns only", "+ (first + c)]", "+ c]"),
+    Mutant("an operand not transposed", "smem[to + c * LD + r]", "smem[to + r * LD + c]"),
+    Mutant("tiles by rows", "divmod_int32(strip, tiles_m)", "divmod_int32(strip, tiles_n)"),
+    Mutant("the first rows of Q", "(types.int64(plane) * m + m0) * width", "plane * m * width"),
+    Mutant("K of the query's head", "types.int64(plane // group)", "types.int64(plane)"),
+    Mutant("the first rows of K", "* n + n0) * width", "* n) * width"),
+    Mutant("K on Q", "fill(smem, K, k, of_k", "fill(smem, 0, k, of_k"),
+    Mutant("Q for both", "acc, smem, 4 * ty, K + 4 * tx", "acc, smem, 4 * ty, 4 * tx"),
+    Mutant("products past the rows", "if r < m - m0 and c < n - n0:", "if c < n - n0:"),
+    Mutant("products past the columns", "if r < m - m0 and c < n - n0:", "if r < m - m0:"),
+    Mutant("products of the first column of tiles", "* m + m0) * n + n0", "* m + m0) * n"),
 )
 OF_BEST = (
     Mutant("−0 below 0", "float_bits(x + 0.0)", "float_bits(x)"),
@@ -101,13 +128,18 @@ OF_BEST = (
 )
 REACH = {
     MEANS: ("halves", "vectors", "elements"),
+    PRODUCTS: ("several-tiles",),
     BEST: ("one-warp", "two-warps", "four-warps", "more-queries"),
 }
 FAMILY = Family(
     "block_selection",
-    (MEANS, BEST, HOST),
+    (MEANS, PRODUCTS, BEST, HOST),
     CASES,
-    [(MEANS, mutant) for mutant in OF_MEANS] + [(BEST, mutant) for mutant in OF_BEST],
-    generate=(MEANS, BEST),
+    [
+        *((MEANS, mutant) for mutant in OF_MEANS),
+        *((PRODUCTS, mutant) for mutant in OF_PRODUCTS),
+        *((BEST, mutant) for mutant in OF_BEST),
+    ],
+    generate=(MEANS, PRODUCTS, BEST),
     reach=REACH.get,
 )
