@@ -18,8 +18,8 @@ SPECS = {
     "best-2048": best_blocks_spec(BestBlocksConfig(2048)),
 }
 MOST_REGISTERS = 56  # of a thread: 1152 of a multiprocessor, each with four loads of 16 bytes
-# 8 x 8 products, and twice the operands of a column of each: six blocks of 64 threads.
-MOST_OF_PRODUCTS = 168
+# 4 x 4 products, and 16 words of both operands on their way: two blocks of 256 threads.
+MOST_OF_PRODUCTS = 128
 
 
 @pytest.mark.parametrize("arch", CAPABILITY)

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from nbflash.backends.block_selection import host
+from nbflash.backends.block_selection.block_products import BlockProductsConfig
 from nbflash.selection import blocks
+
+SMALL = BlockProductsConfig(tile=16, depth=8)
 
 
 def integers(shape, dtype, seed=0):
@@ -20,13 +23,13 @@ def check_means(x, size, module=host):
     assert got.dtype == np.float32
 
 
-def check_products(planes, m, n, width, group=1, module=host):
+def check_products(planes, m, n, width, group=1, *, config=SMALL, module=host):
     """Products against the specification, bit for bit."""
     q, k = (
         integers((2, *shape, width), np.float32, seed=m)
         for shape in ((planes, m), (planes // group, n))
     )
-    got = module.block_products(q, k)
+    got = module.block_products(q, k, config)
     np.testing.assert_array_equal(got, blocks.products(np, q, k))
     assert got.dtype == np.float32
 

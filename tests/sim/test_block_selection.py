@@ -7,6 +7,7 @@ from block_selection_runs import check_best, check_means, check_products, intege
 
 from nbflash import selection
 from nbflash.backends.block_selection import host
+from nbflash.backends.block_selection.block_products import BlockProductsConfig
 from nbflash.cuda import simulator as sim
 
 # Tokens of a block; batch, tokens, heads, head_dim.
@@ -47,8 +48,8 @@ def test_means_of_other_layouts(layout, dtype):
 # Planes, rows of q, rows of k, width, heads of a group.
 PRODUCTS = {
     "one": (1, 1, 1, 1, 1),
-    "several tiles": (2, 65, 130, 20, 2),
-    "whole": (1, 64, 64, 16, 1),
+    "several tiles": (2, 17, 34, 20, 2),
+    "whole": (1, 16, 16, 16, 1),
 }
 
 
@@ -56,6 +57,11 @@ PRODUCTS = {
 def test_products(case):
     with sim.options(race=True, seed=1):
         check_products(*case)
+
+
+def test_products_of_the_tile_that_is_used():
+    with sim.options(race=True, seed=1):
+        check_products(1, 65, 3, 40, config=BlockProductsConfig())
 
 
 # Queries and keys, those of a block, and of the choice: how many, sinks, local.

@@ -1,11 +1,11 @@
 """Products of the means of blocks, S = Q Kᵀ in float32, which a CUDA graph records.
 
 A block of threads makes a tile of 64 × 64 products of one head. Both operands go through shared
-memory, 16 columns at a time and transposed, so that a thread reads four rows at once:
+memory, 32 columns at a time and transposed, so that a thread reads four rows at once:
 
-    for each step of 16 columns
+    for each step of 32 columns
         Q, K to shared memory                         zeros past the end
-        S += Qᵀ-tileᵀ K-tile                          8 × 8 in the registers of a thread
+        S += Qᵀ-tileᵀ K-tile                          4 × 4 in the registers of a thread
     S to shared memory, and from there to its rows
 """
 
@@ -18,7 +18,7 @@ from nbflash.cuda.tile.simt.gemm import make_gemm_tn
 from nbflash.cuda.tile.simt.gradient import make_store_x
 from nbflash.cuda.tile.tracing import unrolled
 
-_SIDE = 8  # products of a thread along each axis
+_SIDE = 4  # products of a thread along each axis
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class BlockProductsConfig:
     """``tile``: rows of Q, and of K, of a block of threads; ``depth``: columns of a step."""
 
     tile: int = 64
-    depth: int = 16
-    min_blocks: int = 6
+    depth: int = 32
+    min_blocks: int = 2
 
     @property
     def lanes(self):

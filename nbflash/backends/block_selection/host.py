@@ -46,7 +46,7 @@ def _bound_means(device, config, batch, n, size, heads):
     return device.bind(block_means_spec(config), batch * blocks * heads, sizes)
 
 
-def block_products(q, k):
+def block_products(q, k, config=BlockProductsConfig()):  # noqa: B008 - frozen
     """``q kᵀ`` of means, (batch, heads, m, width) and (batch, heads_kv, n, width).
 
     Returns
@@ -58,14 +58,13 @@ def block_products(q, k):
     heads_kv, n = k.shape[1:3]
     device = cuda_device(arrays.device_of(q)[1])
     products = device.empty((batch, heads, m, n), np.float32)
-    run = _bound_products(device, batch * heads, m, n, width, heads // heads_kv)
+    run = _bound_products(device, config, batch * heads, m, n, width, heads // heads_kv)
     run(device.words((q, k, products)))
     return products
 
 
 @functools.lru_cache(maxsize=_BOUND)
-def _bound_products(device, planes, m, n, width, group):
-    config = BlockProductsConfig()
+def _bound_products(device, config, planes, m, n, width, group):
     tiles_m, tiles_n = -(-m // config.tile), -(-n // config.tile)
     sizes = m, n, width, group, tiles_m, tiles_n
     return device.bind(block_products_spec(config), planes * tiles_m * tiles_n, sizes)

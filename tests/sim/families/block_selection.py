@@ -28,8 +28,9 @@ def products(*sizes):
     """Planes, rows of q, rows of k, width, heads of a group."""
 
     def check(modules):
+        config = modules[PRODUCTS].BlockProductsConfig(tile=16, depth=8)
         with sim.options(race=True, seed=1):
-            check_products(*sizes, module=modules[HOST])
+            check_products(*sizes, config=config, module=modules[HOST])
 
     return check
 
@@ -49,7 +50,7 @@ CASES = {
     "halves": means(np.float16, (2, 19, 3, 16), 16),
     "vectors": means(np.float32, (1, 37, 2, 64), 16),
     "elements": means(np.float32, (1, 9, 1, 150), 8),
-    "several-tiles": products(2, 65, 130, 20, 2),
+    "several-tiles": products(2, 17, 34, 20, 2),
     "one-warp": best(40, 40),
     "two-warps": best(70, 30),
     "four-warps": best(130, 9, planes=(1, 1)),
