@@ -41,16 +41,16 @@ def run(out, quick=False, device="auto", seed=0, resume=False, minutes=None, met
 
 
 def measure(setup, journal, chosen=()):
-    """Add the rows of the sweep that the journal lacks, short sequences first."""
+    """Add the rows of the sweep that the journal lacks, of each variant short sequences first."""
     from experiments.papers.methods import METHODS
 
     settings = setup.settings
     names = chosen or settings["methods"] or METHODS
     if unknown := [name for name in names if name not in METHODS]:
         raise BadInput(f"--method {unknown[0]}: expected one of {', '.join(METHODS)}")
-    cases = list(product(settings["seqlen"], settings["variants"], names))
+    cases = list(product(settings["variants"], settings["seqlen"], names))
     with progress("Figure 3", len(cases)) as advance:
-        for n, variant, name in cases:
+        for variant, n, name in cases:
             if journal.is_late:
                 say("Time is over: --resume continues here.")
                 return
