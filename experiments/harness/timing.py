@@ -202,7 +202,7 @@ def first_calls(script, cache_variable, cached, names=("forward", "backward")):
     }
 
 
-def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, progress=None):
+def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, progress=None):
     """Time several tasks against each other.
 
     Parameters
@@ -216,6 +216,8 @@ def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, progress=None
         Time after which no further round begins.
     warmup : int
         Untimed rounds before the timed ones.
+    keep : callable, optional
+        ``keep(name, result)`` is called with what the last timed call of each task returned.
     progress : callable, optional
         Called without arguments after every call of a task.
 
@@ -238,13 +240,16 @@ def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, progress=None
         begin = time.perf_counter()
         for r in range(rounds):
             late = time.perf_counter() - begin > seconds
+            last = r == rounds - 1 or (late and r >= MIN_ROUNDS - 1)
             shuffle(order)
             for name in order:
                 duration, result = clock.measure(tasks[name])
                 samples[name].append(duration)
+                if last and keep is not None:
+                    keep(name, result)
                 del result
                 tick()
-            if late and r >= MIN_ROUNDS - 1:
+            if last:
                 break
     finally:
         gc.enable()

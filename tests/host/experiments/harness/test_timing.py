@@ -17,25 +17,31 @@ class CountingClock:
 
 
 def test_interleave_runs_every_task_once_a_round():
-    clock, ticks = CountingClock(), []
+    clock, kept, ticks = CountingClock(), [], []
     tasks = {name: lambda name=name: name for name in "abcd"}
     timings = interleave(
         tasks,
         clock,
         rounds=8,
         seconds=60,
+        keep=lambda name, result: kept.append((name, result, len(clock.order))),
         progress=lambda: ticks.append(1),
     )
     rounds = [tuple(clock.order[i : i + 4]) for i in range(0, 32, 4)]
     assert all(sorted(names) == list("abcd") for names in rounds)
     assert len(set(rounds)) > 3
     assert sum(sum(t.samples) for t in timings.values()) == 10 * 32 * 33 / 2
+    assert [(name, at) for name, _, at in kept] == list(zip(rounds[-1], range(29, 33), strict=True))
     assert len(ticks) == 4 * 9
 
 
 def test_interleave_stops_when_the_time_is_up_but_not_before_three_rounds():
-    timings = interleave({"a": int}, WallClock(), rounds=50, seconds=0)
+    kept = []
+    timings = interleave(
+        {"a": int}, WallClock(), rounds=50, seconds=0, keep=lambda name, _: kept.append(name)
+    )
     assert len(timings["a"].samples) == MIN_ROUNDS
+    assert kept == ["a"]
     with pytest.raises(ValueError, match="rounds=0"):
         interleave({"a": int}, WallClock(), rounds=0, seconds=1)
 
