@@ -43,7 +43,7 @@ class Array:
 class Device(Gpu):
     """A GPU as far as what is bound can tell."""
 
-    multiprocessors, _id, capability = 132, 0, (9, 0)
+    multiprocessors, _id, capability, _stream = 132, 0, (9, 0), None
 
     def __init__(self):
         pass
@@ -68,7 +68,7 @@ def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypat
     found = []
 
     class Recorder:
-        def __init__(self, spec, blocks, trailing, device_id, capability):
+        def __init__(self, spec, blocks, trailing, *of_device):
             found.append((spec, trailing))
 
         def __call__(self, words, maps):

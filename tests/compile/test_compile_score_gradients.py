@@ -146,14 +146,14 @@ def test_the_arguments_of_a_launch(name, dropout, monkeypatch):
     found = {}
 
     class Recorder:
-        def __init__(self, spec, blocks, trailing, device_id, capability):
+        def __init__(self, spec, blocks, trailing, *of_device):
             self.spec, self.trailing = spec, list(trailing)
 
         def __call__(self, words, maps=(), lists=()):
             found[self.spec.name] = self.spec, list(words), self.trailing
 
     class Device(Gpu):
-        smem_limit, capability, _id = 227 * 1024, HOPPER, 0
+        smem_limit, capability, _id, _stream = 227 * 1024, HOPPER, 0, None
         cp_async = vector_red = True
         _no_state = 0
 
@@ -164,7 +164,7 @@ def test_the_arguments_of_a_launch(name, dropout, monkeypatch):
             return Array(np.empty(shape, dtype))
 
     monkeypatch.setattr(launch, "bind", Recorder)
-    monkeypatch.setattr(simt, "cuda_device", lambda _: Device())
+    monkeypatch.setattr(simt, "cuda_device", lambda *_: Device())
     monkeypatch.setattr(arrays, "resident", lambda tables: [Array(np.asarray(x)) for x in tables])
     monkeypatch.setattr(arrays, "alignment", lambda x: 16)
     monkeypatch.setattr(arrays, "resident_params", lambda params: params_of(params))
