@@ -37,7 +37,8 @@ from masks.reorder import reorder
 from masks.restriction import restrict
 from masks.stats import MaskStats
 from masks.tiles import ABSENT, BITS, FULL, INTERVAL, Tiles
-from masks.token import axial, neighborhood, sinks, tree, vertical_slash
+from masks.token import axial, neighborhood, sinks, vertical_slash
+from masks.trees import tree
 
 __all__ = [
     "ABSENT",

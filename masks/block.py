@@ -9,7 +9,7 @@ from scipy.sparse import coo_array, csr_array, issparse
 
 from masks import _check
 from masks.base import Mask
-from masks.interval import ranges
+from masks.interval import distinct, ranges
 from masks.tiles import ABSENT, FULL, OPEN
 
 
@@ -32,7 +32,7 @@ class BlockSparse(Mask):
     def __init__(self, nq, nk, block, rows, cols):
         super().__init__(nq, nk)
         self.block = block
-        key = np.unique(np.asarray(rows, np.int64) * self.grid_shape[1] + cols)
+        key = distinct(np.asarray(rows, np.int64) * self.grid_shape[1] + cols)
         rows, cols = np.divmod(key, max(self.grid_shape[1], 1))
         self.rows, self.cols = rows.astype(np.int32), cols.astype(np.int32)
         self.rows.setflags(write=False)
@@ -96,12 +96,13 @@ class BlockSparse(Mask):
         row, height = _parts_of_tiles(self.rows, self.block[0], grid.nq, grid.tile_m)
         col, width = _parts_of_tiles(self.cols, self.block[1], grid.nk, grid.tile_n)
         key = (row[:, :, None] * grid.n_col + col[:, None, :]).ravel()
-        cells = (height[:, :, None] * width[:, None, :]).ravel()
-        key, cells = key[cells > 0], cells[cells > 0]
-        if grid.n_row * grid.n_col > 8 * key.size + _SMALL_GRID:
-            live, at = np.unique(key, return_inverse=True)
-            return live, np.bincount(at, cells, live.size).astype(np.int64)
-        counts = np.bincount(key, cells, grid.n_row * grid.n_col).astype(np.int64)
+        # Doubles, which bincount takes as they are: other weights cost it eight times as long.
+        cells = (height[:, :, None] * width[:, None, :].astype(float)).ravel()
+        size = grid.n_row * grid.n_col
+        if size > 8 * key.size + _SMALL_GRID:
+            live, at = np.unique(key[cells > 0], return_inverse=True)
+            return live, np.bincount(at, cells[cells > 0], live.size).astype(np.int64)
+        counts = np.bincount(key, cells, size)[:size].astype(np.int64)
         live = np.flatnonzero(counts)
         return live, counts[live]
 
@@ -124,11 +125,7 @@ class BlockSparse(Mask):
             stored = self._has(block_q[:, :, None], block_k[:, None, :])
             return np.einsum("tq,tqk,tk->t", shared_q, stored, shared_k)
         live, counts = self._retiled(grid)
-        if not live.size:
-            return np.zeros(rows.size, np.int64)
-        key = rows * grid.n_col + cols
-        at = np.minimum(np.searchsorted(live, key), live.size - 1)
-        return np.where(live[at] == key, counts[at], 0)
+        return values_of(rows * grid.n_col + cols, live, counts)
 
     def _state(self, grid, rows, cols):
         counts = self._counts(grid, rows, cols)
@@ -188,6 +185,14 @@ def isin_sorted(sorted_keys, values):
     return sorted_keys[at] == values
 
 
+def values_of(wanted, sorted_keys, values):
+    """The value of each wanted key; 0 of one that is not among the keys."""
+    if not sorted_keys.size:
+        return np.zeros(wanted.shape, values.dtype)
+    at = np.minimum(np.searchsorted(sorted_keys, wanted), sorted_keys.size - 1)
+    return np.where(sorted_keys[at] == wanted, values[at], 0)
+
+
 def whole_blocks(index, block, n):
     """Of every run of `block` increasing indices below `n`: the block that it is, or -1."""
     if not index.size:
@@ -241,6 +246,10 @@ _SMALL_GRID = 1 << 14
 
 def _parts_of_tiles(blocks, block, n, tile):
     """Tiles of an axis that each block overlaps, (blocks, k), and tokens of it in each, maybe 0."""
+    count = -(-n // block)
+    if blocks.size > count:
+        parts, shared = _parts_of_tiles(np.arange(count), block, n, tile)
+        return parts[blocks], shared[blocks]
     start = blocks.astype(np.int64) * block
     stop = np.minimum(start + block, n)
     parts = start[:, None] + tile * np.arange(max(1, block // tile))

@@ -142,6 +142,12 @@ def ranges(start, length):
     return np.arange(total) + np.repeat(start - (ends - length), length)
 
 
+def distinct(keys):
+    """The keys, each once, sorted: `numpy.unique` hashes, which takes ten times as long."""
+    keys = np.sort(keys)
+    return keys[np.flatnonzero(np.diff(keys, prepend=-1))]
+
+
 def _compact(bound):
     """Read-only copy; a constant bound keeps one element."""
     if bound.size and (bound == bound[0]).all():

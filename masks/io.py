@@ -17,6 +17,7 @@ from masks.leaves import Bitmap, Columns, Diagonals, Predicate
 from masks.planes import Planes
 from masks.restriction import Restricted
 from masks.token import Neighborhood
+from masks.trees import Tree
 
 FORMAT = 1
 
@@ -24,7 +25,7 @@ FORMAT = 1
 CLASSES = {
     cls.__name__: cls
     for cls in (
-        *(Interval, BlockSparse, Diagonals, Columns, Bitmap, Neighborhood),
+        *(Interval, BlockSparse, Diagonals, Columns, Bitmap, Neighborhood, Tree),
         *(Union, Intersection, Complement, Transposed, Restricted, Planes),
     )
 }

@@ -1,4 +1,4 @@
-"""Token-exact patterns: attention sinks, vertical-slash, axial, trees, neighbourhoods."""
+"""Token-exact patterns: attention sinks, vertical-slash, axial, neighbourhoods."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 
 from masks import _check
 from masks.base import Mask
-from masks.block import BlockSparse, isin_sorted
-from masks.interval import Interval, causal, chunked, ranges
+from masks.block import isin_sorted
+from masks.interval import Interval, causal, chunked, distinct, ranges
 from masks.interval import window as window_mask
 from masks.leaves import Columns, Diagonals
 from masks.tiles import ABSENT, OPEN
@@ -67,43 +67,6 @@ def axial(height: SupportsIndex, width: SupportsIndex, *, causal: bool = False) 
     return mask & window_mask(n, right=0) if _check.flag("causal", causal) else mask
 
 
-def tree(parents: ArrayLike, prefix: SupportsIndex = 0, nk: SupportsIndex | None = None) -> Mask:
-    """Speculative-decoding tree: a node sees its ancestors, itself, and a cached prefix.
-
-    Parameters
-    ----------
-    parents : sequence of int
-        Parent of each node, which comes before the node; -1 for a root.
-    prefix : int
-        Cached tokens before the tree. Keys are the prefix followed by the nodes.
-    nk : int, optional
-        Width of the key axis; keys behind the nodes are not attended. Trees behind prefixes of
-        several lengths have one width, that `per_batch` may join them.
-
-    Returns
-    -------
-    Mask
-        Shape ``(len(parents), nk)``, ``nk`` at least ``prefix + len(parents)`` and by default that,
-        with ``sum(depth + 1) + len(parents) * prefix`` cells (Medusa, Cai et al., 2024).
-    """
-    parents = _check.integers("parents", parents, -1)
-    prefix = _check.integer("prefix", prefix)
-    node = np.arange(parents.size)
-    if (parents >= node).any():
-        at = int(np.flatnonzero(parents >= node)[0])
-        raise ValueError(f"parents[{at}]={parents[at]}: must come before node {at}")
-    rows, cols, ancestor = [node], [node], parents
-    while (alive := ancestor >= 0).any():
-        node, ancestor = node[alive], ancestor[alive]
-        rows.append(node)
-        cols.append(ancestor)
-        ancestor = parents[ancestor]
-    nq, least = parents.size, prefix + parents.size
-    nk = least if nk is None else _check.integer("nk", nk, least)
-    ancestors = BlockSparse(nq, nk, (1, 1), np.concatenate(rows), prefix + np.concatenate(cols))
-    return ancestors | Interval(nk, np.zeros(nq, np.int32), np.full(nq, prefix))
-
-
 class Neighborhood(Mask):
     """Product over dimensions of "one of `kernel` keys, `dilation` apart, around the query"."""
 
@@ -155,7 +118,7 @@ class Neighborhood(Mask):
         begin = (line * last + low[:, None]) // grid.tile_n
         length = (line * last + high[:, None]) // grid.tile_n - begin + 1
         row = starts[:, None] // grid.tile_m * grid.n_col
-        return np.unique(ranges((row + begin).ravel(), length.ravel()))
+        return distinct(ranges((row + begin).ravel(), length.ravel()))
 
     def _state(self, grid, rows, cols):
         live = isin_sorted(self._live(grid), rows * grid.n_col + cols)

@@ -7,7 +7,7 @@ import pytest
 from mask_cases import plain_cases, plant
 
 import masks
-from masks import algebra, base, block, counting, leaves
+from masks import algebra, base, block, counting, leaves, trees
 from masks.tiles import Grid
 
 CASES = plain_cases()
@@ -16,7 +16,7 @@ CLOSED = {
     name: CASES[name]
     for name in (
         *("dense", "causal", "causal-tall", "window", "window-tall", "documents", "chunked"),
-        *("butterfly", "butterfly-radix3", "fixed", "dilated", "complement", "empty"),
+        *("butterfly", "butterfly-radix3", "fixed", "dilated", "complement", "empty", "tree"),
     )
 }
 MILLION = 1 << 20
@@ -27,6 +27,9 @@ LONG = {
     "sinks": lambda n: masks.sinks(n, 64, 4096),
     "bigbird": lambda n: masks.bigbird(n, 128),
     "strided": lambda n: masks.strided(n, 1, 128, causal=True),
+    "strided-blocks": lambda n: masks.strided(n, 128, 8),
+    "butterfly-causal": lambda n: masks.butterfly(n, 128) & masks.causal(n),
+    "butterfly-xor-causal": lambda n: masks.butterfly(n, 128) ^ masks.causal(n),
     "vertical-slash": lambda n: masks.vertical_slash(n, range(0, n, 9000), [0, 1, 70000]),
     "neighborhood": lambda n: masks.neighborhood((n >> 10, 1 << 10), 7),
     "function": lambda n: masks.from_function(lambda q, kv: kv <= q, n),
@@ -78,6 +81,7 @@ FAULTS = {
     "transposed": (algebra.Transposed, "_counts", "grid.T, cols, rows", "grid.T, rows, cols"),
     "diagonals": (leaves.Diagonals, "_counts", "q1 - 1 +", "q1 +"),
     "columns": (leaves.Columns, "_counts", "(stop - start)", "grid.tile_m"),
+    "tree": (trees.Tree, "_in_prefix", "0, grid.tile_n", "0, grid.nk"),
     "blocks": (block, "_most_overlapped", "+ 1", "+ 0"),
 }
 
@@ -120,6 +124,32 @@ def test_a_picture_of_a_million_tokens_takes_a_moment(name):
     assert time.thread_time() - started < 0.2
     small = LONG[name](MILLION >> 9) if name in ("causal", "function") else None
     assert small is None or picture == small.draw()
+
+
+#: Parent and depth of node i; a root has depth 1.
+TREES = {
+    "binary": (lambda i: (i - 1) // 2, lambda i: np.log2(i + 1).astype(int) + 1),
+    "chains": (lambda i: np.where(i % 1024 == 0, -1, i - 1), lambda i: i % 1024 + 1),
+    "comb": (lambda i: np.where(i % 64 == 0, i - 64, i - 1), lambda i: i // 64 + i % 64 + 1),
+    "side-by-side": (lambda i: i - 1024, lambda i: i // 1024 + 1),
+    "chain": (lambda i: i - 1, lambda i: i + 1),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_picture_of_a_tree_costs_its_nodes_and_not_its_pairs(name, monkeypatch):
+    """Of up to 2**39 pairs: four keys sorted for each node at most, no cell looked at."""
+    node = np.arange(MILLION)
+    parent, depth = TREES[name]
+    keys = []
+    sums = trees._sums
+    monkeypatch.setattr(trees, "_sums", lambda k, v: keys.append(k.size) or sums(k, v))
+    monkeypatch.setattr(base.Mask, "_cells", None)
+    mask = masks.tree(np.maximum(parent(node), -1))
+    monkeypatch.setattr(trees.Tree, "_at", None)
+    mask.draw()
+    assert sum(keys) < 4 * MILLION
+    assert mask.count_nonzero() == depth(node).sum()
 
 
 def test_a_million_tokens_are_counted_in_closed_form():
