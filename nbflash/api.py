@@ -117,8 +117,9 @@ def attention(
     Returns
     -------
     out : array like q
-        CuPy for CUDA inputs, NumPy for host inputs, tensors for those of PyTorch. A row that
-        attends nothing is 0.
+        CuPy for CUDA inputs; tensors for those of PyTorch. Other arrays of host memory give arrays
+        of their library where it has ``from_dlpack``, else NumPy's. A row that attends nothing is
+        0.
     lse : array (batch, heads, seqlen_q), only with ``return_lse=True``
         float32, or float64 for float64 inputs.
         Natural logarithm; -inf for a row that attends nothing.

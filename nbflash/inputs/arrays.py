@@ -62,12 +62,32 @@ def are_native(first, *others) -> bool:
 
 
 def as_given(x, results):
-    """Native arrays, one or a tuple, as tensors where ``x`` is one of PyTorch, or as they are."""
-    if type(x) in _native_types or not is_tensor(x):
+    """Native arrays, one or a tuple, as what ``x`` is: tensors, or arrays of its library.
+
+    What is not native is an ``out`` of the caller's, and stays it.
+    """
+    take = None if type(x) in _native_types else _from_native(x)
+    if take is None:
         return results
-    if isinstance(results, tuple):
-        return tuple([as_tensor(each) for each in results])
-    return as_tensor(results)
+    if not isinstance(results, tuple):
+        return take(results) if type(results) in _native_types else results
+    return tuple([take(each) if type(each) in _native_types else each for each in results])
+
+
+def _from_native(x):
+    """What makes arrays as ``x`` of native ones; None where native ones are given.
+
+    ``from_dlpack`` of the namespace that the array API has for ``x``, or of its package.
+    """
+    if is_tensor(x):
+        return as_tensor
+    if isinstance(x, np.ndarray) or on_cuda(x):
+        return None
+    if hasattr(x, "__array_namespace__"):
+        namespace = x.__array_namespace__()
+    else:
+        namespace = sys.modules.get(type(x).__module__.partition(".")[0])
+    return getattr(namespace, "from_dlpack", None)
 
 
 def as_tensor(x):
@@ -319,8 +339,11 @@ def _share(name, x, convert):
     try:
         return convert(x)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        has_gradient = is_tensor(x) and x.requires_grad
-        hint = "; nbflash.torch takes tensors with gradients" if has_gradient else ""
+        hint = ""
+        if is_tensor(x) and x.requires_grad:
+            hint = "; nbflash.torch takes tensors with gradients"
+        elif convert is np.from_dlpack and str(getattr(x, "dtype", "")).endswith("bfloat16"):
+            hint = f"; NumPy reads no bfloat16 through DLPack: pass numpy.asarray({name})"
         raise TypeError(f"{name} ({_type_name(x)}) cannot be shared: {error}{hint}") from error
 
 

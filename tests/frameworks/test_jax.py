@@ -49,6 +49,17 @@ def test_same_bits_as_numpy(dtype):
     assert got[0].dtype == dtype
 
 
+def test_the_core_gives_arrays_of_jax():
+    """Without gradients; NumPy reads no bfloat16 of JAX's."""
+    q, k, v, dout = given = arrays()
+    out, lse = nbflash.attention(q, k, v, MASK, return_lse=True)
+    got = out, lse, *nbflash.attention_backward(dout, q, k, v, out, lse, MASK)
+    assert all(isinstance(x, jax.Array) for x in got)
+    assert_same_bits(got, of_core(given, MASK))
+    with pytest.raises(TypeError, match=r"no bfloat16 through DLPack: pass numpy.asarray\(q\)"):
+        nbflash.attention(*arrays("bfloat16")[:3])
+
+
 def test_float64():
     with jax.enable_x64(True):
         given = arrays("float64")

@@ -1,6 +1,8 @@
 """attention and attention_backward on host arrays: results, semantics, layouts."""
 
 import itertools
+import sys
+import types
 
 import ml_dtypes
 import numpy as np
@@ -295,6 +297,59 @@ def test_other_array_types_give_numpy_results(wrap):
     for x, y in zip(got, expected, strict=True):
         assert type(x) is np.ndarray
         np.testing.assert_array_equal(x, y)
+
+
+class Standard(Foreign):
+    """An array of a library of the array API standard."""
+
+    def __array_namespace__(self):
+        return Standard
+
+    @classmethod
+    def from_dlpack(cls, x):
+        return cls(np.from_dlpack(x))
+
+
+class OfPackage(Foreign):
+    """An array of a library that has ``from_dlpack``, outside of the standard."""
+
+    __module__ = "package.arrays"
+
+
+@pytest.mark.parametrize("kind", [Standard, OfPackage])
+def test_arrays_of_libraries_that_take_dlpack_give_such_arrays(kind, monkeypatch):
+    package = types.ModuleType("package")
+    package.from_dlpack = lambda x: OfPackage(np.from_dlpack(x))
+    monkeypatch.setitem(sys.modules, "package", package)
+    q, k, v, dout = make_qkv(2, 1, 30, 2, 2, 8)
+    results = []
+    for wrap in (np.asarray, kind):
+        x, y, z, d = map(wrap, (q, k, v, dout))
+        out, lse = nbflash.attention(x, y, z, return_lse=True)
+        results.append([out, lse, *nbflash.attention_backward(d, x, y, z, out, lse)])
+        results[-1] += [nbflash.decode(x, y, z, [20, 9]), *nbflash.merge(out, lse, out, lse)]
+        planned, pullback = nbflash.plan(x, y, z).vjp(x, y, z)
+        results[-1] += [planned, *pullback(d)]
+    for expected, got in zip(*results, strict=True):
+        assert type(got) is kind
+        np.testing.assert_array_equal(got.array, expected)
+    target = kind(np.empty_like(q))
+    assert nbflash.attention(*map(kind, (q, k, v)), out=target) is target
+    np.testing.assert_array_equal(target.array, results[0][0])
+
+
+def test_bfloat16_through_dlpack_is_refused_with_what_to_do():
+    """NumPy neither reads nor exports it; ``numpy.asarray`` of such arrays has it by ml_dtypes."""
+
+    class Half(Foreign):
+        dtype = "bfloat16"
+
+        def __dlpack__(self, **kwargs):
+            raise BufferError("Unsupported dtype in DLTensor.")
+
+    q, k, v = (Half(x) for x in make_qkv(1, 9, 9, 1, 1, 8)[:3])
+    with pytest.raises(TypeError, match=r"no bfloat16 through DLPack: pass numpy\.asarray\(q\)$"):
+        nbflash.attention(q, k, v)
 
 
 def test_auto_on_host_arrays_is_cpu():
