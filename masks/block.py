@@ -96,8 +96,7 @@ class BlockSparse(Mask):
         row, height = _parts_of_tiles(self.rows, self.block[0], grid.nq, grid.tile_m)
         col, width = _parts_of_tiles(self.cols, self.block[1], grid.nk, grid.tile_n)
         key = (row[:, :, None] * grid.n_col + col[:, None, :]).ravel()
-        # Doubles, which bincount takes as they are: other weights cost it eight times as long.
-        cells = (height[:, :, None] * width[:, None, :].astype(float)).ravel()
+        cells = (height[:, :, None] * width[:, None, :]).ravel()
         size = grid.n_row * grid.n_col
         if size > 8 * key.size + _SMALL_GRID:
             live, at = np.unique(key[cells > 0], return_inverse=True)
@@ -245,7 +244,10 @@ _SMALL_GRID = 1 << 14
 
 
 def _parts_of_tiles(blocks, block, n, tile):
-    """Tiles of an axis that each block overlaps, (blocks, k), and tokens of it in each, maybe 0."""
+    """Tiles of an axis that each block overlaps, (blocks, k), and tokens of it in each, maybe 0.
+
+    The latter as doubles, which `numpy.bincount` takes as they are.
+    """
     count = -(-n // block)
     if blocks.size > count:
         parts, shared = _parts_of_tiles(np.arange(count), block, n, tile)
@@ -253,7 +255,8 @@ def _parts_of_tiles(blocks, block, n, tile):
     start = blocks.astype(np.int64) * block
     stop = np.minimum(start + block, n)
     parts = start[:, None] + tile * np.arange(max(1, block // tile))
-    return parts // tile, np.maximum(np.minimum(parts + tile, stop[:, None]) - parts, 0)
+    shared = np.maximum(np.minimum(parts + tile, stop[:, None]) - parts, 0)
+    return parts // tile, shared.astype(float)
 
 
 def _overlap(blocks, block, n, tile):

@@ -27,7 +27,7 @@ LONG = {
     "sinks": lambda n: masks.sinks(n, 64, 4096),
     "bigbird": lambda n: masks.bigbird(n, 128),
     "strided": lambda n: masks.strided(n, 1, 128, causal=True),
-    "strided-blocks": lambda n: masks.strided(n, 128, 8),
+    "strided-blocks": lambda n: masks.strided(n, 128, 32),
     "butterfly-causal": lambda n: masks.butterfly(n, 128) & masks.causal(n),
     "butterfly-xor-causal": lambda n: masks.butterfly(n, 128) ^ masks.causal(n),
     "vertical-slash": lambda n: masks.vertical_slash(n, range(0, n, 9000), [0, 1, 70000]),
