@@ -244,10 +244,7 @@ _SMALL_GRID = 1 << 14
 
 
 def _parts_of_tiles(blocks, block, n, tile):
-    """Tiles of an axis that each block overlaps, (blocks, k), and tokens of it in each, maybe 0.
-
-    The latter as doubles, which `numpy.bincount` takes as they are.
-    """
+    """Tiles of an axis that each block overlaps, (blocks, k), and tokens of it in each, maybe 0."""
     count = -(-n // block)
     if blocks.size > count:
         parts, shared = _parts_of_tiles(np.arange(count), block, n, tile)
@@ -256,7 +253,7 @@ def _parts_of_tiles(blocks, block, n, tile):
     stop = np.minimum(start + block, n)
     parts = start[:, None] + tile * np.arange(max(1, block // tile))
     shared = np.maximum(np.minimum(parts + tile, stop[:, None]) - parts, 0)
-    return parts // tile, shared.astype(float)
+    return parts // tile, shared.astype(float)  # which bincount takes as they are
 
 
 def _overlap(blocks, block, n, tile):
