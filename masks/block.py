@@ -9,7 +9,7 @@ from scipy.sparse import coo_array, csr_array, issparse
 
 from masks import _check
 from masks.base import Mask
-from masks.interval import distinct, ranges
+from masks.interval import distinct, ranges, sums
 from masks.tiles import ABSENT, FULL, OPEN
 
 
@@ -99,8 +99,9 @@ class BlockSparse(Mask):
         cells = (height[:, :, None] * width[:, None, :]).ravel()
         size = grid.n_row * grid.n_col
         if size > 8 * key.size + _SMALL_GRID:
-            live, at = np.unique(key[cells > 0], return_inverse=True)
-            return live, np.bincount(at, cells[cells > 0], live.size).astype(np.int64)
+            live, counts = sums(key[cells > 0], cells[cells > 0])
+            return live, counts.astype(np.int64)
+        # Parts behind the end have no cells, and keys that may be too large.
         counts = np.bincount(key, cells, size)[:size].astype(np.int64)
         live = np.flatnonzero(counts)
         return live, counts[live]
@@ -178,18 +179,15 @@ class BlockSparse(Mask):
 
 def isin_sorted(sorted_keys, values):
     """Whether each value is among the keys, which are sorted."""
-    if not sorted_keys.size:
-        return np.zeros(np.shape(values), bool)
-    at = np.minimum(np.searchsorted(sorted_keys, values), sorted_keys.size - 1)
-    return sorted_keys[at] == values
+    return values_of(values, sorted_keys, np.broadcast_to(True, sorted_keys.shape))
 
 
 def values_of(wanted, sorted_keys, values):
     """The value of each wanted key; 0 of one that is not among the keys."""
     if not sorted_keys.size:
-        return np.zeros(wanted.shape, values.dtype)
+        return np.zeros(np.shape(wanted), values.dtype)
     at = np.minimum(np.searchsorted(sorted_keys, wanted), sorted_keys.size - 1)
-    return np.where(sorted_keys[at] == wanted, values[at], 0)
+    return values[at] * (sorted_keys[at] == wanted)
 
 
 def whole_blocks(index, block, n):

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from masks import _check
 from masks.base import Mask
 from masks.block import values_of
-from masks.interval import Interval, distinct
+from masks.interval import Interval, distinct, sums
 from masks.tiles import ABSENT, FULL, INTERVAL, OPEN
 
 
@@ -66,14 +66,18 @@ class Tree(Mask):
         first = np.arange(grid.n_row)[:, None] * grid.n_col
         return distinct(np.concatenate([(first + of_prefix).ravel(), self._nodes(grid)[0]]))
 
+    def _of_nodes(self, grid, rows, cols):
+        """Attended cells of each tile that are of nodes."""
+        return values_of(rows * grid.n_col + cols, *self._nodes(grid))
+
     def _counts(self, grid, rows, cols):
-        of_nodes = values_of(rows * grid.n_col + cols, *self._nodes(grid))
-        return of_nodes + self._in_prefix(grid, rows, cols)
+        return self._of_nodes(grid, rows, cols) + self._in_prefix(grid, rows, cols)
 
     def _state(self, grid, rows, cols):
-        counts = self._counts(grid, rows, cols)
+        of_nodes = self._of_nodes(grid, rows, cols)
+        counts = of_nodes + self._in_prefix(grid, rows, cols)
         state = np.full(rows.size, OPEN, np.int8)
-        state[counts == self._in_prefix(grid, rows, cols)] = INTERVAL
+        state[of_nodes == 0] = INTERVAL
         state[counts == grid.area(rows, cols)] = FULL
         state[counts == 0] = ABSENT
         return state
@@ -161,17 +165,9 @@ def _count_nodes(parents, prefix, grid):
     found = []
     while node.size:
         tile = row * grid.n_col + (node + prefix) // grid.tile_n
-        found.append(_sums(tile, times * height[node]))
+        found.append(sums(tile, times * height[node]))
         node = above[node]
         alive = node >= 0
-        entries, times = _sums(row[alive] * above.size + node[alive], times[alive])
+        entries, times = sums(row[alive] * above.size + node[alive], times[alive])
         row, node = np.divmod(entries, above.size)
-    return _sums(*map(np.concatenate, zip(*found, strict=True))) if found else (node, times)
-
-
-def _sums(keys, values):
-    """The distinct keys, which are not negative, sorted, and the sum of the values of each."""
-    order = np.argsort(keys, kind="stable")  # fast where there are sorted runs
-    keys = keys[order]
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    return keys[first], np.add.reduceat(values[order], first) if first.size else values
+    return sums(*map(np.concatenate, zip(*found, strict=True))) if found else (node, times)

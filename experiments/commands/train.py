@@ -56,11 +56,10 @@ def _of_size(device, sweep, settings, size, seed):
     models = {x: _model(sweep, name, tokens, x, device, seed) for x in (SDPA, NBFLASH, SPARSE)}
     dtype = sweep[device]["dtype"]
     _check(models, next(_batches(tokens, batch, device, seed))[:1, :_CHECKED], dtype)
-    losses = {x: [] for x in models}
     steps = {
-        x: _step(model, _batches(tokens, batch, device, seed), dtype, losses[x])
-        for x, model in models.items()
+        x: _step(model, _batches(tokens, batch, device, seed), dtype) for x, model in models.items()
     }
+    losses = {}
     timings = interleave(
         steps,
         WallClock(),
@@ -68,13 +67,13 @@ def _of_size(device, sweep, settings, size, seed):
         seconds=settings["seconds"],
         warmup=2,
         seed=seed,
+        keep=losses.__setitem__,
     )
-    last = min(map(len, losses.values())) - 1  # a step that all have made
     rates = {x: tokens * batch / timing.median * 1e3 for x, timing in timings.items()}
     return [
         {"model": name, "tokens": tokens, "batch": batch, "attention": x}
         | timings[x].columns
-        | {"tokens_per_s": rates[x], "over_sdpa": rates[x] / rates[SDPA], "loss": losses[x][last]}
+        | {"tokens_per_s": rates[x], "over_sdpa": rates[x] / rates[SDPA], "loss": losses[x]}
         for x in models
     ]
 
@@ -141,8 +140,8 @@ def _check(models, tokens, dtype):
         raise OutOfBudget(f"no timing is reported, {failure}") from None
 
 
-def _step(model, text, dtype, losses):
-    """A step of training, which adds its loss to ``losses``: it waits for the device."""
+def _step(model, text, dtype):
+    """A step of training, which returns its loss: it waits for the device."""
     import torch
 
     device = next(model.parameters()).device.type
@@ -155,7 +154,7 @@ def _step(model, text, dtype, losses):
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        losses.append(loss.item())
+        return loss.item()
 
     return step
 

@@ -62,9 +62,9 @@ def are_native(first, *others) -> bool:
 
 
 def as_given(x, results):
-    """Native arrays, one or a tuple, as what ``x`` is: tensors, or arrays of its library.
+    """Native arrays, one or a tuple, as arrays of the library of ``x``.
 
-    What is not native is an ``out`` of the caller's, and stays it.
+    A result that is not native is the caller's own ``out``, and is returned as it is.
     """
     take = None if type(x) in _native_types else _from_native(x)
     if take is None:
@@ -75,9 +75,9 @@ def as_given(x, results):
 
 
 def _from_native(x):
-    """What makes arrays as ``x`` of native ones; None where native ones are given.
+    """The function that makes a native array one of the library of ``x``; None if native ones stay.
 
-    ``from_dlpack`` of the namespace that the array API has for ``x``, or of its package.
+    ``from_dlpack`` of the array API's namespace of ``x``, or of the package of its type.
     """
     if is_tensor(x):
         return as_tensor

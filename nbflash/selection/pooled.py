@@ -116,6 +116,6 @@ def _scores(blocks):
     pooled = (
         means(blocks.xp, x, n) for x, n in zip((blocks.q, blocks.k), blocks.block, strict=True)
     )
-    if on_device := kernels(blocks.xp):  # CuPy's products are not recorded by a CUDA graph
+    if on_device := kernels(blocks.xp):  # a CUDA graph records these products, not CuPy's
         return on_device.block_products(*pooled)
     return products(blocks.xp, *pooled)

@@ -5,7 +5,7 @@ memory, 32 columns at a time and transposed, so that a thread reads four rows at
 
     for each step of 32 columns
         Q, K to shared memory                         zeros past the end
-        S += Qᵀ-tileᵀ K-tile                          4 × 4 in the registers of a thread
+        S += Q Kᵀ                                     4 × 4 in the registers of a thread
     S to shared memory, and from there to its rows
 """
 

@@ -19,6 +19,7 @@ from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
 
 _BOUND = 128  # geometries that are remembered
+_PRODUCTS = BlockProductsConfig()
 
 
 def block_means(x, size):
@@ -46,7 +47,7 @@ def _bound_means(device, config, batch, n, size, heads):
     return device.bind(block_means_spec(config), batch * blocks * heads, sizes)
 
 
-def block_products(q, k, config=BlockProductsConfig()):  # noqa: B008 - frozen
+def block_products(q, k, config=_PRODUCTS):
     """``q kᵀ`` of means, (batch, heads, m, width) and (batch, heads_kv, n, width).
 
     Returns

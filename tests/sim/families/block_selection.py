@@ -28,9 +28,8 @@ def products(*sizes):
     """Planes, rows of q, rows of k, width, heads of a group."""
 
     def check(modules):
-        config = modules[PRODUCTS].BlockProductsConfig(tile=16, depth=8)
         with sim.options(race=True, seed=1):
-            check_products(*sizes, config=config, module=modules[HOST])
+            check_products(*sizes, module=modules[HOST])
 
     return check
 
