@@ -317,7 +317,9 @@ def selection(out, **options):
 
 
 @cli.command()
-@click.option("--quick", is_flag=True, help="The cases of the figure alone, in fewer rounds.")
+@click.option("--quick", "section", flag_value="quick", help="The figure's cases, fewer rounds.")
+@click.option("--cases", "section", flag_value="cases", help="Sizes and masks of real work.")
+@click.option("--rounds", type=SIZE, help="Rounds of a measurement, instead of the sweep's.")
 @passes_option(*PASSES)
 @impl_option("sm90", "sm80", "simt")
 @head_dims_option
@@ -328,17 +330,17 @@ def selection(out, **options):
 )
 @seed_option
 @out_option
-def peers(out, seed, quick, passes, impl, library, mask, head_dim, seqlen):
+def peers(out, section, library, mask, head_dim, seqlen, **options):
     """GPU: nbflash beside torch's SDPA, FlexAttention and flash-attn-4, in shuffled rounds.
 
-    Forward, backward and both in bfloat16, on dense, causal and block-sparse masks; every library
-    that is installed takes part in the masks that it can express. Sizes:
-    experiments/sweeps/peers.toml. Needs a CUDA device.
+    Forward, backward and both in bfloat16, on masks that every installed library that can express
+    them takes part in: dense, causal and block-sparse; with --cases ragged lengths, grouped heads,
+    windows, documents and more. Sizes: experiments/sweeps/peers.toml. Needs a CUDA device.
     """
     from experiments.commands.peers import run
 
-    chosen = {"names": mask, "head_dims": head_dim, "seqlens": seqlen}
-    run(out, seed, quick, passes, impl, library, **chosen)
+    chosen = {"libraries": library, "names": mask, "head_dims": head_dim, "seqlens": seqlen}
+    run(out, section or "full", **options, **chosen)
 
 
 @cli.command()

@@ -9,6 +9,7 @@ from functools import partial
 from experiments.harness.comparison import measure_all, refuse
 from experiments.harness.console import left_out
 from experiments.harness.errors import BadInput
+from experiments.harness.grid import CASES
 from experiments.harness.passes import NBFLASH, PASSES
 from experiments.harness.setup import set_up
 from experiments.libraries.registry import LIBRARIES, why_not_here
@@ -40,27 +41,28 @@ def open_factories(names, impl):
     return found
 
 
-def run(out, seed=0, quick=False, passes=tuple(PASSES), impl="auto", libraries=(), **chosen):
+def run(out, section, seed=0, passes=tuple(PASSES), impl="auto", libraries=(), **chosen):
     """Measure, print the tables, write ``peers.csv`` and ``peers.png`` to the directory ``out``.
 
-    Takes the options of the command; ``chosen`` are ``names``, ``head_dims`` and ``seqlens`` of
-    `read_cases`.
+    Takes the options of the command; ``chosen`` are ``rounds`` of `set_up` and ``names``,
+    ``head_dims`` and ``seqlens`` of `read_cases`. Files of the section ``cases`` are named
+    ``peers-cases``.
     """
     from experiments.report.peers_report import draw, show_ratios, show_rows
 
-    section, rows = "quick" if quick else "full", []
+    stem, rows = f"peers-{CASES}" if section == CASES else "peers", []
     setup = set_up("peers", section, "cuda", seed=seed, **chosen)
     factories = open_factories(libraries, impl)
 
     def keep(found):
         show_rows(found)
         rows.extend({key: (row | setup.origin)[key] for key in COLUMNS} for row in found)
-        write_csv(out / "peers.csv", rows)
+        write_csv(out / f"{stem}.csv", rows)
 
     wrong = measure_all(setup, factories, passes, keep)
     if rows:
         show_ratios(rows)
-        draw(rows, out / "peers.png")
-        wrote(out / "peers.csv", out / "peers.png")
+        draw(rows, out / f"{stem}.png")
+        wrote(out / f"{stem}.csv", out / f"{stem}.png")
     refuse(wrong, rows)
     return rows

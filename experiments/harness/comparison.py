@@ -48,6 +48,9 @@ class Comparison:
     def measure(self, case, passes):
         """Rows of one case; a backward pass that nbflash lacks is not measured for the others."""
         oracles, found = self._oracles(case), []
+        for name, library in self._libraries.items():
+            if takes(case, name) and (reason := library.why_not(case)):
+                left_out(name, describe(case), reason)
         for which in passes:
             leave_out = partial(self._leave_out, case, which)
             runner = Runner(self._setup.clock, self._settings, leave_out)
@@ -60,8 +63,7 @@ class Comparison:
         """By library: libraries that compute the same share one."""
         batch, n, heads, _ = case.shape
         rows = sample_rows(n, self._settings["check_rows"], self._settings["seed"])
-        count = min(batch * heads, self._settings["check_heads"])
-        planes = [divmod(int(i), heads) for i in np.linspace(0, batch * heads - 1, count)]
+        planes = spread_planes(batch, heads, case.heads_kv, self._settings["check_heads"])
         what = self._setup.backend, self._arrays, case.mask, rows, planes
         made = {}
         for feature in (library.feature for library in self._libraries.values()):
@@ -74,7 +76,7 @@ class Comparison:
         makers = {
             name: partial(task_of, library, case, which, oracles[name], self._arrays)
             for name, library in self._libraries.items()
-            if not library.why_not(case)
+            if takes(case, name) and not library.why_not(case)
         }
         ready = {}
         with warnings.catch_warnings():
@@ -104,7 +106,7 @@ class Comparison:
             "tile": case.tile,
             "head_dim": head_dim,
             "heads": heads,
-            "heads_kv": heads,
+            "heads_kv": case.heads_kv or heads,
             "batch": batch,
             "seqlen": n,
             "dtype": self._arrays[0].dtype.name,
@@ -135,8 +137,9 @@ def measure_all(setup, factories, passes, keep, own=(NBFLASH,)):
         Where results of nbflash were wrong.
     """
     wrong, settings = [], setup.settings
-    for shape, cases in setup.cases.items():
-        arrays = random_inputs(setup.backend.xp, shape, settings["dtype"], settings["seed"])
+    for cases in setup.cases.values():
+        shape, drawn = cases[0].shape, (settings["dtype"], settings["seed"], cases[0].heads_kv)
+        arrays = random_inputs(setup.backend.xp, shape, *drawn)
         comparison, found = Comparison(setup, arrays, factories, own), []
         with progress(f"d={shape[3]}, N={shape[1]}", len(cases)) as advance:
             for case in cases:
@@ -152,6 +155,20 @@ def refuse(wrong, rows):
     """Raise OutOfBudget for what `measure_all` returns, or where no rows are left."""
     if wrong or not rows:
         raise OutOfBudget(f"nbflash is wrong: {'; '.join(wrong)}" if wrong else "nothing measured")
+
+
+def takes(case, name):
+    """Whether a library is among those that a case is for."""
+    return not case.libraries or name in case.libraries
+
+
+def spread_planes(batch, heads, heads_kv, count):
+    """About ``count`` (batch entry, head) from the first to the last, in whole groups of heads."""
+    heads_kv = heads_kv or heads
+    group = heads // heads_kv
+    count = min(batch * heads_kv, max(1, count // group))
+    shared = [divmod(int(i), heads_kv) for i in np.linspace(0, batch * heads_kv - 1, count)]
+    return [(b, h * group + g) for b, h in shared for g in range(group)]
 
 
 def describe(case):

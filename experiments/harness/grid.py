@@ -8,9 +8,13 @@ from experiments.harness.passes import DENSE
 from nbflash import BlockMap
 
 CAUSAL, BLOCKS = "causal", "blocks"
+WINDOW, DOCUMENTS, PREFIX = "window", "documents", "prefix"
 
 #: Tables of a sweep, and the keys of a mask that say where it is run in them.
 SECTIONS = ("full", "quick", "paper")
+
+#: The table of a sweep whose cases have sizes of their own, and the tile of lists of blocks there.
+CASES, TILE = "cases", 128
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,20 @@ class Case:
     ----------
     name : str
         Of the mask.
-    kind : {"dense", "causal", "blocks"}
+    kind : {"dense", "causal", "window", "documents", "prefix", "blocks"}
     mask : masks.Mask, nbflash.BlockMap or None
         None without one.
     density : float
-        Share of the scores that count as work: a half for causal.
+        Share of the scores that count as work: a half for causal, of blocks those that are touched.
     tile : int or None
         Block size.
     shape : (batch, seqlen, heads, head_dim)
+    heads_kv : int, optional
+        Unless there are as many as heads.
+    arguments : dict
+        Of the pattern.
+    libraries : tuple of str
+        Which are to run it; empty for all.
     """
 
     name: str
@@ -37,6 +47,9 @@ class Case:
     density: float
     tile: int | None
     shape: tuple[int, int, int, int]
+    heads_kv: int | None = None
+    arguments: dict = field(default_factory=dict, hash=False)
+    libraries: tuple[str, ...] = ()
 
 
 def dense_case(shape):
@@ -65,6 +78,7 @@ def read_cases(sweep, section, names=(), head_dims=(), seqlens=()):
     Returns
     -------
     dict of (batch, seqlen, heads, head_dim) to list of Case
+        In the section "cases" of (batch, seqlen, heads, head_dim, heads_kv).
 
     Raises
     ------
@@ -72,10 +86,12 @@ def read_cases(sweep, section, names=(), head_dims=(), seqlens=()):
         If a name is none of the sweep's, or nothing is left to run.
     """
     sweep = sweep | sweep[section]
-    known = [spec["name"] for spec in sweep["mask"]]
+    known = [spec["name"] for spec in sweep["case" if section == CASES else "mask"]]
     for name in names:
         if name not in known:
             raise BadInput(f"--mask {name}: expected one of {', '.join(known)}")
+    if section == CASES:
+        return _cases_of_their_own(sweep, names, head_dims, seqlens)
     head_dims, seqlens = head_dims or sweep["head_dim"], seqlens or sweep["seqlen"]
     wanted = [
         (spec, n, head_dim)
@@ -99,6 +115,20 @@ def read_cases(sweep, section, names=(), head_dims=(), seqlens=()):
             for spec, *_ in wanted
         )
         raise BadInput(f"no mask has room in {', '.join(map(str, seqlens))}: {'; '.join(rooms)}")
+    return found
+
+
+def _cases_of_their_own(sweep, names, head_dims, seqlens):
+    """Of the specs that have shapes; each choice leaves all in unless it names some."""
+    found = {}
+    for spec in sweep["case"]:
+        for shape in map(tuple, spec["shapes"]):
+            values = (names, spec["name"]), (seqlens, shape[1]), (head_dims, shape[3])
+            if all(not chosen or value in chosen for chosen, value in values):
+                case = _case({"tile": TILE, "libraries": sweep["libraries"]} | spec, shape)
+                found.setdefault((*shape, case.heads_kv or shape[2]), []).append(case)
+    if not found:
+        raise BadInput("no case is of these masks, lengths and head dimensions")
     return found
 
 
@@ -126,11 +156,16 @@ def _least(spec):
 
 
 def _case(spec, shape):
-    pattern, n, tile = spec["pattern"], shape[1], spec["tile"]
+    name, pattern, tile = spec["name"], spec["pattern"], spec["tile"]
+    own = {"name", "pattern", "tile", "shapes", "heads_kv", "libraries", *SECTIONS}
+    arguments = {key: value for key, value in spec.items() if key not in own}
+    more = spec.get("heads_kv"), arguments, tuple(spec.get("libraries", ()))
+    make, n = getattr(masks, pattern), shape[1]
     if pattern in (DENSE, CAUSAL):
         density = 1.0 if pattern == DENSE else 0.5
-        return Case(spec["name"], pattern, getattr(masks, pattern)(n), density, tile, shape)
-    own = {"name", "pattern", "tile", *SECTIONS}
-    arguments = {key: value for key, value in spec.items() if key not in own}
-    mask = getattr(masks, pattern)(n, block=tile, **arguments)
-    return Case(spec["name"], BLOCKS, mask, block_density(mask, tile), tile, shape)
+        return Case(name, pattern, make(n), density, tile, shape, *more)
+    if pattern in (WINDOW, DOCUMENTS, PREFIX):
+        mask = make(**arguments) if pattern == DOCUMENTS else make(n, **arguments)
+        return Case(name, pattern, mask, mask.nnz / n**2, tile, shape, *more)
+    mask = make(n, block=tile, **arguments)
+    return Case(name, BLOCKS, mask, block_density(mask, tile), tile, shape, *more)

@@ -19,14 +19,18 @@ def random_qkv(problem, dtype, seed):
     return make_qkv(problem["batch"], n, n, heads, heads, problem["head_dim"], dtype, seed)
 
 
-def random_inputs(xp, shape, dtype, seed):
-    """The same of one shape, drawn by the array library; bfloat16 are float32 draws cut off."""
+def random_inputs(xp, shape, dtype, seed, heads_kv=None):
+    """The same of one shape, drawn by the array library; bfloat16 are float32 draws cut off.
+
+    k and v have ``heads_kv`` heads where it is given.
+    """
     rng = xp.random.default_rng(seed)
-    found = []
-    for _ in range(4):
-        x = rng.standard_normal(shape, dtype=np.float32)
+    batch, n, heads, head_dim = shape
+    shared, found = (batch, n, heads_kv or heads, head_dim), []
+    for size in (shape, shared, shared, shape):
+        x = rng.standard_normal(size, dtype=np.float32)
         if dtype.name == "bfloat16":
-            x, bits = xp.empty(shape, dtype), x.view(np.uint32) >> 16
+            x, bits = xp.empty(size, dtype), x.view(np.uint32) >> 16
             x.view(np.uint16)[...] = bits
         found.append(x.astype(dtype, copy=False))
     return found

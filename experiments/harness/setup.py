@@ -23,7 +23,7 @@ class Setup:
     origin: dict  # the columns of `provenance`
 
 
-def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, **chosen):
+def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, rounds=None, **chosen):
     """Open a device for a command; a line about it is printed.
 
     Parameters
@@ -36,6 +36,8 @@ def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, **chosen
     seed : int
     impl : str, optional
         An implementation of nbflash that the command cannot do without.
+    rounds : int, optional
+        Instead of the section's.
     **chosen
         ``names``, ``head_dims`` and ``seqlens`` of `read_cases`.
 
@@ -56,6 +58,8 @@ def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, **chosen
     sweep = sweep | sweep.get(backend.device, {})
     cases = read_cases(sweep, section, **chosen) if "mask" in sweep else {}
     settings = sweep | sweep[section] | {"seed": seed}
+    if rounds is not None:
+        settings["rounds"] = rounds
     settings["dtype"] = parse_dtype(dtype or settings["dtype"])
     clock = backend.clock if backend.device == "cpu" else QueuedEvents(sweep["sample_ms"])
     origin = provenance(backend.device)

@@ -2,7 +2,9 @@
 
 from functools import partial
 
-from experiments.harness.grid import CAUSAL, DENSE
+import numpy as np
+
+from experiments.harness.grid import BLOCKS, CAUSAL, DENSE, DOCUMENTS, PREFIX, WINDOW
 from experiments.libraries.torch_base import TorchLibrary
 
 #: FlexAttention's default tiles do not fit into smaller blocks, and torch 2.11 refuses them.
@@ -28,20 +30,50 @@ class FlexAttention(TorchLibrary):
         return "flex-attention"
 
     def _attention(self, case):
+        compiled = partial(self._compiled, enable_gqa=case.heads_kv is not None)
         if case.kind == DENSE:
-            return self._compiled
+            return compiled
         options = None
         if case.tile < DEFAULT_TILE:
             options = {"fwd_BLOCK_M": case.tile, "fwd_BLOCK_N": case.tile}
-        return partial(self._compiled, block_mask=self._block_mask(case), kernel_options=options)
+        return partial(compiled, block_mask=self._block_mask(case), kernel_options=options)
 
     def _block_mask(self, case):
         from torch.nn.attention.flex_attention import BlockMask
 
         lists = self._block_tensors(case.mask, case.tile)
-        causal = _keeps_causal if case.kind == CAUSAL else None
-        return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=case.tile, mask_mod=causal)
+        mask_mod = None if case.kind == BLOCKS else mask_mod_of(case, self._beside)
+        return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=case.tile, mask_mod=mask_mod)
 
 
-def _keeps_causal(batch, head, q_idx, kv_idx):
-    return q_idx >= kv_idx
+def mask_mod_of(case, beside):
+    """The mask of a case as a function of places, as FlexAttention's documentation writes it.
+
+    Parameters
+    ----------
+    case : harness.grid.Case
+        Of any kind but dense and blocks.
+    beside : callable
+        ``beside(array)`` is what the function may read of a NumPy array.
+    """
+    given = case.arguments
+
+    def causal(batch, head, q_idx, kv_idx):
+        return q_idx >= kv_idx
+
+    def window(batch, head, q_idx, kv_idx):
+        return (q_idx - kv_idx <= given["left"]) & (kv_idx - q_idx <= given["right"])
+
+    def prefix(batch, head, q_idx, kv_idx):
+        return (q_idx >= kv_idx) | (kv_idx < given["prefix_len"])
+
+    if case.kind != DOCUMENTS:
+        return {CAUSAL: causal, WINDOW: window, PREFIX: prefix}[case.kind]
+    lengths = given["lengths"]
+    document = beside(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
+
+    def documents(batch, head, q_idx, kv_idx):
+        same = document[q_idx] == document[kv_idx]
+        return same & (q_idx >= kv_idx) if given["causal"] else same
+
+    return documents

@@ -1,6 +1,6 @@
 """torch's scaled_dot_product_attention."""
 
-from experiments.harness.grid import BLOCKS, CAUSAL
+from experiments.harness.grid import CAUSAL, DENSE
 from experiments.libraries.torch_base import TorchLibrary
 
 
@@ -13,7 +13,7 @@ class Sdpa(TorchLibrary):
 
     @staticmethod
     def why_not(case):
-        return "dense and causal alone" if case.kind == BLOCKS else ""
+        return "" if case.kind in (DENSE, CAUSAL) else "dense and causal alone"
 
     def label(self, case):
         return f"sdpa-{self._backend.split('_')[0].lower()}"
@@ -22,10 +22,11 @@ class Sdpa(TorchLibrary):
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        backend, causal = getattr(SDPBackend, self._backend), case.kind == CAUSAL
+        backend = getattr(SDPBackend, self._backend)
+        options = {"is_causal": case.kind == CAUSAL, "enable_gqa": case.heads_kv is not None}
 
         def attention(q, k, v):
             with sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
         return attention

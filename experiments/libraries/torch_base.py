@@ -73,7 +73,10 @@ class TorchLibrary(Library):
 
     def _block_tensors(self, mask, tile):
         """Block lists as tensors that every batch entry and head shares."""
+        return [self._beside(x)[None, None] for pair in block_lists(mask, tile) for x in pair]
+
+    def _beside(self, x):
+        """A NumPy array as a tensor on the device of the inputs."""
         import torch
 
-        lists = (x for pair in block_lists(mask, tile) for x in pair)
-        return [torch.from_numpy(x)[None, None].to(self._inputs[0].device) for x in lists]
+        return torch.from_numpy(x).to(self._inputs[0].device)

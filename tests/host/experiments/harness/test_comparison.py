@@ -10,7 +10,7 @@ from command_runs import FakeClock
 import masks
 from experiments.commands.peers import COLUMNS
 from experiments.harness.backends import open_backend
-from experiments.harness.comparison import Comparison
+from experiments.harness.comparison import Comparison, spread_planes
 from experiments.harness.grid import BLOCKS, Case
 from experiments.harness.inputs import random_inputs
 from experiments.harness.passes import BACKWARD, BOTH, FORWARD, flops
@@ -95,3 +95,9 @@ def test_a_wrong_nbflash_is_remembered(arrays):
     comparison = comparison_of(arrays, nbflash=partial(Wrong, impl="cpu"))
     assert comparison.measure(case_of(masks.butterfly(128, 32)), (FORWARD,)) == []
     assert comparison.wrong == ["forward, a mask, d=16, N=128"]
+
+
+def test_checked_planes_are_whole_groups_of_heads():
+    assert spread_planes(2, 4, None, 3) == [(0, 0), (0, 3), (1, 3)]
+    assert spread_planes(2, 4, 2, 4) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert spread_planes(1, 4, 1, 2) == [(0, 0), (0, 1), (0, 2), (0, 3)]

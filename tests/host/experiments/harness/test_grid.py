@@ -60,6 +60,37 @@ def test_options_choose_cases():
         read_cases(sweep, "quick", head_dims=(96,))
 
 
+def test_cases_of_real_work_have_sizes_of_their_own():
+    sweep = sweeps.load("peers")
+    found = read_cases(sweep, "cases")
+    sizes = {name: [] for name in (spec["name"] for spec in sweep["cases"]["case"])}
+    for key, cases in found.items():
+        for case in cases:
+            assert key == (*case.shape, case.heads_kv or case.shape[2])
+            assert case.mask.shape == (case.shape[1],) * 2
+            sizes[case.name].append(key)
+            if case.kind not in ("causal", "blocks"):
+                assert case.density == case.mask.nnz / case.shape[1] ** 2
+    assert sizes == {
+        "ragged": [(4, 3001, 16, 128, 16), (4, 3001, 32, 64, 32)],
+        "whole": [(4, 3072, 16, 128, 16), (4, 3072, 32, 64, 32)],
+        "gqa": [(2, 8192, 16, 128, 2)],
+        "equal-heads": [(2, 8192, 16, 128, 16)],
+        "window": [(1, 16384, 16, 128, 16), (1, 16384, 32, 64, 32)],
+        "documents": [(1, 16384, 16, 128, 16)],
+        "prefix": [(1, 16384, 16, 128, 16)],
+        "bigbird": [(1, 16384, 16, 128, 16)],
+        "narrow": [(2, 8192, 16, 80, 16), (2, 8192, 16, 96, 16)],
+    }
+    chosen = read_cases(sweep, "cases", names=("ragged", "window"), head_dims=(64,))
+    assert [case.name for cases in chosen.values() for case in cases] == ["ragged", "window"]
+    assert list(read_cases(sweep, "cases", seqlens=(3072,))) == sizes["whole"]
+    with pytest.raises(BadInput, match="--mask dense: expected one of ragged, whole, gqa"):
+        read_cases(sweep, "cases", names=("dense",))
+    with pytest.raises(BadInput, match="no case is of these masks, lengths and head dimensions"):
+        read_cases(sweep, "cases", names=("gqa",), head_dims=(64,))
+
+
 def test_work_is_counted_by_density():
     quick = read_cases(sweeps.load("peers"), "quick")[2, 8192, 16, 128]
     work = {case.name: flops(case.shape, case.density, FORWARD) for case in quick}
