@@ -28,9 +28,7 @@ def table_of(which, dtype, head_dim):
 
     if which == FORWARD:
         return sm90_config.forward_configs(dtype, head_dim)
-    if head_dim > bwd_sm90_config.MOST_HEAD_DIM:
-        return []
-    return [bwd_sm90_config.backward_config(dtype, head_dim)]
+    return bwd_sm90_config.backward_configs(dtype, head_dim)
 
 
 def others_of(which, dtype, head_dim, specs):
@@ -119,10 +117,11 @@ def schedule_of(config, mask):
 
 def choice_of(which, table, mask):
     """The name of what the table chooses for a mask."""
+    from nbflash.backends.sm90.backward.host import least_work
     from nbflash.backends.sm90.forward.config import choose
 
     if which == BACKWARD:
-        return name_of(table[0])
+        return name_of(least_work(table, mask))
     return name_of(choose(table, mask, partial(schedule_of, mask=mask))[0])
 
 

@@ -180,6 +180,25 @@ class TileSchedule:
         """Whether no tile is masked."""
         return self.masked == 0
 
+    @cached_property
+    def full_but_edge(self) -> bool:
+        """Whether no tile is masked, but for what lies past the last key."""
+        masked = np.flatnonzero(self.kind != FULL)
+        if not masked.size:
+            return True
+        if not self.nk % self.tile_n or (self.kind[masked] != INTERVAL).any():
+            return False
+        row = np.searchsorted(self.row_ptr, masked, side="right") - 1
+        plane, row = np.divmod(row, self.n_row)
+        m_block, n_block = row, self.col_idx[masked]
+        if self.transposed:
+            m_block, n_block = n_block, m_block
+        last = self.nk // self.tile_n
+        seen = (self.lo <= last * self.tile_n) & (self.hi == self.nk)
+        starts = np.arange(0, self.nq, self.tile_m)
+        seen = np.logical_and.reduceat(seen.reshape(self.planes, self.nq), starts, axis=1)
+        return bool((n_block == last).all() and seen[plane, m_block].all())
+
     @property
     def density(self) -> float:
         """Live tiles over all tiles, of all planes; 0.0 for a mask of size zero."""

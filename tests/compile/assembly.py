@@ -40,7 +40,7 @@ class Report:
 
 def label(config):
     """The name of a Hopper kernel's test."""
-    masks = "-full" if config.full_tiles else ""
+    masks = "-full" * config.full_tiles + "-edge" * getattr(config, "edge", False)
     return f"{config.dtype}-d{config.head_dim}-{config.tile_m}x{config.tile_n}{masks}"
 
 

@@ -13,7 +13,7 @@ from nbflash import scores
 from nbflash.backends.simt.backward import bwd_simt_spec
 from nbflash.backends.simt.configs import backward_configs, forward_config
 from nbflash.backends.simt.forward import fwd_simt_spec
-from nbflash.backends.sm90.backward.config import backward_config, columns_config
+from nbflash.backends.sm90.backward import config as sm90_backward
 from nbflash.backends.sm90.backward.dq_config import completed, dq_config
 from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
@@ -65,8 +65,9 @@ def sm90_spec(kernel, dtype, head_dim, score):
     if kernel == "forward":
         return fwd_sm90_spec(forward_configs(dtype, head_dim, score=score)[0])
     if kernel == "one":
-        return bwd_sm90_spec(replace(backward_config(dtype, head_dim), score=score))
-    columns = replace(columns_config(dtype, head_dim), score=score)
+        config = sm90_backward.backward_configs(dtype, head_dim)[0]
+        return bwd_sm90_spec(replace(config, score=score))
+    columns = replace(sm90_backward.columns_config(dtype, head_dim), score=score)
     if kernel == "columns":
         return bwd_sm90_spec(columns)
     return bwd_sm90_dq_spec(completed(dq_config(dtype, head_dim, columns.tile_m), score))
@@ -99,7 +100,7 @@ NARROW_SPILLS = {"softcap": (76, None), "alibi": (0, 68), "bias": (80, 84), "rel
 def test_one_pass_of_128_queries(name, full, dtype):
     """What narrow heads take."""
     code, most = code_of(scores_for(100, 120)[name], "float16"), NARROW_SPILLS[name][not full]
-    config = replace(backward_config(dtype, 64), score=code, full_tiles=full)
+    config = replace(sm90_backward.backward_configs(dtype, 64)[0], score=code, full_tiles=full)
     assert config.tile_m == 128
     if most is None:
         assert re.search("128$", *config.why_not())
@@ -110,9 +111,19 @@ def test_one_pass_of_128_queries(name, full, dtype):
     assert re.findall(r"C75\d\d", report) == []
 
 
+@pytest.mark.parametrize("name", NARROW_SPILLS)
+def test_one_pass_of_64_queries(name):
+    code = code_of(scores_for(100, 120)[name], "float16")
+    config = replace(sm90_backward.backward_configs("bfloat16", 64)[1], score=code)
+    assert (config.tile_m, config.why_not()) == (64, [])
+    report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
+    assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= 12
+    assert re.findall(r"C75\d\d", report) == []
+
+
 def test_softcap_and_dropout_by_columns():
     code = code_of(scores.softcap(30), "float16")
-    config = replace(columns_config("bfloat16", 128), score=code, dropout=True)
+    config = replace(sm90_backward.columns_config("bfloat16", 128), score=code, dropout=True)
     report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
     assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= 4
 

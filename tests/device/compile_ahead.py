@@ -143,8 +143,8 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     specs += map(bwd_sm90_spec, _by_masking(cfg, mask))
     rows = completed(dq_config(*sizes, cfg.tile_m), **more)
     specs += map(bwd_sm90_dq_spec, _by_masking(rows, mask))
-    if problem.head_dim <= columns.MOST_HEAD_DIM:
-        configs = _by_masking(replace(columns.backward_config(*sizes), **more), mask)
+    for config in columns.backward_configs(*sizes):
+        configs = _by_masking(replace(config, **more), mask)
         if configs := [cfg for cfg in configs if not cfg.why_not()]:
             specs += map(bwd_sm90_spec, configs)
             around = statistics_sm90_spec, round_sm90_spec

@@ -261,6 +261,33 @@ def test_full_tiles(mask, full):
     assert schedule.full_tiles is schedule.T.full_tiles is full
 
 
+@pytest.mark.parametrize(
+    ("mask", "full"),
+    [
+        (masks.dense(100, 128), True),
+        (masks.dense(128, 100), True),
+        (masks.dense(130, 1), True),
+        (masks.causal(128), False),
+        (masks.causal(100), False),
+        (masks.padding([90], 100), False),
+        (masks.window(100, left=80), False),
+        (masks.butterfly(256, block=64), True),
+        (masks.butterfly(250, block=64), True),
+        (masks.butterfly(256, block=32), False),
+        (masks.dense(100) - masks.from_function(lambda q, kv: q == kv, 100), False),
+        (masks.per_head([masks.dense(100), masks.butterfly(100, block=64)]), True),
+        (masks.per_head([masks.dense(100), masks.window(100, left=80)]), False),
+        (masks.dense(0, 3), True),
+        (masks.dense(3, 0), True),
+    ],
+    ids=repr,
+)
+def test_full_tiles_but_for_the_edge(mask, full):
+    """Keys that a tile has past the last one are no mask."""
+    schedule = TileSchedule.from_mask(mask, 64, 64)
+    assert schedule.full_but_edge is schedule.T.full_but_edge is full
+
+
 def test_density_and_repr():
     schedule = TileSchedule.from_mask(masks.butterfly(64, block=8), 8, 8)
     assert schedule.density == (64 / 8) * 4 / 64

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 import masks
-from nbflash.backends.sm90.backward.config import backward_config, columns_config
+from nbflash.backends.sm90.backward.config import backward_configs, columns_config
 from nbflash.backends.sm90.backward.dq_config import completed, dq_config
 from nbflash.backends.sm90.forward.config import Sm90Config, choose, forward_configs
 from nbflash.schedule.tile_schedule import TileSchedule
 
 WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))
 DQ = dq_config("bfloat16", 128, 64)
-ONE_PASS = backward_config("bfloat16", 128)
+ONE_PASS = backward_configs("bfloat16", 128)[0]
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
@@ -20,8 +20,7 @@ def test_the_tables_hold_what_fits(head_dim):
     configs = forward_configs("bfloat16", head_dim)
     columns = columns_config("bfloat16", head_dim)
     configs += [columns, dq_config("bfloat16", head_dim, columns.tile_m)]
-    if head_dim <= 128:
-        configs.append(backward_config("bfloat16", head_dim))
+    configs += backward_configs("bfloat16", head_dim)
     assert [config.why_not() for config in configs] == [[]] * len(configs)
 
 

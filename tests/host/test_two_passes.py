@@ -8,7 +8,7 @@ from score_cases import code_of
 import masks
 from nbflash import scores
 from nbflash.backends.sm90.backward.config import SUM_KEYS, two_passes_are_faster
-from nbflash.backends.sm90.backward.host import in_two_passes
+from nbflash.backends.sm90.backward.host import in_two_passes, one_pass_config
 from nbflash.inputs.attention_spec import AttentionSpec
 
 N = 8192
@@ -21,10 +21,14 @@ MASKS = {
 }
 
 
-def takes_two(name, head_dim, code=None, dropout=0.0):
+def spec_of(name, head_dim, dropout=0.0):
     mask = MASKS[name]
     problem = SimpleNamespace(dtype="bfloat16", head_dim=head_dim, nk=mask.shape[1])
-    return in_two_passes(AttentionSpec(problem, mask, dropout=dropout), code)
+    return AttentionSpec(problem, mask, dropout=dropout)
+
+
+def takes_two(name, head_dim, code=None, dropout=0.0):
+    return in_two_passes(spec_of(name, head_dim, dropout), code)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -68,8 +72,22 @@ def test_scores_at_128_columns_take_one_pass(code):
 
 def test_slopes_leave_no_registers_for_128_queries():
     """But those that follow from S', as long as no tile is masked."""
-    assert [takes_two("dense", 64, x) for x in (SLOPELESS, CAPPED, SLOPED)] == [False, False, True]
-    assert [takes_two("causal", 64, x) for x in (SLOPELESS, CAPPED, SLOPED)] == [False, True, True]
+
+    def tile_of(name, code):
+        return one_pass_config(spec_of(name, 64), code).tile_m
+
+    assert [tile_of("dense", x) for x in (SLOPELESS, CAPPED, SLOPED)] == [128, 128, 64]
+    assert [tile_of("causal", x) for x in (SLOPELESS, CAPPED, SLOPED)] == [128, 64, 64]
+    assert not any(takes_two("causal", 64, x) for x in (SLOPELESS, CAPPED, SLOPED))
+
+
+def test_tiles_of_blocks_of_64():
+    def tile_of(name):
+        config = one_pass_config(spec_of(name, 64))
+        return config.tile_m, config.tile_n
+
+    assert tile_of("random-64") == (64, 64)
+    assert tile_of("dense") == tile_of("causal") == (128, 128)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

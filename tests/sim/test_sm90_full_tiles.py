@@ -13,6 +13,7 @@ from score_cases import scores_for
 
 import masks
 from nbflash import reference, scores, testing
+from nbflash.backends.sm90.backward.host import for_tiles
 from nbflash.cuda import simulator as sim
 from nbflash.schedule.tile_schedule import TileSchedule
 
@@ -75,6 +76,37 @@ def test_backward(config, name):
     with sim.options(race=name == "blocks", seed=len(name)):
         got = runs.check(cfg, mask, values, blocks=2)
     for x, same in zip(got, runs.run(usual, mask, values), strict=True):
+        np.testing.assert_array_equal(x, same)
+
+
+# Block maps where it is cheap; races with them.
+EDGES = [(name, "ragged") for name, (runs, _) in BACKWARD.items() if runs is sm90_bwd_runs]
+EDGES += [("tall", "one-key"), ("alone", "blocks"), ("column", "blocks")]
+
+
+@pytest.mark.parametrize(("config", "name"), EDGES)
+def test_backward_past_the_last_key(config, name):
+    """Of scores so far below 0 that 2^shift overflows where there are no keys."""
+    runs, usual = BACKWARD[config]
+    step = max(usual.tile_m, usual.tile_n)
+    mask = {
+        "one-key": lambda: masks.dense(usual.tile_m, 1),
+        "ragged": lambda: masks.dense(usual.tile_m + 1, 2 * usual.tile_n - 7),
+        "blocks": lambda: (
+            masks.dense(3 * step, 3 * step) & masks.from_scipy(csr_array(BLOCKS.T), block=step)
+        ),
+    }[name]()
+    if name == "blocks":
+        mask = masks.restrict(mask, None, np.arange(3 * step - 9))
+    schedule = TileSchedule.from_mask(mask, usual.tile_m, usual.tile_n)
+    cfg = for_tiles(usual, schedule.T)
+    assert (cfg.full_tiles, cfg.edge) == (True, usual.with_dq)
+    q, k, v, dout = sm90_runs.inputs(*mask.shape, heads=HEADS, head_dim=cfg.head_dim)
+    scale = 8 / cfg.head_dim
+    values = abs(q) + 5, -(abs(k) + 5), v, dout
+    with sim.options(race=name == "blocks", seed=len(name)):
+        got = runs.check(cfg, mask, values, scale=scale, blocks=2)
+    for x, same in zip(got, runs.run(usual, mask, values, scale=scale), strict=True):
         np.testing.assert_array_equal(x, same)
 
 

@@ -5,7 +5,7 @@ import sm90_bwd_runs
 import sm90_dq_runs
 import sm90_runs
 
-from nbflash.backends.sm90.backward.config import MOST_HEAD_DIM, backward_config, columns_config
+from nbflash.backends.sm90.backward.config import backward_configs, columns_config
 from nbflash.backends.sm90.backward.dq_config import dq_config
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.cuda import simulator as sim
@@ -15,17 +15,17 @@ DTYPE = "bfloat16"
 HEAD_DIMS = (64, 128, 192, 256)  # the last of every row
 
 
-def backward_configs(head_dim):
+def configs_of(head_dim):
     """The runs that a configuration belongs to, and the configuration."""
     columns = columns_config(DTYPE, head_dim)
     yield sm90_bwd_runs, columns
     yield sm90_dq_runs, dq_config(DTYPE, head_dim, columns.tile_m)
-    if head_dim <= MOST_HEAD_DIM:
-        yield sm90_bwd_runs, backward_config(DTYPE, head_dim)
+    for config in backward_configs(DTYPE, head_dim):
+        yield sm90_bwd_runs, config
 
 
 FORWARD = [config for head_dim in HEAD_DIMS for config in forward_configs(DTYPE, head_dim)]
-BACKWARD = [found for head_dim in HEAD_DIMS for found in backward_configs(head_dim)]
+BACKWARD = [found for head_dim in HEAD_DIMS for found in configs_of(head_dim)]
 
 
 def label(config):

@@ -83,9 +83,9 @@ def _counted(setup, plan):
     tile = plan.schedule.tile_m, plan.schedule.tile_n
     backward, two_passes = tile, plan.two_passes is not False
     if plan.impl == "sm90":
-        from nbflash.backends.sm90.backward.config import backward_config
+        from nbflash.backends.sm90.backward.config import backward_configs
 
-        config = backward_config(setup.settings["dtype"].name, head_dim)
+        config = backward_configs(setup.settings["dtype"].name, head_dim)[0]
         backward = config.tile_m, config.tile_n
     forward = traffic.forward_bytes(n, head_dim, itemsize, tile)
     again = traffic.backward_bytes(n, head_dim, itemsize, backward, two_passes=two_passes)

@@ -98,7 +98,7 @@ class BlockSchedule:
     transposed : bool
     """
 
-    at_run_time, full_tiles = True, False
+    at_run_time, full_tiles, full_but_edge = True, False, False
 
     def __init__(self, device, layout, tiles, transposed=False):
         self._device, self.layout, self.block_tiles = device, layout, tiles

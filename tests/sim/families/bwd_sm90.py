@@ -33,13 +33,15 @@ from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
 from nbflash.cuda import simulator as sim
 
 DEEP = replace(TALL, stages=3)
+EDGE = replace(ALONE, full_tiles=True, edge=True)
 
 
 @dataclass(frozen=True)
 class Case:
     """One problem; ``bad`` is a row of q, v or dout that is NaN, or one of k that is −∞.
 
-    With ``hide``, what nothing attends, or what attends nothing, is NaN.
+    With ``hide``, what nothing attends, or what attends nothing, is NaN. With ``low`` scores are so
+    far below 0 that 2^shift overflows.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Case:
     blocks: int = 1
     bad: tuple = ()
     hide: bool = False
+    low: bool = False
     race: bool = False
     seed: int = 0
 
@@ -76,6 +79,7 @@ CASES = (
     Case("tall-race", TALL, "causal", 193, 129, race=True, seed=1),
     Case("deep", DEEP, "dead-scattered", 20, 300, race=True, seed=3),
     Case("full", replace(ALONE, full_tiles=True), "dense", 65, 128, (2, 1)),
+    Case("edge", EDGE, "dense", 65, 70, (2, 1), 2, blocks=2, low=True),
 )
 
 
@@ -94,6 +98,9 @@ def problem(case):
     clean = testing.make_qkv(
         case.batch, case.nq, case.nk, heads, heads_kv, d, DTYPES[case.dtype], seed=3
     )
+    if case.low:
+        for x, sign in zip(clean[:2], (1, -1), strict=True):
+            x[...] = sign * (abs(x) + 5)
     keep = np.broadcast_to(mask.dense(), (case.batch, heads, case.nq, case.nk))
     which, at = case.bad or ("", -1)
     if which == "k":

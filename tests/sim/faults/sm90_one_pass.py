@@ -13,6 +13,15 @@ EMPTY = (
     without("dV of empty columns", "dv[at] = zero"),
     Mutant("empty columns of the work list", "types.int32(live + cuda.b", "types.int32(cuda.b"),
 )
+ENDING = (
+    Mutant("keys past the end add to dQ", "if not EDGE:", "if True:"),
+    Mutant("lower key past the end as the upper", "left > i % 2 * 8", "left > 0"),
+    Mutant("first key past the end adds to dQ", "left > i % 2 * 8", "left >= i % 2 * 8"),
+    Mutant("end of the first keys", "nk - n_block * TILE_N - row", "nk - row"),
+    Mutant("end of a thread's keys", "nk - n_block * TILE_N - row", "nk - n_block * TILE_N"),
+    Mutant("end of the first column", "left_of(n_block, nk", "left_of(0, nk"),
+    Mutant("end of the column before", "left_of(following, nk", "left_of(n_block, nk"),
+)
 SHARED_ROW = "base + DS + turn * 64 * ROW_BYTES"
 DS_FULL = "if CONSUMERS == 2:\n            bar_arrive(DS_FULL + 1 - turn, 256)\n"
 WAIT_DS = "bar_sync(DS_FREE + turn, 128 * CONSUMERS)"
@@ -215,4 +224,4 @@ STREAM = (
         lines(8, "fence_proxy_async()", "bar_arrive(DQ_FULL + turn, DQ_THREADS)"),
     ),
 )
-STREAMING = tuple((COMPUTE, mutant) for mutant in (*EMPTY, *SHARING, *STEP, *STREAM))
+STREAMING = tuple((COMPUTE, mutant) for mutant in (*EMPTY, *ENDING, *SHARING, *STEP, *STREAM))

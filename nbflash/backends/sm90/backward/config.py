@@ -1,6 +1,6 @@
 """Frozen configurations of the Hopper backward kernel and the table they are chosen from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nbflash.backends.sm90.shared.config import Panels
 from nbflash.cuda.tile.score import ScoreCode
@@ -39,11 +39,16 @@ class Sm90BackwardConfig(Panels):
     k_stages : int
         With two the next column's K is there before this one's is done.
     full_tiles : bool
-        No tile of the schedule is masked, and nothing is there for those that are.
+        No tile of the schedule is masked, but for what lies past the last key, and nothing is there
+        for those that are.
+    edge : bool
+        Keys past the last one add nothing to dQ; of full tiles, which then may have some.
     score : ScoreCode, optional
         Functions of the scores.
     dropout : bool
         Without dQ alone.
+    speed : float
+        Of scores, beside those of the first row of the table.
     """
 
     dtype: str
@@ -56,8 +61,10 @@ class Sm90BackwardConfig(Panels):
     with_dq: bool = True
     k_stages: int = 2
     full_tiles: bool = False
+    edge: bool = False
     score: ScoreCode | None = None
     dropout: bool = False
+    speed: float = field(default=1.0, repr=False, compare=False)
 
     @property
     def split(self):
@@ -204,11 +211,21 @@ class Sm90BackwardConfig(Panels):
         return self.barriers.end + ALIGNMENT
 
 
-# head_dim up to; consumers, tile_m, stages, registers; what a key of two passes costs over one of
-# one. d=64 with 24 and 240 registers spills 112 bytes where tiles are masked: causal 5 %, dense 1 %
-# slower (bf16, N = 8192, 32 heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-22).
-_TABLE = ((64, 2, 128, 2, (40, 232), 1.2), (128, 2, 64, 2, (24, 240), 1.1))
-MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
+# By head_dim up to: consumers, tile_m, stages, registers, blocks a multiprocessor, speed.
+#
+# d=64 with 24 and 240 registers spills 112 bytes where tiles are masked: causal 5 %, dense 1 %
+# slower (bf16, N = 8192, 32 heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-22). 64 × 64 tiles, two
+# blocks a multiprocessor, are for blocks of 64; three stages are no faster. Dense, causal, random
+# blocks of 64 (12.5 %) and their butterfly: 436, 415, 262 and 222 TFLOP/s, the first row 497, 452,
+# 126 and 181 (the same sizes and GPU, 2026-11-26).
+_TABLE = {
+    64: ((2, 128, 2, (40, 232), 1, 1.0), (1, 64, 2, (32, 224), 2, 0.88)),
+    128: ((2, 64, 2, (24, 240), 1, 1.0),),
+}
+MOST_HEAD_DIM = max(_TABLE)  # in one pass
+
+# What a key of two passes costs over one of one, by head_dim up to.
+_KEY_OF_TWO = {64: 1.2, 128: 1.1}
 
 # What clearing, adding up and rounding dQ costs a query, in keys. Time of one pass over that of
 # two, all kernels, at 384 keys a query (local 1), 896 (butterfly) and 1113 (local 4), N = 8192, and
@@ -219,8 +236,8 @@ MOST_HEAD_DIM = _TABLE[-1][0]  # in one pass
 SUM_KEYS = 256
 
 
-def _row(head_dim):
-    return next(row for row in _TABLE if head_dim <= row[0])
+def _row(table, head_dim):
+    return next((row for most, row in table.items() if head_dim <= most), ())
 
 
 def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys):
@@ -229,14 +246,15 @@ def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys):
     Both times are linear in the keys that a query meets on average in the tiles that are walked: in
     one pass, in the pass by rows (3 of 7 products) and in that by columns.
     """
-    *_, key_of_two = _row(head_dim)
+    key_of_two = _row(_KEY_OF_TWO, head_dim)
     return key_of_two * (3 * rows_keys + 4 * columns_keys) / 7 <= keys + SUM_KEYS
 
 
-def backward_config(dtype, head_dim):
-    """The row of the table for a problem."""
-    _, *row, _ = _row(head_dim)
-    return Sm90BackwardConfig(dtype, head_dim, *row)
+def backward_configs(dtype, head_dim):
+    """The rows of the table for a problem; none above `MOST_HEAD_DIM`."""
+    fields = "consumers", "tile_m", "stages", "registers", "min_blocks", "speed"
+    rows = (dict(zip(fields, row, strict=True)) for row in _row(_TABLE, head_dim))
+    return [Sm90BackwardConfig(dtype, head_dim, **row) for row in rows]
 
 
 # Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages. TFLOP/s of the kernel,

@@ -8,8 +8,7 @@ import numpy as np
 from masks import FULL
 from nbflash.backends.block_plan.host import schedule_of
 from nbflash.backends.sm90.backward.config import (
-    MOST_HEAD_DIM,
-    backward_config,
+    backward_configs,
     columns_config,
     two_passes_are_faster,
 )
@@ -81,17 +80,33 @@ def rows_config(cfg):
     return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
 
 
-def only_two_passes(spec, score=None):
-    """Whether there is no kernel for one pass. ``score`` is the ScoreCode of the spec's score."""
-    problem = spec.problem
-    if problem.head_dim > MOST_HEAD_DIM:
-        return True
-    config = backward_config(problem.dtype, problem.head_dim)
-    config = replace(config, score=score, dropout=bool(spec.dropout))
-    if config.sloped:
-        full = schedule_of(None, spec, config.tile_m, config.tile_n).full_tiles
-        config = replace(config, full_tiles=full)
-    return bool(config.why_not())
+def for_tiles(config, schedule):
+    """The configuration for the tiles of a schedule, transposed or not.
+
+    Without dQ nobody sums over keys, and those past the last one are not stored.
+    """
+    edge = config.with_dq and schedule.full_but_edge and not schedule.full_tiles
+    return replace(config, full_tiles=schedule.full_but_edge, edge=edge)
+
+
+def one_pass_config(spec, score=None):
+    """The configuration of one pass whose tiles take the least time; None where there is no kernel.
+
+    ``score`` is the ScoreCode of the spec's score.
+    """
+    found = []
+    for config in backward_configs(spec.problem.dtype, spec.problem.head_dim):
+        config = replace(config, score=score, dropout=bool(spec.dropout))
+        if config.sloped and config.why_not():  # which may not hold where no tile is masked
+            config = for_tiles(config, schedule_of(None, spec, config.tile_m, config.tile_n))
+        if not config.why_not():
+            found.append(config)
+    return least_work(found, spec.mask)
+
+
+def least_work(configs, mask):
+    """Of one pass, the configuration whose tiles take the least time; None of none."""
+    return min(configs, key=lambda c: _keys_of_a_row(mask, c) / c.speed, default=None)
 
 
 def in_two_passes(spec, score=None):
@@ -100,20 +115,21 @@ def in_two_passes(spec, score=None):
     Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
     rounded once a row, however few its tiles.
     """
-    if only_two_passes(spec, score):
+    one_pass = one_pass_config(spec, score)
+    if one_pass is None:
         return True
     dtype, head_dim = spec.problem.dtype, spec.problem.head_dim
     columns = columns_config(dtype, head_dim)
-    configs = backward_config(dtype, head_dim), dq_config(dtype, head_dim, columns.tile_m), columns
-    keys = (_keys_of_a_row(spec.mask, c.tile_m, c.tile_n) for c in configs)
-    return two_passes_are_faster(head_dim, *keys)
+    configs = one_pass, dq_config(dtype, head_dim, columns.tile_m), columns
+    keys, *of_two = (_keys_of_a_row(spec.mask, config) for config in configs)
+    return two_passes_are_faster(head_dim, keys / one_pass.speed, *of_two)
 
 
-def _keys_of_a_row(mask, tile_m, tile_n):
+def _keys_of_a_row(mask, config):
     """Keys of the live tiles of a row of tiles, on average."""
-    live, _ = mask.live_tiles(tile_m, tile_n)
-    rows = len(mask.planes) * -(-mask.shape[0] // tile_m)
-    return live * tile_n / rows
+    live, _ = mask.live_tiles(config.tile_m, config.tile_n)
+    rows = len(mask.planes) * -(-mask.shape[0] // config.tile_m)
+    return live * config.tile_n / rows
 
 
 class Sm90Backward:
@@ -130,18 +146,19 @@ class Sm90Backward:
     two_passes : bool
         dK and dV by columns and dQ by rows, reproducibly; or all in one pass over columns.
     config : Sm90BackwardConfig, optional
-        Of the pass over columns, instead of the table's row; but `full_tiles` is the schedule's.
+        Of the pass over columns, instead of the table's row; but `for_tiles`.
     """
 
     def __init__(self, spec, device, scoring=(None, ()), *, two_passes=False, config=None):
         self._problem, self._device = spec.problem, device
         score, self._params = scoring
-        table = columns_config if two_passes else backward_config
-        config = config or table(spec.problem.dtype, spec.problem.head_dim)
+        if config is None and two_passes:
+            config = columns_config(spec.problem.dtype, spec.problem.head_dim)
+        config = config or one_pass_config(spec, score)
         self._dropout = spec.dropout
         self.schedule = schedule_of(device, spec, config.tile_m, config.tile_n).T
-        full = self.schedule.full_tiles
-        self.config = replace(config, score=score, dropout=bool(spec.dropout), full_tiles=full)
+        config = replace(config, score=score, dropout=bool(spec.dropout))
+        self.config = for_tiles(config, self.schedule)
         self.rows = DqPass(spec, device, scoring, config.tile_m) if two_passes else None
         self._map = device.maps(spec.problem.dtype)
 

@@ -56,6 +56,30 @@ def make_write_empty_columns(cfg):
     return write_empty_columns
 
 
+def make_ending(cfg):
+    """``left_of(n_block, nk, thread)``: how many keys there are from a thread's upper one on;
+    ``ended(ds, left)``: packed dS, 0 of keys past the last one.
+
+    K and V are zeros there, so that P is 2^shift, which may overflow: dQ would get ∞ · 0.
+    """
+    TILE_N, EDGE = cfg.tile_n, cfg.edge
+
+    @inlined
+    def left_of(n_block, nk, thread):
+        if EDGE:
+            row, _ = rows_of(thread)
+            return types.int32(nk - n_block * TILE_N - row)
+        return types.int32(0)
+
+    @unrolled
+    def ended(ds, left):
+        if not EDGE:
+            return ds
+        return tuple(select(left > i % 2 * 8, x, types.uint32(0)) for i, x in enumerate(ds))
+
+    return left_of, ended
+
+
 def make_compute_stream(cfg):
     """``compute_stream(smem, stats, place, result, params, drawing, thread)``, for every thread.
 
@@ -84,6 +108,7 @@ def make_compute_stream(cfg):
     (_, unit_of), scoring_of = make_scored(cfg), make_scoring(cfg)
     packed_of, w_of = make_weights_of(cfg, pack)
     shifts_of, minus_deltas_of, by_keys, less_deltas = statistics
+    left_of, ended = make_ending(cfg)
     store_scores = make_store_fragment(TILE_M, TILE_N)
     finish, ONE = make_finish(cfg), types.float32(1)
     wait_all_but_one, wait_all, wait_all_but_two = wgmma_wait(1), wgmma_wait(0), wgmma_wait(2)
@@ -148,7 +173,7 @@ def make_compute_stream(cfg):
     @inlined
     def step(state, tile, k_stage, smem, stats, place, scaling, thread):
         """One tile, up to the issue of dQ."""
-        s, minus_deltas, shifts, acc_dk, acc_dv, kind = state
+        s, minus_deltas, shifts, acc_dk, acc_dv, kind, left = state
         scales, factor, params = scaling
         base, _ = place
         turn, stage = warpgroup_of(thread), stage_of(tile)
@@ -179,7 +204,7 @@ def make_compute_stream(cfg):
         dp = after_wait(dp)
         if not EARLY:
             dp = less_deltas(dp, stats, place, stage, pair)
-        ds = pack(gradients_of(w_of(p), dp, kind))
+        ds = ended(pack(gradients_of(w_of(p), dp, kind)), left)
         share_scores(ds, turn, place, thread)
         if not EARLY:
             packed = packed_of(p)
@@ -201,15 +226,15 @@ def make_compute_stream(cfg):
     @inlined
     def compute_stream(smem, stats, place, result, params, drawing, thread):
         base, words = place
-        dk, dv, _, _, _, factor, scale = result
+        dk, dv, _, nk, _, factor, scale = result
         turn, unit = warpgroup_of(thread), unit_of(factor, params)
         leader = is_leader(thread)
         tile, column, one = types.int64(0), types.int64(0), types.int32(1)
         if CONSUMERS == 2:
             bar_arrive(DS_FREE + 1 - turn, 256)
-        kind, _, _, _ = record_of(smem, place, tile)
+        kind, n_block, _, _ = record_of(smem, place, tile)
         if kind != END:
-            kind = types.int32(-kind)
+            kind, left = types.int32(-kind), left_of(n_block, nk, thread)
             scales = first_scales(smem, place, column, unit, thread)
             wgmma_fence()
             s = scores(turn, place, stage_of(tile), k_stage_of(column))
@@ -222,16 +247,16 @@ def make_compute_stream(cfg):
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
                 ends = False
                 while not ends:
-                    state = s, minus_deltas, shifts, acc_dk, acc_dv, kind
+                    state = s, minus_deltas, shifts, acc_dk, acc_dv, kind, left
                     scaling = scales, factor, params
                     acc_dk, acc_dv, dq = step(
                         state, tile, k_stage_of(column), smem, stats, place, scaling, thread
                     )
                     # S of the next tile
-                    kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
+                    kind, following, _, _ = record_of(smem, place, types.int32(tile + one))
                     ends = kind <= END
                     if ends:
-                        kind = types.int32(-kind)
+                        kind, left = types.int32(-kind), left_of(following, nk, thread)
                         if leader:
                             mbarrier_arrive(base + EMPTY_V)
                         column += one
