@@ -117,7 +117,7 @@ def schedule_of(config, mask):
 
 def choice_of(which, table, mask):
     """The name of what the table chooses for a mask."""
-    from nbflash.backends.sm90.backward.host import least_work
+    from nbflash.backends.sm90.backward.choice import least_work
     from nbflash.backends.sm90.forward.config import choose
 
     if which == BACKWARD:

@@ -14,7 +14,7 @@ from nbflash.backends.simt.backward import bwd_simt_spec
 from nbflash.backends.simt.configs import backward_configs, forward_config
 from nbflash.backends.simt.forward import fwd_simt_spec
 from nbflash.backends.sm90.backward import config as sm90_backward
-from nbflash.backends.sm90.backward.dq_config import completed, dq_config
+from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
 from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
 from nbflash.backends.sm90.forward.config import forward_configs
@@ -67,10 +67,10 @@ def sm90_spec(kernel, dtype, head_dim, score):
     if kernel == "one":
         config = sm90_backward.backward_configs(dtype, head_dim)[0]
         return bwd_sm90_spec(replace(config, score=score))
-    columns = replace(sm90_backward.columns_config(dtype, head_dim), score=score)
     if kernel == "columns":
-        return bwd_sm90_spec(columns)
-    return bwd_sm90_dq_spec(completed(dq_config(dtype, head_dim, columns.tile_m), score))
+        config = sm90_backward.columns_configs(dtype, head_dim)[0]
+        return bwd_sm90_spec(replace(config, score=score))
+    return bwd_sm90_dq_spec(completed(dq_configs(dtype, head_dim)[0], score))
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -121,9 +121,37 @@ def test_one_pass_of_64_queries(name):
     assert re.findall(r"C75\d\d", report) == []
 
 
+# In full tiles; where some are masked.
+COLUMNS_SPILLS = {"softcap": (4, 236), "alibi": (0, 120), "bias": (88, 432), "relative": (204, 628)}
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("name", COLUMNS_SPILLS)
+def test_columns_of_64_keys(name, full):
+    """At 128 columns; still faster than tiles of 128 keys, half of them dead, and with alibi even
+    where none is.
+    """
+    code, most = code_of(scores_for(100, 120)[name], "float16"), COLUMNS_SPILLS[name][not full]
+    config = replace(sm90_backward.columns_configs("bfloat16", 128)[1], score=code, full_tiles=full)
+    assert (config.tile_n, config.why_not()) == (64, [])
+    report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
+    assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= most
+    assert re.findall(r"C75\d\d", report) == []
+
+
+@pytest.mark.parametrize("name", COLUMNS_SPILLS)
+def test_rows_of_64_keys(name):
+    code = code_of(scores_for(100, 120)[name], "float16")
+    config = completed(dq_configs("bfloat16", 128)[1], code)
+    assert (config.tile_n, config.why_not()) == (64, [])
+    report = report_of(compile_ptx(bwd_sm90_dq_spec(config), HOPPER), "sm_90a")
+    assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) == 0
+    assert re.findall(r"C75\d\d", report) == []
+
+
 def test_softcap_and_dropout_by_columns():
     code = code_of(scores.softcap(30), "float16")
-    config = replace(sm90_backward.columns_config("bfloat16", 128), score=code, dropout=True)
+    config = replace(sm90_backward.columns_configs("bfloat16", 128)[0], score=code, dropout=True)
     report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
     assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= 4
 

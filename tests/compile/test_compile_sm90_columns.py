@@ -7,25 +7,30 @@ import pytest
 from assembly import label
 from compiled import compile_ptx, report_of
 
-from nbflash.backends.sm90.backward.config import columns_config
+from nbflash.backends.sm90.backward.config import columns_configs
 from nbflash.backends.sm90.backward.host import rows_config
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
 from nbflash.backends.sm90.backward.pre_post_process import statistics_sm90_spec
 
 CAPABILITY = (9, 0)
 CONFIGS = [
-    columns_config(dtype, head_dim)
+    config
     for dtype, head_dims in (("bfloat16", (64, 128, 192, 256)), ("float16", (40, 96, 136)))
     for head_dim in head_dims
+    for config in columns_configs(dtype, head_dim)
 ]
 CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS]
+# Bytes that a thread stores where tiles of 64 keys are masked, above 64 columns.
+NARROW_SPILLS = 12
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=label)
 def test_kernel(config):
     ptx = compile_ptx(bwd_sm90_spec(config), CAPABILITY)
     report = report_of(ptx, "sm_90a")
-    assert " 0 bytes stack frame, 0 bytes spill stores" in report
+    spilled = max(map(int, re.findall(r"(\d+) bytes spill stores", report)))
+    narrow = config.tile_n == 64 < config.head_dim <= 128 and not config.full_tiles
+    assert spilled <= (NARROW_SPILLS if narrow else 0)
     # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
     assert re.findall(r"C75\d\d", report) == []
     assert ptx.count("setmaxnreg.") == 2

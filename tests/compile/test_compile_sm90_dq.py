@@ -7,12 +7,12 @@ import pytest
 from assembly import label
 from compiled import compile_ptx, report_of
 
-from nbflash.backends.sm90.backward.dq_config import ROWS, dq_config
+from nbflash.backends.sm90.backward.dq_config import dq_configs
 from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 
 CAPABILITY = (9, 0)
 CONFIGS = [
-    dq_config(dtype, head_dim, ROWS)
+    config
     for dtype, head_dim in (
         ("bfloat16", 64),
         ("bfloat16", 128),
@@ -22,6 +22,7 @@ CONFIGS = [
         ("float16", 96),
         ("float16", 256),
     )
+    for config in dq_configs(dtype, head_dim)
 ]
 CONFIGS += [replace(config, full_tiles=True) for config in CONFIGS]
 

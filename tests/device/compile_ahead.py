@@ -125,7 +125,7 @@ def _by_masking(config, mask):
 def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     """Forward and both forms of the backward; nothing where there is no Hopper GPU."""
     from nbflash.backends.sm90.backward import config as columns
-    from nbflash.backends.sm90.backward.dq_config import completed, dq_config
+    from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
     from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
     from nbflash.backends.sm90.backward.host import rows_config
     from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
@@ -139,10 +139,10 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     specs = sm90_forward_specs(problem, score, dropout, mask)
     sizes = problem.dtype, problem.head_dim
     more = {"score": _code(score, problem), "dropout": bool(dropout)}
-    cfg = replace(columns.columns_config(*sizes), **more)
-    specs += map(bwd_sm90_spec, _by_masking(cfg, mask))
-    rows = completed(dq_config(*sizes, cfg.tile_m), **more)
-    specs += map(bwd_sm90_dq_spec, _by_masking(rows, mask))
+    for config in columns.columns_configs(*sizes):
+        specs += map(bwd_sm90_spec, _by_masking(replace(config, **more), mask))
+    for config in dq_configs(*sizes):
+        specs += map(bwd_sm90_dq_spec, _by_masking(completed(config, **more), mask))
     for config in columns.backward_configs(*sizes):
         configs = _by_masking(replace(config, **more), mask)
         if configs := [cfg for cfg in configs if not cfg.why_not()]:

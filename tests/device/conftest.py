@@ -97,12 +97,12 @@ def _poisoned_memory():
 @pytest.fixture
 def one_pass(monkeypatch):
     """The Hopper backward takes one pass wherever there is one, however short the rows."""
-    from nbflash.backends.sm90.backward import host as sm90_backward
+    from nbflash.backends.sm90.backward import choice
     from nbflash.planning import cache
 
     def only_two_passes(spec, score=None):
-        return sm90_backward.one_pass_config(spec, score) is None
+        return choice.one_pass_config(spec, score) is None
 
     # A plan has decided for good.
     monkeypatch.setattr(cache, "plans", cache.PlanCache())
-    monkeypatch.setattr(sm90_backward, "in_two_passes", only_two_passes)
+    monkeypatch.setattr(choice, "in_two_passes", only_two_passes)

@@ -10,7 +10,7 @@ from score_cases import HEADS, NAMES, quadratic, quadratic_slope, scores_for
 import masks
 import nbflash
 from nbflash import reference, scores, testing
-from nbflash.backends.sm90.backward.host import one_pass_config
+from nbflash.backends.sm90.backward.choice import one_pass_config
 from nbflash.backends.sm90.executor import HOPPER
 from nbflash.cuda import score_params
 

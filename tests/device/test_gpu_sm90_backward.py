@@ -17,8 +17,8 @@ from device_runs import (
     run,
 )
 
-from nbflash.backends.sm90.backward import host as sm90_backward
-from nbflash.backends.sm90.backward.host import in_two_passes
+from nbflash.backends.sm90.backward import choice
+from nbflash.backends.sm90.backward.choice import in_two_passes
 from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import assert_blocks_within_reference, code_word_oracle
 
@@ -185,7 +185,7 @@ def test_contiguous_rows_off_alignment(which, deterministic):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_short_rows_take_two_passes(head_dim, monkeypatch):
     """Unasked, where two are faster: the bits are those of the deterministic mode."""
-    monkeypatch.setattr(sm90_backward, "in_two_passes", in_two_passes)
+    monkeypatch.setattr(choice, "in_two_passes", in_two_passes)
     inputs, mask = make_qkv(1, 1024, 1024, 2, 2, head_dim, "float16"), gallery(1024, 1024)["local"]
     default, asked = (run(inputs, mask, impl="sm90", deterministic=x) for x in (False, True))
     for a, b in zip(default, asked, strict=True):

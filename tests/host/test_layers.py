@@ -72,7 +72,8 @@ HOST = (
     *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
     *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
     "nbflash.backends.split_kv.merge_host",
-    *(f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host", f"{HOPPER}.decode.host"),
+    *(f"{HOPPER}.backward.choice", f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host"),
+    f"{HOPPER}.decode.host",
     "nbflash.backends.block_selection.host",
 )
 # A mask is its tiles and their kinds, to these.
@@ -112,6 +113,7 @@ OUTSIDE = {
     f"{HOPPER}.shared": ("", ""),
     f"{HOPPER}.forward": ("", ""),
     f"{HOPPER}.backward": ("", ""),
+    f"{HOPPER}.backward.choice": ("", ""),
     f"{HOPPER}.backward.host": ("numpy", ""),
     f"{HOPPER}.backward.dq_host": ("", ""),
     f"{HOPPER}.decode": ("", ""),

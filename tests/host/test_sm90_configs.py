@@ -5,30 +5,29 @@ from dataclasses import replace
 import pytest
 
 import masks
-from nbflash.backends.sm90.backward.config import backward_configs, columns_config
-from nbflash.backends.sm90.backward.dq_config import completed, dq_config
+from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
+from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
 from nbflash.backends.sm90.forward.config import Sm90Config, choose, forward_configs
 from nbflash.schedule.tile_schedule import TileSchedule
 
 WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))
-DQ = dq_config("bfloat16", 128, 64)
+DQ = dq_configs("bfloat16", 128)[0]
 ONE_PASS = backward_configs("bfloat16", 128)[0]
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
 def test_the_tables_hold_what_fits(head_dim):
     configs = forward_configs("bfloat16", head_dim)
-    columns = columns_config("bfloat16", head_dim)
-    configs += [columns, dq_config("bfloat16", head_dim, columns.tile_m)]
-    configs += backward_configs("bfloat16", head_dim)
+    for table in (columns_configs, dq_configs, backward_configs):
+        configs += table("bfloat16", head_dim)
     assert [config.why_not() for config in configs] == [[]] * len(configs)
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
 def test_so_do_they_with_dropout(head_dim):
-    columns = replace(columns_config("bfloat16", head_dim), dropout=True)
     configs = forward_configs("bfloat16", head_dim, dropout=True)
-    configs += [columns, completed(dq_config("bfloat16", head_dim, 64), dropout=True)]
+    configs += [replace(c, dropout=True) for c in columns_configs("bfloat16", head_dim)]
+    configs += [completed(c, dropout=True) for c in dq_configs("bfloat16", head_dim)]
     assert [config.why_not() for config in configs] == [[]] * len(configs)
     assert all(config.dropout for config in configs)
 

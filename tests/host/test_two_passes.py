@@ -7,8 +7,13 @@ from score_cases import code_of
 
 import masks
 from nbflash import scores
+from nbflash.backends.sm90.backward.choice import (
+    columns_config,
+    dq_config,
+    in_two_passes,
+    one_pass_config,
+)
 from nbflash.backends.sm90.backward.config import SUM_KEYS, two_passes_are_faster
-from nbflash.backends.sm90.backward.host import in_two_passes, one_pass_config
 from nbflash.inputs.attention_spec import AttentionSpec
 
 N = 8192
@@ -31,6 +36,16 @@ def takes_two(name, head_dim, code=None, dropout=0.0):
     return in_two_passes(spec_of(name, head_dim, dropout), code)
 
 
+def tiles_of_two(name, head_dim):
+    """Tiles of the pass over columns and of that over rows."""
+    spec = spec_of(name, head_dim)
+    return [(c.tile_m, c.tile_n) for c in (columns_config(spec), dq_config(spec))]
+
+
+SLOPELESS, CAPPED = code_of(scores.alibi(0.5), "float16"), code_of(scores.softcap(5), "float16")
+SLOPED = code_of(scores.compose(scores.softcap(5), scores.alibi(0.5)), "float16")
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_short_rows_take_two_passes(head_dim):
     assert not takes_two("dense", head_dim)
@@ -39,9 +54,23 @@ def test_short_rows_take_two_passes(head_dim):
     assert takes_two("local", head_dim)
 
 
-def test_blocks_smaller_than_the_tiles_by_rows_take_one():
+def test_blocks_of_64_take_two_passes_in_tiles_of_64():
     """1024 keys a query, 1920 in tiles of 64 × 128, 3400 in those of 128 × 128."""
-    assert not takes_two("random-64", 128)
+    assert takes_two("random-64", 128)
+    for head_dim in (64, 128):
+        assert tiles_of_two("random-64", head_dim) == [(64, 64), (64, 64)]
+        assert tiles_of_two("butterfly", head_dim) == [(64, 128), (128, 128)]
+        assert tiles_of_two("dense", head_dim) == [(64, 128), (128, 128)]
+
+
+def test_wide_heads_have_no_tiles_of_64():
+    assert tiles_of_two("random-64", 192) == [(64, 64), (128, 64)]
+
+
+def test_tanh_of_both_passes_costs_narrow_heads_one():
+    assert takes_two("random-64", 64)
+    assert not takes_two("random-64", 64, CAPPED)
+    assert takes_two("random-64", 128, CAPPED)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -58,10 +87,6 @@ def test_rows_without_keys_cost_the_sum():
     assert two_passes_are_faster(128, 0, 0, 0)
     assert two_passes_are_faster(128, 0, SUM_KEYS / 2, SUM_KEYS / 2)
     assert not two_passes_are_faster(128, 0, SUM_KEYS, SUM_KEYS)
-
-
-SLOPELESS, CAPPED = code_of(scores.alibi(0.5), "float16"), code_of(scores.softcap(5), "float16")
-SLOPED = code_of(scores.compose(scores.softcap(5), scores.alibi(0.5)), "float16")
 
 
 @pytest.mark.parametrize("code", [SLOPELESS, CAPPED, SLOPED])

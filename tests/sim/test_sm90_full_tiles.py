@@ -13,7 +13,7 @@ from score_cases import scores_for
 
 import masks
 from nbflash import reference, scores, testing
-from nbflash.backends.sm90.backward.host import for_tiles
+from nbflash.backends.sm90.backward.choice import for_tiles
 from nbflash.cuda import simulator as sim
 from nbflash.schedule.tile_schedule import TileSchedule
 

@@ -5,8 +5,8 @@ import sm90_bwd_runs
 import sm90_dq_runs
 import sm90_runs
 
-from nbflash.backends.sm90.backward.config import backward_configs, columns_config
-from nbflash.backends.sm90.backward.dq_config import dq_config
+from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
+from nbflash.backends.sm90.backward.dq_config import dq_configs
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.cuda import simulator as sim
 from nbflash.testing import mask_gallery
@@ -17,11 +17,11 @@ HEAD_DIMS = (64, 128, 192, 256)  # the last of every row
 
 def configs_of(head_dim):
     """The runs that a configuration belongs to, and the configuration."""
-    columns = columns_config(DTYPE, head_dim)
-    yield sm90_bwd_runs, columns
-    yield sm90_dq_runs, dq_config(DTYPE, head_dim, columns.tile_m)
-    for config in backward_configs(DTYPE, head_dim):
-        yield sm90_bwd_runs, config
+    for config in dq_configs(DTYPE, head_dim):
+        yield sm90_dq_runs, config
+    for table in (columns_configs, backward_configs):
+        for config in table(DTYPE, head_dim):
+            yield sm90_bwd_runs, config
 
 
 FORWARD = [config for head_dim in HEAD_DIMS for config in forward_configs(DTYPE, head_dim)]

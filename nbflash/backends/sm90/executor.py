@@ -3,6 +3,7 @@
 from functools import cached_property
 
 from nbflash.backends.block_plan.host import fitting, schedule_of
+from nbflash.backends.sm90.backward import choice
 from nbflash.backends.sm90.backward import host as sm90_backward
 from nbflash.backends.sm90.forward.config import choose, forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
@@ -111,7 +112,7 @@ class Sm90Executor:
         """Of `AttentionPlan`."""
         if self._backward_config and not self._dropout:
             return not self._backward_config.with_dq
-        return sm90_backward.in_two_passes(self._spec, self._score)
+        return choice.in_two_passes(self._spec, self._score)
 
     def backward(
         self, dout, q, k, v, out, lse, dlse, dq, dk, dv, deterministic, seed=None, lists=()

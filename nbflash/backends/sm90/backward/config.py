@@ -224,8 +224,10 @@ _TABLE = {
 }
 MOST_HEAD_DIM = max(_TABLE)  # in one pass
 
-# What a key of two passes costs over one of one, by head_dim up to.
-_KEY_OF_TWO = {64: 1.2, 128: 1.1}
+# What a key of two passes costs over one of one, by head_dim up to; with softcap, whose tanh both
+# passes compute (causal, one over two, all kernels: 385 and 246 TFLOP/s at d=64, 397 and 351 at
+# d=128; bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-27).
+_KEY_OF_TWO = {64: (1.2, 1.7), 128: (1.1, 1.2)}
 
 # What clearing, adding up and rounding dQ costs a query, in keys. Time of one pass over that of
 # two, all kernels, at 384 keys a query (local 1), 896 (butterfly) and 1113 (local 4), N = 8192, and
@@ -240,13 +242,14 @@ def _row(table, head_dim):
     return next((row for most, row in table.items() if head_dim <= most), ())
 
 
-def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys):
+def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys, *, capped=False):
     """Whether dQ by rows and dK and dV by columns take less time than one pass over columns.
 
     Both times are linear in the keys that a query meets on average in the tiles that are walked: in
-    one pass, in the pass by rows (3 of 7 products) and in that by columns.
+    one pass, in the pass by rows (3 of 7 products) and in that by columns. ``capped``: softcap is
+    among the functions of the scores.
     """
-    key_of_two = _row(_KEY_OF_TWO, head_dim)
+    key_of_two = _row(_KEY_OF_TWO, head_dim)[capped]
     return key_of_two * (3 * rows_keys + 4 * columns_keys) / 7 <= keys + SUM_KEYS
 
 
@@ -257,21 +260,27 @@ def backward_configs(dtype, head_dim):
     return [Sm90BackwardConfig(dtype, head_dim, **row) for row in rows]
 
 
-# Without dQ; head_dim up to: consumers, tile_m, stages, registers, k_stages. TFLOP/s of the kernel,
-# four products: dense, butterfly, local 1 (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA
-# H100 80GB HBM3, 2026-11-21).
-_COLUMNS = (
-    (64, 2, 64, 4, (56, 224), 2),  # 605, 545, 477; one stage of K, or six of Q: 10 to 20 % less
-    (128, 2, 64, 3, (40, 232), 2),  # 708, 625, 515; two stages: 12 % less
-    (192, 2, 64, 3, (56, 224), 1),  # 577, 528, 437
-    (256, 2, 64, 2, (56, 224), 1),  # 609, 542, 440
-)
+# Without dQ, by head_dim up to: consumers, tile_m, stages, registers, k_stages, blocks a
+# multiprocessor, speed. TFLOP/s of the kernel, four products: dense, butterfly, local 1 (bf16,
+# N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21). 64 × 64 tiles are
+# for blocks of 64; their speed is what both passes of random blocks of 128, of windows and of dense
+# tiles take with one and with the other (2026-11-27).
+_COLUMNS = {
+    64: (
+        (2, 64, 4, (56, 224), 2, 1, 1.0),  # 605, 545, 477; a stage of K, six of Q: 10 to 20 % less
+        (1, 64, 4, (32, 224), 2, 2, 0.97),
+    ),
+    128: (
+        (2, 64, 3, (40, 232), 2, 1, 1.0),  # 708, 625, 515; two stages: 12 % less
+        (1, 64, 2, (32, 224), 1, 2, 0.92),
+    ),
+    192: ((2, 64, 3, (56, 224), 1, 1, 1.0),),  # 577, 528, 437
+    256: ((2, 64, 2, (56, 224), 1, 1, 1.0),),  # 609, 542, 440
+}
 
 
-def columns_config(dtype, head_dim):
-    """The configuration of a problem's pass over columns, for dK and dV alone."""
-    row = next(row for row in _COLUMNS if head_dim <= row[0])
-    _, consumers, tile_m, stages, registers, k_stages = row
-    return Sm90BackwardConfig(
-        dtype, head_dim, consumers, tile_m, stages, registers, with_dq=False, k_stages=k_stages
-    )
+def columns_configs(dtype, head_dim):
+    """The rows of the table for a problem's pass over columns, for dK and dV alone."""
+    fields = "consumers", "tile_m", "stages", "registers", "k_stages", "min_blocks", "speed"
+    rows = (dict(zip(fields, row, strict=True)) for row in _row(_COLUMNS, head_dim))
+    return [Sm90BackwardConfig(dtype, head_dim, with_dq=False, **row) for row in rows]

@@ -1,6 +1,6 @@
 """Frozen configurations of the pass over rows for dQ and the table they are chosen from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nbflash.backends.sm90.shared.config import BAD_WORDS, RECORD_WORDS, CleanedOperand, Panels
 from nbflash.cuda.tile.score import ScoreCode
@@ -40,6 +40,8 @@ class Sm90DqConfig(Panels):
     dropout : bool
     full_tiles : bool
         No tile of the schedule is masked, and nothing is there for those that are.
+    speed : float
+        Of scores, beside those of the first row of the table.
     """
 
     dtype: str
@@ -56,6 +58,7 @@ class Sm90DqConfig(Panels):
     score: ScoreCode | None = None
     dropout: bool = False
     full_tiles: bool = False
+    speed: float = field(default=1.0, repr=False, compare=False)
 
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
@@ -119,21 +122,31 @@ class Sm90DqConfig(Panels):
         return self.barriers.end + ALIGNMENT
 
 
-# head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, do_stages. TFLOP/s of the kernel,
-# three products, and δ: dense, butterfly, local 1 (bf16, N = 8192, 2048 / head_dim heads, batch 2,
-# NVIDIA H100 80GB HBM3, 2026-11-21).
-_TABLE = (
-    (64, 2, 128, 4, 2, 2, 1),  # 608, 495, 373
-    (128, 2, 128, 2, 2, 2, 1),  # 737, 574, 413; 64 keys are 10 to 15 % slower
-    (192, 2, 64, 3, 2, 1, 1),  # 692, 558, 359
-    (256, 2, 64, 2, 1, 1, 1),  # 775, 573, 379
-)
+# Head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, do_stages, registers, blocks a
+# multiprocessor, speed. TFLOP/s of the kernel, three products, and δ: dense, butterfly, local 1
+# (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21). 64 × 64 tiles
+# are for blocks of 64: see `columns_configs`.
+_TABLE = {
+    64: (
+        (2, 128, 4, 2, 2, 1, (56, 224), 1, 1.0),  # 608, 495, 373
+        (1, 64, 4, 4, 1, 1, (40, 216), 2, 0.91),
+    ),
+    128: (
+        (2, 128, 2, 2, 2, 1, (56, 224), 1, 1.0),  # 737, 574, 413; 64 keys are 10 to 15 % slower
+        (1, 64, 2, 2, 1, 1, (40, 216), 2, 0.92),
+    ),
+    192: ((2, 64, 3, 2, 1, 1, (56, 224), 1, 1.0),),  # 692, 558, 359
+    256: ((2, 64, 2, 1, 1, 1, (56, 224), 1, 1.0),),  # 775, 573, 379
+}
 
 
-def dq_config(dtype, head_dim, stats_m):
-    """The row of the table for a problem."""
-    row = next(row for row in _TABLE if head_dim <= row[0])
-    return Sm90DqConfig(dtype, head_dim, *row[1:], stats_m)
+def dq_configs(dtype, head_dim):
+    """The rows of the table for a problem."""
+    fields = "consumers", "tile_n", "k_stages", "v_stages", "q_stages", "do_stages", "registers"
+    fields += "min_blocks", "speed"
+    rows = next(rows for most, rows in _TABLE.items() if head_dim <= most)
+    rows = (dict(zip(fields, row, strict=True)) for row in rows)
+    return [Sm90DqConfig(dtype, head_dim, **row) for row in rows]
 
 
 def completed(config, score=None, dropout=False):
@@ -142,7 +155,9 @@ def completed(config, score=None, dropout=False):
     """
     if not (score or dropout):
         return config
-    config = replace(config, score=score, dropout=dropout, registers=(40, 232))
+    config = replace(config, score=score, dropout=dropout)
+    if config.min_blocks == 1:
+        config = replace(config, registers=(40, 232))
     if dropout and config.panels > 1 and config.tile_n > 64:
         return replace(config, tile_n=64, k_stages=3, v_stages=3)
     return config

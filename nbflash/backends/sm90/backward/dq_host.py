@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from nbflash.backends.block_plan.host import schedule_of
-from nbflash.backends.sm90.backward.dq_config import ROWS, completed, dq_config
+from nbflash.backends.sm90.backward.choice import dq_config
+from nbflash.backends.sm90.backward.dq_config import ROWS
 from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions.constants import LOG2_E
@@ -24,18 +25,15 @@ class DqPass:
         Functions of the scores and their parameters on the device.
     stats_m : int
         Query tile by which the statistics are laid out.
-    config : Sm90DqConfig, optional
-        Instead of the table's row.
     """
 
-    def __init__(self, spec, device, scoring, stats_m, *, config=None):
+    def __init__(self, spec, device, scoring, stats_m):
         self._problem, self._device = spec.problem, device
         score, self._params = scoring
-        config = config or dq_config(spec.problem.dtype, spec.problem.head_dim, stats_m)
         self._dropout = spec.dropout
-        config = completed(config, score, bool(spec.dropout))
+        config = dq_config(spec, score)
         self.schedule = s = schedule_of(device, spec, config.tile_m, config.tile_n)
-        self.config = replace(config, full_tiles=s.full_tiles)
+        self.config = replace(config, stats_m=stats_m, full_tiles=s.full_tiles)
         self._map = device.maps(spec.problem.dtype)
 
     @cached_property

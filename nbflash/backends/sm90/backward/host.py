@@ -7,12 +7,7 @@ import numpy as np
 
 from masks import FULL
 from nbflash.backends.block_plan.host import schedule_of
-from nbflash.backends.sm90.backward.config import (
-    backward_configs,
-    columns_config,
-    two_passes_are_faster,
-)
-from nbflash.backends.sm90.backward.dq_config import dq_config
+from nbflash.backends.sm90.backward.choice import columns_config, for_tiles, one_pass_config
 from nbflash.backends.sm90.backward.dq_host import DqPass
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
 from nbflash.backends.sm90.backward.pre_post_process import (
@@ -80,58 +75,6 @@ def rows_config(cfg):
     return RowsConfig(cfg.dtype, cfg.head_dim, cfg.tile_m, cfg.panels)
 
 
-def for_tiles(config, schedule):
-    """The configuration for the tiles of a schedule, transposed or not.
-
-    Without dQ nobody sums over keys, and those past the last one are not stored.
-    """
-    edge = config.with_dq and schedule.full_but_edge and not schedule.full_tiles
-    return replace(config, full_tiles=schedule.full_but_edge, edge=edge)
-
-
-def one_pass_config(spec, score=None):
-    """The configuration of one pass whose tiles take the least time; None where there is no kernel.
-
-    ``score`` is the ScoreCode of the spec's score.
-    """
-    found = []
-    for config in backward_configs(spec.problem.dtype, spec.problem.head_dim):
-        config = replace(config, score=score, dropout=bool(spec.dropout))
-        if config.sloped and config.why_not():  # which may not hold where no tile is masked
-            config = for_tiles(config, schedule_of(None, spec, config.tile_m, config.tile_n))
-        if not config.why_not():
-            found.append(config)
-    return least_work(found, spec.mask)
-
-
-def least_work(configs, mask):
-    """Of one pass, the configuration whose tiles take the least time; None of none."""
-    return min(configs, key=lambda c: _keys_of_a_row(mask, c) / c.speed, default=None)
-
-
-def in_two_passes(spec, score=None):
-    """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
-
-    Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
-    rounded once a row, however few its tiles.
-    """
-    one_pass = one_pass_config(spec, score)
-    if one_pass is None:
-        return True
-    dtype, head_dim = spec.problem.dtype, spec.problem.head_dim
-    columns = columns_config(dtype, head_dim)
-    configs = one_pass, dq_config(dtype, head_dim, columns.tile_m), columns
-    keys, *of_two = (_keys_of_a_row(spec.mask, config) for config in configs)
-    return two_passes_are_faster(head_dim, keys / one_pass.speed, *of_two)
-
-
-def _keys_of_a_row(mask, config):
-    """Keys of the live tiles of a row of tiles, on average."""
-    live, _ = mask.live_tiles(config.tile_m, config.tile_n)
-    rows = len(mask.planes) * -(-mask.shape[0] // config.tile_m)
-    return live * config.tile_n / rows
-
-
 class Sm90Backward:
     """The backward of one `AttentionSpec`.
 
@@ -152,9 +95,7 @@ class Sm90Backward:
     def __init__(self, spec, device, scoring=(None, ()), *, two_passes=False, config=None):
         self._problem, self._device = spec.problem, device
         score, self._params = scoring
-        if config is None and two_passes:
-            config = columns_config(spec.problem.dtype, spec.problem.head_dim)
-        config = config or one_pass_config(spec, score)
+        config = config or (columns_config if two_passes else one_pass_config)(spec, score)
         self._dropout = spec.dropout
         self.schedule = schedule_of(device, spec, config.tile_m, config.tile_n).T
         config = replace(config, score=score, dropout=bool(spec.dropout))

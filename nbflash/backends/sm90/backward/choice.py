@@ -1,0 +1,79 @@
+"""Which configurations the Hopper backward of a spec has, and whether it takes one pass or two."""
+
+from dataclasses import replace
+
+from nbflash.backends.block_plan.host import fitting, schedule_of
+from nbflash.backends.sm90.backward.config import (
+    backward_configs,
+    columns_configs,
+    two_passes_are_faster,
+)
+from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
+
+
+def for_tiles(config, schedule):
+    """The configuration for the tiles of a schedule, transposed or not.
+
+    Without dQ nobody sums over keys, and those past the last one are not stored.
+    """
+    edge = config.with_dq and schedule.full_but_edge and not schedule.full_tiles
+    return replace(config, full_tiles=schedule.full_but_edge, edge=edge)
+
+
+def one_pass_config(spec, score=None):
+    """The configuration of one pass whose tiles take the least time; None where there is no kernel.
+
+    ``score`` is the ScoreCode of the spec's score.
+    """
+    found = []
+    for config in backward_configs(spec.problem.dtype, spec.problem.head_dim):
+        config = replace(config, score=score, dropout=bool(spec.dropout))
+        if config.sloped and config.why_not():  # which may not hold where no tile is masked
+            config = for_tiles(config, schedule_of(None, spec, config.tile_m, config.tile_n))
+        if not config.why_not():
+            found.append(config)
+    return least_work(found, spec.mask)
+
+
+def columns_config(spec, score=None):
+    """The configuration of a pass over columns whose tiles take the least time."""
+    configs = columns_configs(spec.problem.dtype, spec.problem.head_dim)
+    configs = [replace(config, score=score, dropout=bool(spec.dropout)) for config in configs]
+    return least_work([config for config in configs if not config.why_not()], spec.mask)
+
+
+def dq_config(spec, score=None):
+    """The configuration of a pass over rows whose tiles take the least time."""
+    configs = dq_configs(spec.problem.dtype, spec.problem.head_dim)
+    configs = [completed(config, score, bool(spec.dropout)) for config in configs]
+    return least_work(configs, spec.mask)
+
+
+def least_work(configs, mask):
+    """The configuration whose tiles take the least time; None of none."""
+    configs = fitting(configs, mask)
+    return min(configs, key=lambda config: keys_of_a_row(mask, config), default=None)
+
+
+def keys_of_a_row(mask, config):
+    """Keys that a query meets in the tiles that are walked, on average, at the configuration's
+    speed.
+    """
+    live, _ = mask.live_tiles(config.tile_m, config.tile_n)
+    rows = len(mask.planes) * -(-mask.shape[0] // config.tile_m)
+    return live * config.tile_n / rows / config.speed
+
+
+def in_two_passes(spec, score=None):
+    """Whether dQ is computed by itself, row by row: 7 products for 5, and the same bits always.
+
+    Where rows are short, the sum of dQ costs more than two products: it is cleared, added to and
+    rounded once a row, however few its tiles.
+    """
+    one_pass = one_pass_config(spec, score)
+    if one_pass is None:
+        return True
+    configs = one_pass, dq_config(spec, score), columns_config(spec, score)
+    keys = (keys_of_a_row(spec.mask, config) for config in configs)
+    capped = score is not None and score.capped
+    return two_passes_are_faster(spec.problem.head_dim, *keys, capped=capped)
