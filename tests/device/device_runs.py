@@ -75,6 +75,12 @@ def _kept(mask):
     return cupy.asarray(mask.dense())
 
 
+def blocks_of_64(name):
+    """A mask of 1000 tokens for which the Hopper backward takes tiles of 64 × 64."""
+    blocks = masks.random(1000, block=64, density=0.15, seed=1)
+    return {"full": blocks, "masked": blocks & masks.causal(1000)}[name]
+
+
 HOPPER_LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
 HOPPER_HEADS = ((2, 2), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1))
 

@@ -6,7 +6,18 @@ import cupy
 import numpy as np
 import pytest
 from compile_ahead import problem_of, simt_specs, sm90_specs
-from device_runs import DTYPES, FACTORS, IMPLS, ON_HOPPER, RESULTS, bits, by_mode, gallery, host
+from device_runs import (
+    DTYPES,
+    FACTORS,
+    IMPLS,
+    ON_HOPPER,
+    RESULTS,
+    bits,
+    blocks_of_64,
+    by_mode,
+    gallery,
+    host,
+)
 
 import nbflash
 from nbflash import reference
@@ -30,9 +41,11 @@ SIZES += [  # every configuration's head_dim
 by_impl = pytest.mark.parametrize("impl", IMPLS)
 
 
-def kernels(impl=None, head_dim=None, dtype=None, **_):
+def kernels(impl=None, head_dim=None, dtype=None, kind=None, **_):
     """For `compile_ahead`."""
-    if impl and head_dim:
+    if kind:
+        yield sm90_specs, problem_of("bfloat16", head_dim), None, P, blocks_of_64(kind)
+    elif impl and head_dim:
         of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
         yield of, problem_of(dtype, head_dim), None, P
 
@@ -45,22 +58,33 @@ def run_once(inputs, mask, seed, *, impl="simt", deterministic=False):
     return out, lse, *nbflash.attention_backward(dout, q, k, v, out, lse, mask, **how)
 
 
+def check(inputs, mask, impl, deterministic=False):
+    """All five results within their budgets."""
+    (q, k, v, dout), how = inputs, {"dropout": P, "seed": SEED}
+    given = map(cupy.asarray, inputs)
+    got = run_once(given, mask, SEED, impl=impl, deterministic=deterministic)
+    exact = reference.attention(q, k, v, mask, **how)
+    exact += reference.attention_backward(dout, q, k, v, mask, **how)
+    low = low_precision(q, k, v, mask, **how)
+    low += low_precision_backward(dout, q, k, v, mask, **how)
+    for name, factor, x, *values in zip(RESULTS, FACTORS, got, exact, low, strict=True):
+        assert_within_reference(host(x), *values, name=name, factor=factor)
+
+
 @by_mode
 @pytest.mark.parametrize(("impl", "dtype", "head_dim"), SIZES)
 def test_values_and_gradients(impl, head_dim, dtype, deterministic):
     """Below one tile, several tiles; heads that share."""
     for nq, nk, name in ((1, 3, "dense"), (63, 65, "causal"), (300, 190, "per-batch-per-head")):
         inputs = make_qkv(2, nq, nk, 4, 2, head_dim, DTYPES[dtype])
-        q, k, v, dout = inputs
-        mask, how = gallery(nq, nk, heads=4)[name], {"dropout": P, "seed": SEED}
-        given = map(cupy.asarray, inputs)
-        got = run_once(given, mask, SEED, impl=impl, deterministic=deterministic)
-        exact = reference.attention(q, k, v, mask, **how)
-        exact += reference.attention_backward(dout, q, k, v, mask, **how)
-        low = low_precision(q, k, v, mask, **how)
-        low += low_precision_backward(dout, q, k, v, mask, **how)
-        for name, factor, x, *values in zip(RESULTS, FACTORS, got, exact, low, strict=True):
-            assert_within_reference(host(x), *values, name=name, factor=factor)
+        check(inputs, gallery(nq, nk, heads=4)[name], impl, deterministic)
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("kind", ["full", "masked"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_tiles_of_64_keys(head_dim, kind):
+    check(make_qkv(1, 1000, 1000, 4, 2, head_dim, DTYPES["bfloat16"]), blocks_of_64(kind), "sm90")
 
 
 @by_mode

@@ -4,7 +4,7 @@ import cupy
 import numpy as np
 import pytest
 from compile_ahead import problem_of, simt_specs, sm90_specs
-from device_runs import FACTORS, ON_HOPPER, RESULTS, by_impl, gallery, host, make_qkv
+from device_runs import FACTORS, ON_HOPPER, RESULTS, blocks_of_64, by_impl, gallery, host, make_qkv
 from score_cases import HEADS, NAMES, quadratic, quadratic_slope, scores_for
 
 import masks
@@ -34,7 +34,10 @@ def dealt(impl, name, head_dim):
 
 def kernels(impl="simt", name=None, head_dim=64, **more):
     """For `compile_ahead`."""
-    if name and head_dim in (64, 128):
+    if "kind" in more:
+        problem = problem_of("bfloat16", head_dim, sizes=(1, 1000, 1000, HEADS))
+        yield sm90_specs, problem, scores_for(1000, 1000)[name], 0.0, blocks_of_64(more["kind"])
+    elif name and head_dim in (64, 128):
         of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
         for _, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
             problem = problem_of(dtype, head_dim, scale=scale, sizes=(2, *lengths, HEADS))
@@ -87,6 +90,15 @@ def test_forward_and_backward(impl, name, head_dim):
 def test_other_heads_on_hopper(name, head_dim):
     inputs = make_qkv(1, 130, 200, HEADS, HEADS, head_dim, "bfloat16")
     check(inputs, gallery(130, 200)["causal"], scores_for(130, 200)[name], "sm90")
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("kind", ["full", "masked"])
+@pytest.mark.parametrize("name", ["softcap", "relative"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_tiles_of_64_keys(name, head_dim, kind):
+    inputs = make_qkv(1, 1000, 1000, HEADS, 2, head_dim, "bfloat16")
+    check(inputs, blocks_of_64(kind), scores_for(1000, 1000)[name], "sm90")
 
 
 @ON_HOPPER

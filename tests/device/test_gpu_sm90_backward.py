@@ -7,6 +7,7 @@ from device_runs import (
     DTYPES,
     ON_HOPPER,
     assert_close,
+    blocks_of_64,
     by_mode,
     expected,
     full_tiles,
@@ -17,6 +18,7 @@ from device_runs import (
     run,
 )
 
+import nbflash
 from nbflash.backends.sm90.backward import choice
 from nbflash.backends.sm90.backward.choice import in_two_passes
 from nbflash.schedule.tile_schedule import TileSchedule
@@ -93,6 +95,19 @@ def test_schedules_without_masked_tiles(dtype, head_dim, deterministic):
     mask = full_tiles()
     inputs = make_qkv(3, *mask.shape, 16, 4, head_dim, dtype)
     assert TileSchedule.from_mask(mask, 128, 128).full_tiles
+    check(inputs, mask, deterministic=deterministic)
+
+
+@by_mode
+@pytest.mark.parametrize("name", ["full", "masked"])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [("float16", 64), ("bfloat16", 40), ("bfloat16", 128), ("float16", 72)]
+)
+def test_tiles_of_64_keys(name, dtype, head_dim, deterministic):
+    inputs, mask = make_qkv(2, 1000, 1000, 4, 2, head_dim, dtype), blocks_of_64(name)
+    spec = nbflash.plan(*inputs[:3], mask=mask, impl="sm90").spec
+    configs = choice.columns_config(spec), choice.dq_config(spec)
+    assert [(c.tile_m, c.tile_n) for c in configs] == [(64, 64)] * 2
     check(inputs, mask, deterministic=deterministic)
 
 
