@@ -34,9 +34,9 @@ def dealt(impl, name, head_dim):
 
 def kernels(impl="simt", name=None, head_dim=64, **more):
     """For `compile_ahead`."""
-    if "kind" in more:
+    if "tiles" in more:
         problem = problem_of("bfloat16", head_dim, sizes=(1, 1000, 1000, HEADS))
-        yield sm90_specs, problem, scores_for(1000, 1000)[name], 0.0, blocks_of_64(more["kind"])
+        yield sm90_specs, problem, scores_for(1000, 1000)[name], 0.0, blocks_of_64(more["tiles"])
     elif name and head_dim in (64, 128):
         of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
         for _, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
@@ -93,12 +93,12 @@ def test_other_heads_on_hopper(name, head_dim):
 
 
 @ON_HOPPER
-@pytest.mark.parametrize("kind", ["full", "masked"])
+@pytest.mark.parametrize("tiles", ["full", "masked"])
 @pytest.mark.parametrize("name", ["softcap", "relative"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_tiles_of_64_keys(name, head_dim, kind):
+def test_tiles_of_64_keys(name, head_dim, tiles):
     inputs = make_qkv(1, 1000, 1000, HEADS, 2, head_dim, "bfloat16")
-    check(inputs, blocks_of_64(kind), scores_for(1000, 1000)[name], "sm90")
+    check(inputs, blocks_of_64(tiles), scores_for(1000, 1000)[name], "sm90")
 
 
 @ON_HOPPER

@@ -13,14 +13,15 @@ EMPTY = (
     without("dV of empty columns", "dv[at] = zero"),
     Mutant("empty columns of the work list", "types.int32(live + cuda.b", "types.int32(cuda.b"),
 )
+FIRST_END, NEXT_END = "kind), left_of(n_block, nk, thread)", "kind), left_of(following, nk, thread)"
 ENDING = (
     Mutant("keys past the end add to dQ", "if not EDGE:", "if True:"),
     Mutant("lower key past the end as the upper", "left > i % 2 * 8", "left > 0"),
     Mutant("first key past the end adds to dQ", "left > i % 2 * 8", "left >= i % 2 * 8"),
     Mutant("end of the first keys", "nk - n_block * TILE_N - row", "nk - row"),
     Mutant("end of a thread's keys", "nk - n_block * TILE_N - row", "nk - n_block * TILE_N"),
-    Mutant("end of the first column", "left_of(n_block, nk", "left_of(0, nk"),
-    Mutant("end of the column before", "left_of(following, nk", "left_of(n_block, nk"),
+    Mutant("end of the first column", FIRST_END, FIRST_END.replace("n_block", "0")),
+    Mutant("end of the column before", NEXT_END, FIRST_END),
 )
 SHARED_ROW = "base + DS + turn * 64 * ROW_BYTES"
 DS_FULL = "if CONSUMERS == 2:\n            bar_arrive(DS_FULL + 1 - turn, 256)\n"
@@ -126,7 +127,6 @@ START = lines(8, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)"
 FREE = lines(20, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
 WAIT_DV, WAIT_DQ = lines(20, "wait_all_but_two()"), lines(20, "wait_all_but_one()")
 FIRST_S, WAIT_S = lines(12, "wait_all()", "s = after_wait(s)"), lines(20, "wait_all()")
-FIRST_KIND = lines(8, "if kind != END:", "    kind = types.int32(-kind)")
 SETTLED = lines(20, "acc_dk, dq = after_wait(acc_dk), after_wait(dq)")
 WAIT_EMPTY = lines(20, "bar_sync(DQ_EMPTY + turn, DQ_THREADS)")
 RELEASES = lines(20, "if leader:", f"    {RELEASE_Q}")
@@ -210,8 +210,8 @@ STREAM = (
     Mutant("dK not scaled", "finish(dk, acc_dk, scale,", "finish(dk, acc_dk, ONE,"),
     Mutant("dV scaled", "finish(dv, acc_dv, ONE,", "finish(dv, acc_dv, scale,"),
     Mutant("END not noticed", "if kind != END:\n            kind", "if True:\n            kind"),
-    Mutant("−kind of a first tile", FIRST_KIND, lines(8, "if kind != END:")),
-    Mutant("−kind of a column's first tile", lines(24, "kind = types.int32(-kind)"), ""),
+    Mutant("−kind of a first tile", FIRST_END, FIRST_END.replace("kind)", "-kind)")),
+    Mutant("−kind of a column's first tile", NEXT_END, NEXT_END.replace("kind)", "-kind)")),
     Mutant("stores never end", "turn] = -1", "turn] = 0"),
     Mutant(
         "columns written for rows",
