@@ -302,9 +302,10 @@ def features(out, feature, mask, head_dim, seqlen, **options):
 @device_option
 @quick_option
 @impl_option(*IMPLEMENTATIONS)
+@click.option("--method", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
 @seed_option
 @out_option
-def selection(out, **options):
+def selection(out, method, **options):
     """Blocks that are chosen at run time: selection, plan, forward and backward, and what is lost.
 
     Every method of nbflash.selection on random arrays and on q, k and v of a real model, beside
@@ -313,7 +314,7 @@ def selection(out, **options):
     """
     from experiments.commands.selection import run
 
-    run(out, **options)
+    run(out, methods=method, **options)
 
 
 @cli.command()

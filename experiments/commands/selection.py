@@ -7,6 +7,7 @@ selection and plan. On a CUDA device every pass plans the map anew, by kernels, 
 time; the column of the plan says how much of the forward pass that is.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 import masks
 import nbflash
+from experiments.harness.errors import BadInput
 from experiments.harness.grid import Case, dense_case
 from experiments.harness.inputs import load_qkv, random_inputs
 from experiments.harness.oracle import GRADIENTS, Oracle, sample_rows, sampled
@@ -32,10 +34,12 @@ from nbflash.planning.plan import AttentionPlan
 SELECT, PLAN = "select", "plan"
 STEPS = SELECT, PLAN, FORWARD, BACKWARD
 RANDOM, SAMPLE = "random", "sample"
+ALWAYS_CAUSAL = "vertical_slash"
 SAMPLE_FILE = Path(__file__).parents[1] / "data" / "sample.npz"
 COLUMNS = {"method": "", "blocks": ".1%", "mass kept": ".1%", "error": ".1e"}
 COLUMNS |= dict.fromkeys(STEPS, ".3f")
 COLUMNS |= {"forward ×": ".2f", "+ backward ×": ".2f"}
+CAUSAL = {True: "causal", False: "all keys"}
 KEYS = ("method", "density", "kept", "distance", *(f"{step}_ms" for step in STEPS))
 KEYS += ("speedup", "speedup_training")
 
@@ -50,16 +54,16 @@ class Chosen:
     mask: Any = None
 
 
-def chosen_by(spec, sweep, q, k):
+def chosen_by(spec, sweep, q, k, causal):
     """The `Chosen` of an entry of the sweep; it has selected once."""
     given = {key: x for key, x in spec.items() if key not in ("name", "share")}
     n, block, name = k.shape[1], sweep["block"], spec["name"]
-    if "share" in spec and name == "vertical_slash":
+    if "share" in spec and name == ALWAYS_CAUSAL:
         given |= dict.fromkeys(("vertical", "slash"), max(1, round(spec["share"] * n)))
     elif "share" in spec:
         given["topk"] = max(1, round(spec["share"] * -(-n // block)))
-    if name != "vertical_slash":
-        given["causal"] = sweep["causal"]
+    if name != ALWAYS_CAUSAL:
+        given["causal"] = causal
     select = partial(getattr(selection, name), block=block, **given)
     block_map = select(q, k)
     return Chosen(name, select, block_map, block_map.to_mask(q.shape[2]))
@@ -128,13 +132,13 @@ def planning_of(setup, arrays, chosen, impl):
     return partial(walk, (chosen.block_map.indices, chosen.block_map.counts))
 
 
-def measure(setup, name, arrays, impl):
-    """Rows of one input, dense first."""
+def measure(setup, name, arrays, impl, causal, specs):
+    """Rows of one input by the methods of ``specs``, dense first."""
     q, k, v, _ = arrays
     sweep, to_host = setup.settings, setup.backend.numpy
-    mask = masks.causal(q.shape[1]) if sweep["causal"] else masks.dense(q.shape[1])
+    mask = masks.causal(q.shape[1]) if causal else masks.dense(q.shape[1])
     base = replace(dense_case(q.shape), mask=mask)
-    methods = [chosen_by(spec, sweep, q, k) for spec in setup.sweep["method"]]
+    methods = [chosen_by(spec, sweep, q, k, causal) for spec in specs]
     makers = {
         (DENSE, step): make for step, make in passes_of(setup, arrays, base, impl, mask).items()
     }
@@ -147,6 +151,7 @@ def measure(setup, name, arrays, impl):
     of = {key: task.timing.median for key, task in timed.items()}
     sizes = dict(zip(("batch", "seqlen", "heads", "head_dim"), q.shape, strict=True))
     sizes |= {"dtype": q.dtype.name, "impl": library.plan(base).impl, "block": sweep["block"]}
+    sizes["causal"] = causal
     # On a CUDA device the plan is part of the forward pass.
     counted = (SELECT, PLAN, FORWARD) if setup.backend.device == "cpu" else (SELECT, FORWARD)
     rows = [_row(name, Chosen(DENSE, None), of, 1.0, 1.0, 0.0, counted)]
@@ -181,13 +186,29 @@ def inputs_of(setup, seed):
     yield SAMPLE, [setup.backend.array(x) for x in load_qkv(SAMPLE_FILE, dtype, seed)]
 
 
-def run(out, quick=False, device="auto", impl="auto", seed=0):
-    """Measure, print a table for each input, write ``selection.csv`` and ``selection.png``."""
+def methods_of(setup, names):
+    """The entries of the sweep, or those of them with these names."""
+    specs = setup.sweep["method"]
+    known = [spec["name"] for spec in specs]
+    for name in names:
+        if name not in known:
+            raise BadInput(f"--method {name}: expected one of {', '.join(known)}")
+    return [spec for spec in specs if not names or spec["name"] in names]
+
+
+def run(out, quick=False, device="auto", impl="auto", seed=0, methods=()):
+    """Measure, print a table for each input, write ``selection.csv`` and ``selection.png``.
+
+    Takes the options of the command; ``methods`` are names of those to measure, by default all.
+    """
     setup = set_up("selection", "quick" if quick else "full", device, None, seed)
-    rows = []
-    for name, arrays in inputs_of(setup, seed):
-        found = measure(setup, name, arrays, impl)
-        show(f"\n{name}, {size_of(found[0])}", COLUMNS, [[r[key] for key in KEYS] for r in found])
+    rows, specs = [], methods_of(setup, methods)
+    runs = itertools.product(setup.settings["causal"], inputs_of(setup, seed))
+    for causal, (name, arrays) in runs:
+        fitting = [spec for spec in specs if causal or spec["name"] != ALWAYS_CAUSAL]
+        found = measure(setup, name, arrays, impl, causal, fitting)
+        title = f"\n{name}, {CAUSAL[causal]}, {size_of(found[0])}"
+        show(title, COLUMNS, [[r[key] for key in KEYS] for r in found])
         rows += [row | setup.origin for row in found]
         write_csv(out / "selection.csv", rows)
     draw_selection(rows, out / "selection.png")

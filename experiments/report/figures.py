@@ -283,11 +283,13 @@ SELECTION_STEPS = ("select", "plan", "forward", "backward")
 
 
 def draw_selection(rows, path):
-    """Time of each step of each method, one behind the other; a panel per input and length."""
-    groups = list(dict.fromkeys((row["input"], row["seqlen"]) for row in rows))
+    """Time of each step of each method, one behind the other; a panel per input, length, mask."""
+    keys = "input", "seqlen", "causal"
+    groups = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
     figure, axes = axes_of(len(groups), height=3.2)
-    for ax, (name, n) in zip(axes, groups, strict=True):
-        group = [row for row in rows if (row["input"], row["seqlen"]) == (name, n)]
+    for ax, of in zip(axes, groups, strict=True):
+        group = [row for row in rows if tuple(row[key] for key in keys) == of]
+        name, n, causal = of
         labels = [
             f"{row['method']}\n{100 * row['kept']:.0f} % of the mass"
             if row["method"] != DENSE
@@ -301,7 +303,7 @@ def draw_selection(rows, path):
             left += times
         ax.invert_yaxis()
         ax.tick_params(axis="y", labelsize=8)
-        ax.set(xlabel="ms", title=f"{name}, N={n}")
+        ax.set(xlabel="ms", title=f"{name}, N={n}" + ", causal" * causal)
     axes[-1].legend(fontsize=7.5, frameon=False)
     first = rows[0]
     figure.suptitle(

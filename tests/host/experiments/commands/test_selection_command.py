@@ -31,8 +31,28 @@ def test_every_method_on_random_and_real_arrays(tmp_path, capsys):
         assert 0 < float(row["density"]) <= 1
         assert 0 < float(row["kept"]) <= 1 + 1e-9
         assert (float(row["distance"]) < 0.01) == (float(row["kept"]) > 0.999)
-    assert "sample, float32: batch=1, seqlen=512, heads=12, head_dim=32" in capsys.readouterr().out
+    assert (
+        "sample, causal, float32: batch=1, seqlen=512, heads=12, head_dim=32"
+        in capsys.readouterr().out
+    )
     assert_figure(tmp_path / "selection.png", 2)
+
+
+def test_chosen_methods_over_all_keys(tmp_path, monkeypatch):
+    sweep = sweeps.load("selection")
+    sweep["cpu"]["quick"]["causal"] = [False]
+    monkeypatch.setattr(sweeps, "load", lambda name: sweep)
+    names = "mean_pooled", "vertical_slash"
+    command("selection --quick --device cpu", *(f"--method={x}" for x in names), "--out", tmp_path)
+    rows = read_csv(tmp_path / "selection.csv")
+    assert [row["method"] for row in rows] == ["dense", "mean_pooled"] * 2
+    assert {row["causal"] for row in rows} == {"False"}
+
+
+def test_unknown_method(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command("selection --quick --device cpu --method nobody", "--out", tmp_path)
+    assert "expected one of mean_pooled" in capsys.readouterr().err
 
 
 def test_a_wrong_result_is_refused(tmp_path, capsys, monkeypatch):
