@@ -8,7 +8,15 @@ import numpy as np
 
 from nbflash.definitions.types import Array, Block
 from nbflash.inputs.block_map import BlockMap
-from nbflash.selection.blocks import best, check_blocks, check_count, means, products, softmax
+from nbflash.selection.blocks import (
+    best,
+    check_blocks,
+    check_count,
+    kernels,
+    means,
+    products,
+    softmax,
+)
 
 _SCORES = 1 << 26  # at a time
 
@@ -59,28 +67,30 @@ def compressed(
 def _importance(blocks, length):
     """Weights by blocks: float32 (batch, heads_kv, rows, columns)."""
     xp, problem, (rows, columns) = blocks.xp, blocks.problem, blocks.grid
-    keys, per_block = means(xp, blocks.k, length), blocks.block[1] // length
-    total = xp.zeros((problem.batch, problem.heads_kv, rows, columns), np.float32)
+    keys, of_kernels = means(xp, blocks.k, length), kernels(xp)
+    sum_weights = of_kernels.block_weights if of_kernels else block_weights
+    total = xp.empty((problem.batch, problem.heads_kv, rows, columns), np.float32)
     step = max(1, _SCORES // (problem.batch * problem.heads * blocks.block[0] * keys.shape[2]))
-    for first in range(0, rows, step):
-        start, stop = first * blocks.block[0], min((first + step) * blocks.block[0], problem.nq)
+    for row in range(0, rows, step):
+        start, stop = row * blocks.block[0], min((row + step) * blocks.block[0], problem.nq)
         queries = blocks.q[:, start:stop].astype(np.float32).transpose(0, 2, 1, 3)
-        scores = products(xp, queries, keys) * np.float32(problem.scale)
-        end = xp.minimum((xp.arange(keys.shape[2]) + 1) * length, problem.nk) - 1
-        position = xp.arange(start, stop) + (problem.nk - problem.nq)
-        seen = end <= (position[:, None] if blocks.causal else problem.nk)
-        weights = softmax(xp, scores, seen)
-        total[:, :, first : first + step] = _summed(xp, weights, total.shape, blocks, per_block)
+        scores = products(xp, queries, keys)
+        first = start + problem.nk - problem.nq if blocks.causal else problem.nk - 1
+        of_keys = blocks.block, length, problem.nk
+        sum_weights(scores, total, row, first, problem.scale, *of_keys)
     return total
 
 
-def _summed(xp, weights, shape, blocks, per_block):
-    """Over the heads of a group, the queries of a block and its means."""
-    batch, heads_kv, _, columns = shape
-    heads, queries, count = weights.shape[1:]
-    rows = -(-queries // blocks.block[0])
-    padded = (batch, heads_kv, heads // heads_kv, rows * blocks.block[0], columns * per_block)
-    whole = xp.zeros(padded, np.float32)
-    whole[..., :queries, :count] = weights.reshape(*padded[:3], queries, count)
-    cut = (*padded[:3], rows, blocks.block[0], columns, per_block)
-    return whole.reshape(cut).sum(axis=(2, 4, 6))
+def block_weights(scores, weights, first_row, first, scale, size, length, nk):
+    """As `nbflash.backends.block_selection.host.block_weights`, of NumPy arrays, float64 too."""
+    batch, heads, queries, n = scores.shape
+    heads_kv, _, columns = weights.shape[1:]
+    end = np.minimum((np.arange(n) + 1) * length, nk) - 1
+    seen = end <= first + np.arange(queries)[:, None]
+    found = softmax(np, scores * scores.dtype.type(scale), seen)
+    rows, per_column = -(-queries // size[0]), size[1] // length
+    padded = (batch, heads_kv, heads // heads_kv, rows * size[0], columns * per_column)
+    whole = np.zeros(padded, scores.dtype)
+    whole[..., :queries, :n] = found.reshape(*padded[:3], queries, n)
+    cut = (*padded[:3], rows, size[0], columns, per_column)
+    weights[:, :, first_row : first_row + rows] = whole.reshape(cut).sum(axis=(2, 4, 6))

@@ -7,12 +7,19 @@ from compiled import compile_ptx
 from nbflash.backends.block_selection.best_blocks import BestBlocksConfig, best_blocks_spec
 from nbflash.backends.block_selection.block_means import BlockMeansConfig, block_means_spec
 from nbflash.backends.block_selection.block_products import BlockProductsConfig, block_products_spec
+from nbflash.backends.block_selection.block_weights import (
+    BlockWeightsConfig,
+    block_weights_spec,
+    softmax_statistics_spec,
+)
 
 CAPABILITY = {"sm_75": (7, 5), **CAPABILITIES}
 SPECS = {
     "means-bfloat16": block_means_spec(BlockMeansConfig("bfloat16", 128, True)),
     "means-float16-odd": block_means_spec(BlockMeansConfig("float16", 12, False)),
     "means-float32": block_means_spec(BlockMeansConfig("float32", 64, True)),
+    "statistics": softmax_statistics_spec(BlockWeightsConfig()),
+    "weights": block_weights_spec(BlockWeightsConfig()),
     "products": block_products_spec(BlockProductsConfig()),
     "best-64": best_blocks_spec(BestBlocksConfig(64)),
     "best-2048": best_blocks_spec(BestBlocksConfig(2048)),

@@ -8,8 +8,8 @@ from device_runs import DTYPES, differing, host
 import nbflash
 from nbflash import selection
 from nbflash.backends.block_selection import host as on_gpu
-from nbflash.selection import blocks
-from nbflash.testing import make_qkv
+from nbflash.selection import blocks, compressed_keys
+from nbflash.testing import assert_within_reference, make_qkv
 
 SHAPE = 2, 700, 3, 64
 
@@ -51,6 +51,25 @@ def test_products(sizes):
     q, k = (rng.integers(-8, 9, shape).astype(np.float32) for shape in shapes)
     got = on_gpu.block_products(cupy.asarray(q), cupy.asarray(k))
     assert np.array_equal(host(got), blocks.products(np, q, k))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_weights(causal):
+    """Of several rows of blocks at a time, the last of them ragged."""
+    q, k, _, _ = make_qkv(2, 300, 500, 4, 2, 64, np.float16)
+    given = {"block": (64, 32), "topk": 4, "length": 8, "causal": causal}
+    chosen = selection.compressed(cupy.asarray(q), cupy.asarray(k), **given)
+    expected = selection.compressed(q, k, **given)
+    assert np.array_equal(host(chosen.indices), expected.indices)
+    scores = np.random.default_rng(1).standard_normal((2, 4, 300, 63), np.float32) * 9
+    of_keys = 0.7, (64, 32), 8, 500
+    first = 200 if causal else 499
+    exact, low = (np.zeros((2, 2, 5, 16), dtype) for dtype in (np.float64, np.float32))
+    for wanted in (exact, low):
+        compressed_keys.block_weights(scores.astype(wanted.dtype), wanted, 0, first, *of_keys)
+    got = cupy.full(low.shape, np.nan, np.float32)
+    on_gpu.block_weights(cupy.asarray(scores), got, 0, first, *of_keys)
+    assert_within_reference(host(got), exact, low, name="weights", factor=3)
 
 
 def test_a_step_of_training_in_a_graph():

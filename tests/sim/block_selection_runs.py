@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from nbflash import testing
 from nbflash.backends.block_selection import host
 from nbflash.backends.block_selection.block_products import BlockProductsConfig
-from nbflash.selection import blocks
+from nbflash.backends.block_selection.block_weights import BlockWeightsConfig
+from nbflash.selection import blocks, compressed_keys
 
+SMALL_WEIGHTS = BlockWeightsConfig(threads=96)
 SMALL = BlockProductsConfig(tile=16, depth=8)
 
 
@@ -32,6 +35,33 @@ def check_products(planes, m, n, width, group=1, *, config=SMALL, module=host):
     got = module.block_products(q, k, config)
     np.testing.assert_array_equal(got, blocks.products(np, q, k))
     assert got.dtype == np.float32
+
+
+# Queries, means, heads and those of K; a block, keys of a mean, all keys; where queries begin; the
+# scale.
+WEIGHTS = {
+    "one": (1, 1, (1, 1), (1, 1), 1, 1, 0),
+    "causal": (37, 21, (4, 2), (8, 16), 4, 83, 46),
+    "all keys": (19, 40, (2, 1), (16, 8), 2, 80, 79),
+    "queries before the keys": (20, 9, (1, 1), (4, 8), 8, 70, -9, -8),
+    "a column of many means": (9, 210, (1, 1), (4, 105), 1, 210, 200),
+    "several columns of blocks": (6, 140, (2, 2), (4, 4), 2, 280, 270),
+}
+
+
+def check_weights(queries, n, heads, size, length, nk, first, scale=0.3, *, module=host):
+    """Sums of weights in the middle rows of all, by float64 and the error of NumPy's float32."""
+    rng = np.random.default_rng(n)
+    scores = rng.standard_normal((2, heads[0], queries, n), np.float32) * 20
+    rows, columns = -(-queries // size[0]), -(-nk // size[1])
+    got = np.full((2, heads[1], rows + 3, columns), np.nan, np.float32)
+    module.block_weights(scores, got, 2, first, scale, size, length, nk, SMALL_WEIGHTS)
+    assert np.isnan(got[:, :, [0, 1, -1]]).all()
+    exact, low = (np.zeros((2, heads[1], rows, columns), t) for t in (np.float64, np.float32))
+    for wanted in (exact, low):
+        given = scores.astype(wanted.dtype)
+        compressed_keys.block_weights(given, wanted, 0, first, scale, size, length, nk)
+    testing.assert_within_reference(got[:, :, 2:-1], exact, low, name="weights", factor=3)
 
 
 def scores_of(shape, seed=0):

@@ -3,7 +3,14 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from block_selection_runs import check_best, check_means, check_products, integers
+from block_selection_runs import (
+    WEIGHTS,
+    check_best,
+    check_means,
+    check_products,
+    check_weights,
+    integers,
+)
 
 from nbflash import selection
 from nbflash.backends.block_selection import host
@@ -62,6 +69,12 @@ def test_products(case):
 def test_products_of_the_tile_that_is_used():
     with sim.options(race=True, seed=1):
         check_products(1, 65, 3, 40, config=BlockProductsConfig())
+
+
+@pytest.mark.parametrize("case", WEIGHTS.values(), ids=WEIGHTS)
+def test_weights(case):
+    with sim.options(race=True, seed=1):
+        check_weights(*case)
 
 
 # Queries and keys, those of a block, and of the choice: how many, sinks, local.

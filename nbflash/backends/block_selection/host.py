@@ -15,11 +15,17 @@ from nbflash.backends.block_selection.best_blocks import (
 )
 from nbflash.backends.block_selection.block_means import block_means_config, block_means_spec
 from nbflash.backends.block_selection.block_products import BlockProductsConfig, block_products_spec
+from nbflash.backends.block_selection.block_weights import (
+    BlockWeightsConfig,
+    block_weights_spec,
+    softmax_statistics_spec,
+)
 from nbflash.cuda.device import cuda_device
+from nbflash.definitions.constants import LOG2_E, WARP
 from nbflash.inputs import arrays
 
 _BOUND = 128  # geometries that are remembered
-_PRODUCTS = BlockProductsConfig()
+_PRODUCTS, _WEIGHTS = BlockProductsConfig(), BlockWeightsConfig()
 
 
 def block_means(x, size):
@@ -69,6 +75,54 @@ def _bound_products(device, config, planes, m, n, width, group):
     tiles_m, tiles_n = -(-m // config.tile), -(-n // config.tile)
     sizes = m, n, width, group, tiles_m, tiles_n
     return device.bind(block_products_spec(config), planes * tiles_m * tiles_n, sizes)
+
+
+def block_weights(scores, weights, first_row, first, scale, size, length, nk, config=_WEIGHTS):
+    """Softmax over means of keys, summed by blocks into some rows of ``weights``.
+
+    Parameters
+    ----------
+    scores : array
+        float32 (batch, heads, queries, means), contiguous.
+    weights : array
+        float32 (batch, heads_kv, rows, columns), contiguous: all rows, of which those from
+        ``first_row`` on are written, as many as the queries make.
+    first : int
+        Position of the first query: from its end on a mean is seen.
+    scale : float
+        Of scores.
+    size : (int, int)
+        Queries and keys of a block.
+    length, nk : int
+        Keys of a mean, and all.
+    """
+    batch, heads, queries, n = scores.shape
+    heads_kv, all_rows, columns = weights.shape[1:]
+    device = cuda_device(arrays.device_of(scores)[1])
+    statistics = device.empty((batch, heads, queries, 2), np.float32)
+    planes = batch * heads, batch * heads_kv
+    grid = queries, n, all_rows, columns
+    of_rows, of_blocks = _bound_weights(device, config, planes, grid, scale, size, length, nk)
+    of_rows([*device.words((scores, statistics)), first])
+    of_blocks([*device.words((scores, statistics, weights)), first, first_row])
+
+
+@functools.lru_cache(maxsize=_BOUND)
+def _bound_weights(device, config, planes, grid, scale, size, length, nk):
+    (of_heads, of_kv), (queries, n, all_rows, columns) = planes, grid
+    n_rows, per_column = of_heads * queries, size[1] // length
+    statistics = device.bind(
+        softmax_statistics_spec(config),
+        -(-n_rows // (config.threads // WARP)),
+        (n_rows, queries, n, nk - 1, length, scale * LOG2_E),
+    )
+    rows, together = -(-queries // size[0]), max(1, config.threads // per_column)
+    sizes = queries, n, of_heads // of_kv, size[0], per_column, rows, all_rows, columns, together
+    return statistics, device.bind(
+        block_weights_spec(config),
+        of_kv * rows * -(-columns // together),
+        (*sizes, nk - 1, length, scale * LOG2_E),
+    )
 
 
 def sorts(columns):

@@ -1,7 +1,16 @@
 """The kernels that choose blocks on the device: means, their products, the best of a row."""
 
 import numpy as np
-from block_selection_runs import check_best, check_means, check_products, integers
+from block_selection_runs import (
+    WEIGHTS as WEIGHTS_OF,
+)
+from block_selection_runs import (
+    check_best,
+    check_means,
+    check_products,
+    check_weights,
+    integers,
+)
 from mutant_family import Family
 from mutants import Mutant
 
@@ -9,7 +18,7 @@ from nbflash.cuda import simulator as sim
 
 ROOM = "nbflash.backends.block_selection"
 MEANS, PRODUCTS = f"{ROOM}.block_means", f"{ROOM}.block_products"
-BEST, HOST = f"{ROOM}.best_blocks", f"{ROOM}.host"
+WEIGHTS, BEST, HOST = f"{ROOM}.block_weights", f"{ROOM}.best_blocks", f"{ROOM}.host"
 
 
 def means(dtype, shape, size):
@@ -34,6 +43,16 @@ def products(*sizes):
     return check
 
 
+def weights(name):
+    """A case of the parity tests."""
+
+    def check(modules):
+        with sim.options(race=True, seed=1):
+            check_weights(*WEIGHTS_OF[name], module=modules[HOST])
+
+    return check
+
+
 def best(columns, width, **options):
     """Of three rows of blocks of 8 queries and one key."""
     given = {"causal": True, "sinks": 1, "local": 2, "planes": (1, 2)} | options
@@ -50,6 +69,10 @@ CASES = {
     "vectors": means(np.float32, (1, 37, 2, 64), 16),
     "elements": means(np.float32, (1, 9, 1, 150), 8),
     "several-tiles": products(2, 17, 34, 20, 2),
+    "causal": weights("causal"),
+    "before": weights("queries before the keys"),
+    "many-means": weights("a column of many means"),
+    "several-blocks": weights("several columns of blocks"),
     "one-warp": best(40, 40),
     "two-warps": best(70, 30),
     "four-warps": best(130, 9, planes=(1, 1)),
@@ -94,6 +117,42 @@ OF_PRODUCTS = (
     Mutant("products past the columns", "if r < m - m0 and c < n - n0:", "if r < m - m0:"),
     Mutant("products of the first column of tiles", "* m + m0) * n + n0", "* m + m0) * n"),
 )
+SEES = "max(start, types.int32(sees - first))"
+SEEN_AT = "statistics[2 * at]) * statistics[2 * at + 1]"
+OF_WEIGHTS = (
+    Mutant("a mean seen one query late", "types.int32(position + 1)", "types.int32(position)"),
+    Mutant("all means seen", "if position < last:", "if False:"),
+    Mutant("the last mean seen by its length", "if position < last:", "if True:"),
+    Mutant("queries of head 0", "_, query = divmod_int32(row, queries)", "query = row"),
+    Mutant(
+        "scale of the maximum",
+        "scores[at + j] * factor)\n            m",
+        "scores[at + j])\n            m",
+    ),
+    Mutant("sum of all lanes", "total = over_warp_sum(total)", "pass"),
+    Mutant("maximum of all lanes", "finite(over_warp_max(m))", "finite(m)"),
+    Mutant("rows past the end", "if row < rows:", "if True:"),
+    Mutant("weights not divided", SEEN_AT, "statistics[2 * at])"),
+    Mutant("means past the end", "if mean < n:", "if True:"),
+    Mutant("seen at the start of a mean", "(mean + 1) * length - 1", "mean * length"),
+    Mutant("the last mean never ends", "length - 1), last)", "length - 1), last + length)"),
+    Mutant("all queries see", SEES, "start"),
+    Mutant("queries of the rows before", SEES, "types.int32(sees - first)"),
+    Mutant("the first rows", "start, end = types.int32(row * size)", "start, end = types.int32(0)"),
+    Mutant(
+        "queries past the end",
+        "min(types.int32((row + 1) * size), queries)",
+        "types.int32((row + 1) * size)",
+    ),
+    Mutant("one head of a group", "for h in range(group):", "for h in range(1):"),
+    Mutant("heads of the first group", "types.int64(plane) * group + h", "types.int64(plane) + h"),
+    Mutant("one mean of a thread", "together * per_column, THREADS", "THREADS, THREADS"),
+    Mutant("columns of the first block", "types.int32(part * together)", "types.int32(0)"),
+    Mutant("columns past the end", "tid < together and column + tid < columns:", "tid < together:"),
+    Mutant("one thread for a column", "min(per_column, types.int32(THREADS))", "types.int32(1)"),
+    Mutant("the first rows of all", "* all_rows + first_row + row", "* all_rows + row"),
+    Mutant("rows of the scores for all", "int64(plane) * all_rows", "int64(plane) * rows"),
+)
 OF_BEST = (
     Mutant("−0 below 0", "float_bits(x + 0.0)", "float_bits(x)"),
     Mutant("negative scores the wrong way", "bits ^ (bits >> 31 & 0x7FFFFFFF) ^ -1", "bits ^ -1"),
@@ -129,17 +188,19 @@ OF_BEST = (
 REACH = {
     MEANS: ("halves", "vectors", "elements"),
     PRODUCTS: ("several-tiles",),
+    WEIGHTS: ("causal", "before", "many-means", "several-blocks"),
     BEST: ("one-warp", "two-warps", "four-warps", "more-queries"),
 }
 FAMILY = Family(
     "block_selection",
-    (MEANS, PRODUCTS, BEST, HOST),
+    (MEANS, PRODUCTS, WEIGHTS, BEST, HOST),
     CASES,
     [
         *((MEANS, mutant) for mutant in OF_MEANS),
         *((PRODUCTS, mutant) for mutant in OF_PRODUCTS),
+        *((WEIGHTS, mutant) for mutant in OF_WEIGHTS),
         *((BEST, mutant) for mutant in OF_BEST),
     ],
-    generate=(MEANS, PRODUCTS, BEST),
+    generate=(MEANS, PRODUCTS, WEIGHTS, BEST),
     reach=REACH.get,
 )

@@ -1,0 +1,138 @@
+"""Softmax weights of scores, summed by blocks: what the queries of a block attend to.
+
+    weights (row, column) = Σ over heads of a group, queries of the row, means of the column   w
+    w = 2^(x − m) r       x = factor · score       m = max x       r = 1 / Σ 2^(x − m)
+
+Of each query the first ``seen`` means count. Two kernels read the scores once each, and no weight
+is written:
+
+* `softmax_statistics`: a warp makes m and r of one query.
+* `block_weights`: a block of threads makes some columns of one row. A thread has one mean, and adds
+  its weights in the order of heads and queries, from the first query that sees it; the means of a
+  column are added over shared memory. The same scores give the same bits.
+"""
+
+import math
+import operator
+from dataclasses import dataclass
+
+from nbflash.cuda.kernel_spec import KernelSpec
+from nbflash.cuda.ptx._asm import cuda, inlined, types
+from nbflash.cuda.tile.guarded_max import guarded
+from nbflash.cuda.tile.ring import divmod_int32
+from nbflash.cuda.tile.tracing import exp2, maximum, unrolled
+from nbflash.cuda.tile.warp_reduce import across_lanes
+from nbflash.definitions.constants import WARP
+
+FLOATS = types.CPointer(types.float32)
+
+
+@dataclass(frozen=True)
+class BlockWeightsConfig:
+    """``threads``: as many means, of whole columns, does a block of `block_weights` take."""
+
+    threads: int = 256
+    min_blocks: int = 4
+
+    @property
+    def smem_bytes(self):
+        return 4 * self.threads
+
+
+def make_softmax_statistics(cfg):
+    """The kernel: scores (rows, n), statistics (rows, 2); first; rows, queries, n; last, length;
+    factor.
+
+    Rows are the queries of all heads. Query i is at position ``first + i``; mean j ends at key
+    ``min((j + 1) length − 1, last)``, and is seen from there.
+    """
+    WARPS, NEG_INF, ZERO, ONE = cfg.threads // WARP, *map(types.float32, (-math.inf, 0, 1))
+    larger, power, finite = unrolled(maximum), unrolled(exp2), unrolled(guarded)
+
+    @unrolled
+    def over_warp_max(x):
+        return across_lanes((x,), WARP, maximum)[0]
+
+    @unrolled
+    def over_warp_sum(x):
+        return across_lanes((x,), WARP, operator.add)[0]
+
+    def softmax_statistics(scores, statistics, first, rows, queries, n, last, length, factor):
+        tid = types.int32(cuda.threadIdx.x)
+        lane, row = tid % WARP, types.int32(cuda.blockIdx.x * WARPS + tid // WARP)
+        if row < rows:
+            _, query = divmod_int32(row, queries)
+            position, seen = types.int32(first + query), types.int32(n)
+            if position < last:
+                seen = types.int32(types.int32(position + 1) // length)
+            at, m, total = types.int64(row) * n, NEG_INF, ZERO
+            for j in range(lane, seen, WARP):
+                m = larger(m, scores[at + j] * factor)
+            m = finite(over_warp_max(m))
+            for j in range(lane, seen, WARP):
+                total += power(scores[at + j] * factor - m)
+            total = over_warp_sum(total)
+            if lane == 0:
+                statistics[2 * types.int64(row)] = m
+                statistics[2 * types.int64(row) + 1] = ONE / total if total > ZERO else ONE
+
+    return softmax_statistics
+
+
+def make_block_weights(cfg):
+    """The kernel: scores, statistics, weights (planes, all rows, columns); first, the first row;
+    queries, n; heads of a group, queries of a row, means of a column; rows that the scores have,
+    and all; columns, those of a block of threads; last, length; factor.
+
+    What `softmax_statistics` has, too, is the same here.
+    """
+    THREADS, ZERO = cfg.threads, types.float32(0)
+    power = unrolled(exp2)
+
+    @inlined
+    def weight_of(scores, statistics, at, n, mean, factor):
+        x = scores[at * n + mean] * factor
+        return power(x - statistics[2 * at]) * statistics[2 * at + 1]
+
+    def block_weights(
+        scores, statistics, weights, first, first_row, queries, n, group, size, per_column, rows,
+        all_rows, columns, together, last, length, factor,
+    ):  # fmt: skip
+        smem = cuda.shared.array(0, types.float32)
+        tid = types.int32(cuda.threadIdx.x)
+        strip, part = divmod_int32(types.int32(cuda.blockIdx.x), -(-columns // together))
+        plane, row = divmod_int32(strip, rows)
+        column = types.int32(part * together)
+        start, end = types.int32(row * size), min(types.int32((row + 1) * size), queries)
+        acc = ZERO
+        for j in range(tid, together * per_column, THREADS):
+            mean = types.int32(column * per_column + j)
+            if mean < n:
+                sees = min(types.int32((mean + 1) * length - 1), last)
+                begin = max(start, types.int32(sees - first))
+                for h in range(group):
+                    of_head = (types.int64(plane) * group + h) * queries
+                    for i in range(begin, end):
+                        acc += weight_of(scores, statistics, of_head + i, n, mean, factor)
+        smem[tid] = acc
+        cuda.syncthreads()  # the sums of all threads are there
+        if tid < together and column + tid < columns:
+            means, total = min(per_column, types.int32(THREADS)), ZERO
+            for j in range(means):
+                total += smem[tid * means + j]
+            to = (types.int64(plane) * all_rows + first_row + row) * columns
+            weights[to + column + tid] = total
+
+    return block_weights
+
+
+def softmax_statistics_spec(cfg):
+    """How to compile and launch the first kernel of ``cfg``."""
+    signature = FLOATS, FLOATS, types.int64, *(types.int32,) * 5, types.float32
+    return KernelSpec("nbflash_softmax_statistics", make_softmax_statistics, cfg, signature)
+
+
+def block_weights_spec(cfg):
+    """How to compile and launch the second kernel of ``cfg``."""
+    signature = *(FLOATS,) * 3, *(types.int64,) * 2, *(types.int32,) * 11, types.float32
+    return KernelSpec("nbflash_block_weights", make_block_weights, cfg, signature)
