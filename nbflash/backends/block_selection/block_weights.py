@@ -82,7 +82,7 @@ def make_softmax_statistics(cfg):
 def make_block_weights(cfg):
     """The kernel: scores, statistics, weights (planes, all rows, columns); first, the first row;
     queries, n; heads of a group, queries of a row, means of a column; rows that the scores have,
-    and all; columns, those of a block of threads; last, length; factor.
+    and all; columns, those of a block of threads, blocks of a row; last, length; factor.
 
     What `softmax_statistics` has, too, is the same here.
     """
@@ -96,20 +96,21 @@ def make_block_weights(cfg):
 
     def block_weights(
         scores, statistics, weights, first, first_row, queries, n, group, size, per_column, rows,
-        all_rows, columns, together, last, length, factor,
+        all_rows, columns, together, parts, last, length, factor,
     ):  # fmt: skip
         smem = cuda.shared.array(0, types.float32)
         tid = types.int32(cuda.threadIdx.x)
-        strip, part = divmod_int32(types.int32(cuda.blockIdx.x), -(-columns // together))
+        strip, part = divmod_int32(types.int32(cuda.blockIdx.x), parts)
         plane, row = divmod_int32(strip, rows)
-        column = types.int32(part * together)
-        start, end = types.int32(row * size), min(types.int32((row + 1) * size), queries)
+        column = types.int64(part) * together
+        start = types.int64(row) * size
+        end = min(start + size, types.int64(queries))
         acc = ZERO
         for j in range(tid, together * per_column, THREADS):
-            mean = types.int32(column * per_column + j)
+            mean = column * per_column + j
             if mean < n:
-                sees = min(types.int32((mean + 1) * length - 1), last)
-                begin = max(start, types.int32(sees - first))
+                sees = min((mean + 1) * length - 1, types.int64(last))
+                begin = max(start, sees - first)
                 for h in range(group):
                     of_head = (types.int64(plane) * group + h) * queries
                     for i in range(begin, end):
@@ -134,5 +135,5 @@ def softmax_statistics_spec(cfg):
 
 def block_weights_spec(cfg):
     """How to compile and launch the second kernel of ``cfg``."""
-    signature = *(FLOATS,) * 3, *(types.int64,) * 2, *(types.int32,) * 11, types.float32
+    signature = *(FLOATS,) * 3, *(types.int64,) * 2, *(types.int32,) * 12, types.float32
     return KernelSpec("nbflash_block_weights", make_block_weights, cfg, signature)

@@ -117,12 +117,10 @@ def _bound_weights(device, config, planes, grid, scale, size, length, nk):
         (n_rows, queries, n, nk - 1, length, scale * LOG2_E),
     )
     rows, together = -(-queries // size[0]), max(1, config.threads // per_column)
-    sizes = queries, n, of_heads // of_kv, size[0], per_column, rows, all_rows, columns, together
-    return statistics, device.bind(
-        block_weights_spec(config),
-        of_kv * rows * -(-columns // together),
-        (*sizes, nk - 1, length, scale * LOG2_E),
-    )
+    parts, group = -(-columns // together), of_heads // of_kv
+    sizes = queries, n, group, size[0], per_column, rows, all_rows, columns, together, parts
+    constants = *sizes, nk - 1, length, scale * LOG2_E
+    return statistics, device.bind(block_weights_spec(config), of_kv * rows * parts, constants)
 
 
 def sorts(columns):

@@ -117,7 +117,7 @@ OF_PRODUCTS = (
     Mutant("products past the columns", "if r < m - m0 and c < n - n0:", "if r < m - m0:"),
     Mutant("products of the first column of tiles", "* m + m0) * n + n0", "* m + m0) * n"),
 )
-SEES = "max(start, types.int32(sees - first))"
+SEES = "max(start, sees - first)"
 SEEN_AT = "statistics[2 * at]) * statistics[2 * at + 1]"
 OF_WEIGHTS = (
     Mutant("a mean seen one query late", "types.int32(position + 1)", "types.int32(position)"),
@@ -135,19 +135,15 @@ OF_WEIGHTS = (
     Mutant("weights not divided", SEEN_AT, "statistics[2 * at])"),
     Mutant("means past the end", "if mean < n:", "if True:"),
     Mutant("seen at the start of a mean", "(mean + 1) * length - 1", "mean * length"),
-    Mutant("the last mean never ends", "length - 1), last)", "length - 1), last + length)"),
+    Mutant("the last mean never ends", "types.int64(last))", "types.int64(last + length))"),
     Mutant("all queries see", SEES, "start"),
-    Mutant("queries of the rows before", SEES, "types.int32(sees - first)"),
-    Mutant("the first rows", "start, end = types.int32(row * size)", "start, end = types.int32(0)"),
-    Mutant(
-        "queries past the end",
-        "min(types.int32((row + 1) * size), queries)",
-        "types.int32((row + 1) * size)",
-    ),
+    Mutant("queries of the rows before", SEES, "sees - first"),
+    Mutant("the first rows", "start = types.int64(row) * size", "start = types.int64(0)"),
+    Mutant("queries past the end", "min(start + size, types.int64(queries))", "start + size"),
     Mutant("one head of a group", "for h in range(group):", "for h in range(1):"),
     Mutant("heads of the first group", "types.int64(plane) * group + h", "types.int64(plane) + h"),
     Mutant("one mean of a thread", "together * per_column, THREADS", "THREADS, THREADS"),
-    Mutant("columns of the first block", "types.int32(part * together)", "types.int32(0)"),
+    Mutant("columns of the first block", "types.int64(part) * together", "types.int64(0)"),
     Mutant("columns past the end", "tid < together and column + tid < columns:", "tid < together:"),
     Mutant("one thread for a column", "min(per_column, types.int32(THREADS))", "types.int32(1)"),
     Mutant("the first rows of all", "* all_rows + first_row + row", "* all_rows + row"),
