@@ -14,7 +14,7 @@ from experiments.harness.errors import BadInput
 from experiments.harness.passes import BACKWARD, BOTH, FORWARD, PASSES
 from experiments.options import (
     SIZE,
-    STORED,
+    cases_options,
     device_option,
     head_dims_option,
     impl_option,
@@ -22,8 +22,9 @@ from experiments.options import (
     out_option,
     passes_option,
     quick_option,
+    results_options,
     seed_option,
-    seqlens_option,
+    stored_dtype_option,
 )
 from nbflash.inputs.problem import DTYPES
 from nbflash.planning.dispatch import IMPLEMENTATIONS
@@ -88,8 +89,7 @@ def cli(context):
     type=SIZE,
     help="Query rows of each head to check; more where it takes more to reach every row of tiles.",
 )
-@seed_option
-@out_option
+@results_options
 def sparsity(quick, full, device, out, **overrides):
     """Runtime and accuracy against the density of the mask.
 
@@ -121,8 +121,7 @@ def sparsity(quick, full, device, out, **overrides):
 @click.option("--quick", is_flag=True, help="Fewer calls and processes.")
 @device_option
 @click.option("--dtype", type=click.Choice(DTYPES), help="float32 on a CPU, else float16.")
-@seed_option
-@out_option
+@results_options
 def calls(quick, device, dtype, out, seed):
     """What a call takes of the host, warm and in a new process.
 
@@ -145,12 +144,9 @@ def calls(quick, device, dtype, out, seed):
 @device_option
 @passes_option(*PASSES)
 @impl_option(*IMPLEMENTATIONS)
-@click.option("--dtype", type=click.Choice(STORED), help="Input dtype, instead of the sweep's.")
-@head_dims_option
-@seqlens_option
-@masks_option
-@seed_option
-@out_option
+@stored_dtype_option
+@cases_options
+@results_options
 def seqlen(out, quick, paper, mask, head_dim, seqlen, **options):
     """Runtime against sequence length: dense, causal, butterfly and local masks.
 
@@ -166,8 +162,7 @@ def seqlen(out, quick, paper, mask, head_dim, seqlen, **options):
 
 
 @cli.command()
-@seed_option
-@out_option
+@results_options
 def io(seed, out):
     """Counted HBM accesses and extra memory of the papers' algorithms, forward and backward.
 
@@ -243,8 +238,7 @@ def simt(out, seed, quick):
 @cli.command()
 @device_option
 @click.option("--quick", is_flag=True, help="Small sizes and fewer rounds.")
-@seed_option
-@out_option
+@results_options
 def decode(out, **options):
     """Rate at which decode reads cached keys and values, beside that of a copy.
 
@@ -260,8 +254,7 @@ def decode(out, **options):
 @cli.command()
 @device_option
 @click.option("--quick", is_flag=True, help="A tiny model and fewer rounds.")
-@seed_option
-@out_option
+@results_options
 def train(out, **options):
     """Tokens a second of GPT-2 in training, with nbflash's attention beside torch's.
 
@@ -280,12 +273,9 @@ def train(out, **options):
 @device_option
 @passes_option(FORWARD, BACKWARD)
 @impl_option(*IMPLEMENTATIONS)
-@click.option("--dtype", type=click.Choice(STORED), help="Input dtype, instead of the sweep's.")
-@head_dims_option
-@seqlens_option
-@masks_option
-@seed_option
-@out_option
+@stored_dtype_option
+@cases_options
+@results_options
 def features(out, feature, mask, head_dim, seqlen, **options):
     """Cost of score functions, dropout and attention sinks over plain attention.
 
@@ -303,8 +293,7 @@ def features(out, feature, mask, head_dim, seqlen, **options):
 @quick_option
 @impl_option(*IMPLEMENTATIONS)
 @click.option("--method", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
-@seed_option
-@out_option
+@results_options
 def selection(out, method, **options):
     """Blocks that are chosen at run time: selection, plan, forward and backward, and what is lost.
 
@@ -323,14 +312,11 @@ def selection(out, method, **options):
 @click.option("--rounds", type=SIZE, help="Rounds of a measurement, instead of the sweep's.")
 @passes_option(*PASSES)
 @impl_option("sm90", "sm80", "simt")
-@head_dims_option
-@seqlens_option
-@masks_option
+@cases_options
 @click.option(
     "--library", multiple=True, metavar="NAME", help="Only this library; may be repeated."
 )
-@seed_option
-@out_option
+@results_options
 def peers(out, section, library, mask, head_dim, seqlen, **options):
     """GPU: nbflash beside torch's SDPA, FlexAttention and flash-attn-4, in shuffled rounds.
 
@@ -353,8 +339,7 @@ def peers(out, section, library, mask, head_dim, seqlen, **options):
 )
 @head_dims_option
 @masks_option
-@seed_option
-@out_option
+@results_options
 def tune(out, seed, quick, passes, mask, head_dim):
     """GPU: the configurations of the Hopper kernels against each other, and against the tables.
 
@@ -372,8 +357,7 @@ def tune(out, seed, quick, passes, mask, head_dim):
 
 @cli.command("tune-decode")
 @click.option("--quick", is_flag=True, help="One head dimension, two sizes, fewer rounds.")
-@seed_option
-@out_option
+@results_options
 def tune_decode(out, seed, quick):
     """GPU: geometries and numbers of shares of the Hopper kernel of decode.
 

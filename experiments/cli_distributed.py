@@ -2,7 +2,7 @@
 
 import click
 
-from experiments.options import SIZE, device_option, masks_option, out_option, seed_option
+from experiments.options import SIZE, device_option, masks_option, out_option, results_options
 
 
 @click.command()
@@ -14,8 +14,7 @@ from experiments.options import SIZE, device_option, masks_option, out_option, s
     type=SIZE,
     help="Processes to start here, on the CPU, instead of running under mpiexec.",
 )
-@seed_option
-@out_option
+@results_options
 def distributed(out, device, quick, mask, processes, seed):
     """Scaling of attention over several GPUs or processes, beside one of them alone.
 

@@ -3,7 +3,7 @@
 import click
 
 from experiments.harness.errors import BadInput
-from experiments.options import device_option, out_option, seed_option
+from experiments.options import device_option, out_option, results_options
 
 resume_option = click.option(
     "--resume", is_flag=True, help="Continue from the results of an earlier run in --out."
@@ -26,8 +26,7 @@ def paper():
 @paper.command()
 @quick_option
 @device_option
-@seed_option
-@out_option
+@results_options
 def figure2(out, **options):
     """Figure 2: memory traffic, tile size and sparsity against runtime.
 
@@ -45,8 +44,7 @@ def figure2(out, **options):
 @minutes_option
 @click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
 @device_option
-@seed_option
-@out_option
+@results_options
 def figure3(out, **options):
     """Figure 3: runtime and memory of exact, sparse and approximate attention. Needs torch.
 

@@ -83,3 +83,21 @@ masks_option = click.option(
     "--mask", multiple=True, metavar="NAME", help="Only this mask of the sweep; may be repeated."
 )
 quick_option = click.option("--quick", is_flag=True, help="Fewer rounds and one shape.")
+stored_dtype_option = click.option(
+    "--dtype", type=click.Choice(STORED), help="Input dtype, instead of the sweep's."
+)
+
+
+def _together(*options):
+    """One decorator for several options, the first one first in ``--help``."""
+
+    def decorate(command):
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+results_options = _together(seed_option, out_option)
+cases_options = _together(head_dims_option, seqlens_option, masks_option)

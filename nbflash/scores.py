@@ -25,6 +25,7 @@ from typing import NamedTuple, SupportsFloat
 
 import numpy as np
 
+from nbflash.definitions import score_functions as own
 from nbflash.definitions.types import Array, Function, Functions
 from nbflash.inputs.arrays import on_cuda
 from nbflash.inputs.score_arrays import check_place, key_of, parameter
@@ -192,7 +193,7 @@ def softcap(cap: SupportsFloat) -> Score:
     cap = _number("cap", cap)
     if not 0 < cap < math.inf:
         raise ValueError(f"cap must be positive and finite, got {cap}")
-    return Score([_Stage(f"softcap({cap:g})", _softcap, _softcap_slope, (np.float64(cap),))])
+    return Score([_Stage(f"softcap({cap:g})", own.softcap, own.softcap_slope, (np.float64(cap),))])
 
 
 def alibi(slopes: Array) -> Score:
@@ -211,11 +212,11 @@ def alibi(slopes: Array) -> Score:
     if not np.isfinite(slopes).all():
         raise ValueError(f"slopes must be finite, got {slopes}")
     if slopes.size == 1:
-        fn, part, given, sizes = _alibi_of_all, _alibi_of_all_part, (slopes[0],), ()
+        fn, part, given, sizes = own.alibi_of_all, own.alibi_of_all_part, (slopes[0],), ()
     else:
-        fn, part, given, sizes = _alibi, _alibi_part, (slopes,), (axes,)
+        fn, part, given, sizes = own.alibi, own.alibi_part, (slopes,), (axes,)
     parts = (Part(part, slopes.shape, axes),) if learned else ()
-    return Score([_Stage("alibi", fn, _one, given, sizes, aligned=True, parts=parts)])
+    return Score([_Stage("alibi", fn, own.one, given, sizes, aligned=True, parts=parts)])
 
 
 def relative(table: Array) -> Score:
@@ -230,8 +231,8 @@ def relative(table: Array) -> Score:
     if table.shape[1] % 2 == 0:
         raise ValueError(f"table must have an odd number of columns, got shape {table.shape}")
     axes = ("heads",)
-    parts = (Part(_relative_part, table.shape, axes),)
-    return Score([_Stage("relative", _relative, _one, (table,), (axes,), True, parts)])
+    parts = (Part(own.relative_part, table.shape, axes),)
+    return Score([_Stage("relative", own.relative, own.one, (table,), (axes,), True, parts)])
 
 
 def bias(array: Array) -> Score:
@@ -254,8 +255,8 @@ def bias(array: Array) -> Score:
     given = array.shape
     if array.ndim < 4:
         array = array.reshape((1,) * (4 - array.ndim) + given)
-    parts = (Part(_bias_part, array.shape, axes, given),)
-    return Score([_Stage("bias", _bias, _one, (array,), (axes,), parts=parts)])
+    parts = (Part(own.bias_part, array.shape, axes, given),)
+    return Score([_Stage("bias", own.bias, own.one, (array,), (axes,), parts=parts)])
 
 
 def custom(
@@ -311,11 +312,6 @@ def custom(
     return Score([_Stage(name, fn, grad, tuple(map(_scalar, params)), parts=parts)])
 
 
-def is_own(fn):
-    """Whether a function is one of this module, whose source is known."""
-    return fn.__module__ == __name__
-
-
 def _number(name, x):
     try:
         return float(x)
@@ -325,52 +321,3 @@ def _number(name, x):
 
 def _scalar(x):
     return x[()] if x.ndim == 0 else x
-
-
-def _one(s, b, h, q_idx, kv_idx, *params):
-    return 1.0
-
-
-def _softcap(s, b, h, q_idx, kv_idx, cap):
-    return cap * math.tanh(s / cap)
-
-
-def _softcap_slope(s, b, h, q_idx, kv_idx, cap):
-    t = math.tanh(s / cap)
-    return 1 - t * t
-
-
-def _alibi(s, b, h, q_idx, kv_idx, aligned, slopes):
-    return s - slopes[h] * abs(q_idx + aligned - kv_idx)
-
-
-def _alibi_of_all(s, b, h, q_idx, kv_idx, aligned, slope):
-    return s - slope * abs(q_idx + aligned - kv_idx)
-
-
-def _alibi_part(s, b, h, q_idx, kv_idx, aligned, slopes):
-    return h, -abs(q_idx + aligned - kv_idx)
-
-
-def _alibi_of_all_part(s, b, h, q_idx, kv_idx, aligned, slope):
-    return 0, -abs(q_idx + aligned - kv_idx)
-
-
-def _relative(s, b, h, q_idx, kv_idx, aligned, table):
-    reach = table.shape[1] // 2
-    return s + table[h, min(max(kv_idx - q_idx - aligned + reach, 0), 2 * reach)]
-
-
-def _relative_part(s, b, h, q_idx, kv_idx, aligned, table):
-    reach = table.shape[1] // 2
-    return (h, min(max(kv_idx - q_idx - aligned + reach, 0), 2 * reach)), 1
-
-
-def _bias(s, b, h, q_idx, kv_idx, array):
-    n0, n1, n2, n3 = array.shape
-    return s + array[min(b, n0 - 1), min(h, n1 - 1), min(q_idx, n2 - 1), min(kv_idx, n3 - 1)]
-
-
-def _bias_part(s, b, h, q_idx, kv_idx, array):
-    n0, n1, n2, n3 = array.shape
-    return (min(b, n0 - 1), min(h, n1 - 1), min(q_idx, n2 - 1), min(kv_idx, n3 - 1)), 1

@@ -8,11 +8,11 @@ import contextlib
 
 import numpy as np
 
-from nbflash import scores
 from nbflash.cuda import kernel_key
 from nbflash.cuda.availability import cubin_dir
 from nbflash.cuda.ptx._asm import COMPILE_ERRORS, SIM, compiling_for, cuda, types
 from nbflash.cuda.tile.score import ScoreCode
+from nbflash.definitions import score_functions
 from nbflash.disk_cache import sealed
 from nbflash.inputs.arrays import on_cuda
 from nbflash.inputs.score_functions import where
@@ -61,7 +61,7 @@ def part_functions(score, problem, compute_capability):
     if not (code.own or SIM):
         for functions, kinds in zip(found, code.kinds, strict=True):
             for function in functions:
-                if not scores.is_own(function):
+                if not score_functions.is_own(function):
                     signature = (real, *(types.int32,) * 4, *kinds)
                     _check_function(function, signature, compute_capability, (types.BaseTuple,))
     return found
@@ -69,9 +69,9 @@ def part_functions(score, problem, compute_capability):
 
 def _form_of(fn, last, scale):
     """Which form the kernels have for a function with these parameters, the last one given."""
-    if fn is scores._softcap:
+    if fn is score_functions.softcap:
         return "softcap"
-    if fn in (scores._alibi, scores._alibi_of_all) and scale > 0:
+    if fn in (score_functions.alibi, score_functions.alibi_of_all) and scale > 0:
         (slopes,) = last
         fits = slopes.dtype.kind == "f" and np.all((slopes >= 0) & (slopes <= STEEPEST))
         return "alibi" if fits else None
@@ -98,7 +98,7 @@ def _check(code, real, compute_capability):
     """Compile the functions by themselves."""
     for functions, kinds in zip(code.functions, code.kinds, strict=True):
         for function in functions:
-            if function is not None and not scores.is_own(function):
+            if function is not None and not score_functions.is_own(function):
                 signature = (real, *(types.int32,) * 4, *kinds)
                 _check_function(function, signature, compute_capability)
 

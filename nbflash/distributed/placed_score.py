@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numba
 
-from nbflash import scores
+from nbflash.definitions import score_functions
 
 
 @functools.lru_cache(maxsize=256)
@@ -35,7 +35,7 @@ class _PlacedStage:
     @classmethod
     def of(cls, positions, shape, stage):
         """The stage itself where no place counts: kernels have a form of their own for it."""
-        softcap = stage.at(*shape)[0] is scores._softcap
+        softcap = stage.at(*shape)[0] is score_functions.softcap
         return stage if softcap else cls(positions, shape, stage)
 
     def __init__(self, positions, shape, stage):
@@ -75,7 +75,7 @@ def make(inner):
 @functools.lru_cache(maxsize=256)
 def _at_places(fn, count):
     """A function of a score at the places that two arrays have; of any place where it is 1."""
-    if fn in (None, scores._one):
+    if fn in (None, score_functions.one):
         return fn
     names, made = ", ".join(f"p{i}" for i in range(count)), {}
     exec(compile(_SOURCE.format(names=names), __file__, "exec"), globals(), made)

@@ -152,7 +152,7 @@ SCORES = {
     "compose": None,
 }
 # Make neither.
-OTHERS = {"coverage", "load", "reorder", "restrict", "save", "check_score", "is_own"}
+OTHERS = {"coverage", "load", "reorder", "restrict", "save", "check_score"}
 
 
 def _changed(table):

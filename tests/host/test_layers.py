@@ -52,10 +52,6 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
-# (importer, imported), by prefixes: what is against the order as yet, and what will mend it.
-DEBTS = {
-    (f"{TILE}.score", "nbflash.scores"): "its functions: definitions.score_functions",
-}
 # Arrows that stay: the version is in the package's __init__, which imports what shows it.
 EXCEPTIONS = {("nbflash.environment", "nbflash")}
 
@@ -169,8 +165,6 @@ def goes_down(module: str, name: str) -> bool:
     here, there = room_of(module), room_of(name)
     if here == there or (module, name) in EXCEPTIONS:
         return True
-    if any(within(module, a) and within(name, b) for a, b in DEBTS):
-        return True
     return FLOOR_OF[there] > FLOOR_OF[here]
 
 
@@ -187,10 +181,9 @@ def why_not(module: str, name: str, is_lazy: bool) -> str:
         return "" if chooses or within(module, *CHECKERS) else "only tests may"
     if within(module, *WITHOUT_MASKS) and within(name, "masks") and name not in KINDS:
         return "no masks here"
-    if within(module, *DEVICE) and not within(module, *HOST):
-        in_debt = any(within(module, a) and within(name, b) for a, b in DEBTS)
-        if not in_debt and (not within(name, *KNOWN_TO_DEVICE) or within(name, *HOST)):
-            return "not for device code"
+    for_host = not within(name, *KNOWN_TO_DEVICE) or within(name, *HOST)
+    if within(module, *DEVICE) and not within(module, *HOST) and for_host:
+        return "not for device code"
     return "" if goes_down(module, name) else "not downwards"
 
 
@@ -260,19 +253,6 @@ def test_every_module_has_a_room():
 @pytest.mark.parametrize("names", [FLOOR_OF, DEVICE, HOST, OUTSIDE], ids=["0", "1", "2", "3"])
 def test_every_name_of_the_tables_exists(names):
     assert [x for x in names if not any(within(module, x) for module in MODULES)] == []
-
-
-@pytest.mark.parametrize("debt", DEBTS, ids="-".join)
-def test_every_debt_is_there(debt):
-    """What is mended is struck off."""
-    importer, imported = debt
-    paths = [path for path in SOURCES if within(module_name(path), importer)]
-    found = {
-        name
-        for path in paths
-        for name, *_ in imports(ast.parse(path.read_text(encoding="utf-8")), module_name(path))
-    }
-    assert any(within(name, imported) for name in found)
 
 
 KERNEL = f"{HOPPER}.forward.kernel"

@@ -16,7 +16,6 @@ import functools
 import math
 from dataclasses import dataclass
 
-from nbflash import scores
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.score_math import (
     absolute,
@@ -29,6 +28,7 @@ from nbflash.cuda.tile.score_math import (
 )
 from nbflash.cuda.tile.tracing import equal, fma, load, opaque_value, reciprocal, select, unrolled
 from nbflash.cuda.tile.warp_math import approximate_reciprocal
+from nbflash.definitions import score_functions
 from nbflash.definitions.constants import LOG2_E
 
 
@@ -59,13 +59,13 @@ class ScoreCode:
     @property
     def has_slope(self):
         """Whether the derivative is anything but 1."""
-        return any(grad is not scores._one for _, grad in self.functions)
+        return any(grad is not score_functions.one for _, grad in self.functions)
 
     @property
     def slope_of_score(self):
         """Whether it follows from x: tanh comes last, and what is before has the slope 1."""
         *before, (_, last) = zip(self.functions, self.forms, strict=True)
-        return last == "softcap" and all(grad is scores._one for (_, grad), _ in before)
+        return last == "softcap" and all(grad is score_functions.one for (_, grad), _ in before)
 
     @property
     def capped(self):
@@ -85,7 +85,7 @@ class ScoreCode:
     @property
     def own(self):
         """Whether all functions are of `nbflash.scores`, whose source is known."""
-        return all(scores.is_own(fn) for fn, _ in self.functions)
+        return all(score_functions.is_own(fn) for fn, _ in self.functions)
 
     def __repr__(self):
         names = [fn.__qualname__ for fn, _ in self.functions]
@@ -172,7 +172,7 @@ class _Function:
 
     def __init__(self, fn, grad):
         self._fn = inlined(fn)
-        self._grad = None if grad in (None, scores._one) else inlined(grad)
+        self._grad = None if grad in (None, score_functions.one) else inlined(grad)
 
     def apply(self, s, place, held, params, factor):
         s, where = s * factor, place.indices()

@@ -28,8 +28,8 @@ FORMS = (
     Mutant("gradient of the result", "call(self._grad, s, s,", "call(self._grad, s, x,"),
     Mutant(
         "slopes if all have one",
-        "return any(grad is not scores._one for _, grad in self.functions)",
-        "return all(grad is not scores._one for _, grad in self.functions)",
+        "return any(grad is not score_functions.one for _, grad in self.functions)",
+        "return all(grad is not score_functions.one for _, grad in self.functions)",
     ),
     Mutant(
         "first factor for every function",

@@ -75,5 +75,5 @@ def in_two_passes(spec, score=None):
         return True
     configs = one_pass, dq_config(spec, score), columns_config(spec, score)
     keys = (keys_of_a_row(spec.mask, config) for config in configs)
-    capped = score is not None and score.capped
+    capped = score is not None and "softcap" in score.forms
     return two_passes_are_faster(spec.problem.head_dim, *keys, capped=capped)
