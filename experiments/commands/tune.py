@@ -169,9 +169,13 @@ def detailed(row, config, mask, in_source):
 
 def table_row(config, speed):
     """A configuration as a row of the table in the source, without defaults at its end."""
+    from nbflash.backends.sm90.forward.config import Sm90Config
+
+    # The forward's speeds are TFLOP/s; those of the others are of the same table's first row.
+    relative = () if isinstance(config, Sm90Config) else ("speed",)
     row, kept = [], 0
     for field in fields(config):
-        if field.name not in PROBLEM:
+        if field.name not in (*PROBLEM, *relative):
             value = round(speed) if field.name == "speed" else getattr(config, field.name)
             row.append(value)
             kept = kept if value == field.default else len(row)

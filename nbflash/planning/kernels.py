@@ -74,8 +74,9 @@ PATTERNS = {
     "block": lambda n: masks.butterfly(n, 128),
     "small-block": lambda n: masks.butterfly(n, 64),
 }
-# A tile's edge, short rows and long ones: between them every kernel of a pattern is chosen.
-LENGTHS = 100, 512, 8192
+# A tile's edge, short rows, long ones ragged and whole: between them every kernel of a pattern is
+# chosen.
+LENGTHS = 100, 512, 8100, 8192
 
 
 def common_kernels(dtype, head_dim, capability, patterns=tuple(PATTERNS), **how) -> list:

@@ -10,7 +10,7 @@ from nbflash.cuda import sources
 from nbflash.cuda.sources import BESIDES, WHOLE, definitions_of, digest_of
 
 HOPPER = "nbflash.backends.sm90"
-SCORES = {("nbflash.cuda.tile.score", "make_score"), ("nbflash.scores", "_one")}
+SCORES = {("nbflash.cuda.tile.score", "make_score"), ("nbflash.definitions.score_functions", "one")}
 COMMON = {
     ("masks.tiles", "FULL"),
     ("nbflash.cuda.ptx._asm", "inlined"),

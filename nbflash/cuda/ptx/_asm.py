@@ -43,6 +43,7 @@ __all__ = [
     "instruction",
     "intrinsic_of_arity",
     "ir",
+    "letter_of",
     "types",
 ]
 
@@ -110,6 +111,11 @@ def inline_ptx(builder, text, constraints, result, args, *, side_effect=False):
 _LETTERS = {types.float32: "f", types.float64: "d", types.int64: "l", types.uint64: "l"}
 
 
+def letter_of(kind):
+    """LLVM's letter for the registers of a Numba type."""
+    return _LETTERS.get(kind, "r")
+
+
 def instruction(name, text, operands, result=None):
     """One PTX instruction as device code, with its double for the simulator.
 
@@ -125,8 +131,8 @@ def instruction(name, text, operands, result=None):
     """
     if SIM:
         return getattr(hopper(), name)
-    letters = [_LETTERS.get(kind, "r") for kind in operands]
-    outputs = [] if result is None else ["=" + _LETTERS.get(result, "r")]
+    letters = [letter_of(kind) for kind in operands]
+    outputs = [] if result is None else ["=" + letter_of(result)]
     constraints = ",".join([*outputs, *letters, "~{memory}"])
 
     def build(*_):

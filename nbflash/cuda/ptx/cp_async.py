@@ -5,7 +5,8 @@ few. Others see them behind a barrier that follows the wait. Source: PTX ISA, "D
 Conversion Instructions: Non-bulk copy".
 """
 
-from nbflash.cuda.ptx._asm import SIM, asynchrony, hopper, inline_ptx, instruction, ir
+from nbflash.cuda.ptx._asm import SIM, asynchrony, hopper, instruction, types
+from nbflash.cuda.ptx.traced import emit
 
 cp_async_commit = instruction("cp_async_commit", "cp.async.commit_group;", ())
 
@@ -33,12 +34,10 @@ def cp_async16(to, source, at, inside, policy=None):
     if SIM:
         asynchrony().cp_async16(to, source, at, inside)
         return
-    b, i32 = to.builder, ir.IntType(32)
-    size = b.select(inside.value, ir.Constant(i32, 16), ir.Constant(i32, 0))
-    operands, hint, extra = [to.value, source.address(at, 1), size], "", ""
+    to = to.converted(types.uint32)
+    size = inside.choose(to.constant(16), to.constant(0))
+    operands, hint, extra = [to, source.pointer_to(at), size], "", ""
     if policy is not None:
-        operands.append(policy.value)
+        operands.append(policy)
         hint, extra = ".L2::cache_hint", ", $3"
-    text = f"cp.async.cg.shared.global{hint} [$0], [$1], 16, $2{extra};"
-    constraints = ",".join(["r", "l", "r", "l"][: len(operands)]) + ",~{memory}"
-    inline_ptx(b, text, constraints, ir.VoidType(), operands, side_effect=True)
+    emit(f"cp.async.cg.shared.global{hint} [$0], [$1], 16, $2{extra};", operands, memory=True)

@@ -6,7 +6,8 @@ of each matrix, two neighbours of row ``lane // 4``, columns ``2 (lane % 4) + {0
 Source: PTX ISA, "Warp-level matrix load instruction".
 """
 
-from nbflash.cuda.ptx._asm import SIM, hopper, inline_ptx, ir, types
+from nbflash.cuda.ptx._asm import SIM, hopper, types
+from nbflash.cuda.ptx.traced import emit
 
 
 def ldmatrix(address, count=4, *, transposed=False):
@@ -16,11 +17,4 @@ def ldmatrix(address, count=4, *, transposed=False):
     words = ", ".join(f"${i}" for i in range(count))
     form = ".trans" if transposed else ""
     text = f"ldmatrix.sync.aligned.m8n8.x{count}{form}.shared.b16 {{{words}}}, [${count}];"
-    builder, word = address.builder, ir.IntType(32)
-    result = word if count == 1 else ir.LiteralStructType([word] * count)
-    constraints = ",".join(["=r"] * count + ["r", "~{memory}"])
-    found = inline_ptx(builder, text, constraints, result, [address.value], side_effect=True)
-    if count == 1:
-        return (address.new(types.uint32, found),)
-    parts = (builder.extract_value(found, i) for i in range(count))
-    return tuple(address.new(types.uint32, part) for part in parts)
+    return emit(text, [address.converted(types.uint32)], (types.uint32,) * count, memory=True)

@@ -12,7 +12,8 @@ of A and B, two neighbours along the contraction in a word:
 Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
 """
 
-from nbflash.cuda.ptx._asm import SIM, hopper, inline_ptx, ir, types
+from nbflash.cuda.ptx._asm import SIM, hopper, types
+from nbflash.cuda.ptx.traced import emit
 
 
 def mma(dtype, c, a, b):
@@ -26,8 +27,4 @@ def mma(dtype, c, a, b):
         f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
     )
-    builder, result = c[0].builder, ir.LiteralStructType([ir.FloatType()] * 4)
-    values = [x.value for x in (*a, *b, *c)]
-    constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
-    d = inline_ptx(builder, text, constraints, result, values, side_effect=True)
-    return tuple(c[0].new(types.float32, builder.extract_value(d, i)) for i in range(4))
+    return emit(text, [*a, *b, *c], (types.float32,) * 4, keep=True)

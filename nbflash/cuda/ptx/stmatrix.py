@@ -6,7 +6,8 @@ A lane gives one word of every matrix (two neighbours of row ``lane // 4``, colu
 store instruction".
 """
 
-from nbflash.cuda.ptx._asm import SIM, hopper, inline_ptx, ir
+from nbflash.cuda.ptx._asm import SIM, hopper, types
+from nbflash.cuda.ptx.traced import emit
 
 
 def stmatrix4(address, words):
@@ -15,6 +16,4 @@ def stmatrix4(address, words):
         hopper().stmatrix4(address, words)
         return
     text = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};"
-    operands = [address.value, *(x.value for x in words)]
-    constraints, void = "r,r,r,r,r,~{memory}", ir.VoidType()
-    inline_ptx(address.builder, text, constraints, void, operands, side_effect=True)
+    emit(text, [address.converted(types.uint32), *words], memory=True)

@@ -16,7 +16,8 @@ so the accumulators of S are, packed in pairs, the A fragments of P V: tuple ele
 Level Matrix Instructions".
 """
 
-from nbflash.cuda.ptx._asm import SIM, hopper, inline_ptx, instruction, ir, types
+from nbflash.cuda.ptx._asm import SIM, hopper, instruction, types
+from nbflash.cuda.ptx.traced import emit
 
 wgmma_fence = instruction("wgmma_fence", "wgmma.fence.sync.aligned;", ())
 wgmma_commit = instruction("wgmma_commit", "wgmma.commit_group.sync.aligned;", ())
@@ -30,14 +31,9 @@ def wgmma_wait(pending):
     return instruction("wgmma_wait", text, ())
 
 
-def _struct_call(acc, text, constraints, operands):
+def _in_place(acc, text, operands, **how):
     """Emit an instruction that changes a whole fragment in place."""
-    b, n = acc[0].builder, len(acc)
-    kind = ir.LiteralStructType([ir.FloatType()] * n)
-    tied = ["=f"] * n + [str(i) for i in range(n)] + constraints
-    values = [x.value for x in acc] + operands
-    result = inline_ptx(b, text, ",".join(tied), kind, values, side_effect=True)
-    return tuple(acc[0].new(types.float32, b.extract_value(result, i)) for i in range(n))
+    return emit(text, operands, (types.float32,) * len(acc), tied=acc, **how)
 
 
 def wgmma(
@@ -82,7 +78,7 @@ def wgmma(
         f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {d}, {operand}, "
         f"b, p, {-1 if negate_a else 1}, 1, {transposed}; }}"
     )
-    return _struct_call(acc, text, ["r"] * len(values), [x.value for x in values])
+    return _in_place(acc, text, [x.low_word() for x in values], keep=True)
 
 
 def settle(acc):
@@ -93,4 +89,4 @@ def settle(acc):
     """
     if SIM:
         return hopper().settle(acc)
-    return _struct_call(acc, "", ["~{memory}"], [])
+    return _in_place(acc, "", [], memory=True)

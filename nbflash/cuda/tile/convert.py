@@ -8,9 +8,10 @@ import math
 
 import numpy as np
 
-from nbflash.cuda.ptx._asm import cuda, inlined, ir, types
+from nbflash.cuda.ptx._asm import cuda, inlined, types
+from nbflash.cuda.ptx.traced import Scalar
 from nbflash.cuda.tile.cp_async import cp_async4
-from nbflash.cuda.tile.tracing import Scalar, load, load4, select, store, store4, total, unrolled
+from nbflash.cuda.tile.tracing import equal, load, load4, select, store, store4, total, unrolled
 
 ACCUMULATOR = {
     "float16": types.float32,
@@ -33,15 +34,10 @@ STORAGE = {
 def _to_accumulator(x, dtype):
     """One stored element as an accumulator element."""
     if isinstance(x, Scalar):
-        b = x.builder
-        if dtype == "float16":
-            return x.new(types.float32, b.fpext(b.bitcast(x.value, ir.HalfType()), ir.FloatType()))
+        if dtype in ("float16", "int8"):
+            return x.converted(types.float32)
         if dtype == "bfloat16":
-            i32 = ir.IntType(32)
-            bits = b.shl(b.zext(x.value, i32), ir.Constant(i32, 16))
-            return x.new(types.float32, b.bitcast(bits, ir.FloatType()))
-        if dtype == "int8":
-            return x.new(types.float32, b.sitofp(x.value, ir.FloatType()))
+            return (x.converted(types.uint32) << 16).bits_as(types.float32)
         return _from_e4m3(x) if dtype == "float8_e4m3fn" else x
     if dtype == "float16":
         return np.float32(x)
@@ -62,14 +58,10 @@ def _from_e4m3(x):
         bits = (word & np.uint32(0x80)) << np.uint32(24) | (word & np.uint32(0x7F)) << np.uint32(20)
         is_nan = word & np.uint32(0x7F) == np.uint32(0x7F)
         return np.float32(np.nan) if is_nan else bits.view(np.float32) * np.float32(2.0**120)
-    b, i32 = x.builder, ir.IntType(32)
-    word = b.zext(x.value, i32)
-    sign = b.shl(b.and_(word, ir.Constant(i32, 0x80)), ir.Constant(i32, 24))
-    rest = b.and_(word, ir.Constant(i32, 0x7F))
-    bits = b.bitcast(b.or_(sign, b.shl(rest, ir.Constant(i32, 20))), ir.FloatType())
-    value = b.fmul(bits, ir.Constant(ir.FloatType(), 2.0**120))
-    is_nan = b.icmp_unsigned("==", rest, ir.Constant(i32, 0x7F))
-    return x.new(types.float32, b.select(is_nan, ir.Constant(ir.FloatType(), math.nan), value))
+    word = x.converted(types.uint32)
+    rest = word & 0x7F
+    bits = ((word & 0x80) << 24 | rest << 20).bits_as(types.float32)
+    return select(equal(rest, 0x7F), math.nan, bits * 2.0**120)
 
 
 def widened(x, dtype, accumulator):
@@ -81,24 +73,18 @@ def widened(x, dtype, accumulator):
         return np.float64(x)
     if x.type == accumulator:
         return x
-    return x.new(accumulator, x.builder.fpext(x.value, ir.DoubleType()))
+    return x.converted(accumulator)
 
 
 def as_stored(x, dtype):
     """One accumulator element, rounded to nearest even, as it is stored."""
     if isinstance(x, Scalar):
-        b = x.builder
         if dtype == "float16":
-            half = b.fptrunc(x.value, ir.HalfType())
-            return x.new(types.float16, b.bitcast(half, ir.IntType(16)))
+            return x.converted(types.float16)
         if dtype == "bfloat16":
-            i32, i16 = ir.IntType(32), ir.IntType(16)
-            bits = b.bitcast(x.value, i32)
-            odd = b.and_(b.lshr(bits, ir.Constant(i32, 16)), ir.Constant(i32, 1))
-            rounded = b.add(b.add(bits, ir.Constant(i32, 0x7FFF)), odd)
-            half = b.trunc(b.lshr(rounded, ir.Constant(i32, 16)), i16)
-            is_nan = b.fcmp_unordered("uno", x.value, x.value)
-            return x.new(types.uint16, b.select(is_nan, ir.Constant(i16, 0x7FC0), half))
+            bits = x.bits_as(types.uint32)
+            half = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).converted(types.uint16)
+            return select(x.is_nan(), 0x7FC0, half)
         return x
     if dtype == "float16":
         return np.float16(x)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from nbflash.cuda.ptx._asm import inline_ptx, ir, types
+from nbflash.cuda.ptx._asm import types
+from nbflash.cuda.ptx.traced import Scalar, emit
 from nbflash.cuda.tile.float_bits import unsigned
-from nbflash.cuda.tile.tracing import Scalar
 from nbflash.cuda.tile.warp_math import permute, subtract_float16
 
 
@@ -19,8 +19,7 @@ def _widened(pair):
         size[codes & 127 == 127] = np.nan
         return np.copysign(size, codes.view(np.int8)).astype(np.float16).view(np.uint32)[0]
     text = "{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.rn.f16x2.e4m3x2 $0, h; }"
-    value = inline_ptx(pair.builder, text, "=r,r", ir.IntType(32), [pair.value])
-    return pair.new(types.uint32, value)
+    return emit(text, [pair], types.uint32)
 
 
 def _int8(word):

@@ -2,17 +2,15 @@
 
 import numpy as np
 
-from nbflash.cuda.ptx._asm import cgutils, cuda_target, inline_ptx, ir, types
-from nbflash.cuda.tile.tracing import Memory, Scalar, exp2, fma
+from nbflash.cuda.ptx._asm import types
+from nbflash.cuda.ptx.traced import Scalar, call_device, emit
+from nbflash.cuda.tile.tracing import exp2, fma
 from nbflash.cuda.tile.warp_math import approximate_reciprocal
 
 
 def _libdevice(x, name):
     """``__nv_<name>`` of a floating-point number."""
-    signature = ir.FunctionType(x.value.type, [x.value.type])
-    name = f"__nv_{name}" + ("f" if x.type.bitwidth == 32 else "")
-    function = cgutils.get_or_insert_function(x.builder.module, signature, name)
-    return x.new(x.type, x.builder.call(function, [x.value]))
+    return x.call(f"__nv_{name}" + ("f" if x.type.bitwidth == 32 else ""))
 
 
 def absolute(x):
@@ -35,22 +33,17 @@ def approximate_tanh(x):
     if not isinstance(x, Scalar):  # as far off as the instruction may be
         bits = np.tanh(np.float32(x)).view(np.uint32) + np.uint32(0x1000)
         return (bits & np.uint32(0xFFFFE000)).view(np.float32)
-    value = inline_ptx(x.builder, "tanh.approx.f32 $0, $1;", "=f,f", x.value.type, [x.value])
-    return x.new(x.type, value)
+    return emit("tanh.approx.f32 $0, $1;", [x], x.type)
 
 
 def to_int32(x):
     """An integer in 32 bits."""
-    if not isinstance(x, Scalar):
-        return x
-    return x.new(types.int32, ir.Constant(ir.IntType(32), 0)).like(x)
+    return x.converted(types.int32) if isinstance(x, Scalar) else x
 
 
 def to_float(x, model):
     """A signed integer in the floating-point type of ``model``."""
-    if not isinstance(x, Scalar):
-        return type(model)(x)
-    return x.new(model.type, x.builder.sitofp(x.value, model.value.type))
+    return x.converted(model.type) if isinstance(x, Scalar) else type(model)(x)
 
 
 def call(function, model, *arguments):
@@ -60,14 +53,4 @@ def call(function, model, *arguments):
     """
     if not isinstance(model, Scalar):
         return type(model)(function(*arguments))
-    pairs = [x.whole if isinstance(x, Memory) else (x.type, x.value) for x in arguments]
-    kinds, values = zip(*pairs, strict=True)
-    typing = cuda_target.typing_context
-    callee = typing.resolve_value_type(function)
-    signature = typing.resolve_function_type(callee, kinds, {})
-    context = model.context
-    if context.fndesc is None:  # only typed so far: there is nothing to call from
-        return model
-    value = context.get_function(callee, signature)(model.builder, values)
-    value = context.cast(model.builder, value, signature.return_type, model.type)
-    return model.new(model.type, value)
+    return call_device(function, model, arguments)

@@ -4,8 +4,9 @@ from struct import Struct
 
 import numpy as np
 
-from nbflash.cuda.ptx._asm import cuda, inline_ptx, inlined, ir, types
-from nbflash.cuda.tile.tracing import FULL_WARP, Scalar, select, unrolled
+from nbflash.cuda.ptx._asm import cuda, inlined, types
+from nbflash.cuda.ptx.traced import Scalar, emit
+from nbflash.cuda.tile.tracing import FULL_WARP, select, unrolled
 
 _HALVES, _HALF_FLOATS, _FLOATS = Struct("=2H"), Struct("=2e"), Struct("=2f")
 _WORD, _WORDS = Struct("=I"), Struct("=2I")
@@ -16,16 +17,14 @@ def log2(x):
     if not isinstance(x, Scalar):  # as far off as the instruction may be
         y = np.log2(x)
         return y if x == 1 or not np.isfinite(y) else y + max(abs(y), 1) * np.float32(2**-22)
-    value = inline_ptx(x.builder, "lg2.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value])
-    return x.new(x.type, value)
+    return emit("lg2.approx.ftz.f32 $0, $1;", [x], x.type)
 
 
 def approximate_reciprocal(x):
     """``1 / x`` within an ulp: ``rcp.approx.ftz.f32``."""
     if not isinstance(x, Scalar):
         return np.float32(1) / x
-    value = inline_ptx(x.builder, "rcp.approx.ftz.f32 $0, $1;", "=f,f", x.value.type, [x.value])
-    return x.new(x.type, value)
+    return emit("rcp.approx.ftz.f32 $0, $1;", [x], x.type)
 
 
 def pack_half(dtype, low, high):
@@ -35,9 +34,7 @@ def pack_half(dtype, low, high):
             return np.array((low, high), np.float16).view(np.uint32)[0]
         return np.uint32(_bfloat16_bits(low) | _bfloat16_bits(high) << 16)
     kind = {"float16": "f16x2", "bfloat16": "bf16x2"}[dtype]
-    text, word = f"cvt.rn.{kind}.f32 $0, $1, $2;", ir.IntType(32)
-    value = inline_ptx(low.builder, text, "=r,f,f", word, [high.value, low.value])
-    return low.new(types.uint32, value)
+    return emit(f"cvt.rn.{kind}.f32 $0, $1, $2;", [high, low], types.uint32)
 
 
 def _bfloat16_bits(x):
@@ -47,8 +44,7 @@ def _bfloat16_bits(x):
 
 
 def _vote(condition, text):
-    b, i32 = condition.builder, ir.IntType(32)
-    return inline_ptx(b, text, "=r,r", i32, [b.zext(condition.value, i32)], side_effect=True)
+    return emit(text, [condition.converted(types.int32)], types.int32, keep=True)
 
 
 def any_lane(condition):
@@ -57,8 +53,7 @@ def any_lane(condition):
         return bool(cuda.any_sync(FULL_WARP, condition))
     text = """{ .reg .pred p, q; setp.ne.b32 p, $1, 0; vote.sync.any.pred q, p, -1;
     selp.b32 $0, 1, 0, q; }"""
-    b, zero = condition.builder, ir.Constant(ir.IntType(32), 0)
-    return condition.new(types.boolean, b.icmp_signed("!=", _vote(condition, text), zero))
+    return _vote(condition, text).differs(0)
 
 
 def ballot(condition):
@@ -66,7 +61,7 @@ def ballot(condition):
     if not isinstance(condition, Scalar):
         return np.uint32(cuda.ballot_sync(FULL_WARP, condition)).astype(np.int32)
     text = "{ .reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.ballot.b32 $0, p, -1; }"
-    return condition.new(types.int32, _vote(condition, text))
+    return _vote(condition, text)
 
 
 def unpack_half(dtype, word):
@@ -76,19 +71,11 @@ def unpack_half(dtype, word):
             return tuple(map(np.float32, _HALF_FLOATS.unpack(word)))
         low, high = _HALVES.unpack(word)
         return tuple(map(np.float32, _FLOATS.unpack(_WORDS.pack(low << 16, high << 16))))
-    b, i32 = word.builder, ir.IntType(32)
+    word = word.bits_as(types.uint32)
     if dtype == "bfloat16":
-        words = (
-            b.shl(word.value, ir.Constant(i32, 16)),
-            b.and_(word.value, ir.Constant(i32, 0xFFFF0000)),
-        )
-        return tuple(word.new(types.float32, b.bitcast(x, ir.FloatType())) for x in words)
-    i16 = ir.IntType(16)
-    halves = b.trunc(word.value, i16), b.trunc(b.lshr(word.value, ir.Constant(i32, 16)), i16)
-    return tuple(
-        word.new(types.float32, b.fpext(b.bitcast(x, ir.HalfType()), ir.FloatType()))
-        for x in halves
-    )
+        return tuple(x.bits_as(types.float32) for x in (word << 16, word & 0xFFFF0000))
+    halves = (x.converted(types.uint16) for x in (word, word >> 16))
+    return tuple(x.bits_as(types.float16).converted(types.float32) for x in halves)
 
 
 def subtract_float16(a, b):
@@ -96,9 +83,7 @@ def subtract_float16(a, b):
     if not isinstance(a, Scalar):
         pairs = zip(*(unpack_half("float16", np.uint32(x)) for x in (a, b)), strict=True)
         return pack_half("float16", *(x - y for x, y in pairs))
-    words = [a.value, a.like(b).value]
-    text = "sub.rn.f16x2 $0, $1, $2;"
-    return a.new(a.type, inline_ptx(a.builder, text, "=r,r,r", ir.IntType(32), words))
+    return emit("sub.rn.f16x2 $0, $1, $2;", [a, a.like(b)], a.type)
 
 
 def permute(a, b, selector):
@@ -107,9 +92,7 @@ def permute(a, b, selector):
         both = int(a) | int(b) << 32
         taken = (both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF for i in range(4))
         return np.uint32(sum(byte << 8 * i for i, byte in enumerate(taken)))
-    words = [a.value, a.like(b).value, a.like(selector).value]
-    text = "prmt.b32 $0, $1, $2, $3;"
-    return a.new(a.type, inline_ptx(a.builder, text, "=r,r,r,r", ir.IntType(32), words))
+    return emit("prmt.b32 $0, $1, $2, $3;", [a, a.like(b), a.like(selector)], a.type)
 
 
 @unrolled

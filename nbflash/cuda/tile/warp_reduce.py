@@ -8,7 +8,8 @@ After log₂ n rounds all n lanes hold the same.
 import functools
 
 from nbflash.cuda.ptx._asm import cuda, inlined
-from nbflash.cuda.tile.tracing import Scalar, shuffle_xor
+from nbflash.cuda.ptx.traced import Scalar
+from nbflash.cuda.tile.tracing import shuffle_xor
 from nbflash.cuda.tile.warp_math import lanes_of
 
 QUAD = 4  # lanes that share the rows of a wgmma fragment

@@ -35,8 +35,9 @@ import operator
 
 import numpy as np
 
-from nbflash.cuda.ptx._asm import inline_ptx, inlined, ir, types
-from nbflash.cuda.tile.tracing import Scalar, equal, opaque_value, select, shuffle_xor, unrolled
+from nbflash.cuda.ptx._asm import inlined, types
+from nbflash.cuda.ptx.traced import Scalar, emit
+from nbflash.cuda.tile.tracing import equal, opaque_value, select, shuffle_xor, unrolled
 from nbflash.cuda.tile.warp_math import permute
 from nbflash.definitions import philox
 
@@ -60,10 +61,8 @@ def product(a, b):
     """The upper and the lower word of a product: a number and a uint32."""
     if not isinstance(b, Scalar):
         return philox.product(a, b)
-    build, i64 = b.builder, ir.IntType(64)
-    wide = build.mul(build.zext(b.value, i64), ir.Constant(i64, int(a)))
-    upper = build.lshr(wide, ir.Constant(i64, 32))
-    return tuple(b.new(types.uint32, build.trunc(x, ir.IntType(32))) for x in (upper, wide))
+    wide = b.converted(types.uint64) * int(a)
+    return (wide >> 32).converted(types.uint32), wide.converted(types.uint32)
 
 
 def plus(a, b):
@@ -89,9 +88,7 @@ def uniform(x):
     """The same uint32 of all lanes, which the compiler then knows it to be: ``redux.sync.or``."""
     if not isinstance(x, Scalar):
         return x
-    text, i32 = "redux.sync.or.b32 $0, $1, -1;", ir.IntType(32)
-    value = inline_ptx(x.builder, text, "=r,r", i32, [x.value], side_effect=True)
-    return x.new(x.type, value)
+    return emit("redux.sync.or.b32 $0, $1, -1;", [x], x.type, keep=True)
 
 
 def kept_halves(word, threshold):
@@ -101,9 +98,7 @@ def kept_halves(word, threshold):
         limit = threshold & philox.MASK
         return np.uint32((0xFFFF if low >= limit else 0) | (0xFFFF0000 if high >= limit else 0))
     text = "{ .reg .b32 x; abs.f16x2 x, $1; set.geu.u32.f16x2 $0, x, $2; }"
-    i32 = ir.IntType(32)
-    operands = [word.value, threshold.value]
-    return word.new(types.uint32, inline_ptx(word.builder, text, "=r,r,r", i32, operands))
+    return emit(text, [word, threshold], types.uint32)
 
 
 def selected(word, threshold, pair, others):
@@ -114,10 +109,7 @@ def selected(word, threshold, pair, others):
         return tuple(map(select, kept, pair, others))
     text = """{ .reg .b32 x; .reg .pred p, q; abs.f16x2 x, $2; setp.geu.f16x2 p|q, x, $3;
     selp.f32 $0, $4, $6, p; selp.f32 $1, $5, $7, q; }"""
-    both = ir.LiteralStructType([ir.FloatType()] * 2)
-    operands = [x.value for x in (word, threshold, *pair, *others)]
-    value = inline_ptx(word.builder, text, "=f,=f,r,r,f,f,f,f", both, operands)
-    return tuple(pair[0].new(pair[0].type, word.builder.extract_value(value, e)) for e in range(2))
+    return emit(text, [word, threshold, *pair, *others], (pair[0].type,) * 2)
 
 
 @unrolled
