@@ -141,10 +141,14 @@ def products(xp, q, k):
 
 
 def softmax(xp, scores, where):
-    """Softmax over the last axis of what may be attended; rows of nothing are 0."""
+    """Softmax over the last axis of what may be attended; rows of nothing are 0.
+
+    The weight of NaN and of ∞ is NaN. Others of such a row are not divided by the sum.
+    """
     scores = xp.where(where, scores, -np.inf)
-    top = scores.max(axis=-1, keepdims=True)
-    weight = xp.exp(scores - xp.where(xp.isfinite(top), top, 0))
+    top = xp.where(xp.isnan(scores), -np.inf, scores).max(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # ∞ − ∞
+        weight = xp.exp(scores - xp.where(top == -np.inf, 0, top))
     total = weight.sum(axis=-1, keepdims=True)
     return weight / xp.where(total > 0, total, 1)
 

@@ -122,6 +122,16 @@ def _by_masking(config, mask):
     return [replace(config, full_tiles=full) for full in kinds]
 
 
+def _for_tiles(config, mask):
+    """The same of the backward's tiles by columns."""
+    from nbflash.backends.sm90.backward.choice import for_tiles
+    from nbflash.schedule.tile_schedule import TileSchedule
+
+    if mask is None:
+        return _by_masking(config, None)
+    return [for_tiles(config, TileSchedule.from_mask(mask, config.tile_m, config.tile_n))]
+
+
 def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     """Forward and both forms of the backward; nothing where there is no Hopper GPU."""
     from nbflash.backends.sm90.backward import config as columns
@@ -140,11 +150,11 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     sizes = problem.dtype, problem.head_dim
     more = {"score": _code(score, problem), "dropout": bool(dropout)}
     for config in columns.columns_configs(*sizes):
-        specs += map(bwd_sm90_spec, _by_masking(replace(config, **more), mask))
+        specs += map(bwd_sm90_spec, _for_tiles(replace(config, **more), mask))
     for config in dq_configs(*sizes):
         specs += map(bwd_sm90_dq_spec, _by_masking(completed(config, **more), mask))
     for config in columns.backward_configs(*sizes):
-        configs = _by_masking(replace(config, **more), mask)
+        configs = _for_tiles(replace(config, **more), mask)
         if configs := [cfg for cfg in configs if not cfg.why_not()]:
             specs += map(bwd_sm90_spec, configs)
             around = statistics_sm90_spec, round_sm90_spec

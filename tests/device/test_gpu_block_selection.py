@@ -55,12 +55,7 @@ def test_products(sizes):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_weights(causal):
-    """Of several rows of blocks at a time, the last of them ragged."""
-    q, k, _, _ = make_qkv(2, 300, 500, 4, 2, 64, np.float16)
-    given = {"block": (64, 32), "topk": 4, "length": 8, "causal": causal}
-    chosen = selection.compressed(cupy.asarray(q), cupy.asarray(k), **given)
-    expected = selection.compressed(q, k, **given)
-    assert np.array_equal(host(chosen.indices), expected.indices)
+    """The last row of blocks is ragged."""
     scores = np.random.default_rng(1).standard_normal((2, 4, 300, 63), np.float32) * 9
     of_keys = 0.7, (64, 32), 8, 500
     first = 200 if causal else 499

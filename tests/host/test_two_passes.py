@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from score_cases import code_of
 
@@ -22,6 +23,7 @@ MASKS = {
     "causal": masks.causal(N),
     "butterfly": masks.butterfly(N, block=128),
     "local": masks.local(N, block=128, width=4),
+    "window": masks.window(N, left=512, right=0),
     "random-64": masks.random(N, block=64, density=0.125, seed=0),
 }
 
@@ -106,13 +108,28 @@ def test_slopes_leave_no_registers_for_128_queries():
     assert not any(takes_two("causal", 64, x) for x in (SLOPELESS, CAPPED, SLOPED))
 
 
-def test_tiles_of_blocks_of_64():
-    def tile_of(name):
-        config = one_pass_config(spec_of(name, 64))
+def test_tiles_of_64_queries_in_one_pass_are_for_slopes():
+    def tile_of(name, code=None):
+        config = one_pass_config(spec_of(name, 64), code)
         return config.tile_m, config.tile_n
 
-    assert tile_of("random-64") == (64, 64)
-    assert tile_of("dense") == tile_of("causal") == (128, 128)
+    assert tile_of("random-64") == tile_of("random-64", SLOPELESS) == (128, 128)
+    assert tile_of("random-64", CAPPED) == (64, 64)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_blocks_of_64_of_any_density_take_two_passes(share):
+    mask = masks.random(4096, block=64, density=share, seed=0)
+    problem = SimpleNamespace(dtype="bfloat16", head_dim=64, nk=4096)
+    assert in_two_passes(AttentionSpec(problem, mask))
+    assert not in_two_passes(AttentionSpec(problem, masks.dense(4096)))
+
+
+def test_untimed_functions_need_more_than_a_few_dead_blocks():
+    bias = code_of(scores.bias(np.zeros((1, 1, N, N), np.float32)), "float16")
+    spec = spec_of("window", 128)
+    assert [columns_config(spec, code).tile_n for code in (None, CAPPED, bias)] == [64, 64, 128]
+    assert columns_config(spec_of("random-64", 128), bias).tile_n == 64
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

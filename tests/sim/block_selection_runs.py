@@ -64,6 +64,21 @@ def check_weights(queries, n, heads, size, length, nk, first, scale=0.3, *, modu
     testing.assert_within_reference(got[:, :, 2:-1], exact, low, name="weights", factor=3)
 
 
+def check_not_finite(module=host):
+    """NaN, infinities and rows of nothing but −∞, where NumPy has them, and numbers as NumPy's."""
+    scores = np.random.default_rng(0).standard_normal((1, 1, 6, 8), np.float32)
+    scores[0, 0, 0, 2], scores[0, 0, 1, 3], scores[0, 0, 2, 1] = np.nan, np.inf, -np.inf
+    scores[0, 0, 3], scores[0, 0, 4, :4] = -np.inf, -3e38
+    got, low = np.full((2, 1, 1, 6, 8), np.nan, np.float32)
+    exact, of_keys = np.zeros((1, 1, 6, 8)), (0, 7, 1.0, (1, 1), 1, 8)
+    module.block_weights(scores, got, *of_keys, SMALL_WEIGHTS)
+    for wanted in (exact, low):
+        compressed_keys.block_weights(scores.astype(wanted.dtype), wanted, *of_keys)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
+    numbers = (x[~np.isnan(exact)] for x in (got, exact, low))
+    testing.assert_within_reference(*numbers, name="weights", factor=3)
+
+
 def scores_of(shape, seed=0):
     """Few values, so that many are equal; −0 beside 0, infinities and NaN."""
     values = np.array([-2, -1, -0.0, 0, 1e-40, 1, 2, np.inf, -np.inf, np.nan], np.float32)

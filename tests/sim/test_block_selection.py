@@ -7,6 +7,7 @@ from block_selection_runs import (
     WEIGHTS,
     check_best,
     check_means,
+    check_not_finite,
     check_products,
     check_weights,
     integers,
@@ -75,6 +76,10 @@ def test_products_of_the_tile_that_is_used():
 def test_weights(case):
     with sim.options(race=True, seed=1):
         check_weights(*case)
+
+
+def test_weights_that_are_not_finite():
+    check_not_finite()
 
 
 # Queries and keys, those of a block, and of the choice: how many, sinks, local.

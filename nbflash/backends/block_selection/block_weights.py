@@ -1,12 +1,12 @@
 """Softmax weights of scores, summed by blocks: what the queries of a block attend to.
 
     weights (row, column) = Σ over heads of a group, queries of the row, means of the column   w
-    w = 2^(x − m) r       x = factor · score       m = max x       r = 1 / Σ 2^(x − m)
+    w = exp(x − m) r       x = scale · score       m = max x       r = 1 / Σ exp(x − m)
 
-Of each query the first ``seen`` means count. Two kernels read the scores once each, and no weight
-is written:
+Of each query the first ``seen`` means count. m leaves NaN out; where the sum is NaN or 0, r is 1.
+No weight is written, and scores are read three times, the second time from the L1:
 
-* `softmax_statistics`: a warp makes m and r of one query.
+* `softmax_statistics`: a warp makes m, and then r, of one query.
 * `block_weights`: a block of threads makes some columns of one row. A thread has one mean, and adds
   its weights in the order of heads and queries, from the first query that sees it; the means of a
   column are added over shared memory. The same scores give the same bits.
@@ -22,14 +22,14 @@ from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import exp2, maximum, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
-from nbflash.definitions.constants import WARP
+from nbflash.definitions.constants import LOG2_E, WARP
 
 FLOATS = types.CPointer(types.float32)
 
 
 @dataclass(frozen=True)
 class BlockWeightsConfig:
-    """``threads``: as many means, of whole columns, does a block of `block_weights` take."""
+    """``threads``: a block of `block_weights` takes this many means, in whole columns."""
 
     threads: int = 256
     min_blocks: int = 4
@@ -39,15 +39,19 @@ class BlockWeightsConfig:
         return 4 * self.threads
 
 
+def _exponential(x):
+    return exp2(x * LOG2_E)
+
+
 def make_softmax_statistics(cfg):
     """The kernel: scores (rows, n), statistics (rows, 2); first; rows, queries, n; last, length;
-    factor.
+    scale.
 
     Rows are the queries of all heads. Query i is at position ``first + i``; mean j ends at key
     ``min((j + 1) length − 1, last)``, and is seen from there.
     """
     WARPS, NEG_INF, ZERO, ONE = cfg.threads // WARP, *map(types.float32, (-math.inf, 0, 1))
-    larger, power, finite = unrolled(maximum), unrolled(exp2), unrolled(guarded)
+    larger, finite, exponential = unrolled(maximum), unrolled(guarded), unrolled(_exponential)
 
     @unrolled
     def over_warp_max(x):
@@ -57,7 +61,7 @@ def make_softmax_statistics(cfg):
     def over_warp_sum(x):
         return across_lanes((x,), WARP, operator.add)[0]
 
-    def softmax_statistics(scores, statistics, first, rows, queries, n, last, length, factor):
+    def softmax_statistics(scores, statistics, first, rows, queries, n, last, length, scale):
         tid = types.int32(cuda.threadIdx.x)
         lane, row = tid % WARP, types.int32(cuda.blockIdx.x * WARPS + tid // WARP)
         if row < rows:
@@ -67,10 +71,10 @@ def make_softmax_statistics(cfg):
                 seen = types.int32(types.int32(position + 1) // length)
             at, m, total = types.int64(row) * n, NEG_INF, ZERO
             for j in range(lane, seen, WARP):
-                m = larger(m, scores[at + j] * factor)
+                m = larger(m, scores[at + j] * scale)
             m = finite(over_warp_max(m))
             for j in range(lane, seen, WARP):
-                total += power(scores[at + j] * factor - m)
+                total += exponential(scores[at + j] * scale - m)
             total = over_warp_sum(total)
             if lane == 0:
                 statistics[2 * types.int64(row)] = m
@@ -82,21 +86,21 @@ def make_softmax_statistics(cfg):
 def make_block_weights(cfg):
     """The kernel: scores, statistics, weights (planes, all rows, columns); first, the first row;
     queries, n; heads of a group, queries of a row, means of a column; rows that the scores have,
-    and all; columns, those of a block of threads, blocks of a row; last, length; factor.
+    and all; columns, those of a block of threads, blocks of a row; last, length; scale.
 
-    What `softmax_statistics` has, too, is the same here.
+    Arguments of the same names are those of `softmax_statistics`.
     """
     THREADS, ZERO = cfg.threads, types.float32(0)
-    power = unrolled(exp2)
+    exponential = unrolled(_exponential)
 
     @inlined
-    def weight_of(scores, statistics, at, n, mean, factor):
-        x = scores[at * n + mean] * factor
-        return power(x - statistics[2 * at]) * statistics[2 * at + 1]
+    def weight_of(scores, statistics, at, n, mean, scale):
+        x = scores[at * n + mean] * scale
+        return exponential(x - statistics[2 * at]) * statistics[2 * at + 1]
 
     def block_weights(
         scores, statistics, weights, first, first_row, queries, n, group, size, per_column, rows,
-        all_rows, columns, together, parts, last, length, factor,
+        all_rows, columns, together, parts, last, length, scale,
     ):  # fmt: skip
         smem = cuda.shared.array(0, types.float32)
         tid = types.int32(cuda.threadIdx.x)
@@ -114,7 +118,7 @@ def make_block_weights(cfg):
                 for h in range(group):
                     of_head = (types.int64(plane) * group + h) * queries
                     for i in range(begin, end):
-                        acc += weight_of(scores, statistics, of_head + i, n, mean, factor)
+                        acc += weight_of(scores, statistics, of_head + i, n, mean, scale)
         smem[tid] = acc
         cuda.syncthreads()  # the sums of all threads are there
         if tid < together and column + tid < columns:

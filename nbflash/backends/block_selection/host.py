@@ -21,7 +21,7 @@ from nbflash.backends.block_selection.block_weights import (
     softmax_statistics_spec,
 )
 from nbflash.cuda.device import cuda_device
-from nbflash.definitions.constants import LOG2_E, WARP
+from nbflash.definitions.constants import WARP
 from nbflash.inputs import arrays
 
 _BOUND = 128  # geometries that are remembered
@@ -114,12 +114,12 @@ def _bound_weights(device, config, planes, grid, scale, size, length, nk):
     statistics = device.bind(
         softmax_statistics_spec(config),
         -(-n_rows // (config.threads // WARP)),
-        (n_rows, queries, n, nk - 1, length, scale * LOG2_E),
+        (n_rows, queries, n, nk - 1, length, scale),
     )
     rows, together = -(-queries // size[0]), max(1, config.threads // per_column)
     parts, group = -(-columns // together), of_heads // of_kv
     sizes = queries, n, group, size[0], per_column, rows, all_rows, columns, together, parts
-    constants = *sizes, nk - 1, length, scale * LOG2_E
+    constants = *sizes, nk - 1, length, scale
     return statistics, device.bind(block_weights_spec(config), of_kv * rows * parts, constants)
 
 

@@ -26,8 +26,8 @@ class Sm90Executor:
     config : Sm90Config, optional
         Instead of the table's row; but `full_tiles` is the schedule's.
     backward : Sm90BackwardConfig, optional
-        Instead of that table's row; it says whether there are two passes, too. `full_tiles` is the
-        schedule's.
+        Instead of that table's row; it says whether there are two passes, too. `full_tiles` and
+        `edge` follow from the schedule.
     device : optional
         Instead of the CUDA device of the spec.
     """

@@ -7,6 +7,7 @@ from block_selection_runs import (
 from block_selection_runs import (
     check_best,
     check_means,
+    check_not_finite,
     check_products,
     check_weights,
     integers,
@@ -53,6 +54,11 @@ def weights(name):
     return check
 
 
+def not_finite(modules):
+    """NaN, infinities, rows of nothing."""
+    check_not_finite(modules[HOST])
+
+
 def best(columns, width, **options):
     """Of three rows of blocks of 8 queries and one key."""
     given = {"causal": True, "sinks": 1, "local": 2, "planes": (1, 2)} | options
@@ -73,6 +79,7 @@ CASES = {
     "before": weights("queries before the keys"),
     "many-means": weights("a column of many means"),
     "several-blocks": weights("several columns of blocks"),
+    "not-finite": not_finite,
     "one-warp": best(40, 40),
     "two-warps": best(70, 30),
     "four-warps": best(130, 9, planes=(1, 1)),
@@ -126,12 +133,13 @@ OF_WEIGHTS = (
     Mutant("queries of head 0", "_, query = divmod_int32(row, queries)", "query = row"),
     Mutant(
         "scale of the maximum",
-        "scores[at + j] * factor)\n            m",
+        "scores[at + j] * scale)\n            m",
         "scores[at + j])\n            m",
     ),
     Mutant("sum of all lanes", "total = over_warp_sum(total)", "pass"),
     Mutant("maximum of all lanes", "finite(over_warp_max(m))", "finite(m)"),
     Mutant("rows past the end", "if row < rows:", "if True:"),
+    Mutant("NaN divides all", "if total > ZERO else ONE", "if total != ZERO else ONE"),
     Mutant("weights not divided", SEEN_AT, "statistics[2 * at])"),
     Mutant("means past the end", "if mean < n:", "if True:"),
     Mutant("seen at the start of a mean", "(mean + 1) * length - 1", "mean * length"),
@@ -184,7 +192,7 @@ OF_BEST = (
 REACH = {
     MEANS: ("halves", "vectors", "elements"),
     PRODUCTS: ("several-tiles",),
-    WEIGHTS: ("causal", "before", "many-means", "several-blocks"),
+    WEIGHTS: ("causal", "before", "many-means", "several-blocks", "not-finite"),
     BEST: ("one-warp", "two-warps", "four-warps", "more-queries"),
 }
 FAMILY = Family(

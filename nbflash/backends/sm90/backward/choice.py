@@ -10,6 +10,11 @@ from nbflash.backends.sm90.backward.config import (
 )
 from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
 
+# Of 64 × 64 tiles above 64 columns, with score functions without a form of their own: biases,
+# relative positions, one's own. ptxas spills 400 to 600 bytes where tiles are masked; with softcap
+# and ALiBi, 236 and 120 bytes, they have been timed and lose nothing.
+_UNTIMED = 0.85
+
 
 def for_tiles(config, schedule):
     """The configuration for the tiles of a schedule, transposed or not.
@@ -23,12 +28,16 @@ def for_tiles(config, schedule):
 def one_pass_config(spec, score=None):
     """The configuration of one pass whose tiles take the least time; None where there is no kernel.
 
-    ``score`` is the ScoreCode of the spec's score.
+    ``score`` is the ScoreCode of the spec's score. Without slopes two passes are faster wherever
+    tiles smaller than those of the first row would be.
     """
-    found = []
-    for config in backward_configs(spec.problem.dtype, spec.problem.head_dim):
-        config = replace(config, score=score, dropout=bool(spec.dropout))
-        if config.sloped and config.why_not():  # which may not hold where no tile is masked
+    if spec.dropout:
+        return None
+    rows = backward_configs(spec.problem.dtype, spec.problem.head_dim)
+    sloped, found = score is not None and score.has_slope, []
+    for config in rows if sloped else rows[:1]:
+        config = replace(config, score=score)
+        if config.why_not():  # which may not hold where no tile is masked
             config = for_tiles(config, schedule_of(None, spec, config.tile_m, config.tile_n))
         if not config.why_not():
             found.append(config)
@@ -39,7 +48,10 @@ def columns_config(spec, score=None):
     """The configuration of a pass over columns whose tiles take the least time."""
     configs = columns_configs(spec.problem.dtype, spec.problem.head_dim)
     configs = [replace(config, score=score, dropout=bool(spec.dropout)) for config in configs]
-    return least_work([config for config in configs if not config.why_not()], spec.mask)
+    first, *smaller = configs
+    if score and None in score.forms and first.panels > 1:
+        smaller = [replace(config, speed=_UNTIMED * config.speed) for config in smaller]
+    return least_work([first, *smaller], spec.mask)
 
 
 def dq_config(spec, score=None):
@@ -52,13 +64,13 @@ def dq_config(spec, score=None):
 def least_work(configs, mask):
     """The configuration whose tiles take the least time; None of none."""
     configs = fitting(configs, mask)
-    return min(configs, key=lambda config: keys_of_a_row(mask, config), default=None)
+    if len(configs) < 2:
+        return next(iter(configs), None)
+    return min(configs, key=lambda config: cost_of_a_row(mask, config))
 
 
-def keys_of_a_row(mask, config):
-    """Keys that a query meets in the tiles that are walked, on average, at the configuration's
-    speed.
-    """
+def cost_of_a_row(mask, config):
+    """Keys that a query meets on average in the tiles that are walked, over their speed."""
     live, _ = mask.live_tiles(config.tile_m, config.tile_n)
     rows = len(mask.planes) * -(-mask.shape[0] // config.tile_m)
     return live * config.tile_n / rows / config.speed
@@ -74,6 +86,6 @@ def in_two_passes(spec, score=None):
     if one_pass is None:
         return True
     configs = one_pass, dq_config(spec, score), columns_config(spec, score)
-    keys = (keys_of_a_row(spec.mask, config) for config in configs)
+    costs = (cost_of_a_row(spec.mask, config) for config in configs)
     capped = score is not None and "softcap" in score.forms
-    return two_passes_are_faster(spec.problem.head_dim, *keys, capped=capped)
+    return two_passes_are_faster(spec.problem.head_dim, *costs, capped=capped)

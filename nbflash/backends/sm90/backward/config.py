@@ -34,21 +34,23 @@ class Sm90BackwardConfig(Panels):
         Tiles of Q, and of dO, in flight.
     registers : tuple of int
         Of a thread that loads and of one that computes; () leaves them as launched.
+    min_blocks : int
+        Blocks a multiprocessor should hold.
     with_dq : bool
         False: dK and dV alone, in four products, without a sum in the order of arrival.
     k_stages : int
         With two the next column's K is there before this one's is done.
     full_tiles : bool
-        No tile of the schedule is masked, but for what lies past the last key, and nothing is there
-        for those that are.
+        No tile of the schedule is masked, but for what lies past the last key. The kernel has no
+        code for masked tiles.
     edge : bool
-        Keys past the last one add nothing to dQ; of full tiles, which then may have some.
+        Full tiles may reach past the last key: dS is set to 0 there.
     score : ScoreCode, optional
         Functions of the scores.
     dropout : bool
         Without dQ alone.
     speed : float
-        Of scores, beside those of the first row of the table.
+        Scores a second, relative to the first row of the table.
     """
 
     dtype: str
@@ -215,19 +217,20 @@ class Sm90BackwardConfig(Panels):
 #
 # d=64 with 24 and 240 registers spills 112 bytes where tiles are masked: causal 5 %, dense 1 %
 # slower (bf16, N = 8192, 32 heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-22). 64 × 64 tiles, two
-# blocks a multiprocessor, are for blocks of 64; three stages are no faster. Dense, causal, random
-# blocks of 64 (12.5 %) and their butterfly: 436, 415, 262 and 222 TFLOP/s, the first row 497, 452,
-# 126 and 181 (the same sizes and GPU, 2026-11-26).
+# blocks a multiprocessor, are for slopes of scores, beside which 128 queries have no registers;
+# three stages are no faster. Dense, causal, random blocks of 64 (12.5 %) and a butterfly of blocks
+# of 64: 436, 415, 262 and 222 TFLOP/s, the first row 497, 452, 126 and 181 (the same sizes and GPU,
+# 2026-11-26). Without slopes two passes have 358 and 308 of the last two.
 _TABLE = {
     64: ((2, 128, 2, (40, 232), 1, 1.0), (1, 64, 2, (32, 224), 2, 0.88)),
     128: ((2, 64, 2, (24, 240), 1, 1.0),),
 }
 MOST_HEAD_DIM = max(_TABLE)  # in one pass
 
-# What a key of two passes costs over one of one, by head_dim up to; with softcap, whose tanh both
-# passes compute (causal, one over two, all kernels: 385 and 246 TFLOP/s at d=64, 397 and 351 at
-# d=128; bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-27).
-_KEY_OF_TWO = {64: (1.2, 1.7), 128: (1.1, 1.2)}
+# What a key of two passes costs over one of one, by head_dim up to. Both passes compute softcap's
+# tanh: causal, one pass and two, all kernels, 385 and 246 TFLOP/s at d=64, 397 and 351 at d=128
+# (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-27).
+_KEY_OF_TWO, _CAPPED_KEY_OF_TWO = {64: 1.2, 128: 1.1}, {64: 1.7, 128: 1.2}
 
 # What clearing, adding up and rounding dQ costs a query, in keys. Time of one pass over that of
 # two, all kernels, at 384 keys a query (local 1), 896 (butterfly) and 1113 (local 4), N = 8192, and
@@ -238,26 +241,31 @@ _KEY_OF_TWO = {64: (1.2, 1.7), 128: (1.1, 1.2)}
 SUM_KEYS = 256
 
 
-def _row(table, head_dim):
+def row_of(table, head_dim):
+    """The entry of the least head_dim that a problem's is within; () beyond the table."""
     return next((row for most, row in table.items() if head_dim <= most), ())
+
+
+def rows_of(table, head_dim, fields):
+    """The rows for a head_dim, as keyword arguments."""
+    return [dict(zip(fields, row, strict=True)) for row in row_of(table, head_dim)]
 
 
 def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys, *, capped=False):
     """Whether dQ by rows and dK and dV by columns take less time than one pass over columns.
 
-    Both times are linear in the keys that a query meets on average in the tiles that are walked: in
-    one pass, in the pass by rows (3 of 7 products) and in that by columns. ``capped``: softcap is
-    among the functions of the scores.
+    Both times are linear in the keys that a query meets on average in the tiles that are walked,
+    over their speed: in one pass, in the pass by rows (3 of 7 products) and in that by columns.
+    ``capped``: softcap is among the functions of the scores.
     """
-    key_of_two = _row(_KEY_OF_TWO, head_dim)[capped]
+    key_of_two = row_of(_CAPPED_KEY_OF_TWO if capped else _KEY_OF_TWO, head_dim)
     return key_of_two * (3 * rows_keys + 4 * columns_keys) / 7 <= keys + SUM_KEYS
 
 
 def backward_configs(dtype, head_dim):
     """The rows of the table for a problem; none above `MOST_HEAD_DIM`."""
     fields = "consumers", "tile_m", "stages", "registers", "min_blocks", "speed"
-    rows = (dict(zip(fields, row, strict=True)) for row in _row(_TABLE, head_dim))
-    return [Sm90BackwardConfig(dtype, head_dim, **row) for row in rows]
+    return [Sm90BackwardConfig(dtype, head_dim, **row) for row in rows_of(_TABLE, head_dim, fields)]
 
 
 # Without dQ, by head_dim up to: consumers, tile_m, stages, registers, k_stages, blocks a
@@ -282,5 +290,5 @@ _COLUMNS = {
 def columns_configs(dtype, head_dim):
     """The rows of the table for a problem's pass over columns, for dK and dV alone."""
     fields = "consumers", "tile_m", "stages", "registers", "k_stages", "min_blocks", "speed"
-    rows = (dict(zip(fields, row, strict=True)) for row in _row(_COLUMNS, head_dim))
+    rows = rows_of(_COLUMNS, head_dim, fields)
     return [Sm90BackwardConfig(dtype, head_dim, with_dq=False, **row) for row in rows]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from nbflash.backends.sm90.backward.config import rows_of
 from nbflash.backends.sm90.shared.config import BAD_WORDS, RECORD_WORDS, CleanedOperand, Panels
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
@@ -39,9 +40,9 @@ class Sm90DqConfig(Panels):
         Functions of the scores.
     dropout : bool
     full_tiles : bool
-        No tile of the schedule is masked, and nothing is there for those that are.
+        No tile of the schedule is masked. The kernel has no code for masked tiles.
     speed : float
-        Of scores, beside those of the first row of the table.
+        Scores a second, relative to the first row of the table.
     """
 
     dtype: str
@@ -122,10 +123,10 @@ class Sm90DqConfig(Panels):
         return self.barriers.end + ALIGNMENT
 
 
-# Head_dim up to; consumers, tile_n, k_stages, v_stages, q_stages, do_stages, registers, blocks a
+# By head_dim up to: consumers, tile_n, k_stages, v_stages, q_stages, do_stages, registers, blocks a
 # multiprocessor, speed. TFLOP/s of the kernel, three products, and δ: dense, butterfly, local 1
 # (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-21). 64 × 64 tiles
-# are for blocks of 64: see `columns_configs`.
+# are for blocks of 64; for their speed see the table of columns in `config.py`.
 _TABLE = {
     64: (
         (2, 128, 4, 2, 2, 1, (56, 224), 1, 1.0),  # 608, 495, 373
@@ -144,9 +145,7 @@ def dq_configs(dtype, head_dim):
     """The rows of the table for a problem."""
     fields = "consumers", "tile_n", "k_stages", "v_stages", "q_stages", "do_stages", "registers"
     fields += "min_blocks", "speed"
-    rows = next(rows for most, rows in _TABLE.items() if head_dim <= most)
-    rows = (dict(zip(fields, row, strict=True)) for row in rows)
-    return [Sm90DqConfig(dtype, head_dim, **row) for row in rows]
+    return [Sm90DqConfig(dtype, head_dim, **row) for row in rows_of(_TABLE, head_dim, fields)]
 
 
 def completed(config, score=None, dropout=False):
@@ -159,5 +158,5 @@ def completed(config, score=None, dropout=False):
     if config.min_blocks == 1:
         config = replace(config, registers=(40, 232))
     if dropout and config.panels > 1 and config.tile_n > 64:
-        return replace(config, tile_n=64, k_stages=3, v_stages=3)
+        return replace(config, tile_n=64, k_stages=3, v_stages=3, speed=0.91)
     return config

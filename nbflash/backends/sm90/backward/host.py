@@ -89,7 +89,7 @@ class Sm90Backward:
     two_passes : bool
         dK and dV by columns and dQ by rows, reproducibly; or all in one pass over columns.
     config : Sm90BackwardConfig, optional
-        Of the pass over columns, instead of the table's row; but `for_tiles`.
+        Of the pass over columns, instead of the table's row; `for_tiles` completes it.
     """
 
     def __init__(self, spec, device, scoring=(None, ()), *, two_passes=False, config=None):
