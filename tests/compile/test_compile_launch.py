@@ -5,9 +5,12 @@ import sys
 from collections import namedtuple
 from types import SimpleNamespace
 
+from numba.cuda.core.targetconfig import TargetConfig
+from numba.cuda.flags import Flags
+
 from nbflash.cuda import launch
 from nbflash.cuda.kernel_spec import KernelSpec
-from nbflash.cuda.ptx._asm import types
+from nbflash.cuda.ptx._asm import compiling_for, types
 
 CONFIG = namedtuple("Config", "threads smem_bytes")(64, 1024)
 SIGNATURE = types.uint64, types.uint64, types.CPointer(types.int32), types.int32, types.float32
@@ -46,3 +49,17 @@ def test_maps_words_and_what_is_bound(monkeypatch):
             [*words, [512 + address], *behind],
         )
     assert loads == [(SPEC, 0)]
+
+
+def test_options_of_a_compilation_are_those_of_numba():
+    """With defaults, in the same order; Numba's own function is back when nothing compiles."""
+    plain, chosen = Flags(), Flags()
+    chosen.forceinline, chosen.enable_ssa = True, False
+    expected = [list(flags.values().items()) for flags in (plain, chosen)]
+    of_numba = TargetConfig.values
+    with compiling_for((9, 0)):
+        assert TargetConfig.values is not of_numba
+        assert [list(flags.values().items()) for flags in (plain, chosen)] == expected
+        assert plain != chosen
+        assert plain == Flags()
+    assert TargetConfig.values is of_numba
