@@ -178,8 +178,8 @@ class Block:
         self.ready.insert(self.random.randrange(len(self.ready) + 1), thread)
 
     def park(self, thread, what, site=None):
-        """Switch away until woken; ``what`` is for the deadlock report."""
-        thread.waiting = (what, site or capture())
+        """Switch away until woken; ``what`` and ``site``, if it is known, are for the report."""
+        thread.waiting = what, site
         self.hub.switch()
         thread.waiting = None
         result, thread.result = thread.result, None
@@ -291,7 +291,8 @@ class Block:
     def _whereabouts(self, finding=""):
         groups = {}
         for thread in (self.threads[tid] for tid in sorted(self.live)):
-            what, site = thread.waiting or ("", chain_of(thread.gr_frame))
+            what, site = thread.waiting or ("", None)
+            site = site or chain_of(thread.gr_frame)
             groups.setdefault((what, place(site)), (site, set()))[1].add(thread.tid)
         lines = [
             f"threads {_ranges(tids)} {'wait for ' + what if what else 'go on'} at {show(site)}"

@@ -15,6 +15,7 @@ import numpy as np
 from nbflash.cuda.simulator.errors import SimError
 
 _SCALARS = int, float, np.generic
+_OF_NUMPY = frozenset(np.sctypeDict.values())
 
 
 def install(**changes):
@@ -117,7 +118,7 @@ def _convert_by_numpy(number):
     inherited = number.__call__
 
     def call(self, *args):
-        if len(args) == 1 and isinstance(args[0], _SCALARS):
+        if len(args) == 1 and (type(args[0]) in _OF_NUMPY or isinstance(args[0], _SCALARS)):
             return getattr(np, self.name)(args[0])
         return inherited(self, *args)
 

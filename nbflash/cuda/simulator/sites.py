@@ -30,10 +30,12 @@ def capture(depth=1, limit=8):
 def chain_of(frame, limit=8):
     """The same from a frame on; no frame, no chain."""
     chain = []
-    while frame is not None and len(chain) < limit:
+    while frame is not None:
         code = frame.f_code
         if code.co_filename not in _OWN_FILES:
             chain.append((code, frame.f_lasti))
+            if len(chain) == limit:
+                break
         frame = frame.f_back
     return tuple(chain)
 

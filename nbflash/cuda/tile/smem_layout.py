@@ -1,5 +1,6 @@
 """Where the parts of a block's shared memory are, by name."""
 
+import functools
 from collections import namedtuple
 from itertools import accumulate
 
@@ -11,7 +12,12 @@ def smem_layout(start=0, **sizes):
     SmemLayout(q=0, k=64, end=96)
     """
     places = accumulate(sizes.values(), initial=start)
-    return namedtuple("SmemLayout", (*sizes, "end"))(*places)
+    return _layout_of((*sizes, "end"))(*places)
+
+
+@functools.cache
+def _layout_of(names):
+    return namedtuple("SmemLayout", names)
 
 
 def barrier_layout(start, **counts):
