@@ -4,6 +4,7 @@ A mutant is data. The text that it replaces must occur in the source exactly as 
 says, so that a mutant cannot rot silently when the kernel changes.
 """
 
+import functools
 import importlib.util
 import inspect
 import linecache
@@ -80,6 +81,12 @@ def _execute(source, name, namespace):
     exec(compile(source, name, "exec"), namespace)
 
 
+@functools.cache
+def _code_of(loader, name):
+    """A module's own code, compiled once for all faults."""
+    return loader.get_code(name)
+
+
 def rebuilt(fn, mutant):
     """A function of a test with the fault planted, sharing its module's globals."""
     source = mutant.apply(textwrap.dedent(inspect.getsource(fn)))
@@ -110,14 +117,15 @@ def mutated_modules(target, mutant, dependents):
     try:
         for name in names:
             spec = importlib.util.find_spec(name)
-            source = spec.loader.get_source(name)
             module = types.ModuleType(name)
             module.__file__, module.__package__ = spec.origin, name.rpartition(".")[0]
-            if name == target:
-                source = mutant.apply(source)
             built[name] = module
             _bind(name, module)
-            _execute(source, f"{spec.origin}<{mutant.name}>", module.__dict__)
+            if name == target:
+                source = mutant.apply(spec.loader.get_source(name))
+                _execute(source, f"{spec.origin}<{mutant.name}>", module.__dict__)
+            else:
+                exec(_code_of(spec.loader, name), module.__dict__)
     finally:
         for name, module in original.items():
             _bind(name, module)

@@ -65,6 +65,7 @@ class Case:
 
 
 CASES = (
+    Case("small", ALONE, "dense", 3, 5),
     Case("tall", TALL, "causal", 193, 129, dtype="bfloat16"),
     Case("bits", ALONE, "per-head", 70, 129, (2, 1)),
     Case("broad", BROAD, "window", 129, 129),
