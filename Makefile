@@ -37,12 +37,13 @@ installed := $(VENV)/.$(version)-cuda-$(NBFLASH_CUDA)
 # Which tests: tests/suites.py. The slowest test takes half a minute on two cores.
 suite := all
 options =
+mutants := --size=150 --seed=0
 pytest = $(run) pytest -q -n 2 --durations=5 --timeout=300 --suite=$(suite) $(options)
 sparsity := $(run) experiments sparsity --quick
 
 .NOTPARALLEL:
 .PHONY: help experiment lint clean cubins
-.PHONY: test test-ci test-all test-host test-sim test-compile test-device test-smoke test-frameworks
+.PHONY: test test-ci test-all mutation test-host test-sim test-compile test-device test-smoke test-frameworks
 .PHONY: docs dist
 
 help:
@@ -50,7 +51,8 @@ help:
 	@echo 'make test         environment, then tests of every kind, in minutes'
 	@echo 'make test-ci      every planted fault and every compiled kernel; one test for each that'
 	@echo '                  exercises the same'
-	@echo 'make test-all     every test; writes the tables anew that the other two go by'
+	@echo 'make test-all     every test, and make mutation; writes the tables anew that the others go by'
+	@echo 'make mutation     mutants of host code: a sample, mutants="--size=150 --seed=0"'
 	@echo 'make test-frameworks   nbflash.torch, nbflash.huggingface, nbflash.jax; installs the three, for'
 	@echo '                  which any build of torch will do: its CPU build is the smallest'
 	@echo 'make lint         ruff check, ruff format --check, and mypy of calls as users write them'
@@ -79,7 +81,11 @@ test-ci: suite := ci
 test-ci: $(tiers)
 
 test-all: options := --derive
-test-all: $(tiers)
+test-all: $(tiers) mutation
+
+# Fails where tests miss more than a twentieth of the mutants: tests/mutation.py.
+mutation: $(installed)-mutation
+	$(python) tests/mutation.py $(mutants)
 
 test-host: $(installed)-test
 	$(pytest) --dist=loadgroup tests/host
@@ -135,11 +141,12 @@ clean:
 $(installed)-experiment: extras = plot$(cuda_extra)
 $(installed)-test: extras = plot,test$(compile_extra)$(cuda_extra)
 $(installed)-smoke: extras = test
+$(installed)-mutation: extras = plot,test,mutation
 $(installed)-docs: extras = plot,docs
 $(installed)-dist: extras = dist
 $(installed)-frameworks: extras = plot,test,frameworks
 $(installed)-experiment $(installed)-test $(installed)-smoke $(installed)-docs $(installed)-dist \
-	$(installed)-frameworks: $(python) setup.cfg pyproject.toml
+	$(installed)-mutation $(installed)-frameworks: $(python) setup.cfg pyproject.toml
 	@echo 'Installing nbflash[$(extras)] into $(VENV)'
 	@$(run) pip install -q --disable-pip-version-check -e '.[$(extras)]'
 	@touch $@

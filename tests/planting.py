@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from mutants import Mutant
 ROOT = Path(__file__).parent.parent
 READY = "ready"
 SECONDS = 60  # for a test with a fault planted
+MEMORY = 16 * 2**30  # addresses that a faulty size may take
 
 
 class Planter:
@@ -30,14 +32,16 @@ class Planter:
     ----------
     simulated : bool
         Whether Numba's CUDA simulator is on, as tests/sim needs it.
+    seconds : int
+        Of wall clock for a test, and of processor time for all tests of an outcome.
     """
 
-    def __init__(self, simulated):
+    def __init__(self, simulated, seconds=SECONDS):
         left_out = "PYTEST_", "NUMBA_ENABLE_CUDASIM"
         env = {name: x for name, x in os.environ.items() if not name.startswith(left_out)}
         env |= {"OPENBLAS_NUM_THREADS": "1", "NUMBA_ENABLE_CUDASIM": str(int(simulated))}
         self._server = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, str(seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -46,10 +50,13 @@ class Planter:
         )
         assert self._server.stdout.readline().strip() == READY
 
-    def outcome(self, module, mutant, test):
-        """pytest's exit code, and its output, of a test with a fault planted (None: with none)."""
+    def outcome(self, module, mutant, *tests):
+        """pytest's exit code, and its output, of tests with a fault planted (None: with none).
+
+        Minus a signal where they take too much processor time.
+        """
         planted = None if mutant is None else [module, vars(mutant)]
-        self._server.stdin.write(json.dumps([planted, test]) + "\n")
+        self._server.stdin.write(json.dumps([planted, tests]) + "\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
 
@@ -83,18 +90,20 @@ class _Planted(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         return self._source.encode()
 
 
-def _run(planted, test):
+def _run(planted, tests, seconds):
     """In a fork: pytest's exit code."""
     import pytest
 
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     if planted:
         module, mutant = planted
         sys.meta_path.insert(0, _Planted(module, Mutant(**mutant)))
-    quiet = "-qx", "--assert=plain", "-pno:cacheprovider", "-pno:xdist", f"--timeout={SECONDS}"
-    return int(pytest.main([*quiet, test]))
+    quiet = "-qx", "--assert=plain", "-pno:cacheprovider", "-pno:xdist", f"--timeout={seconds}"
+    return int(pytest.main([*quiet, *tests]))
 
 
-def _forked(planted, test):
+def _forked(planted, tests, seconds):
     """``_run`` in a process of its own: its exit code and the end of what it wrote."""
     with tempfile.TemporaryFile("w+") as output:
         process = os.fork()
@@ -103,7 +112,7 @@ def _forked(planted, test):
             try:
                 for stream in (1, 2):
                     os.dup2(output.fileno(), stream)
-                code = _run(planted, test)
+                code = _run(planted, tests, seconds)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -115,7 +124,7 @@ def _forked(planted, test):
         return os.waitstatus_to_exitcode(status), output.read()[-3000:]
 
 
-def _serve():
+def _serve(seconds):
     import hypothesis  # noqa: F401 - before the forks
     import ml_dtypes  # noqa: F401
     import numba.cuda  # noqa: F401
@@ -125,8 +134,8 @@ def _serve():
     sys.path.insert(0, str(ROOT))
     print(READY, flush=True)
     for line in sys.stdin:
-        print(json.dumps(_forked(*json.loads(line))), flush=True)
+        print(json.dumps(_forked(*json.loads(line), seconds)), flush=True)
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(int(sys.argv[1]))

@@ -151,6 +151,7 @@ def plain_cases():
         ),
         "two-intervals": (~masks.window(N, left=8, right=3), ~((i - 8 <= j) & (j <= i + 3))),
         "empty": (~masks.dense(N), np.zeros((N, N), bool)),
+        "no-diagonals": (masks.toeplitz(N, []), np.zeros((N, N), bool)),
     }
 
 

@@ -220,6 +220,11 @@ def test_entries_in_any_order(name):
     assert (matrix.indices == before).all()
 
 
+def test_entries_below_zero_are_attended():
+    matrix = sparse.csr_array([[-1.5, 0.0], [0.25, -2.0]])
+    assert masks.from_scipy(matrix).dense().tolist() == [[True, False], [True, True]]
+
+
 @EXAMPLES
 @given(SEED, SIDE, SIDE, st.integers(1, 9))
 def test_block_round_trip_through_scipy(seed, nq, nk, block):

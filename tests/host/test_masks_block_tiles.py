@@ -1,10 +1,13 @@
 """Tiles of block masks: what is told from the blocks alone, and what that spares."""
 
+import sys
+
 import numpy as np
 import pytest
 from scipy import sparse
 
 import masks
+from masks.interval import Interval
 from masks.tiles import _BitPool
 from nbflash.schedule.tile_schedule import TileSchedule
 
@@ -57,15 +60,38 @@ def test_numbers_of_tiles_without_cells(name, size):
         assert kinds.size <= live <= kinds.size * 9 / 8 + 1
 
 
-def test_a_pattern_is_looked_at_once(monkeypatch):
-    """Of 64-blocks at N = 16384 under 128-tiles there are 15 patterns, not 5672 tiles."""
-    looked_at, classify = [], _BitPool.classify
+def test_few_blocks_of_a_large_grid(monkeypatch):
+    """Both axes are ragged: the last block has a tile of one cell, and parts without cells."""
+    monkeypatch.setattr(sys.modules["masks.block"], "_SMALL_GRID", 0)
+    blocks = sparse.coo_array((np.ones(3), ([0, 5, 11], [3, 3, 12])), shape=(12, 13))
+    mask = masks.from_scipy(blocks, block=(8, 8), shape=(91, 101))
+    np.testing.assert_array_equal(mask.tiles(2, 4).dense(), mask.dense())
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """Numbers of tiles whose cells were looked at."""
+    found, classify = [], _BitPool.classify
 
     def counted(self, mask, lo, hi, rows, cols):
-        looked_at.append(rows.size)
+        found.append(rows.size)
         return classify(self, mask, lo, hi, rows, cols)
 
     monkeypatch.setattr(_BitPool, "classify", counted)
+    return found
+
+
+def test_tiles_of_one_of_two_intervals_are_not_looked_at(looked_at):
+    """A band, and keys long before: what the band bounds is told without its cells."""
+    n = 256
+    near, far = masks.window(n, left=20, right=0), Interval(n, np.zeros(n, int), range(-99, n - 99))
+    tiles = (near | far).tiles(16)
+    assert tiles.counts()["interval"] == near.tiles(16).counts()["interval"]
+    assert sum(looked_at) == far.tiles(16).counts()["interval"]
+
+
+def test_a_pattern_is_looked_at_once(looked_at):
+    """Of 64-blocks at N = 16384 under 128-tiles there are 15 patterns, not 5672 tiles."""
     mask = block_mask(16384, 16384, (64, 64), 0.1)
     tiles = mask.tiles(128)
     assert tiles.kinds.nnz > 5000

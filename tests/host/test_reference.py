@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from central_differences import assert_central_differences
 
-from nbflash import reference
+from nbflash import reference, scores
 from nbflash.testing import (
     assert_within_reference,
     code_word_oracle,
@@ -363,3 +363,19 @@ def test_inputs_are_left_alone():
     reference.attention(q, k, v)
     reference.attention_backward(dout, q, k, v)
     assert all(np.array_equal(x, y) for x, y in zip((q, k, v, dout), before, strict=True))
+
+
+def test_nothing_is_dropped_unless_asked_for():
+    q, k, v, dout = make_qkv(1, 3, 5, 2, 1, 4, np.float64)
+    score = scores.bias(np.ones((2, 3, 5)))
+    given = {"mask": np.tri(3, 5, 2, bool), "score": score}
+    for function, arrays in (
+        (reference.attention, (q, k, v)),
+        (reference.attention_backward, (dout, q, k, v)),
+        (reference.score_backward, (dout, q, k, v)),
+        (reference.score_gradient, (dout, q, k, v)),
+    ):
+        for x, y in zip(
+            function(*arrays, **given), function(*arrays, **given, dropout=0.0), strict=True
+        ):
+            np.testing.assert_array_equal(x, y)

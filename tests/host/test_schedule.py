@@ -271,6 +271,8 @@ def test_full_tiles(mask, full):
         (masks.causal(100), False),
         (masks.padding([90], 100), False),
         (masks.window(100, left=80), False),
+        (masks.documents([64, 36]), True),
+        (masks.documents([65, 35]), False),
         (masks.butterfly(256, block=64), True),
         (masks.butterfly(250, block=64), True),
         (masks.butterfly(256, block=32), False),
