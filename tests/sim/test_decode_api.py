@@ -5,7 +5,9 @@ import pytest
 from decode_cases import check, contiguous, paged
 
 import nbflash
+from nbflash.cuda.device import Simulated
 from nbflash.definitions.quantised import dequantise, quantise
+from nbflash.planning.decode_plan import _PER_THREAD
 from nbflash.testing import poisoned
 
 LENGTHS = np.array([37, 100], np.int32)
@@ -40,6 +42,20 @@ def test_scales_of_v_are_laid_out_by_themselves(impl):
         got = nbflash.decode(q, k, v, lengths, impl=impl, return_lse=True, **named)
         real = [dequantise(*x, np.dtype(np.float32)) for x in zip((k, v), scales, strict=True)]
         check(got, q, *real, lengths)
+
+
+def test_counts_of_a_call_s_own(monkeypatch):
+    """On the default stream of every thread's own a call sets all of its counts to 0."""
+    cleared, clear = [], Simulated.clear
+    monkeypatch.setattr(Simulated, "stream", lambda self: (_PER_THREAD, False))
+    monkeypatch.setattr(
+        Simulated, "clear", lambda self, *given: cleared.append(given[1]) or clear(*given)
+    )
+    q, k, v = (
+        x.astype(np.float16) for x in contiguous(2, (4, 2), 64, lengths=LENGTHS, capacity=104)
+    )
+    check(nbflash.decode(q, k, v, LENGTHS, impl="sm90", return_lse=True), q, k, v, LENGTHS)
+    assert len(cleared) == 1
 
 
 def test_who_cannot_is_named():
