@@ -188,7 +188,7 @@ def test_plot(tmp_path):
     assert np.array_equal(image, expected)
     assert axes.get_xlim() == (0, 60)
     assert axes.get_ylim() == (100, 0)
-    assert axes.images[0].get_extent() == (0, 60, 100, 0)
+    assert axes.images[0].get_extent() == [0, 60, 100, 0]
     same = masks.dense(4).plot(axes)
     assert same is axes
     axes.figure.savefig(tmp_path / "mask.png")
