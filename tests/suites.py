@@ -113,6 +113,8 @@ class Suite:
             return [x for x in tests if not quick or _quarter_of(x) == self.quarter]
         if self.suite not in BY_TABLE.get(tier, ()) or tests[0].get_closest_marker("case"):
             return tests
+        if self.suite == "ci" and tests[0].get_closest_marker("design"):
+            return tests
         entry = self.tables[tier]["functions"].get(function)
         if entry is None or entry["tests"] != len(tests):
             return tests

@@ -1,12 +1,11 @@
-"""Values of axes that the grids do not have: through the public API, or with the smallest tiles."""
+"""Values of axes that faults have hidden behind, through the public API; rows of many full tiles.
 
-from functools import partial
+The grids have them with small tiles: see `axes`.
+"""
 
 import numpy as np
 import poisoned_rows
 import pytest
-import simt_runs
-import sm80_runs
 import sm90_runs
 from sm90_bwd_runs import FACTOR
 
@@ -39,27 +38,6 @@ def test_both_directions(impl, case):
     )
     for name, *values in zip(poisoned_rows.NAMES, got, exact, low, strict=True):
         testing.assert_within_reference(*values, name=name, factor=FACTOR)
-
-
-def test_a_plane_for_all_heads_before_one_for_each():
-    """Without tensor cores, where the public API takes tiles that cost half a minute."""
-    simt_runs.check(simt_runs.Geometry(), PLANES, *testing.make_qkv(2, *N, 2, 2, 8))
-
-
-SMALL = {
-    "simt": (simt_runs.Geometry(), simt_runs.run),
-    "sm80": (sm80_runs.Geometry(), sm80_runs.run),
-}
-
-
-@pytest.mark.parametrize("which", ["k", "v"])
-@pytest.mark.parametrize("impl", SMALL)
-def test_the_last_key_of_a_tile_is_nan(impl, which):
-    geometry, run = SMALL[impl]
-    _, tile_n = geometry.tile
-    n = 2 * tile_n + 1
-    mask, inputs = testing.mask_gallery(n)["window"], testing.make_qkv(1, n, n, 1, 1, 8, np.float16)
-    poisoned_rows.check(partial(run, geometry, mask), mask, inputs, which, tile_n - 1)
 
 
 @pytest.mark.parametrize("config", [sm90_runs.ALONE, sm90_runs.HALVES], ids=["whole", "halves"])

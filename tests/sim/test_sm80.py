@@ -1,12 +1,9 @@
-"""The mma kernels over a covering design: masks, lengths, dtypes and forms; races; layouts.
+"""The mma kernels over a covering design of all axes, see `axes`; races; layouts."""
 
-As in test_simt_grid every mask of the gallery meets several lengths around the tile's; the other
-factors are dealt out evenly.
-"""
-
-import functools
 from dataclasses import replace
+from functools import partial
 
+import axes
 import numpy as np
 import pytest
 from sm80_runs import DTYPES, Geometry, check, run
@@ -16,9 +13,7 @@ from nbflash import scores
 from nbflash.cuda import simulator as sim
 from nbflash.testing import make_qkv, mask_gallery
 
-NAMES = tuple(mask_gallery(16))
-LENGTHS = (lambda t: 1, lambda t: t - 1, lambda t: t, lambda t: t + 1, lambda t: 2 * t + 1)
-FACTORS = {
+AXES = axes.AXES | {
     "geometry": (
         Geometry(),
         Geometry(width=48),
@@ -28,59 +23,28 @@ FACTORS = {
     ),
     "dtype": tuple(DTYPES),
     "head_dim": (8, 16, 24, 40),
-    "heads": ((2, 2), (2, 1), (4, 2)),
     "stages": (2, 3, 4),
     "walk_stages": (1, 2, 3),
     "deterministic": (False, True),
     "vector_red": (False, True),
-    "negative_scale": (False, False, True),
 }
 OPTIONS = ("stages", "walk_stages", "deterministic", "vector_red")
-
-
-@functools.cache
-def gallery(nq, nk, heads):
-    return mask_gallery(nq, nk, batch=2, heads=heads)
-
-
-def design():
-    """The cases: (mask name, index of nq, index of nk, level of every factor)."""
-    rng = np.random.default_rng(80)
-    places = [
-        (name, i, (i + shift) % len(LENGTHS))
-        for shift, name in enumerate(NAMES)
-        for i in range(len(LENGTHS))
-        if (i + shift) % 2 == 0
-    ]
-    columns = {
-        factor: rng.permutation(np.resize(np.arange(len(levels)), len(places)))
-        for factor, levels in FACTORS.items()
-    }
-    for n, (name, i, j) in enumerate(places):
-        yield name, i, j, {factor: FACTORS[factor][column[n]] for factor, column in columns.items()}
-
-
-CASES = tuple(design())
+TURNS = 10_000  # of three heads by four tiles
+CASES = axes.design(AXES, geometry=Geometry(), head_dim=8)
 
 
 def label(case):
-    name, i, j, levels = case
-    heads = "over".join(map(str, levels["heads"]))
-    return f"{name}-{i}x{j}-{levels['dtype']}-d{levels['head_dim']}-{heads}-{levels['geometry']}"
+    return axes.label(case, case["dtype"], f"d{case['head_dim']}", case["geometry"])
 
 
+@pytest.mark.design
 @pytest.mark.parametrize("seed", [pytest.param(n, id=label(c)) for n, c in enumerate(CASES)])
 def test_forward_and_backward(seed):
-    name, i, j, levels = CASES[seed]
-    geometry = replace(levels["geometry"], **{option: levels[option] for option in OPTIONS})
-    tile_m, tile_n = geometry.tile
-    nq, nk, (heads, heads_kv) = LENGTHS[i](tile_m), LENGTHS[j](tile_n), levels["heads"]
-    mask, head_dim = gallery(nq, nk, heads)[name], levels["head_dim"]
-    batch = mask.batch or 1
-    inputs = make_qkv(batch, nq, nk, heads, heads_kv, head_dim, DTYPES[levels["dtype"]], seed)
-    scale = -0.4 if levels["negative_scale"] else None
-    with sim.options(seed=seed):
-        check(geometry, mask, *inputs, scale=scale)
+    case = CASES[seed]
+    geometry = replace(case["geometry"], **{option: case[option] for option in OPTIONS})
+    given = axes.problem(case, geometry.tile, case["head_dim"], DTYPES[case["dtype"]], seed)
+    with sim.options(seed=seed, turns=TURNS):
+        axes.check(partial(run, geometry), partial(check, geometry), case, geometry.tile[1], *given)
 
 
 FORMS = {

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+import axes
 import numpy as np
 import poisoned_rows
 import pytest
@@ -56,14 +57,36 @@ def test_lengths(nq, nk, config):
         check(CONFIGS[config], mask_gallery(nq, nk)[name], *values, blocks=1 + at % 3)
 
 
-@forms
-@pytest.mark.parametrize("name", mask_gallery(2, 2))
-def test_gallery(name, config):
-    """Row tiles that are whole and ragged, with and without tiles, in one block and in three."""
-    mask, seed = mask_gallery(T + 9, 2 * T - 3)[name], len(name)
-    q, k, v = inputs(T + 9, 2 * T - 3, batch=2, heads=(2, 1), dtype=tuple(DTYPES)[seed % 2])
+AXES = axes.AXES | {
+    "config": ("alone", "halves", "narrow"),
+    "dtype": tuple(DTYPES),
+    "head_dim": (16, 24, 72),
+    "blocks": (1, 2, 3),
+    "poison": (None, "k"),  # V that is NaN takes the LSE of its rows along
+}
+CASES = axes.design(AXES, config="narrow", head_dim=16, score="none")
+
+
+def label(case):
+    return axes.label(case, case["config"], case["dtype"], f"d{case['head_dim']}")
+
+
+@pytest.mark.design
+@pytest.mark.parametrize("seed", [pytest.param(n, id=label(c)) for n, c in enumerate(CASES)])
+def test_every_axis(seed):
+    """A covering design: see `axes`."""
+    case = CASES[seed]
+    cfg = CONFIGS[case["config"]]
+    tile = cfg.tile_m, cfg.tile_n
+    given = axes.problem(case, tile, case["head_dim"], DTYPES[case["dtype"]], seed)
+
+    def by(function):
+        return lambda mask, q, k, v, _, **how: function(
+            cfg, mask, q, k, v, blocks=case["blocks"], **how
+        )
+
     with sim.options(seed=seed):
-        check(CONFIGS[config], mask, q, k, v, blocks=1 + 2 * (seed % 2))
+        axes.check(by(run), by(check), case, cfg.tile_n, *given)
 
 
 @configs
@@ -85,16 +108,6 @@ def test_head_dims(config, dtype, head_dim):
     nq, nk = CONFIGS[config].tile_m + 1, T + 1
     values = inputs(nq, nk, head_dim=head_dim, dtype=dtype)
     check(CONFIGS[config], mask_gallery(nq, nk)["butterfly-or-local-causal"], *values)
-
-
-@forms
-@pytest.mark.parametrize("name", ["per-head", "per-batch", "per-batch-per-head", "padding"])
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
-def test_heads_and_batches(heads, name, config):
-    nq, nk = T + 1, T - 1
-    mask = mask_gallery(nq, nk, batch=2, heads=heads[0])[name]
-    with sim.options(seed=sum(heads), race=heads == (4, 2)):
-        check(CONFIGS[config], mask, *inputs(nq, nk, batch=2, heads=heads), blocks=2)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])

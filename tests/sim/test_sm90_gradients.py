@@ -6,6 +6,7 @@ keys, and dQ by rows. The tests of one kernel's own configurations are beside th
 
 from dataclasses import dataclass
 
+import axes
 import numpy as np
 import pytest
 import sm90_bwd_runs
@@ -82,17 +83,33 @@ def test_lengths(which, nq, nk):
         PASSES[which].check(mask_gallery(nq, nk)[name], values, blocks=1 + at % 3)
 
 
-@passes
-@pytest.mark.parametrize("name", mask_gallery(2, 2))
-def test_gallery(name, which):
-    """Tiles that are whole and ragged, rows and columns without any, in one block and in three."""
-    nq, nk = (2 * T - 3, T + 9) if which == "dq" else (T + 9, 2 * T - 3)
-    mask, seed = mask_gallery(nq, nk)[name], len(name)
-    sizes = {"batch": mask.batch or 1, "heads": (mask.heads or 1, 1)}
-    dtype, head_dim = tuple(DTYPES)[seed % 2], PASSES[which].head_dim
+AXES = axes.AXES | {
+    "which": tuple(UNSHARED),
+    "dtype": tuple(DTYPES),
+    "blocks": (1, 2, 3),
+    "poison": (None, "k"),  # V that is NaN takes dV along
+}
+CASES = axes.design(AXES, which="dq-by-do", score="none")
+
+
+def label(case):
+    return axes.label(case, case["which"], case["dtype"])
+
+
+@pytest.mark.design
+@pytest.mark.parametrize("seed", [pytest.param(n, id=label(c)) for n, c in enumerate(CASES)])
+def test_every_axis(seed):
+    """A covering design: see `axes`."""
+    case = CASES[seed]
+    pass_, dtype = PASSES[case["which"]], DTYPES[case["dtype"]]
+    tile = pass_.config.tile_m, pass_.config.tile_n
+    given = axes.problem(case, tile, pass_.head_dim, dtype, seed)
+
+    def by(function):
+        return lambda mask, *values, **how: function(mask, values, blocks=case["blocks"], **how)
+
     with sim.options(seed=seed):
-        values = inputs(nq, nk, **sizes, dtype=dtype, head_dim=head_dim)
-        PASSES[which].check(mask, values, blocks=1 + 2 * (seed % 2))
+        axes.check(by(pass_.run), by(pass_.check), case, tile[1], *given, pass_.names)
 
 
 @pytest.mark.parametrize("name", ["per-head", "per-batch", "per-batch-per-head", "padding"])
