@@ -19,7 +19,13 @@ from nbflash.cuda.device import SHARED_MEMORY, Recording
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.block_layout import BlockLayout
 from nbflash.planning import bundle
-from nbflash.planning.kernels import backend_for, common_kernels, cuda_problem, kernels_of
+from nbflash.planning.kernels import (
+    PATTERNS,
+    backend_for,
+    common_kernels,
+    cuda_problem,
+    kernels_of,
+)
 
 # What users of a wheel call most, at lengths and widths that are not those of PATTERNS.
 CALLS = {
@@ -66,11 +72,17 @@ def test_the_backend_of_a_device(capability):
         AttentionSpec(cuda_problem(dtype, 64, 8, 8), masks.dense(8))
         for dtype in ("float16", "float32")
     )
+    assert (half.problem.batch, half.problem.heads) == (1, 1)
     expected = "sm90" if capability == (9, 0) else "sm80" if capability >= (8, 0) else "simt"
     assert backend_for(half, capability).name == expected
     assert backend_for(single, capability).name == "simt"
     assert backend_for(half, capability, "simt").name == "simt"
     assert kernels_of(half, capability, passes=("forward",))[0].name == f"nbflash_fwd_{expected}"
+
+
+@pytest.mark.parametrize(("name", "n"), itertools.product(PATTERNS, (100, 512)))
+def test_patterns_have_the_length_asked_for(name, n):
+    assert PATTERNS[name](n).shape == (n, n)
 
 
 def test_what_no_device_runs():

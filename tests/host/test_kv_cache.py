@@ -339,6 +339,7 @@ NEW = {
         "dtype must be one of float16",
     ),
     "dtype-none": ({"dtype": None}, TypeError, "dtype must be one of float16, .* got None"),
+    "no-device": ({"device_id": -1}, ValueError, "device_id must be at least 0, got -1"),
     "device-id": ({"device_id": "a"}, TypeError, "device_id must be an integer, got 'a'"),
     "device": ({"device": "gpu"}, ValueError, "device must be 'cpu' or 'cuda', got 'gpu'"),
 }

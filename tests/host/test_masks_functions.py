@@ -185,6 +185,19 @@ def test_functions_without_code():
     assert made(where) == made(where)
 
 
+def test_variables_behind_one_that_is_not_assigned():
+    def up_to(width, absent=True):
+        def fn(q, kv):
+            return kv < width if width else a_variable
+
+        if not absent:
+            a_variable = True
+        return masks.from_function(fn, 3, 5)
+
+    assert up_to(2).dense().sum(1).tolist() == [2, 2, 2]
+    assert up_to(2) != up_to(3)
+
+
 def test_a_variable_that_is_not_assigned_yet():
     def fn(q, kv):
         return q >= kv if q.size else later

@@ -1,5 +1,7 @@
 """Tiles of every mask are exact for any tile size, also ragged, rectangular and empty."""
 
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 from mask_cases import assert_tiles_exact, plain_cases, plant
@@ -102,6 +104,33 @@ def test_tiles_are_cached_and_read_only():
     assert tiles.lo.dtype == tiles.hi.dtype == tiles.kinds.dtype == np.int32
     assert tiles.bits.dtype == np.uint32
     assert tiles.kinds.has_canonical_format
+    with pytest.raises(FrozenInstanceError):
+        tiles.grid.nq = 1
+
+
+@pytest.mark.parametrize("tile", TILES, ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("name", CASES)
+def test_no_mask_has_more_live_tiles_than_its_size(name, tile):
+    mask = CASES[name][0]
+    grid = tiles.Grid(*mask.shape, *tile)
+    assert mask._live(grid).size <= mask._size(grid)
+
+
+def test_intervals_that_touch_in_some_rows_are_one_there():
+    """Their hull bounds such tiles; without it they would be bits."""
+    n, q = 256, np.arange(256)
+    before = interval.Interval(n, q - 40, np.where(q < 128, q - 20, q - 30))
+    kinds = (masks.window(n, left=20, right=0) | before).tiles(16).kinds.toarray()
+    assert (kinds[:8] < masks.BITS).all()
+    assert (kinds[8:] >= masks.BITS).any()
+
+
+def test_a_mask_keeps_its_own_copy_of_a_view():
+    bounds = np.array([0, 0, 1, 2, 3])
+    mask = interval.Interval(4, bounds[:4], bounds[1:] + 1)
+    dense = mask.dense().copy()
+    bounds[:] = 4
+    assert (interval.Interval(4, mask.lo, mask.hi).dense() == dense).all()
 
 
 #: (owner, function, text, faulty text): each fault must be seen by the checks above.

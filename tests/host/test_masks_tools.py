@@ -156,6 +156,12 @@ def test_reorder_undoes_a_shuffle_of_blocks():
     assert (reordered.dense() == mask.dense()[permutation][:, permutation]).all()
 
 
+def test_reorder_moves_whole_blocks():
+    whole_block = sys.modules["masks.reorder"]._whole_block
+    assert whole_block(masks.butterfly(96, 8)) == 8
+    assert whole_block(masks.butterfly(92, 8)) == whole_block(masks.causal(96)) == 1
+
+
 def test_reorder_keeps_what_is_dense_already():
     mask = masks.butterfly(256, 64)
     permutation, same = masks.reorder(mask)
@@ -245,6 +251,12 @@ def test_coverage_of_some_queries(qk, monkeypatch):
     monkeypatch.setattr(sys.modules["masks.coverage"], "SCORES_PER_CHUNK", 22)
     assert abs(masks.coverage(q, k, mask, queries=rows) - some).max() <= budget
     assert np.isnan(masks.coverage(q, k, mask, queries=np.zeros(0, int))).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 4), (1, 2, 9, 4, 8)])
+def test_coverage_takes_arrays_of_four_axes(qk, shape):
+    with pytest.raises(ValueError, match=r"q\.shape=.* must be \(batch, seqlen, heads, dim\)"):
+        masks.coverage(np.zeros(shape), qk[1], masks.dense(9, 11))
 
 
 def test_coverage_of_extremes(qk):

@@ -46,25 +46,34 @@ def test_items_are_dealt_out_by_groups_of_heads(blocks, together, at_a_time):
     assert (ordered[live:] == work[live:]).all()
 
 
+def test_heads_share_nothing_unless_they_do():
+    work = TileSchedule.from_mask(masks.causal(64), 16, 16).work(1, 4)
+    lengths = work[:, 0] + 1
+    alone = work_list.ordered(work, lengths, 1, 3)
+    assert (alone == work_list.ordered(work, lengths, 1, 3, together=1)).all()
+    assert (alone != work_list.ordered(work, lengths, 1, 3, together=2)).any()
+
+
 def test_no_work():
     nothing = np.zeros((0, 2), np.int32)
     assert work_list.ordered(nothing, np.zeros(0, int), 1, 3).shape == (0, 2)
 
 
-def test_rows_of_heads_that_share_keys_stay_together(monkeypatch):
-    """Four heads in pairs, whose keys and values are twice what is worked on at a time, or less."""
+@pytest.mark.parametrize(("at_a_time", "less"), [(2, 1), (4, 0)])
+def test_rows_of_heads_that_share_keys_stay_together(monkeypatch, at_a_time, less):
+    """Four heads in pairs, twice; keys and values of two pairs, or all, are in L2."""
     n, blocks = 80, 3
     problem = replace(cuda_problem("float16", 64, n, n), batch=2, heads=4, heads_kv=2)
     planes = [masks.causal(n), masks.window(n, left=9), masks.dense(n), ~masks.dense(n)]
     schedule = TileSchedule.from_mask(masks.per_head(planes), 16, 16)
-    monkeypatch.setattr(work_list, "L2_BYTES", 2 * (2 * n * 64 * 2) - 1)
+    monkeypatch.setattr(work_list, "L2_BYTES", at_a_time * (2 * n * 64 * 2) - less)
     walked, live = work_list.row_tables(schedule, problem, blocks)
 
     pairs = schedule.work(2, 4)
     tiles = {(r, h): (r + 1, 5 - max(r - 1, 0), 5, 0)[h % 4] for r, h in pairs.tolist()}
     lengths = np.array([tiles[r, h] for r, h in pairs.tolist()])
     assert live == np.count_nonzero(lengths) == 2 * 3 * 5
-    work = work_list.ordered(pairs, lengths, 2, blocks, 2)
+    work = work_list.ordered(pairs, lengths, at_a_time, blocks, 2)
     assert walked[0].tolist() == work.ravel().tolist()
     assert walked[1].tolist() == schedule.plane_of(2, 4).tolist()
     for array, name in zip(
