@@ -125,14 +125,6 @@ def test_intervals_that_touch_in_some_rows_are_one_there():
     assert (kinds[8:] >= masks.BITS).any()
 
 
-def test_a_mask_keeps_its_own_copy_of_a_view():
-    bounds = np.array([0, 0, 1, 2, 3])
-    mask = interval.Interval(4, bounds[:4], bounds[1:] + 1)
-    dense = mask.dense().copy()
-    bounds[:] = 4
-    assert (interval.Interval(4, mask.lo, mask.hi).dense() == dense).all()
-
-
 #: (owner, function, text, faulty text): each fault must be seen by the checks above.
 FAULTS = {
     "interval-full-ignores-lo": (interval.Interval, "_state", "(lo_max <= start) & ", ""),
