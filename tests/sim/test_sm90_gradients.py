@@ -84,7 +84,7 @@ def test_lengths(which, nq, nk):
 
 
 AXES = axes.AXES | {
-    "which": tuple(UNSHARED),
+    "which": tuple(PASSES),
     "dtype": tuple(DTYPES),
     "blocks": (1, 2, 3),
     "poison": (None, "k"),  # V that is NaN takes dV along
