@@ -101,7 +101,7 @@ CHANGES = {
         "X = 1\n\n\ndef guarded(",
         (),
     ),
-    "score-function": ("nbflash.scores", "math.tanh(", "math.tan(", ()),
+    "score-function": ("nbflash.definitions.score_functions", "math.tanh(", "math.tan(", ()),
     "launch": ("nbflash.cuda.launch", "KERNELS = 1024", "KERNELS = 512", ()),
     "compile": ("nbflash.cuda.launch", "spec.maps)", "spec.maps + 0)", tuple(SPECS)),
     "config": (
