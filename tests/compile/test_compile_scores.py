@@ -52,6 +52,14 @@ def test_simt_kernels(name, head_dim):
         assert (".f64" in report.ptx) == (name not in OWN)
 
 
+def spills_of(spec):
+    """Bytes that a thread of a Hopper kernel stores for want of registers."""
+    report = report_of(compile_ptx(spec, HOPPER), "sm_90a")
+    # C7510 to C7520: ptxas waits for every single wgmma, or ignores setmaxnreg.
+    assert re.findall(r"C75\d\d", report) == []
+    return max(map(int, re.findall(r"(\d+) bytes spill stores", report)))
+
+
 # Bytes that a thread stores where tiles are masked: one pass about what the plain one does.
 HOPPER_SPILLS = {
     ("softcap", "one"): 72,
@@ -106,9 +114,7 @@ def test_one_pass_of_128_queries(name, full, dtype):
         assert re.search("128$", *config.why_not())
         return
     assert config.why_not() == []
-    report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= most
-    assert re.findall(r"C75\d\d", report) == []
+    assert spills_of(bwd_sm90_spec(config)) <= most
 
 
 @pytest.mark.parametrize("name", NARROW_SPILLS)
@@ -116,9 +122,7 @@ def test_one_pass_of_64_queries(name):
     code = code_of(scores_for(100, 120)[name], "float16")
     config = replace(sm90_backward.backward_configs("bfloat16", 64)[1], score=code)
     assert (config.tile_m, config.why_not()) == (64, [])
-    report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= 12
-    assert re.findall(r"C75\d\d", report) == []
+    assert spills_of(bwd_sm90_spec(config)) <= 12
 
 
 # In full tiles; where some are masked.
@@ -134,9 +138,7 @@ def test_columns_of_64_keys(name, full):
     code, most = code_of(scores_for(100, 120)[name], "float16"), COLUMNS_SPILLS[name][not full]
     config = replace(sm90_backward.columns_configs("bfloat16", 128)[1], score=code, full_tiles=full)
     assert (config.tile_n, config.why_not()) == (64, [])
-    report = report_of(compile_ptx(bwd_sm90_spec(config), HOPPER), "sm_90a")
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) <= most
-    assert re.findall(r"C75\d\d", report) == []
+    assert spills_of(bwd_sm90_spec(config)) <= most
 
 
 @pytest.mark.parametrize("name", COLUMNS_SPILLS)
@@ -144,9 +146,7 @@ def test_rows_of_64_keys(name):
     code = code_of(scores_for(100, 120)[name], "float16")
     config = completed(dq_configs("bfloat16", 128)[1], code)
     assert (config.tile_n, config.why_not()) == (64, [])
-    report = report_of(compile_ptx(bwd_sm90_dq_spec(config), HOPPER), "sm_90a")
-    assert max(map(int, re.findall(r"(\d+) bytes spill stores", report))) == 0
-    assert re.findall(r"C75\d\d", report) == []
+    assert spills_of(bwd_sm90_dq_spec(config)) == 0
 
 
 def test_softcap_and_dropout_by_columns():

@@ -39,7 +39,7 @@ def check_products(planes, m, n, width, group=1, *, config=SMALL, module=host):
 
 # Queries, means, heads and those of K; a block, keys of a mean, all keys; where queries begin; the
 # scale.
-WEIGHTS = {
+WEIGHT_CASES = {
     "one": (1, 1, (1, 1), (1, 1), 1, 1, 0),
     "causal": (37, 21, (4, 2), (8, 16), 4, 83, 46),
     "all keys": (19, 40, (2, 1), (16, 8), 2, 80, 79),

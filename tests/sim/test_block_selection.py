@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from block_selection_runs import (
-    WEIGHTS,
+    WEIGHT_CASES,
     check_best,
     check_means,
     check_not_finite,
@@ -72,7 +72,7 @@ def test_products_of_the_tile_that_is_used():
         check_products(1, 65, 3, 40, config=BlockProductsConfig())
 
 
-@pytest.mark.parametrize("case", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("case", WEIGHT_CASES.values(), ids=WEIGHT_CASES)
 def test_weights(case):
     with sim.options(race=True, seed=1):
         check_weights(*case)

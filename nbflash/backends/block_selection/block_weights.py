@@ -13,7 +13,6 @@ No weight is written, and scores are read three times, the second time from the 
 """
 
 import math
-import operator
 from dataclasses import dataclass
 
 from nbflash.cuda.kernel_spec import KernelSpec
@@ -21,7 +20,7 @@ from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import exp2, maximum, unrolled
-from nbflash.cuda.tile.warp_reduce import across_lanes
+from nbflash.cuda.tile.warp_reduce import warp_max, warp_sum
 from nbflash.definitions.constants import LOG2_E, WARP
 
 FLOATS = types.CPointer(types.float32)
@@ -53,14 +52,6 @@ def make_softmax_statistics(cfg):
     WARPS, NEG_INF, ZERO, ONE = cfg.threads // WARP, *map(types.float32, (-math.inf, 0, 1))
     larger, finite, exponential = unrolled(maximum), unrolled(guarded), unrolled(_exponential)
 
-    @unrolled
-    def over_warp_max(x):
-        return across_lanes((x,), WARP, maximum)[0]
-
-    @unrolled
-    def over_warp_sum(x):
-        return across_lanes((x,), WARP, operator.add)[0]
-
     def softmax_statistics(scores, statistics, first, rows, queries, n, last, length, scale):
         tid = types.int32(cuda.threadIdx.x)
         lane, row = tid % WARP, types.int32(cuda.blockIdx.x * WARPS + tid // WARP)
@@ -72,10 +63,10 @@ def make_softmax_statistics(cfg):
             at, m, total = types.int64(row) * n, NEG_INF, ZERO
             for j in range(lane, seen, WARP):
                 m = larger(m, scores[at + j] * scale)
-            m = finite(over_warp_max(m))
+            m = finite(warp_max(m))
             for j in range(lane, seen, WARP):
                 total += exponential(scores[at + j] * scale - m)
-            total = over_warp_sum(total)
+            total = warp_sum(total)
             if lane == 0:
                 statistics[2 * types.int64(row)] = m
                 statistics[2 * types.int64(row) + 1] = ONE / total if total > ZERO else ONE

@@ -4,14 +4,12 @@ dLSE, the gradient of the log-sum-exp, belongs here because ∂LSE/∂S = P: dS 
 warp per row of (batch, query, head); lanes stride over head_dim.
 """
 
-import operator
 from dataclasses import dataclass
 
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.convert import ACCUMULATOR, STORAGE, make_convert
-from nbflash.cuda.tile.tracing import unrolled
-from nbflash.cuda.tile.warp_reduce import across_lanes
+from nbflash.cuda.tile.warp_reduce import warp_sum
 from nbflash.definitions.constants import WARP
 
 WARPS = 4
@@ -44,10 +42,6 @@ def make_delta_simt(cfg):
     """
     HEAD_DIM, ZERO = cfg.head_dim, cfg.accumulator(0)
     to_accumulator, _ = make_convert(cfg.dtype)
-
-    @unrolled
-    def warp_sum(x):
-        return across_lanes((x,), WARP, operator.add)[0]
 
     def delta_simt(dout, out, dlse, delta, do_stride, o_stride, l_stride, nq, heads, rows):
         row = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP

@@ -14,7 +14,6 @@ the former where four numbers are added at once.
 """
 
 import math
-import operator
 from dataclasses import dataclass
 
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
@@ -23,7 +22,7 @@ from nbflash.cuda.tile.mma.layout import CHUNK
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import load4, store4, unrolled
 from nbflash.cuda.tile.warp_math import pack_half, unpack_half
-from nbflash.cuda.tile.warp_reduce import across_lanes
+from nbflash.cuda.tile.warp_reduce import warp_sum
 from nbflash.definitions.constants import LOG2_E, WARP
 
 WARPS = 4
@@ -77,10 +76,6 @@ def make_statistics_sm80(cfg):
             for u, v in pairs:
                 total = total + u * v
         return total
-
-    @unrolled
-    def warp_sum(x):
-        return across_lanes((x,), WARP, operator.add)[0]
 
     @unrolled
     def clear(memory, at, zero):

@@ -56,7 +56,7 @@ class Scalar:
         if self.type == types.boolean:
             return self.new(type_, b.zext(value, kind))
         if isinstance(type_, types.Integer):
-            return self.new(type_, self.new(type_, ir.Constant(kind, 0)).like(self).value)
+            return self.new(type_, ir.Constant(kind, 0)).like(self)
         if isinstance(self.type, types.Integer):
             return self.new(type_, b.sitofp(value, kind))
         if self.type == types.float16:
@@ -181,9 +181,9 @@ class Memory:
     def new(self, type_, value):
         return Scalar(self.context, self.builder, type_, value)
 
-    def pointer_to(self, index, lanes=1):
-        """The address of ``lanes`` elements at ``index``, for `emit`."""
-        return self.new(None, self.address(index, lanes))
+    def pointer_to(self, index):
+        """The address of the element at ``index``, for `emit`."""
+        return self.new(None, self.address(index, 1))
 
     def shared_word_of(self, index):
         """The address of an element in shared memory as a uint32."""

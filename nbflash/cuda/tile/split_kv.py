@@ -7,12 +7,11 @@ An empty part has LSE_s = −∞ and O_s = 0: its weight is 0.
 """
 
 import math
-import operator
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.tracing import exp2, fma, load, maximum, select, unrolled
-from nbflash.cuda.tile.warp_reduce import across_lanes
+from nbflash.cuda.tile.warp_reduce import warp_max, warp_sum
 from nbflash.definitions.constants import LN2, LOG2_E, WARP
 
 
@@ -25,14 +24,6 @@ def make_statistics(accumulator):
     """``statistics(part_lse, rows, at, splits, lane)``, ``lse_of(m, l)``: m and l of a row, LSE."""
     ZERO, NEG_INF = accumulator(0), accumulator(-math.inf)
     larger, weight = unrolled(maximum), unrolled(weight_of)
-
-    @unrolled
-    def warp_max(x):
-        return across_lanes((x,), WARP, maximum)[0]
-
-    @unrolled
-    def warp_sum(x):
-        return across_lanes((x,), WARP, operator.add)[0]
 
     @inlined
     def statistics(part_lse, rows, at, splits, lane):

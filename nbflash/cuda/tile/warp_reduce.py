@@ -6,11 +6,13 @@ After log₂ n rounds all n lanes hold the same.
 """
 
 import functools
+import operator
 
 from nbflash.cuda.ptx._asm import cuda, inlined
 from nbflash.cuda.ptx.traced import Scalar
-from nbflash.cuda.tile.tracing import shuffle_xor
+from nbflash.cuda.tile.tracing import maximum, shuffle_xor, unrolled
 from nbflash.cuda.tile.warp_math import lanes_of
+from nbflash.definitions.constants import WARP
 
 QUAD = 4  # lanes that share the rows of a wgmma fragment
 
@@ -27,6 +29,18 @@ def across_lanes(values, lanes, combine, first=1):
     for step in steps:  # the simulator moves all of them at one meeting of the warp
         values = tuple(map(combine, values, shuffle_xor(tuple(values), step)))
     return tuple(values)
+
+
+@unrolled
+def warp_sum(x):
+    """The sum over all lanes."""
+    return across_lanes((x,), WARP, operator.add)[0]
+
+
+@unrolled
+def warp_max(x):
+    """The largest of all lanes; NaN loses."""
+    return across_lanes((x,), WARP, maximum)[0]
 
 
 @inlined

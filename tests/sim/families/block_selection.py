@@ -2,9 +2,7 @@
 
 import numpy as np
 from block_selection_runs import (
-    WEIGHTS as WEIGHTS_OF,
-)
-from block_selection_runs import (
+    WEIGHT_CASES,
     check_best,
     check_means,
     check_not_finite,
@@ -49,7 +47,7 @@ def weights(name):
 
     def check(modules):
         with sim.options(race=True, seed=1):
-            check_weights(*WEIGHTS_OF[name], module=modules[HOST])
+            check_weights(*WEIGHT_CASES[name], module=modules[HOST])
 
     return check
 
@@ -136,8 +134,8 @@ OF_WEIGHTS = (
         "scores[at + j] * scale)\n            m",
         "scores[at + j])\n            m",
     ),
-    Mutant("sum of all lanes", "total = over_warp_sum(total)", "pass"),
-    Mutant("maximum of all lanes", "finite(over_warp_max(m))", "finite(m)"),
+    Mutant("sum of all lanes", "total = warp_sum(total)", "pass"),
+    Mutant("maximum of all lanes", "finite(warp_max(m))", "finite(m)"),
     Mutant("rows past the end", "if row < rows:", "if True:"),
     Mutant("NaN divides all", "if total > ZERO else ONE", "if total != ZERO else ONE"),
     Mutant("weights not divided", SEEN_AT, "statistics[2 * at])"),

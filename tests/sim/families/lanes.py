@@ -1,4 +1,4 @@
-"""What the lanes of a warp find together: the first value behind a bound."""
+"""What the lanes of a warp find together: sums, maxima, the first value behind a bound."""
 
 import numpy as np
 from mutant_family import Family
@@ -37,6 +37,27 @@ def check_search(module):
             np.testing.assert_array_equal(found(module, values, begin, end, bound), expected)
 
 
+def check_reductions(module):
+    """Of numbers whose sums are exact; NaN loses a maximum."""
+    values = np.random.default_rng(0).permutation(32).astype(np.float32)
+    with_nan = np.where(values == 31, np.float32(np.nan), values)
+
+    @cuda.jit
+    def kernel(values, with_nan, out):
+        lane = cuda.threadIdx.x
+        out[0, lane] = module.warp_sum(values[lane])
+        out[1, lane] = module.warp_max(with_nan[lane])
+
+    out = np.full((2, 32), -1, np.float32)
+    kernel[1, 32](values, with_nan, out)
+    np.testing.assert_array_equal(out, np.repeat([[496], [30]], 32, axis=1))
+
+
+REDUCTIONS = (
+    Mutant("a sum of half the lanes", "WARP, operator.add", "WARP // 2, operator.add"),
+    Mutant("the maximum of half the lanes", "WARP, maximum", "WARP // 2, maximum"),
+    Mutant("the maximum of lanes for their sum", "WARP, operator.add", "WARP, maximum"),
+)
 SEARCH = (
     Mutant("places past the end", "at < end and values", "values"),
     Mutant("a place too many", "(below - 1) * step + 1", "(below - 1) * step + 2"),
@@ -50,7 +71,10 @@ NAME = lanes.__name__
 FAMILY = Family(
     "lanes",
     (NAME,),
-    {"search": lambda modules: check_search(modules[NAME])},
-    [(NAME, mutant) for mutant in SEARCH],
+    {
+        "search": lambda modules: check_search(modules[NAME]),
+        "reductions": lambda modules: check_reductions(modules[NAME]),
+    },
+    [(NAME, mutant) for mutant in (*SEARCH, *REDUCTIONS)],
     errors=(AssertionError, LookupError),
 )

@@ -174,7 +174,6 @@ ROW_KERNELS = (
     (DELTA, Mutant("rows past the end", "if row < rows:", "if row <= rows:")),
     (DELTA, Mutant("O with dO's row stride", "i * o_stride[1]", "i * do_stride[1]")),
     (DELTA, Mutant("one lane only", "total = warp_sum(total)", "total = total * 1")),
-    (DELTA, Mutant("half the lanes", "(x,), WARP,", "(x,), WARP // 2,")),
     (DELTA, Mutant("delta by query first", "(b * heads + h) * nq + i", "(b * nq + i) * heads + h")),
     (
         DELTA,
