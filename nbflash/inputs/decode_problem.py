@@ -201,13 +201,12 @@ def check_contents(problem: DecodeProblem, cache: Cache, mask=None) -> None:
         If one is out of range.
     """
     lengths, capacity = cache.lengths, problem.capacity
-    wrong = (lengths < 0) | (lengths > capacity)
-    if wrong.any():
-        b = int(np.argmax(wrong))
+    longest = lengths.max(initial=0)
+    if longest > capacity or lengths.min(initial=0) < 0:
+        b = int(np.argmax((lengths < 0) | (lengths > capacity)))
         raise ValueError(f"lengths must be 0 to the capacity {capacity}, got {lengths[b]} at {b}")
     if cache.block_table is not None:
         _check_pages(cache)
-    longest = int(lengths.max(initial=0))
     if mask is not None and mask.shape[1] < longest:
         raise ValueError(
             f"mask must have a column for every key, at least {longest}, got shape {mask.shape}"

@@ -7,7 +7,7 @@ with OpenBLAS left at its default two cores were at half speed.
 import ctypes
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import numpy as np
 import scipy.linalg.cython_blas as cython_blas
@@ -73,7 +73,7 @@ class _OneThread:
             held, free = self._lock.acquire, self._lock.release
             os.register_at_fork(before=held, after_in_parent=free, after_in_child=self._alone)
 
-    def enter(self):
+    def __enter__(self):
         set_threads, get_threads = thread_functions
         with self._lock:
             if not self._callers:
@@ -81,7 +81,7 @@ class _OneThread:
                 set_threads(1)
             self._callers += 1
 
-    def leave(self):
+    def __exit__(self, *failure):
         with self._lock:
             self._callers -= 1
             if not self._callers:
@@ -95,17 +95,9 @@ class _OneThread:
         self._lock.release()
 
 
-_one_thread = _OneThread()
+_one_thread = nullcontext() if thread_functions is None else _OneThread()
 
 
-@contextmanager
 def one_thread():
     """Hold SciPy's BLAS to one thread while any caller is inside; callers run side by side."""
-    if thread_functions is None:
-        yield
-        return
-    _one_thread.enter()
-    try:
-        yield
-    finally:
-        _one_thread.leave()
+    return _one_thread

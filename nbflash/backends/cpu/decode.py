@@ -67,11 +67,9 @@ class Keys(NamedTuple):
     @classmethod
     def of_caches(cls, k, v, lengths):
         """Of `addressable` caches (batch, capacity, heads_kv, head_dim)."""
-        table = np.empty((len(k), 6), np.int64)
-        table[:] = *_place(k, k.strides[1:]), *_place(v, v.strides[1:])
-        at = np.arange(len(k))
-        table[:, 0] += k.strides[0] * at
-        table[:, 3] += v.strides[0] * at
+        steps = k.strides[0], 0, 0, v.strides[0], 0, 0
+        table = np.multiply.outer(np.arange(len(k)), steps)
+        table += *_place(k, k.strides[1:]), *_place(v, v.strides[1:])
         return cls(table, lengths.astype(np.int64))
 
 
@@ -147,7 +145,7 @@ def addressable(x, real):
 
 
 def _place(x, strides):
-    return x.ctypes.data, *strides[:2]
+    return x.__array_interface__["data"][0], *strides[:2]
 
 
 @inlined(fastmath={"contract"})
