@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,10 @@ class Grid:
         lo, hi = np.maximum(lo[q], start), np.minimum(hi[q], stop)
         live = lo < hi
         return lo * live, hi * live
+
+    def without_missing_rows(self):
+        """The same tiles, no taller than the mask."""
+        return replace(self, tile_m=min(self.tile_m, max(self.nq, 1)))
 
     def chunks(self, count, cells):
         """Slices of ``range(count)`` that keep `cells` per tile within a fixed budget."""
@@ -185,7 +189,7 @@ def interval_cells(grid, lo, hi, rows, cols):
 
 def interval_counts(grid, lo, hi, rows, cols):
     """Existing cells inside the row intervals of each tile, int64."""
-    counts = np.empty(rows.size, np.int64)
+    counts, grid = np.empty(rows.size, np.int64), grid.without_missing_rows()
     for chunk in grid.chunks(rows.size, grid.tile_m):
         first, last = grid.row_bounds(lo, hi, rows[chunk], cols[chunk])
         q = rows[chunk, None] * grid.tile_m + np.arange(grid.tile_m)
@@ -195,7 +199,7 @@ def interval_counts(grid, lo, hi, rows, cols):
 
 def interval_state(grid, lo, hi, rows, cols):
     """ABSENT, INTERVAL or FULL (every existing cell) of row intervals in each tile, int8."""
-    state = np.empty(rows.size, np.int8)
+    state, grid = np.empty(rows.size, np.int8), grid.without_missing_rows()
     for chunk in grid.chunks(rows.size, grid.tile_m):
         first, last = grid.row_bounds(lo, hi, rows[chunk], cols[chunk])
         start, stop = grid.columns(cols[chunk])

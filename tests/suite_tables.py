@@ -106,11 +106,14 @@ class Results:
         self.launched = defaultdict(lambda: defaultdict(dict))  # tier, function, parameters
         self.killed, self.caught, self.planted = defaultdict(dict), 0, 0
         self.faults = {}  # how many a family has
+        self.unknown = defaultdict(float)  # seconds of tests that are in no table, by file
 
     def pytest_runtest_logreport(self, report):
         if report.when != "call":
             return
         found = dict(report.user_properties)
+        if "in no table" in found:
+            self.unknown[report.nodeid.partition("::")[0]] += found["in no table"]
         if "mutant" in found:
             self.planted += 1
             self.caught += report.passed
@@ -142,6 +145,11 @@ class Results:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter):
+        for file, seconds in sorted(self.unknown.items()) if not self.derive else ():
+            terminalreporter.write_line(
+                f"{seconds:.0f} s of tests that suite.json does not know, and so all run: "
+                f"pytest {file} --derive"
+            )
         if self.planted:
             part = " (a quarter of all)" if self.quick else ""
             line = f"{self.caught} of {self.planted} planted faults caught{part}"
