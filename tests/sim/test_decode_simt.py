@@ -147,7 +147,7 @@ def test_masks_over_several_query_tiles(nq, keys):
     """Tiles of 8 or 32 keys, and of one token to three."""
     mask = masks.from_function(lambda q, kv: (q + 3 * kv) % 7 < 3, nq, CAPACITY)
     mask = mask | masks.window(nq, CAPACITY, left=40, right=0)
-    q, k, v = contiguous(nq, head_dim=32)
+    q, k, v = contiguous(nq, (2, 1), head_dim=32)
     got = run_both(q, k, v, mask=mask, keys=keys, splits=3)
     check(got, q, k, v, LENGTHS, keep=keep_of(mask))
 

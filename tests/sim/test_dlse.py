@@ -65,7 +65,7 @@ def vjp_of_sm90(inputs, cfg, scale=None, **more):
     [
         (CAUSAL, (5, 9), 4, (1, 1), 8, "float32", False),
         (DEAD, (9, 5), 2, (2, 1), 3, "float16", True),
-        ("window", (3, 7), 6, (4, 2), 16, "bfloat16", False),
+        ("window", (3, 7), 6, (2, 1), 16, "bfloat16", False),
         ("per-batch-per-head", (4, 6), 3, (2, 2), 5, "float64", True),
         ("dense", (1, 2), 1, (3, 1), 8, "float64", False),
         (CAUSAL, (70, 75), 37, (2, 1), 8, "float32", True),
