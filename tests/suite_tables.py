@@ -145,7 +145,8 @@ class Results:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter):
-        for file, seconds in sorted(self.unknown.items()) if not self.derive else ():
+        silent = self.derive or self.in_part
+        for file, seconds in () if silent else sorted(self.unknown.items()):
             terminalreporter.write_line(
                 f"{seconds:.0f} s of tests that suite.json does not know, and so all run: "
                 f"pytest {file} --derive"
