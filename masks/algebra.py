@@ -124,7 +124,7 @@ class Union(_Nary):
             if sole:
                 state[alone] = INTERVAL
                 continue
-            for chunk in grid.chunks(alone.size, grid.tile_m):
+            for chunk in grid.chunks(alone.size, grid.height):
                 at = alone[chunk]
                 bounds = grid.row_bounds(*m._hint(), rows[at], cols[at])
                 state[at[_matches_hint(self, grid, rows[at], cols[at], bounds)]] = INTERVAL
@@ -181,10 +181,10 @@ class Intersection(_Nary):
     def _settle_intervals(self, grid, rows, cols, state, found):
         """INTERVAL where the operands' intervals meet in this mask's own hint, else OPEN."""
         at = np.flatnonzero(state == INTERVAL)
-        for chunk in grid.chunks(at.size, grid.tile_m):
+        for chunk in grid.chunks(at.size, grid.height):
             part = at[chunk]
-            lo = np.zeros((part.size, grid.tile_m), np.int64)
-            hi = np.full((part.size, grid.tile_m), grid.nk)
+            lo = np.zeros((part.size, grid.height), np.int64)
+            hi = np.full((part.size, grid.height), grid.nk)
             for m, bounded in found:
                 here = np.flatnonzero(np.isin(part, bounded, assume_unique=True))
                 if here.size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,11 @@ class Grid:
     def T(self):
         return Grid(self.nk, self.nq, self.tile_n, self.tile_m)
 
+    @property
+    def height(self):
+        """Rows of a tile that can exist: a tile may be taller than the mask."""
+        return min(self.tile_m, max(self.nq, 1))
+
     def columns(self, cols):
         """First and one-past-last existing column of each tile column."""
         start = cols * self.tile_n
@@ -70,19 +75,15 @@ class Grid:
         return (q < self.nq) & (kv < self.nk)
 
     def row_bounds(self, lo, hi, rows, cols):
-        """Interval of each row clipped to its tile, ``(t, tile_m)`` each; empty ones are (0, 0).
+        """Interval of each row clipped to its tile, ``(t, height)`` each; empty ones are (0, 0).
 
         Rows past the edge repeat the last existing row.
         """
-        q = np.minimum(rows[:, None] * self.tile_m + np.arange(self.tile_m), self.nq - 1)
+        q = np.minimum(rows[:, None] * self.tile_m + np.arange(self.height), self.nq - 1)
         start, stop = (bound[:, None] for bound in self.columns(cols))
         lo, hi = np.maximum(lo[q], start), np.minimum(hi[q], stop)
         live = lo < hi
         return lo * live, hi * live
-
-    def without_missing_rows(self):
-        """The same tiles, no taller than the mask."""
-        return replace(self, tile_m=min(self.tile_m, max(self.nq, 1)))
 
     def chunks(self, count, cells):
         """Slices of ``range(count)`` that keep `cells` per tile within a fixed budget."""
@@ -189,18 +190,18 @@ def interval_cells(grid, lo, hi, rows, cols):
 
 def interval_counts(grid, lo, hi, rows, cols):
     """Existing cells inside the row intervals of each tile, int64."""
-    counts, grid = np.empty(rows.size, np.int64), grid.without_missing_rows()
-    for chunk in grid.chunks(rows.size, grid.tile_m):
+    counts = np.empty(rows.size, np.int64)
+    for chunk in grid.chunks(rows.size, grid.height):
         first, last = grid.row_bounds(lo, hi, rows[chunk], cols[chunk])
-        q = rows[chunk, None] * grid.tile_m + np.arange(grid.tile_m)
+        q = rows[chunk, None] * grid.tile_m + np.arange(grid.height)
         counts[chunk] = ((last - first) * (q < grid.nq)).sum(1)
     return counts
 
 
 def interval_state(grid, lo, hi, rows, cols):
     """ABSENT, INTERVAL or FULL (every existing cell) of row intervals in each tile, int8."""
-    state, grid = np.empty(rows.size, np.int8), grid.without_missing_rows()
-    for chunk in grid.chunks(rows.size, grid.tile_m):
+    state = np.empty(rows.size, np.int8)
+    for chunk in grid.chunks(rows.size, grid.height):
         first, last = grid.row_bounds(lo, hi, rows[chunk], cols[chunk])
         start, stop = grid.columns(cols[chunk])
         width = last - first

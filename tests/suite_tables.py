@@ -145,8 +145,7 @@ class Results:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter):
-        silent = self.derive or self.in_part
-        for file, seconds in () if silent else sorted(self.unknown.items()):
+        for file, seconds in () if self.in_part else sorted(self.unknown.items()):
             terminalreporter.write_line(
                 f"{seconds:.0f} s of tests that suite.json does not know, and so all run: "
                 f"pytest {file} --derive"

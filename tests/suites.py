@@ -27,7 +27,6 @@ TESTS = Path(__file__).parent
 SUITES = "quick", "ci", "all"
 BY_TABLE = {"sim": ("quick", "ci"), "compile": ("quick",)}
 TIMED = ("sim",)
-CHOSEN_OTHERWISE = "mutant", "survivor", "case", "design"
 QUARTERS = 4
 SECONDS = 1.0  # of processor time: what a test of a timed tier takes at most in the quick suite
 
@@ -92,7 +91,7 @@ class Suite:
         self.suite, self.quarter = config.option.suite, config.option.quarter
         self.derive = config.option.derive
         self.tables = {tier: read_table(TESTS / tier) for tier in BY_TABLE}
-        self.collected = {}
+        self.collected, self.in_no_table = {}, set()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
@@ -117,8 +116,9 @@ class Suite:
             return tests
         if self.suite == "ci" and tests[0].get_closest_marker("design"):
             return tests
-        entry = self._entry(tier, function, tests)
-        if entry is None:
+        entry = self.tables[tier]["functions"].get(function)
+        if entry is None or entry["tests"] != len(tests):
+            self.in_no_table.update(tests)
             return tests
         run = entry["run"]
         if self.suite == "quick" and tier in TIMED:
@@ -142,22 +142,10 @@ class Suite:
             always = item.get_closest_marker("case")
             seconds = 0.0 if always else time.process_time() - start
             item.user_properties.append(("launched", (seconds, sorted(_observed))))
-            if _observed and self._is_in_no_table(item):
+            if _observed and item in self.in_no_table:
                 item.user_properties.append(("in no table", seconds))
         self._check_signatures(item)
         return result
-
-    def _entry(self, tier, function, tests):
-        """What the table of a tier says of a function, or None where it does not know its tests."""
-        entry = self.tables[tier]["functions"].get(function)
-        return entry if entry and entry["tests"] == len(tests) else None
-
-    def _is_in_no_table(self, item):
-        """Whether a test runs for no other reason than that no table knows it."""
-        function = tier_of(item.path), name_of(item)[0]
-        if function[0] not in self.tables or any(map(item.get_closest_marker, CHOSEN_OTHERWISE)):
-            return False
-        return self._entry(*function, self.collected[function]) is None
 
     def _check_signatures(self, item):
         """Raise if a test no longer launches what the table says."""

@@ -276,10 +276,7 @@ def test_tokens_before_the_first_key_have_no_score():
 
 
 def test_decode_is_level_with_a_loop():
-    """In NumPy, over 8 sequences of 512 keys: no more than 1.2 times its processor time.
-
-    Of pairs of calls the lower quartile: other processes of the machine slow some down.
-    """
+    """In NumPy, over 8 sequences of 512 keys: no more than 1.2 times its processor time."""
     q, k, v = contiguous(1, (1, 1), 64, lengths=np.full(8, 512), capacity=512)
     lengths = np.full(8, 512, np.int32)
 
@@ -291,14 +288,14 @@ def test_decode_is_level_with_a_loop():
             out[b, :, 0] = p @ v[b, :, 0] / p.sum(1, keepdims=True)
         return out
 
-    ratios = []
-    for _ in range(60):
-        began = time.thread_time()
-        loop()
-        between = time.thread_time()
-        nbflash.decode(q, k, v, lengths)
-        ratios.append((time.thread_time() - between) / (between - began))
-    assert np.percentile(ratios, 25) <= 1.2
+    times = {loop: [], lambda: nbflash.decode(q, k, v, lengths): []}
+    for _ in range(400):  # other processes slow many calls down: the quickest ones count
+        for run, seconds in times.items():
+            began = time.thread_time()
+            run()
+            seconds.append(time.thread_time() - began)
+    by_loop, ours = map(min, times.values())
+    assert ours <= 1.2 * by_loop
 
 
 def test_many_tokens_are_attended_in_parts(monkeypatch):

@@ -104,7 +104,7 @@ def test_a_tree_behind_a_long_prefix_costs_what_it_attends():
 
 
 def test_keys_up_to_the_largest_number():
-    """Tiles are squares: a row of them is taller than the few queries."""
+    """Cells are counted in square tiles, which are much taller than a few queries."""
     n, started = 2**31 - 1, time.thread_time()
     assert masks.window(1, n, left=5).count_nonzero() == 6
     assert masks.window(3, n, left=5, right=1).count_nonzero() == 3 * 7 - 1

@@ -32,9 +32,11 @@ MASKS = ("dense", "causal", "checkerboard", "per-batch-per-head")
 def test_forward(config):
     """N below a tile, more queries than keys and fewer; masks, dtypes and shares are dealt out."""
     for i, lengths in enumerate(LENGTHS, list(CONFIGS).index(config)):
-        batch, heads = (2, (4, 2)) if max(lengths) < T else (1, (2, 1))
+        name = MASKS[i % len(MASKS)]
+        several = max(lengths) < T or name == "per-batch-per-head"
+        batch, heads = (2, (4, 2)) if several else (1, (2, 1))
         q, k, v, _ = inputs(*lengths, batch=batch, heads=heads, dtype=tuple(DTYPES)[i % 2])
-        mask = mask_gallery(*lengths, batch=batch, heads=heads[0])[MASKS[i % len(MASKS)]]
+        mask = mask_gallery(*lengths, batch=batch, heads=heads[0])[name]
         how = {"dropout": (0.1, 0.5, 0.9)[i % 3], "seed": SEED, "scale": (None, -0.4)[i % 2]}
         with sim.options(seed=i, race=i % 3 == 0):
             check(CONFIGS[config], mask, q, k, v, blocks=1 + i % 3, **how)

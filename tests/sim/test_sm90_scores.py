@@ -82,10 +82,12 @@ def test_backward(name, form):
     for i, lengths in enumerate(((5, 9), (T + 9, T)), start):
         heads = (2, 1) if i % 2 else (2, 2)
         dtype = tuple(DTYPES)[i // 2 % 2]
-        batch = 1 + i // 2 % 2 if max(lengths) < T else 1
+        mask_name = MASKS[i % len(MASKS)]
+        several = max(lengths) < T or mask_name == "per-batch-per-head"
+        batch = 1 + i // 2 % 2 if several else 1
         sizes = {"batch": batch, "heads": heads, "head_dim": cfg.head_dim}
         values = inputs(*lengths, **sizes, dtype=dtype)
-        mask = mask_gallery(*lengths, batch=batch, heads=2)[MASKS[i % len(MASKS)]]
+        mask = mask_gallery(*lengths, batch=batch, heads=2)[mask_name]
         score = scores_for(*lengths, 2)[name]
         scale = -1.6 * cfg.head_dim**-0.5 if i % 3 == 0 else None
         with sim.options(seed=i, race=i % 4 == 0):
