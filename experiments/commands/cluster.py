@@ -14,6 +14,7 @@ from experiments.harness.provenance import provenance
 from experiments.harness.sweeps import load
 from experiments.report.tables import show, write_csv, wrote
 from nbflash.distributed import Sharding
+from nbflash.distributed.stages import stage_count
 
 COLUMNS = {
     "mask": ("mask", ""),
@@ -34,7 +35,7 @@ def mask_of(case, tokens, seed=0):
     """The mask of a table of the sweep for a number of tokens."""
     name = case["name"]
     if name == "documents":
-        count = max(1, round(tokens / case["mean"]))
+        count = case.get("count") or max(1, round(tokens / case["mean"]))
         cuts = np.random.default_rng(seed).choice(np.arange(1, tokens), count - 1, replace=False)
         lengths = np.diff(np.sort(np.concatenate([[0, tokens], cuts])))
         return masks.documents(lengths, causal=True)
@@ -45,11 +46,22 @@ def mask_of(case, tokens, seed=0):
     return getattr(masks, name)(tokens)
 
 
-def sharding_of(case, ranks, tokens, tile, seed=0, key_cost=0.0):
-    """A `Sharding` by tiles of the kernels, or by larger ones where there would be too many."""
+def tile_of(case, tokens, tile):
+    """Of a sharding: the tile of the kernels, or a larger one where there would be too many."""
     while tokens > tile * case["most"]:
         tile *= 2
+    return tile
+
+
+def sharding_of(case, ranks, tokens, tile, seed=0, key_cost=0.0):
+    """The `Sharding` of a table of the sweep for a number of tokens."""
+    tile = tile_of(case, tokens, tile)
     return Sharding.of(mask_of(case, tokens, seed), ranks, tile, key_cost=key_cost)
+
+
+def cluster_of(sweep, name):
+    """The `Cluster` of the sweep for a mask."""
+    return Cluster.of(sweep["gpu"], sweep["link"], name)
 
 
 def row_of(case, ranks, sweep, settings, seed=0, key_cost=0.0):
@@ -57,8 +69,8 @@ def row_of(case, ranks, sweep, settings, seed=0, key_cost=0.0):
     tokens = ranks * settings["tokens_per_gpu"]
     sharding = sharding_of(case, ranks, tokens, sweep["gpu"]["tile"], seed, key_cost)
     layer = Layer(*(sweep[x] for x in ("head_dim", "heads", "heads_kv", "itemsize")))
-    cluster = Cluster.of(sweep["gpu"], sweep["link"], case["name"])
-    found = simulate(sharding, layer, cluster, sweep["stages"])
+    cluster = cluster_of(sweep, case["name"])
+    found = simulate(sharding, layer, cluster, stage_count(sharding))
     row = {"mask": case["name"], "ranks": ranks, "tokens": tokens, "key_cost": key_cost}
     row["balance"] = sharding.balance
     for name in ("forward", "backward"):

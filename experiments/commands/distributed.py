@@ -2,25 +2,29 @@
 
 Every rank runs this command. Before a mask is timed, the gathered results of all ranks are held to
 the budget of the float64 reference. A call takes as long as its slowest rank; the ideal is the time
-of one rank with the whole sequence over the number of ranks.
+of one rank with the whole sequence over the number of ranks. Beside it is what the model of
+`experiments cluster` predicts of the same stages and messages, at the rate that one rank has here.
 """
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import nbflash
-from experiments.commands.cluster import mask_of
+from experiments.commands.cluster import cluster_of, mask_of, tile_of
 from experiments.harness.backends import open_backend, parse_dtype
+from experiments.harness.cluster import Layer, simulate
 from experiments.harness.console import say
 from experiments.harness.errors import BadInput
 from experiments.harness.inputs import random_inputs
 from experiments.harness.oracle import Oracle, nearest, sample_rows, sampled
-from experiments.harness.passes import BACKWARD, FORWARD
+from experiments.harness.passes import BACKWARD, FORWARD, flops
 from experiments.harness.provenance import provenance
 from experiments.harness.sweeps import load
-from experiments.harness.timing import Timing
+from experiments.harness.timing import CudaEvents, Timing
 from experiments.report.tables import show, write_csv, wrote
 from nbflash import distributed
+from nbflash.distributed.stages import stage_count
 
 COLUMNS = {
     "scaling": ("scaling", ""),
@@ -30,8 +34,9 @@ COLUMNS = {
     "median_ms": ("ms", ".3f"),
     "alone_ms": ("one rank ms", ".3f"),
     "of_ideal": ("of ideal", ".2f"),
+    "predicted_of_ideal": ("predicted", ".2f"),
+    "tflops": ("TFLOP/s a rank", ".3g"),
     "balance": ("balance", ".3f"),
-    "received_mb": ("received MB", ".1f"),
     "error": ("error", ".1e"),
 }
 
@@ -39,9 +44,14 @@ COLUMNS = {
 class Measured:
     """One mask on the ranks: its inputs, its checks and what is timed."""
 
-    def __init__(self, comm, backend, settings, mask, seed):
-        self.comm, self.backend, self.settings, self.mask = comm, backend, settings, mask
-        self.sharding = distributed.Sharding.of(mask, comm.size, settings["tile"])
+    def __init__(self, comm, backend, settings, case, tokens, seed):
+        self.comm, self.backend, self.settings = comm, backend, settings
+        self.mask = mask = mask_of(case, tokens, seed)
+        tile = tile_of(case, tokens, settings["tile"])
+        self.sharding = distributed.Sharding.of(mask, comm.size, tile)
+        self.clock = backend.clock
+        if backend.device == "cuda":
+            self.clock = CudaEvents(settings["fillers"])
         batch, d, n = settings["batch"], settings["head_dim"], mask.shape[0]
         dtype = settings["dtype"]
         q, _, _, dout = random_inputs(backend.xp, (batch, n, settings["heads"], d), dtype, seed)
@@ -97,9 +107,31 @@ class Measured:
             len(samples) < self.settings["rounds"] and sum(samples) < 1e3 * self.settings["seconds"]
         ):
             self.comm.agree("")
-            took, _ = self.backend.clock.measure(call)
+            took, _ = self.clock.measure(call)
             samples.append(max(map(json.loads, self.comm.agree(json.dumps(took)))))
         return Timing(tuple(samples))
+
+
+def predicted(sharding, shape, settings, which, alone_ms, cluster):
+    """The share of the ideal by the model, at the rate of one rank that takes ``alone_ms``.
+
+    Parameters
+    ----------
+    sharding : nbflash.distributed.Sharding
+    shape : (batch, seqlen, heads, head_dim)
+    settings : dict
+        ``heads_kv`` and the NumPy ``dtype``.
+    which : {"forward", "backward"}
+    alone_ms : float
+        Of the whole sequence.
+    cluster : Cluster
+        Its rates of a GPU do not count.
+    """
+    _, n, heads, head_dim = shape
+    live = float(sharding.work.sum()) * sharding.tile**2 / n**2
+    cluster = replace(cluster, **{which: flops(shape, live, which) / alone_ms * 1e3})
+    layer = Layer(head_dim, heads, settings["heads_kv"], settings["dtype"].itemsize)
+    return simulate(sharding, layer, cluster, stage_count(sharding))[f"{which}_of_ideal"]
 
 
 def on_rank(comm, device, section, names, seed):
@@ -113,28 +145,36 @@ def on_rank(comm, device, section, names, seed):
     settings["dtype"] = parse_dtype(settings["dtype"])
     sizes = [("weak", comm.size * n) for n in settings["weak"]]
     sizes += [("strong", n) for n in settings["strong"]]
+    model = load("cluster")
     rows = []
     for scaling, tokens in sizes:
         for case in sweep["mask"]:
             if not names or case["name"] in names:
-                measured = Measured(comm, backend, settings, mask_of(case, tokens, seed), seed)
+                measured = Measured(comm, backend, settings, case, tokens, seed)
                 common = {"scaling": scaling, "mask": case["name"], "tokens": tokens}
-                found = rows_of(measured, common, seed)
+                found = rows_of(measured, common, cluster_of(model, case["name"]), seed)
                 if comm.rank == 0:
                     say(f"{scaling}, {case['name']}, {tokens}: {_summary(found)}")
                 rows += found
     return rows
 
 
-def rows_of(measured, common, seed):
+def rows_of(measured, common, cluster, seed):
     """A row for either pass of one mask."""
     verdict, settings = measured.check(seed), measured.settings
     sharding, ranks, rows = measured.sharding, measured.comm.size, []
     kv_bytes = 2 * settings["heads_kv"] * settings["head_dim"] * settings["dtype"].itemsize
+    shape, mask = measured.whole[0].shape, measured.mask
+    density = mask.count_nonzero() / mask.shape[0] / mask.shape[1]
     for name, (together, alone) in measured.calls().items():
         timing, one = measured.time(together), measured.time(alone)
         row = common | {"pass": name, "ranks": ranks} | timing.columns
+        row["predicted_of_ideal"] = None
         row |= {"alone_ms": one.median, "of_ideal": one.median / ranks / timing.median}
+        if measured.backend.device == "cuda":
+            given = settings, name, one.median, cluster
+            row["predicted_of_ideal"] = predicted(sharding, shape, *given)
+        row["tflops"] = flops(shape, density, name) / ranks / timing.median / 1e9
         row |= {"balance": sharding.balance, "dtype": settings["dtype"].name}
         row["received_mb"] = float(sharding.traffic.sum(0).max() * kv_bytes / 1e6)
         rows.append(row | {"error": verdict.error, "budget": verdict.budget})

@@ -1,10 +1,15 @@
 """Scaling over ranks, end to end at tiny sizes; ranks are threads."""
 
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from command_runs import PROVENANCE, read_csv, run
 
+import masks
+from experiments.commands.cluster import cluster_of
+from experiments.commands.distributed import predicted
 from experiments.harness import sweeps
 from nbflash import distributed
 
@@ -14,7 +19,8 @@ def tiny(monkeypatch):
     sweep = sweeps.load("distributed")
     sweep["cpu"] |= {"head_dim": 8, "heads": 2, "heads_kv": 1, "tile": 32}
     sweep["cpu"]["quick"] = {"rounds": 1, "weak": [96], "strong": [128]}
-    monkeypatch.setattr("experiments.commands.distributed.load", {"distributed": sweep}.get)
+    found = {"distributed": sweep, "cluster": sweeps.load("cluster")}
+    monkeypatch.setattr("experiments.commands.distributed.load", found.get)
     monkeypatch.setattr("experiments.harness.timing.SETTLE_SECONDS", 0)
 
     def threads(function, ranks, *args, processes, timeout):
@@ -49,6 +55,25 @@ def test_rows_of_both_passes_and_scalings(tmp_path, capsys):
         assert float(row["error"]) <= float(row["budget"])
         ideal = float(row["alone_ms"]) / 2 / float(row["median_ms"])
         assert float(row["of_ideal"]) == pytest.approx(ideal)
+        assert row["predicted_of_ideal"] == ""  # the model is of GPUs
+    n, seconds = 128, float(rows[-4]["median_ms"]) / 1e3
+    work = 4 * n * (n + 1) / 2 * 8 * 2 / 2  # of one of two ranks, causal, 2 heads of 8
+    assert float(rows[-4]["tflops"]) == pytest.approx(work / seconds / 1e12)
+
+
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_the_prediction_is_at_the_rate_of_one_rank(which):
+    """At once sent and merged: what is left is the balance. A second for a launch: 9 of 10."""
+    sweep = sweeps.load("cluster")
+    free = dict.fromkeys(("hbm", "nvlink", "infiniband"), 1e30)
+    free |= dict.fromkeys(("launch", "latency", "message"), 0.0)
+    cluster = replace(cluster_of(sweep, "documents"), **free)
+    sharding = distributed.Sharding.of(masks.documents([3000, 1000, 5000], causal=True), 4, 128)
+    settings = {"heads_kv": 2, "dtype": np.dtype(np.float16)}
+    given = sharding, (1, 9000, 8, 64), settings, which, 36_000.0
+    assert predicted(*given, cluster) == pytest.approx(1 / sharding.balance)
+    slower = predicted(*given, replace(cluster, launch=1.0))
+    assert 9 / (9 * sharding.balance + 1) == pytest.approx(slower, rel=0.02)
 
 
 def test_a_wrong_result_is_refused(tmp_path, capsys, tiny):
