@@ -54,6 +54,7 @@ def test_short_rows_take_two_passes(head_dim):
     assert not takes_two("causal", head_dim)
     assert takes_two("butterfly", head_dim)
     assert takes_two("local", head_dim)
+    assert takes_two("window", head_dim)
 
 
 def test_blocks_of_64_take_two_passes_in_tiles_of_64():
@@ -125,11 +126,36 @@ def test_blocks_of_64_of_any_density_take_two_passes(share):
     assert not in_two_passes(AttentionSpec(problem, masks.dense(4096)))
 
 
+BIAS = code_of(scores.bias(np.zeros((1, 1, N, N), np.float32)), "float16")
+RELATIVE = code_of(scores.relative(np.zeros((16, 2049), np.float32)), "float16")
+
+
+def _own(s, b, h, q_idx, kv_idx):
+    return s - 1.0
+
+
 def test_untimed_functions_need_more_than_a_few_dead_blocks():
-    bias = code_of(scores.bias(np.zeros((1, 1, N, N), np.float32)), "float16")
+    own = code_of(scores.custom(_own), "float16")
     spec = spec_of("window", 128)
-    assert [columns_config(spec, code).tile_n for code in (None, CAPPED, bias)] == [64, 64, 128]
-    assert columns_config(spec_of("random-64", 128), bias).tile_n == 64
+    assert [columns_config(spec, code).tile_n for code in (None, CAPPED, own)] == [64, 64, 128]
+    assert columns_config(spec_of("random-64", 128), own).tile_n == 64
+
+
+def test_reading_by_place_takes_small_tiles():
+    """Whatever the mask: the passes that deterministic=True takes."""
+    spec = spec_of("dense", 128)
+    tiles = [(columns_config(spec, x).tile_n, dq_config(spec, x).tile_n) for x in (BIAS, RELATIVE)]
+    assert tiles == [(64, 64), (128, 64)]
+    spec = spec_of("dense", 64)
+    assert (columns_config(spec, BIAS).tile_n, dq_config(spec, BIAS).tile_n) == (128, 128)
+
+
+@pytest.mark.parametrize("code", [BIAS, RELATIVE])
+def test_reading_in_both_passes_costs_more_than_one(code):
+    assert not takes_two("causal", 128, code)
+    assert not takes_two("dense", 128, code)
+    assert takes_two("random-64", 128, code)
+    assert not takes_two("window", 128, code)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -229,8 +229,13 @@ MOST_HEAD_DIM = max(_TABLE)  # in one pass
 
 # What a key of two passes costs over one of one, by head_dim up to. Both passes compute softcap's
 # tanh: causal, one pass and two, all kernels, 385 and 246 TFLOP/s at d=64, 397 and 351 at d=128
-# (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-27).
-_KEY_OF_TWO, _CAPPED_KEY_OF_TWO = {64: 1.2, 128: 1.1}, {64: 1.7, 128: 1.2}
+# (bf16, N = 8192, 2048 / head_dim heads, batch 2, NVIDIA H100 80GB HBM3, 2026-11-27). Both read
+# biases: 277 and 214, relative ones 338 and 215 at d=128 (the same sizes, NVIDIA H200, 2026-11-27).
+_KEY_OF_TWO = {
+    "plain": {64: 1.2, 128: 1.1},
+    "softcap": {64: 1.7, 128: 1.2},
+    "reading": {64: 1.2, 128: 1.5},
+}
 
 # What clearing, adding up and rounding dQ costs a query, in keys. Time of one pass over that of
 # two, all kernels, at 384 keys a query (local 1), 896 (butterfly) and 1113 (local 4), N = 8192, and
@@ -251,14 +256,15 @@ def rows_of(table, head_dim, fields):
     return [dict(zip(fields, row, strict=True)) for row in row_of(table, head_dim)]
 
 
-def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys, *, capped=False):
+def two_passes_are_faster(head_dim, keys, rows_keys, columns_keys, scores="plain"):
     """Whether dQ by rows and dK and dV by columns take less time than one pass over columns.
 
     Both times are linear in the keys that a query meets on average in the tiles that are walked,
     over their speed: in one pass, in the pass by rows (3 of 7 products) and in that by columns.
-    ``capped``: softcap is among the functions of the scores.
+    ``scores``: "plain", "softcap" where that is among their functions, or "reading" where they read
+    an array by place.
     """
-    key_of_two = row_of(_CAPPED_KEY_OF_TWO if capped else _KEY_OF_TWO, head_dim)
+    key_of_two = row_of(_KEY_OF_TWO[scores], head_dim)
     return key_of_two * (3 * rows_keys + 4 * columns_keys) / 7 <= keys + SUM_KEYS
 
 
