@@ -134,8 +134,11 @@ def predicted(sharding, shape, settings, which, alone_ms, cluster):
     return simulate(sharding, layer, cluster, stage_count(sharding))[f"{which}_of_ideal"]
 
 
-def on_rank(comm, device, section, names, seed):
-    """Check and time every mask of the sweep; the rows, the same on all ranks."""
+def on_rank(comm, device, section, names, seed, keep=None):
+    """Check and time every mask of the sweep; the rows, the same on all ranks.
+
+    ``keep``, if given, is called on the first rank with the rows up to each mask.
+    """
     backend, sweep = open_backend(device), load("distributed")
     settings = sweep | sweep[section]
     if backend.device == "cpu":
@@ -156,6 +159,8 @@ def on_rank(comm, device, section, names, seed):
                 if comm.rank == 0:
                     say(f"{scaling}, {case['name']}, {tokens}: {_summary(found)}")
                 rows += found
+                if keep and comm.rank == 0:
+                    keep(rows)
     return rows
 
 
@@ -200,25 +205,29 @@ def _mpi():
 
 
 def run(out, device, quick, names, processes, seed):
-    """Measure; the first rank prints the table and writes ``distributed.csv`` to ``out``."""
+    """Measure; the first rank writes ``distributed.csv`` to ``out`` and prints the table."""
     known = [case["name"] for case in load("distributed")["mask"]]
     for name in names:
         if name not in known:
             raise BadInput(f"--mask {name}: expected one of {', '.join(known)}")
     given = device, "quick" if quick else "full", names, seed
+    if processes and device == "cuda":
+        raise BadInput("--processes is for the CPU: run mpiexec -n 2 with --device cuda")
+    origin = provenance(open_backend("cpu" if processes else device).device)
+
+    def keep(rows):
+        write_csv(out / "distributed.csv", [row | origin for row in rows])
+
     if processes:
-        if device == "cuda":
-            raise BadInput("--processes is for the CPU: run mpiexec -n 2 with --device cuda")
-        rows = distributed.run(on_rank, processes, "cpu", *given[1:], processes=True, timeout=600)
+        given = processes, "cpu", *given[1:]
+        rows = distributed.run(on_rank, *given, processes=True, timeout=600)[0]
+        keep(rows)
     else:
         comm = _mpi()
-        rows = on_rank(comm, *given)
+        rows = on_rank(comm, *given, keep)
         if comm.rank:
             return
-    origin = provenance(open_backend("cpu" if processes else device).device)
-    rows = rows[0] if processes else rows
     say(f"[bold]{origin['device']}[/bold], {rows[0]['dtype']}, commit {origin['commit']}")
     title = f"Attention over {rows[0]['ranks']} ranks"
     show(title, dict(COLUMNS.values()), [[row[key] for key in COLUMNS] for row in rows])
-    write_csv(out / "distributed.csv", [row | origin for row in rows])
     wrote(out / "distributed.csv")
