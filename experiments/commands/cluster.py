@@ -70,7 +70,7 @@ def row_of(case, ranks, sweep, settings, seed=0, key_cost=0.0):
     sharding = sharding_of(case, ranks, tokens, sweep["gpu"]["tile"], seed, key_cost)
     layer = Layer(*(sweep[x] for x in ("head_dim", "heads", "heads_kv", "itemsize")))
     cluster = cluster_of(sweep, case["name"])
-    found = simulate(sharding, layer, cluster, stage_count(sharding))
+    found = simulate(sharding, layer, cluster, stage_count(sharding, layer.group))
     row = {"mask": case["name"], "ranks": ranks, "tokens": tokens, "key_cost": key_cost}
     row["balance"] = sharding.balance
     for name in ("forward", "backward"):

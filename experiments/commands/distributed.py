@@ -131,7 +131,8 @@ def predicted(sharding, shape, settings, which, alone_ms, cluster):
     live = float(sharding.work.sum()) * sharding.tile**2 / n**2
     cluster = replace(cluster, **{which: flops(shape, live, which) / alone_ms * 1e3})
     layer = Layer(head_dim, heads, settings["heads_kv"], settings["dtype"].itemsize)
-    return simulate(sharding, layer, cluster, stage_count(sharding))[f"{which}_of_ideal"]
+    found = simulate(sharding, layer, cluster, stage_count(sharding, layer.group))
+    return found[f"{which}_of_ideal"]
 
 
 def on_rank(comm, device, section, names, seed, keep=None):

@@ -3,10 +3,10 @@
 It walks the stages of `nbflash.distributed` with the tiles and messages that a `Sharding` has. On
 every rank computation and communication are two queues, filled as the code does:
 
-    cast 1, compute 0, cast 2, compute 1, [return 1], cast 3, compute 2, [return 2], ...
+    cast 1, cast 2, ..., compute 0, compute 1, [return 1], compute 2, [return 2], ...
 
-A cast brings the keys of a stage and begins when the computation is done that was queued before it;
-a stage is computed when its keys are there; in the backward pass dK and dV go back behind it. A
+A cast brings the keys of a stage and begins when the one before it is done; a stage is computed
+when its keys are there; in the backward pass dK and dV go back behind it. A
 message takes as long as the busier end of the slower link needs. What ranks do to each other is not
 modelled: no switch is full, and nobody waits for a rank that is late.
 """
@@ -64,6 +64,11 @@ class Layer:
     def kv_bytes(self):
         """Of K and V of a token."""
         return 2 * self.heads_kv * self.head_dim * self.itemsize
+
+    @property
+    def group(self):
+        """Heads of Q to one of K and V."""
+        return self.heads // self.heads_kv
 
     @property
     def q_bytes(self):
@@ -131,13 +136,11 @@ def _rows(sharding, stage):
 
 
 def _memory(own, tokens, layer):
-    """Of each rank in the backward pass, of its own tokens and of the keys of two stages."""
+    """Of each rank in the backward pass, of its own tokens and of all keys that arrive."""
     wide = WIDE / layer.itemsize
-    both = tokens + np.roll(tokens, -1, axis=0)
     arrays = 4 + wide, 2 + wide  # q, out, dout, dq and its sum; k and v, dk and dv, their sums
-    return own * (arrays[0] * layer.q_bytes + arrays[1] * layer.kv_bytes) + both.max(0) * (
-        (1 + wide) * layer.kv_bytes
-    )
+    kept = own * (arrays[0] * layer.q_bytes + arrays[1] * layer.kv_bytes)
+    return kept + (tokens.sum(0) + wide * tokens.max(0)) * layer.kv_bytes
 
 
 def _seconds(moved, size, cluster):
@@ -154,13 +157,9 @@ def _seconds(moved, size, cluster):
 
 def _walk(compute, casts, returns):
     """When each rank is done: stages (rows) through the queues of computation and communication."""
-    count = len(compute)
-    sent = casts[1] if count > 1 else 0 * compute[0]
-    arrived, done = [0, sent], compute[0]
-    for n in range(1, count):
-        if n + 1 < count:
-            sent = np.maximum(sent, done) + casts[n + 1]
-            arrived.append(sent)
+    arrived, done = np.cumsum(casts, axis=0), compute[0]
+    sent = arrived[-1]
+    for n in range(1, len(compute)):
         done = np.maximum(done, arrived[n]) + compute[n]
         if returns is not None:
             sent = np.maximum(sent, done) + returns[n]

@@ -49,7 +49,8 @@ def attention(
         ``tile`` is a multiple of 32, and runs on NumPy arrays only.
     stages : int, optional
         Number of groups in which the other ranks' keys arrive while the groups before are computed;
-        default one for every 4,096 keys that the fullest rank receives, at most 4.
+        default as many as a model finds fastest, at most 4: a stage costs a merge, and hides what
+        is on its way.
 
     Returns
     -------

@@ -71,6 +71,7 @@ class Call:
                         add_into(total[0], dq, stage.rows.of(dq))
                 if number:
                     returning.append(self._return(stage, of_keys, dtype))
+                    returning[-1][1].begun()
             for stage, exchange, arrived in returning:
                 exchange.wait()
                 for target, index in stage.sends.items():
@@ -115,11 +116,13 @@ class Call:
     def _arriving(self):
         """Each stage with its keys and values, those of the next on their way, and its number."""
         own, *others = self.stages
-        coming = self._cast(others[0]) if others else None
+        coming = [self._cast(stage) for stage in others]
+        for exchange, _ in coming[:1]:
+            exchange.begun()
         yield own, self.k, self.v, 0
         for number, stage in enumerate(others, 1):
-            exchange, arrived = coming
-            coming = self._cast(others[number]) if number < len(others) else None
+            exchange, arrived = coming[number - 1]
+            coming[number - 1] = None
             exchange.wait()
             yield stage, *self._in_order(stage, arrived), number
 

@@ -14,6 +14,13 @@ SUMMARY = 24  # bytes
 class Exchange(Protocol):
     """Messages on their way."""
 
+    def begun(self) -> None:
+        """On a GPU the current stream waits until the messages begin.
+
+        Kernels that follow then leave them the multiprocessors that they need. In host memory there
+        is nothing to do.
+        """
+
     def wait(self) -> None:
         """Wait until the messages are received; on a GPU the current stream waits, not the host.
 

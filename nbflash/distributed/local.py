@@ -66,7 +66,7 @@ class LocalCommunicator:
         return self._early.pop((source, number))
 
 
-class _LocalExchange:
+class _LocalExchange(Exchange):
     def __init__(self, comm, number, receives):
         self._comm, self._number, self._receives = comm, number, receives
 

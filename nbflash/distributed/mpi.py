@@ -68,7 +68,7 @@ class MpiCommunicator:
                 pause = min(pause + 1e-6, 1e-3)
 
 
-class _MpiExchange:
+class _MpiExchange(Exchange):
     def __init__(self, comm, requests, held):
         self._comm, self._requests, self._held = comm, requests, held
 

@@ -9,6 +9,9 @@ from typing import Any
 from nbflash.distributed.communicator import Communicator, Exchange
 
 
+_FIRST = -5  # the highest priority of a stream
+
+
 class NcclCommunicator:
     """Grouped sends and receives of `cupy.cuda.nccl` on a stream of their own.
 
@@ -26,6 +29,10 @@ class NcclCommunicator:
     The device that is current when this is made is the rank's. Arrays of every dtype are sent, as
     bytes. The host does not wait for the device: `Exchange.wait` makes the current stream wait for
     the messages.
+
+    NCCL's kernels need multiprocessors on both ranks at the same time, and those of attention take
+    all that are free until they end: messages that begin behind them on one rank hold those of the
+    other one. So messages have the higher priority, and `Exchange.begun` lets them begin first.
     """
 
     def __init__(self, host: Communicator, timeout: float = 300.0) -> None:
@@ -37,7 +44,7 @@ class NcclCommunicator:
         made = nccl.get_unique_id().hex() if host.rank == 0 else ""
         identity = bytes.fromhex(host.agree(made)[0])
         self._comm = nccl.NcclCommunicator(host.size, identity, host.rank)
-        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._stream = cupy.cuda.Stream(non_blocking=True, priority=_FIRST)
         self._watch = _Watch(self._comm, timeout, cupy.cuda.Device())
 
     def agree(self, note: str) -> list[str]:
@@ -51,11 +58,11 @@ class NcclCommunicator:
     def exchange(self, sends: dict[int, Any], receives: dict[int, Any]) -> Exchange:
         self._watch.check()
         cuda = self._cupy.cuda
-        done = cuda.Event(disable_timing=True)
         if sends or receives:
-            ready = cuda.Event(disable_timing=True)
+            ready, begun, done = (cuda.Event(disable_timing=True) for _ in range(3))
             ready.record(cuda.get_current_stream())
             self._stream.wait_event(ready)
+            begun.record(self._stream)
             self._nccl.groupStart()
             for source, x in receives.items():
                 self._comm.recv(
@@ -69,8 +76,8 @@ class NcclCommunicator:
             done.record(self._stream)
             if not cuda.get_current_stream().is_capturing():
                 self._watch.add(done)
-            return _NcclExchange(self, done, (sends, receives))
-        return _NcclExchange(self, None, None)
+            return _NcclExchange(self, begun, done, (sends, receives))
+        return _NcclExchange(self, None, None, None)
 
     def close(self) -> None:
         """Free NCCL's memory. All ranks call this."""
@@ -78,11 +85,15 @@ class NcclCommunicator:
         self._comm.destroy()
 
 
-class _NcclExchange:
+class _NcclExchange(Exchange):
     """``held``: what NCCL reads and writes until the current stream has waited for it."""
 
-    def __init__(self, comm, done, held):
-        self._comm, self._done, self._held = comm, done, held
+    def __init__(self, comm, begun, done, held):
+        self._comm, self._begun, self._done, self._held = comm, begun, done, held
+
+    def begun(self):
+        if self._begun is not None:
+            self._comm._cupy.cuda.get_current_stream().wait_event(self._begun)
 
     def wait(self):
         self._comm._watch.check()

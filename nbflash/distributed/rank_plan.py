@@ -10,7 +10,7 @@ import numpy as np
 from nbflash import __version__
 from nbflash.distributed.placed_score import placed
 from nbflash.distributed.sharding import positive
-from nbflash.distributed.stages import stages_of
+from nbflash.distributed.stages import stage_count, stages_of
 from nbflash.inputs.arrays import signature
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
@@ -43,7 +43,8 @@ class RankPlan:
         self.problem = check_forward(q, k, v, scale)
         self.dropout, self.wide = check_dropout(dropout), np.dtype(self.problem.lse_dtype)
         self._score, self._impl, self._shape = score, impl, sharding.mask.shape
-        self.stages = stages_of(sharding, rank, count)
+        group = self.problem.heads // self.problem.heads_kv
+        self.stages = stages_of(sharding, rank, count or stage_count(sharding, group))
         self.merges = sum(stage.keys > 0 for stage in self.stages[1:])
         self.returns = sum(len(stage.sends) for stage in self.stages)
         self._plans, self._notes = [None] * len(self.stages), {}

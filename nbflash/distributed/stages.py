@@ -2,7 +2,7 @@
 
 Stage 0 is of the rank's own keys. The other ranks follow in groups by their distance, (source −
 rank) modulo the number of ranks: all ranks send and receive alike, and while a stage is computed
-the keys of the next are on their way.
+the keys of those behind it are on their way.
 """
 
 from __future__ import annotations
@@ -18,31 +18,51 @@ from nbflash.inputs.positions import Positions
 
 #: Stages besides that of a rank's own keys, at most, where nobody asks for another number.
 STAGES = 4
-#: Keys that the fullest rank receives in each of them, at least: 8 MB of 4 heads of 128 columns in
-#: half precision, which take 35 µs on NVLink, about as long as a stage takes to launch and merge.
-KEYS = 4096
+
+# The unit of time is that of a forward tile of 128 × 128 of one head, 13 ns at 650 TFLOP/s (d=128, a
+# Hopper GPU). A key of one head of K and V in half precision arrives in 2.2 ns over NVLink (235
+# GB/s); gathering and merging a row of one head takes 0.8 ns; launching a stage 30 µs, of 16 heads.
+_TILE, _ARRIVAL, _MERGE, _LAUNCH = 128, 0.17, 0.06, 145.0
+_BACKWARD = 2.5  # of tiles
+_RETURN = 2.0  # gradients of keys, in float32
 
 
-def groups(ranks, count=None):
+def groups(ranks, count):
     """The distances of the ranks whose keys arrive in each stage after the first.
 
     Neighbours come first, on both sides: who sends to a rank also receives from it, so that a link
     between machines is used both ways at once.
     """
     nearest = sorted(range(1, ranks), key=lambda d: min(d, ranks - d))
-    count = min(STAGES if count is None else count, ranks - 1)
+    count = min(count, ranks - 1)
     return [
         [d for i, d in enumerate(nearest) if i * count // (ranks - 1) == n] for n in range(count)
     ]
 
 
-def stage_count(sharding):
+@functools.lru_cache(maxsize=64)
+def stage_count(sharding, group=1):
     """Stages besides the first where nobody asks for another number, the same on all ranks.
 
-    As many as have `KEYS` keys each, at most `STAGES`: little that travels travels at once.
+    As many as make forward and backward the shortest by a model: a stage costs a merge, and hides
+    what arrives for those behind it. ``group``: heads of Q to one of K and V.
     """
-    arriving = int(sharding.traffic.sum(0).max())
-    return max(1, min(STAGES, arriving // KEYS))
+    ranks, per_plane = sharding.ranks, (sharding.tile / _TILE) ** 2 / sharding.mask.plane_index.size
+    own = np.trace(sharding.work_on) / ranks * per_plane
+    others = sharding.work.mean() * per_plane - own
+    arrival = sharding.traffic.sum(0).max() * _ARRIVAL / group
+    merge = _MERGE * sharding.mask.shape[0] / ranks + _LAUNCH
+
+    def time(count):
+        forward, backward, returned = own, _BACKWARD * own, 0.0
+        for n in range(1, count + 1):
+            there = n * arrival / count
+            forward = max(forward, there) + others / count + merge
+            backward = max(backward, there) + _BACKWARD * others / count + merge
+            returned = max(returned, backward) + _RETURN * arrival / count
+        return forward + max(backward, returned)
+
+    return min(range(1, max(2, min(STAGES, ranks - 1) + 1)), key=time)
 
 
 class Index:
@@ -95,17 +115,16 @@ class Stage(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def stages_of(sharding, rank, count=None):
+def stages_of(sharding, rank, count):
     """The `Stage` list of a rank, that of its own keys first.
 
     Parameters
     ----------
     sharding : nbflash.distributed.Sharding
     rank : int
-    count : int, optional
-        Stages besides the first, at most one for each other rank; default `stage_count`.
+    count : int
+        Stages besides the first, at most one for each other rank.
     """
-    count = stage_count(sharding) if count is None else count
     queries, own = sharding.positions(rank), sharding.positions(rank, "keys")
     mask = masks.restrict(sharding.mask, queries, own)
     all_rows = Index(np.arange(queries.size))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from nbflash import distributed
-from nbflash.distributed.communicator import summary
+from nbflash.distributed.communicator import Exchange, summary
 from nbflash.inputs.problem import check_flag
 from nbflash.torch.attention import check_layout, check_tensors
 from nbflash.torch.memory import on_device_of, with_rows
@@ -71,7 +71,7 @@ class TorchCommunicator:
         return _Works(self, works, (sends, receives))
 
 
-class _Works:
+class _Works(Exchange):
     def __init__(self, comm, works, held):
         self._comm, self._works, self._held = comm, works, held
 

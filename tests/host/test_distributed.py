@@ -11,7 +11,7 @@ import masks
 import nbflash
 from nbflash import distributed, reference, scores
 from nbflash.distributed import Sharding, gather, rank_plan, run, scatter
-from nbflash.distributed.stages import stages_of
+from nbflash.distributed.stages import stage_count, stages_of
 from nbflash.testing import (
     assert_within_reference,
     low_precision,
@@ -132,18 +132,57 @@ def test_dtypes(dtype, reduce, stages):
 
 
 def test_stages_by_what_arrives():
-    """As many as have 4,096 keys each, at most four, and fewer than there are ranks."""
+    """One where there is little work; more where keys, or their gradients, take longer than own."""
     counts = {
-        "dense": (masks.dense(8192), 8, 1),
-        "more": (masks.dense(16384), 8, 3),
-        "most": (masks.dense(40960), 8, 4),
-        "two ranks": (masks.dense(65536), 2, 1),
-        "window": (masks.window(65536, left=1023, right=0), 8, 1),
-        "alone": (masks.dense(1024), 1, 0),
+        "dense": (masks.dense(32768), 4, 4, 1),
+        "more heads of K and V": (masks.dense(1 << 19), 64, 1, 4),
+        "more ranks": (masks.dense(1 << 19), 64, 4, 4),
+        "gradients on their way": (masks.dense(1 << 19), 4, 4, 2),
+        "two ranks": (masks.dense(65536), 2, 1, 1),
+        "window": (masks.window(65536, left=1023, right=0), 8, 4, 1),
+        "butterfly": (masks.butterfly(1 << 16, 128), 8, 4, 1),
+        "alone": (masks.dense(1024), 1, 4, 1),
+        "nothing": (~masks.dense(1024), 2, 4, 1),
     }
-    for name, (mask, ranks, expected) in counts.items():
-        stages = stages_of(Sharding.of(mask, ranks, 1024), 0)
-        assert len(stages) == 1 + expected, name
+    for name, (mask, ranks, group, expected) in counts.items():
+        sharding = Sharding.of(mask, ranks, 1024)
+        assert stage_count(sharding, group) == expected, name
+        stages = stages_of(sharding, 0, expected)
+        assert len(stages) == 1 + min(expected, ranks - 1), name
+
+
+def test_keys_of_all_stages_are_on_their_way_from_the_start():
+    """And messages begin before the kernels that follow: keys at once, gradients stage by stage."""
+    sharding, inputs = Sharding.of(masks.dense(128), 4, TILE), make_inputs(1, 128, 128, 2, 1, 8)
+
+    def on_rank(comm):
+        log = []
+
+        class Logged:
+            rank, size, agree = comm.rank, comm.size, comm.agree
+
+            def exchange(self, sends, receives):
+                log.append(("sent", len(sends)))
+                return Watched(comm.exchange(sends, receives))
+
+        class Watched:
+            def __init__(self, exchange):
+                self.wait = exchange.wait
+
+            def begun(self):
+                log.append("begun")
+
+        own = [scatter(x, sharding, comm.rank) for x in inputs[:4]]
+        results = distributed.attention(*own[:3], sharding, Logged(), stages=3, return_lse=True)
+        forward = list(log)
+        log.clear()
+        distributed.attention_backward(own[3], *own[:3], *results, sharding, Logged(), stages=3)
+        return forward, log
+
+    cast = [("sent", 1)] * 3 + ["begun"]
+    for forward, backward in run(on_rank, 4):
+        assert forward == cast
+        assert backward == cast + [("sent", 1), "begun"] * 3
 
 
 def test_dropout_drops_what_it_does_on_one_process():
@@ -320,5 +359,5 @@ def test_equal_shardings_share_what_is_planned():
     assert one == again == pickle.loads(pickle.dumps(one))
     assert len({one, again, other}) == 2
     assert one.digest == again.digest != other.digest
-    assert stages_of(one, 0) is stages_of(again, 0)
+    assert stages_of(one, 0, 1) is stages_of(again, 0, 1)
     assert one != "sharding"

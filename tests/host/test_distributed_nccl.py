@@ -13,8 +13,9 @@ IDENTITY = bytes([0, 3, 127, 255])
 
 
 class Stream:
-    def __init__(self, log, name, capturing=False):
+    def __init__(self, log, name, capturing=False, priority=0):
         self.log, self.name, self.ptr, self.capturing = log, name, hash(name), capturing
+        self.priority = priority
 
     def wait_event(self, event):
         self.log.append((self.name, "waits for", event.name))
@@ -76,7 +77,7 @@ def cupy(monkeypatch):
     nccl.NcclCommunicator = lambda *args: Communicator(log, *args)
     cuda = types.ModuleType("cupy.cuda")
     cuda.nccl, cuda.get_current_stream = nccl, lambda: current
-    cuda.Stream = lambda non_blocking: Stream(log, "own")
+    cuda.Stream = lambda non_blocking, priority: Stream(log, "own", priority=priority)
     cuda.Event = lambda disable_timing: Event(log)
     module = types.ModuleType("cupy")
     module.used_by = []
@@ -99,6 +100,7 @@ def test_messages_are_one_group_on_a_stream_of_their_own(cupy):
     assert cupy.log == [
         ("current", "records"),
         ("own", "waits for", "all before on current"),
+        ("own", "records"),
         ("groupStart",),
         ("recv", 128, 6, 1, 0, stream),
         ("send", 64, 10, 1, 0, stream),
@@ -108,8 +110,23 @@ def test_messages_are_one_group_on_a_stream_of_their_own(cupy):
     cupy.log.clear()
     exchange.wait()
     assert cupy.log == [("current", "waits for", "all before on own")]
+    assert comm._stream.priority < cupy.current.priority
     comm.close()
     assert cupy.log[1:] == [("destroy",)]
+
+
+def test_kernels_that_follow_let_messages_begin(cupy):
+    """They wait for what comes before the messages, not for the messages."""
+    comm = NcclCommunicator(Host())
+    exchange = comm.exchange({0: Array(64, 10)}, {0: Array(128, 6)})
+    exchange._begun.name = "before the messages"
+    cupy.log.clear()
+    exchange.begun()
+    assert cupy.log == [("current", "waits for", "before the messages")]
+    cupy.log.clear()
+    comm.exchange({}, {}).begun()
+    assert cupy.log == []
+    comm.close()
 
 
 def test_the_watching_thread_uses_the_device_of_the_rank(cupy):
