@@ -8,7 +8,6 @@ from typing import Any
 
 from nbflash.distributed.communicator import Communicator, Exchange
 
-
 _FIRST = -5  # the highest priority of a stream
 
 

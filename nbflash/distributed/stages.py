@@ -19,9 +19,9 @@ from nbflash.inputs.positions import Positions
 #: Stages besides that of a rank's own keys, at most, where nobody asks for another number.
 STAGES = 4
 
-# The unit of time is that of a forward tile of 128 × 128 of one head, 13 ns at 650 TFLOP/s (d=128, a
-# Hopper GPU). A key of one head of K and V in half precision arrives in 2.2 ns over NVLink (235
-# GB/s); gathering and merging a row of one head takes 0.8 ns; launching a stage 30 µs, of 16 heads.
+# The unit of time is that of a forward tile of 128 × 128 of one head: 13 ns at 650 TFLOP/s (Hopper,
+# d=128). A key of one head of K and V in half precision arrives in 2.2 ns over NVLink (235 GB/s);
+# gathering and merging a row of one head takes 0.8 ns; launching a stage 30 µs, of 16 heads.
 _TILE, _ARRIVAL, _MERGE, _LAUNCH = 128, 0.17, 0.06, 145.0
 _BACKWARD = 2.5  # of tiles
 _RETURN = 2.0  # gradients of keys, in float32
