@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbflash.distributed.parcels import taken
 from nbflash.distributed.rank_plan import rank_plan
 from nbflash.inputs.arrays import library, native
 from nbflash.inputs.dropout import check_seed
@@ -74,7 +75,7 @@ class Call:
                     returning[-1][1].begun()
             for stage, exchange, arrived in returning:
                 exchange.wait()
-                for target, index in stage.sends.items():
+                for target, index in stage.sends.index.items():
                     for sum_, part in zip(total[1:], arrived[target], strict=True):
                         add_into(sum_, part, index.of(sum_))
             return tuple(x.astype(self.q.dtype, copy=False) for x in total)
@@ -111,7 +112,7 @@ class Call:
 
     def _rows(self, stage, *arrays):
         """Arrays at the queries of a stage: of those of the output's shape, or of the lse's."""
-        return [x if x is None else taken(x, stage.rows.of(x), 1 + (x.ndim == 3)) for x in arrays]
+        return [x if x is None else taken(x, stage.rows, 1 + (x.ndim == 3)) for x in arrays]
 
     def _arriving(self):
         """Each stage with its keys and values, those of the next on their way, and its number."""
@@ -124,57 +125,30 @@ class Call:
             exchange, arrived = coming[number - 1]
             coming[number - 1] = None
             exchange.wait()
-            yield stage, *self._in_order(stage, arrived), number
+            k, v = (stage.receives.ordered(x, self.problem.batch) for x in arrived)
+            yield stage, k, v, number
 
     def _cast(self, stage):
         """GroupCast: start to send own keys and values, and to receive those of a stage."""
-        sends = {t: self._packed((self.k, self.v), i, self.q.dtype) for t, i in stage.sends.items()}
-        arrived = {s: self._buffer(index, self.q.dtype) for s, index in stage.receives.items()}
-        return self.comm.exchange(sends, arrived), arrived
+        sends = _both(stage.sends.cut(x) for x in (self.k, self.v))
+        whole, parts = self._rooms(stage.receives, self.q.dtype, in_place=True)
+        return self.comm.exchange(sends, parts), whole
 
     def _return(self, stage, of_keys, dtype):
         """GroupReduce: start to send dK and dV of a stage to the owners, and to receive own."""
-        sends = {s: self._packed(of_keys, i, dtype) for s, i in stage.receives.items()}
-        arrived = {t: self._buffer(index, dtype) for t, index in stage.sends.items()}
-        return stage, self.comm.exchange(sends, arrived), arrived
+        sends = _both(stage.receives.cut(x.astype(dtype, copy=False)) for x in of_keys)
+        _, parts = self._rooms(stage.sends, dtype, in_place=False)
+        return stage, self.comm.exchange(sends, parts), parts
 
-    def _packed(self, pair, index, dtype):
-        """Two arrays at some tokens: (2, batch, tokens, heads_kv, head_dim), contiguous."""
-        packed = self._buffer(index, dtype)
-        for target, x in zip(packed, pair, strict=True):
-            x = taken(x, index.of(x), 1)
-            if x.dtype == dtype:
-                target, x = _words(target), _words(x)
-            target[...] = x
-        return packed
-
-    def _in_order(self, stage, arrived):
-        """Keys and values of a stage in the order of the sequence."""
-        if len(arrived) == 1:
-            return next(iter(arrived.values()))
+    def _rooms(self, parcels, dtype, *, in_place):
+        """Memory for two arrays of messages, and by rank its parts of both."""
         p = self.problem
-        both = self._xp.empty((2, p.batch, stage.keys, p.heads_kv, p.head_dim), self.q.dtype)
-        words = _words(both)
-        for source, index in stage.receives.items():
-            words[:, :, index.of(words)] = _words(arrived[source])
-        return both
-
-    def _buffer(self, index, dtype):
-        p = self.problem
-        return self._xp.empty((2, p.batch, index.size, p.heads_kv, p.head_dim), dtype)
+        given = self._xp, p.batch, (p.heads_kv, p.head_dim), dtype
+        rooms = [parcels.room(*given, in_place=in_place) for _ in range(2)]
+        return [whole for whole, _ in rooms], _both(parts for _, parts in rooms)
 
 
-def taken(x, index, axis):
-    """Some tokens: a view where they follow each other, else a C-contiguous copy.
-
-    Gathered as integers, which CuPy does for every size of dtype.
-    """
-    at = (*(slice(None),) * axis, index)
-    if isinstance(index, slice):
-        return x[at]
-    return library(x)[0].ascontiguousarray(_words(x)[at]).view(x.dtype)
-
-
-def _words(x):
-    """The same memory as unsigned integers."""
-    return x.view(f"u{x.dtype.itemsize}")
+def _both(pair):
+    """Of two dicts by rank one of pairs."""
+    first, second = pair
+    return {rank: (first[rank], second[rank]) for rank in first}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,15 +51,22 @@ class Communicator(Protocol):
 
         Parameters
         ----------
-        sends : dict of int to array
-            By the rank that each goes to. C-contiguous; they do not change before `wait`.
-        receives : dict of int to array
-            By the rank that each comes from; written.
+        sends : dict of int to array or tuple of arrays
+            By the rank that they go to. C-contiguous; they do not change before `wait`.
+        receives : dict of int to array or tuple of arrays
+            By the rank that they come from; written.
 
         Notes
         -----
         All ranks call this equally often, also with nothing to send.
         """
+
+
+def messages(by_rank: dict) -> Iterator[tuple[int, Any]]:
+    """The arrays of an exchange one by one, each with its rank."""
+    for rank, given in by_rank.items():
+        for x in given if isinstance(given, tuple) else (given,):
+            yield rank, x
 
 
 def check_together(comm, check):

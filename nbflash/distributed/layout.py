@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 from nbflash.definitions.types import ArrayT
-from nbflash.distributed.call import taken
 from nbflash.distributed.communicator import Communicator, check_together
+from nbflash.distributed.parcels import Index, taken
 from nbflash.distributed.sharding import Sharding
-from nbflash.distributed.stages import Index
 from nbflash.inputs.arrays import as_given, library, native
 
 
@@ -37,7 +36,7 @@ def scatter(
     n = sharding.mask.shape[of == "keys"]
     if x.shape[axis] != n:
         raise ValueError(f"x must have {n} tokens along axis {axis}, got shape {x.shape}")
-    return as_given(given, taken(x, Index(places).of(x), axis))
+    return as_given(given, taken(x, Index(places), axis))
 
 
 def gather(

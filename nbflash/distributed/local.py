@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nbflash.distributed.communicator import Exchange
+from nbflash.distributed.communicator import Exchange, messages
 
 
 class LocalCommunicator:
@@ -41,7 +41,10 @@ class LocalCommunicator:
         return [self._take(source, number) for source in range(self.size)]
 
     def exchange(self, sends: dict[int, Any], receives: dict[int, Any]) -> Exchange:
-        number = self._post({target: np.array(x) for target, x in sends.items()})
+        sent = {target: [] for target in sends}
+        for target, x in messages(sends):
+            sent[target].append(np.array(x))
+        number = self._post(sent)
         return _LocalExchange(self, number, receives)
 
     def _post(self, messages):
@@ -71,8 +74,9 @@ class _LocalExchange(Exchange):
         self._comm, self._number, self._receives = comm, number, receives
 
     def wait(self):
-        for source, target in self._receives.items():
-            message = self._comm._take(source, self._number)
+        came = {source: self._comm._take(source, self._number) for source in self._receives}
+        for source, target in messages(self._receives):
+            message = came[source].pop(0)
             if (message.shape, message.dtype) != (target.shape, target.dtype):
                 raise ValueError(
                     f"rank {source} has sent {message.dtype} {message.shape}, "

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbflash.distributed.communicator import SUMMARY, Exchange, summary
+from nbflash.distributed.communicator import SUMMARY, Exchange, messages, summary
 
 _SPIN = 1e-3  # seconds in which a rank that waits only yields
 _TAGS = 1 << 14  # MPI guarantees twice as many
@@ -50,10 +50,10 @@ class MpiCommunicator:
         self._number += 1
         tag, byte = self._number % _TAGS, self._mpi.BYTE
         requests = [
-            self._comm.Irecv([_bytes_of(x), byte], source, tag) for source, x in receives.items()
+            self._comm.Irecv([_bytes_of(x), byte], source, tag) for source, x in messages(receives)
         ]
         requests += [
-            self._comm.Isend([_bytes_of(x), byte], target, tag) for target, x in sends.items()
+            self._comm.Isend([_bytes_of(x), byte], target, tag) for target, x in messages(sends)
         ]
         return _MpiExchange(self, requests, (sends, receives))
 

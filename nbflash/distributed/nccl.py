@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from nbflash.distributed.communicator import Communicator, Exchange
+from nbflash.distributed.communicator import Communicator, Exchange, messages
 
 _FIRST = -5  # the highest priority of a stream
 
@@ -63,11 +63,11 @@ class NcclCommunicator:
             self._stream.wait_event(ready)
             begun.record(self._stream)
             self._nccl.groupStart()
-            for source, x in receives.items():
+            for source, x in messages(receives):
                 self._comm.recv(
                     x.data.ptr, x.nbytes, self._nccl.NCCL_UINT8, source, self._stream.ptr
                 )
-            for target, x in sends.items():
+            for target, x in messages(sends):
                 self._comm.send(
                     x.data.ptr, x.nbytes, self._nccl.NCCL_UINT8, target, self._stream.ptr
                 )

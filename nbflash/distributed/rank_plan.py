@@ -46,7 +46,7 @@ class RankPlan:
         group = self.problem.heads // self.problem.heads_kv
         self.stages = stages_of(sharding, rank, count or stage_count(sharding, group))
         self.merges = sum(stage.keys > 0 for stage in self.stages[1:])
-        self.returns = sum(len(stage.sends) for stage in self.stages)
+        self.returns = sum(len(stage.sends.ranks) for stage in self.stages)
         self._plans, self._notes = [None] * len(self.stages), {}
         check_mask(self.stages[0].mask, self.problem)
         self.attention(0, q, k, v)

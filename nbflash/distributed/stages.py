@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 import masks
-from nbflash.inputs.arrays import library, resident
+from nbflash.distributed.parcels import Index, Parcels
 from nbflash.inputs.positions import Positions
 
 #: Stages besides that of a rank's own keys, at most, where nobody asks for another number.
@@ -65,27 +65,6 @@ def stage_count(sharding, group=1):
     return min(range(1, max(2, min(STAGES, ranks - 1) + 1)), key=time)
 
 
-class Index:
-    """Places along an axis, as a slice where they follow each other: that needs no gather."""
-
-    def __init__(self, places):
-        first = int(places[0]) if places.size else 0
-        run = (first == 0 and not places.size) or (np.diff(places) == 1).all()
-        self.size = places.size
-        self._host = slice(first, first + places.size) if run else places.astype(np.int32)
-        self._on_device = {}
-
-    def of(self, x):
-        """The index for an array, in its memory."""
-        if isinstance(self._host, slice) or isinstance(x, np.ndarray):
-            return self._host
-        device = x.data.device_id
-        if device not in self._on_device:
-            with library(x)[1]:
-                (self._on_device[device],) = resident([self._host])
-        return self._on_device[device]
-
-
 class Stage(NamedTuple):
     """One stage of one rank.
 
@@ -96,17 +75,17 @@ class Stage(NamedTuple):
     rows : Index
         Which of its own queries these are: all in the first stage, then those that attend a key.
     positions : nbflash.inputs.positions.Positions
-    sends : dict of int to Index
-        By rank: which of this rank's own keys it needs in its stage of the same number.
-    receives : dict of int to Index
-        By rank: where its keys are among those of this stage.
+    sends : Parcels
+        Of this rank's own keys those that others need in their stage of the same number.
+    receives : Parcels
+        Of the keys of this stage where those of each rank are.
     """
 
     mask: masks.Mask
     rows: Index
     positions: Positions
-    sends: dict
-    receives: dict
+    sends: Parcels
+    receives: Parcels
 
     @property
     def keys(self):
@@ -128,7 +107,8 @@ def stages_of(sharding, rank, count):
     queries, own = sharding.positions(rank), sharding.positions(rank, "keys")
     mask = masks.restrict(sharding.mask, queries, own)
     all_rows = Index(np.arange(queries.size))
-    found = [Stage(mask, all_rows, Positions(queries, own), {}, {})]
+    nothing = Parcels({}, own.size)
+    found = [Stage(mask, all_rows, Positions(queries, own), nothing, nothing)]
     for distances in groups(sharding.ranks, count):
         sources = [(rank + d) % sharding.ranks for d in distances]
         targets = [(rank - d) % sharding.ranks for d in distances]
@@ -138,7 +118,6 @@ def stages_of(sharding, rank, count):
 
 def _stage(sharding, rank, queries, own, sources, targets):
     received = {source: sharding.sent(source, rank) for source in sources}
-    received = {source: keys for source, keys in received.items() if keys.size}
     keys = np.sort(np.concatenate([np.zeros(0, np.int64), *received.values()]))
     sent = {target: sharding.sent(rank, target) for target in targets}
     rows = sharding.attending(rank, sources)
@@ -146,6 +125,6 @@ def _stage(sharding, rank, queries, own, sources, targets):
         masks.restrict(sharding.mask, rows, keys),
         Index(np.searchsorted(queries, rows)),
         Positions(rows, keys),
-        {t: Index(np.searchsorted(own, at)) for t, at in sent.items() if at.size},
-        {s: Index(np.searchsorted(keys, at)) for s, at in received.items()},
+        Parcels({t: np.searchsorted(own, at) for t, at in sent.items()}, own.size),
+        Parcels({s: np.searchsorted(keys, at) for s, at in received.items()}, keys.size),
     )

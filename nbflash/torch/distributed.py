@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from nbflash import distributed
-from nbflash.distributed.communicator import Exchange, summary
+from nbflash.distributed.communicator import Exchange, messages, summary
 from nbflash.inputs.problem import check_flag
 from nbflash.torch.attention import check_layout, check_tensors
 from nbflash.torch.memory import on_device_of, with_rows
@@ -60,11 +60,11 @@ class TorchCommunicator:
     def exchange(self, sends, receives):
         self._number += 1
         tag = self._number if self._backend == "gloo" else 0  # NCCL keeps the order
-        tensors = {peer: _bytes_of(x) for peer, x in receives.items()}
-        asked = [(dist.irecv, peer, x) for peer, x in tensors.items()]
-        asked += [(dist.isend, peer, _bytes_of(x)) for peer, x in sends.items()]
+        asked = [(dist.irecv, peer, x) for peer, x in messages(receives)]
+        asked += [(dist.isend, peer, x) for peer, x in messages(sends)]
         operations = [
-            dist.P2POp(call, x, self._ranks[peer], self._group, tag) for call, peer, x in asked
+            dist.P2POp(call, _bytes_of(x), self._ranks[peer], self._group, tag)
+            for call, peer, x in asked
         ]
         with _timely(self):
             works = dist.batch_isend_irecv(operations) if operations else []

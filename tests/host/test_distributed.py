@@ -11,6 +11,7 @@ import masks
 import nbflash
 from nbflash import distributed, reference, scores
 from nbflash.distributed import Sharding, gather, rank_plan, run, scatter
+from nbflash.distributed.communicator import messages
 from nbflash.distributed.stages import stage_count, stages_of
 from nbflash.testing import (
     assert_within_reference,
@@ -290,7 +291,7 @@ class Recording:
         self.sent = []
 
     def exchange(self, sends, receives):
-        self.sent += [(target, x.shape, x.dtype) for target, x in sends.items()]
+        self.sent += [(target, x.shape, x.dtype) for target, x in messages(sends)]
         return self._comm.exchange(sends, receives)
 
 
@@ -301,13 +302,13 @@ def recorded(comm, sharding, inputs):
 
 
 def test_only_what_the_mask_asks_for_travels():
-    """Of a window the tiles before each rank's own, and back: (2, batch, keys, heads_kv, d)."""
+    """Of a window the tiles before each rank's own, and back: K and V, 64 keys of 2 heads."""
     sharding = Sharding.of(masks.window(512, left=63, right=0), 4, TILE)
     sent = run(recorded, 4, sharding, make_inputs(1, 512, 512, 4, 2, 8))
-    message = (2, 1, 64, 2, 8), np.dtype(np.float32)
-    there, back = [[(r + 1, *message)] for r in range(3)], [[(r - 1, *message)] for r in (1, 2, 3)]
+    message = (1, 64, 2, 8), np.dtype(np.float32)
+    there, back = ([2 * [(r + step, *message)] for r in range(4)] for step in (1, -1))
     twice = [2 * message for message in there]  # forward and backward
-    assert sent == [twice[0], twice[1] + back[0], twice[2] + back[1], back[2]]
+    assert sent == [twice[0], twice[1] + back[1], twice[2] + back[2], back[3]]
     assert sharding.traffic.sum() == 3 * 64
     whole = Sharding.of(masks.dense(512), 4, TILE).traffic
     assert (whole == 128 * (1 - np.eye(4))).all()
