@@ -10,12 +10,15 @@ from experiments.options import SIZE, device_option, masks_option, out_option, r
 @click.option("--quick", is_flag=True, help="Two sizes and fewer rounds.")
 @masks_option
 @click.option(
+    "--tokens", type=SIZE, multiple=True, help="Only this length of the whole sequence; repeatable."
+)
+@click.option(
     "--processes",
     type=SIZE,
     help="Processes to start here, on the CPU, instead of running under mpiexec.",
 )
 @results_options
-def distributed(out, device, quick, mask, processes, seed):
+def distributed(out, device, quick, mask, tokens, processes, seed):
     """Scaling of attention over several GPUs or processes, beside one of them alone.
 
     Weak and strong, forward and backward, by mask: mpiexec -n 2 python -m experiments distributed,
@@ -24,7 +27,7 @@ def distributed(out, device, quick, mask, processes, seed):
     """
     from experiments.commands.distributed import run
 
-    run(out, device, quick, mask, processes, seed)
+    run(out, device, quick, mask, tokens, processes, seed)
 
 
 @click.command()

@@ -135,8 +135,10 @@ def predicted(sharding, shape, settings, which, alone_ms, cluster):
     return found[f"{which}_of_ideal"]
 
 
-def on_rank(comm, device, section, names, seed, keep=None):
+def on_rank(comm, device, section, names, lengths, seed, keep=None):
     """Check and time every mask of the sweep; the rows, the same on all ranks.
+
+    ``names`` and ``lengths``, unless empty: the only masks and tokens of the whole sequence.
 
     ``keep``, if given, is called on the first rank with the rows up to each mask.
     """
@@ -149,6 +151,11 @@ def on_rank(comm, device, section, names, seed, keep=None):
     settings["dtype"] = parse_dtype(settings["dtype"])
     sizes = [("weak", comm.size * n) for n in settings["weak"]]
     sizes += [("strong", n) for n in settings["strong"]]
+    for tokens in lengths:
+        if tokens not in {n for _, n in sizes}:
+            known = " or ".join(str(n) for _, n in sizes)
+            raise BadInput(f"--tokens {tokens}: expected {known}")
+    sizes = [size for size in sizes if not lengths or size[1] in lengths]
     model = load("cluster")
     rows = []
     for scaling, tokens in sizes:
@@ -205,13 +212,13 @@ def _mpi():
         raise BadInput("mpi4py is not installed (pip install 'nbflash[mpi]')") from None
 
 
-def run(out, device, quick, names, processes, seed):
+def run(out, device, quick, names, lengths, processes, seed):
     """Measure; the first rank writes ``distributed.csv`` to ``out`` and prints the table."""
     known = [case["name"] for case in load("distributed")["mask"]]
     for name in names:
         if name not in known:
             raise BadInput(f"--mask {name}: expected one of {', '.join(known)}")
-    given = device, "quick" if quick else "full", names, seed
+    given = device, "quick" if quick else "full", names, lengths, seed
     if processes and device == "cuda":
         raise BadInput("--processes is for the CPU: run mpiexec -n 2 with --device cuda")
     origin = provenance(open_backend("cpu" if processes else device).device)

@@ -94,3 +94,11 @@ def test_without_mpi_it_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     status, _, err = run(capsys, "distributed", "--device", "cpu", "--out", tmp_path)
     assert (status, "mpi4py is not installed (pip install 'nbflash[mpi]')" in err) == (2, True)
+
+
+def test_only_the_lengths_that_are_asked_for(tmp_path, capsys):
+    chosen = "--mask", "window", "--out", tmp_path, "--tokens"
+    assert run(capsys, *COMMAND, *chosen, 128)[0] == 0
+    assert {row["tokens"] for row in read_csv(tmp_path / "distributed.csv")} == {"128"}
+    status, _, err = run(capsys, *COMMAND, *chosen, 100)
+    assert status == 2 and "--tokens 100: expected 192 or 128" in err
