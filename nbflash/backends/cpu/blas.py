@@ -14,7 +14,7 @@ import scipy.linalg.cython_blas as cython_blas
 from llvmlite.binding import get_host_cpu_features
 from numba.extending import get_cython_function_address
 
-_GEMM = {np.dtype(np.float32): "sgemm", np.dtype(np.float64): "dgemm"}
+_PREFIX = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
 _THREAD_FUNCTIONS = (
     ("scipy_openblas_set_num_threads", "scipy_openblas_get_num_threads"),
     ("openblas_set_num_threads", "openblas_get_num_threads"),
@@ -24,9 +24,10 @@ _THREAD_FUNCTIONS = (
 _library = ctypes.CDLL(cython_blas.__file__)
 
 
-def gemm_address(dtype):
-    """Address of the Fortran-interface ``sgemm`` or ``dgemm`` that SciPy is linked with."""
-    return get_cython_function_address("scipy.linalg.cython_blas", _GEMM[np.dtype(dtype)])
+def address(function, dtype):
+    """Address of the Fortran ``function``, "gemm" or "gemv", of a dtype that SciPy is linked with."""
+    name = _PREFIX[np.dtype(dtype)] + function
+    return get_cython_function_address("scipy.linalg.cython_blas", name)
 
 
 def _thread_functions():

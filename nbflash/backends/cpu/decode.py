@@ -14,6 +14,7 @@ from nbflash.backends.cpu.compiling import COUNTER, compiled, inlined
 from nbflash.backends.cpu.intrinsics import (
     call,
     call_gemm,
+    call_gemv,
     given_up,
     pointer,
     take,
@@ -121,7 +122,8 @@ def decode(q, keys, heads_kv, out, lse, cells, scale, score=ABSENT):
     factor = real(scale if score.function.address else scale * LOG2_E)
     counter = np.zeros(1, COUNTER)
     shared = q, keys, target, sums, cells, factor, score.function
-    shared = *shared, blas.gemm_address(real), counter
+    products = blas.address("gemm", real), blas.address("gemv", real)
+    shared = *shared, products, counter
     size = int(keys.lengths.sum()) * nq * heads * head_dim
     with blas.one_thread():
         if size <= ALONE:
@@ -155,12 +157,20 @@ def _add(acc, factor, x):
 
 
 @inlined
-def _scores(q, k, step, s, factor, gemm):
-    """S = factor · Q Kᵀ; k is the address of the first key."""
+def _scores(q, k, step, s, factor, products):
+    """S = factor · Q Kᵀ; k is the address of the first key.
+
+    One row is a product with a vector: of small matrices OpenBLAS copies K first on many processors.
+    """
     (rows, head_dim), n = q.shape, s.shape[1]
-    ld, item, zero = step // q.itemsize, q.ctypes.data, q.dtype.type(0)
+    gemm, gemv = products
+    ld, item, one, zero = step // q.itemsize, q.ctypes.data, q.dtype.type(1), q.dtype.type(0)
     at = s.ctypes.data
-    call_gemm(gemm, _T, _N, n, rows, head_dim, factor, k, ld, item, head_dim, zero, at, n)
+    if rows == 1:
+        s[:] = 0
+        call_gemv(gemv, _T, head_dim, n, factor, k, ld, item, 1, one, at, 1)
+    else:
+        call_gemm(gemm, _T, _N, n, rows, head_dim, factor, k, ld, item, head_dim, zero, at, n)
 
 
 @inlined
@@ -178,7 +188,7 @@ def _call_score(score, s, b, h_kv, group, at, lo):
 
 
 @inlined
-def _products(p, v, step, acc, gemm, careful):
+def _products(p, v, step, acc, products, careful):
     """O = P V; where ``careful`` only of the keys that have a weight."""
     (rows, head_dim), n = acc.shape, p.shape[1]
     if careful:
@@ -189,8 +199,12 @@ def _products(p, v, step, acc, gemm, careful):
                     _add(acc[i], p[i, j], carray(pointer(v + j * step, p.dtype), head_dim))
         return
     one, zero, ld = p.dtype.type(1), p.dtype.type(0), step // p.itemsize
-    at = acc.ctypes.data
-    call_gemm(gemm, _N, _N, head_dim, rows, n, one, v, ld, p.ctypes.data, n, zero, at, head_dim)
+    at, weight, (gemm, gemv) = acc.ctypes.data, p.ctypes.data, products
+    if rows == 1:
+        acc[:] = 0
+        call_gemv(gemv, _N, head_dim, n, one, v, ld, weight, 1, one, at, 1)
+    else:
+        call_gemm(gemm, _N, _N, head_dim, rows, n, one, v, ld, weight, n, zero, at, head_dim)
 
 
 @inlined
@@ -207,7 +221,7 @@ def _hide(s, cells, b, h, i, lo, hi, first):
 
 
 @compiled
-def _decode(q, keys, out, lse, cells, factor, score, gemm, counter):
+def _decode(q, keys, out, lse, cells, factor, score, products, counter):
     """Take pairs (sequence, key/value head) from the counter; write their ``out`` and ``lse``.
 
     Parameters
@@ -232,7 +246,7 @@ def _decode(q, keys, out, lse, cells, factor, score, gemm, counter):
             hi = min(max(n - nq + i1 + cells.right, lo), n)
             s = np.empty((rows, hi - lo), q.dtype)
             own, begin = q[b, h_kv, i0:i1].reshape(rows, head_dim), k + h_kv * k_head + lo * k_step
-            _scores(own, begin, k_step, s, factor, gemm)
+            _scores(own, begin, k_step, s, factor, products)
             if score.address != 0:
                 _call_score(score, s, b, h_kv, group, at, lo)
             sums = np.empty(rows, q.dtype)
@@ -250,7 +264,7 @@ def _decode(q, keys, out, lse, cells, factor, score, gemm, counter):
                     lse[b, h_kv, i0 + i, g] = (m + np.log2(np.float64(sums[r]))) * np.log(2.0)
             acc = out[b, h_kv, i0:i1].reshape(rows, head_dim)
             for careful in (False, True):
-                _products(s, v + h_kv * v_head + lo * v_step, v_step, acc, gemm, careful)
+                _products(s, v + h_kv * v_head + lo * v_step, v_step, acc, products, careful)
                 if is_finite(acc):
                     break
             for r in range(rows):

@@ -71,6 +71,26 @@ def pointer(typingctx, address, like):
     return target(types.int64, like), codegen
 
 
+def _fortran(context, builder, real, kinds, args):
+    """Call the Fortran function at the address ``args[0]``, whose arguments are all pointers.
+
+    ``kinds`` of the others: c a character, n an int32, s a scalar of the type ``real``, all put in
+    memory first; p an address.
+    """
+    wanted = {"c": _CHAR, "n": _INT32, "s": context.get_value_type(real)}
+    pointers = []
+    for kind, value in zip(kinds, args[1:], strict=True):
+        if kind == "p":
+            pointers.append(builder.inttoptr(value, _CHAR.as_pointer()))
+            continue
+        if kind in "cn":
+            value = builder.trunc(value, wanted[kind])
+        pointers.append(cgutils.alloca_once_value(builder, value))
+    function = ir.FunctionType(ir.VoidType(), [p.type for p in pointers])
+    builder.call(builder.inttoptr(args[0], function.as_pointer()), pointers)
+    return context.get_dummy_value()
+
+
 @intrinsic
 def call_gemm(typingctx, blas, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
     """Fortran ``xGEMM`` at the address ``blas``: C = α op(A) op(B) + β C, column-major.
@@ -78,24 +98,23 @@ def call_gemm(typingctx, blas, trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb,
     Matrices are addresses, ``trans_*`` character codes; α and β have the type of the matrices.
     """
     real, i64 = alpha, types.int64
-    sig = types.void(i64, i64, i64, i64, i64, i64, real, i64, i64, i64, i64, real, i64, i64)
-    kinds = "ccnnn" + "spnpnspn"
 
     def codegen(context, builder, signature, args):
-        scalar = context.get_value_type(real)
-        wanted = {"c": _CHAR, "n": _INT32, "s": scalar, "p": _CHAR}
-        pointers = []
-        for kind, value in zip(kinds, args[1:], strict=True):
-            if kind == "p":
-                pointers.append(builder.inttoptr(value, _CHAR.as_pointer()))
-                continue
-            if kind in "cn":
-                value = builder.trunc(value, wanted[kind])
-            pointers.append(cgutils.alloca_once_value(builder, value))
-        function = ir.FunctionType(ir.VoidType(), [p.type for p in pointers])
-        builder.call(builder.inttoptr(args[0], function.as_pointer()), pointers)
-        return context.get_dummy_value()
+        return _fortran(context, builder, real, "ccnnnspnpnspn", args)
 
+    sig = types.void(i64, i64, i64, i64, i64, i64, real, i64, i64, i64, i64, real, i64, i64)
+    return sig, codegen
+
+
+@intrinsic
+def call_gemv(typingctx, blas, trans, m, n, alpha, a, lda, x, incx, beta, y, incy):
+    """Fortran ``xGEMV`` at the address ``blas``: y = α op(A) x + β y; arguments as `call_gemm`."""
+    real, i64 = alpha, types.int64
+
+    def codegen(context, builder, signature, args):
+        return _fortran(context, builder, real, "cnnspnpnspn", args)
+
+    sig = types.void(i64, i64, i64, i64, real, i64, i64, i64, i64, real, i64, i64)
     return sig, codegen
 
 

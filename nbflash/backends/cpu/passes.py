@@ -228,5 +228,5 @@ def _tensors(schedule, scale, lse, delta, tensors):
         real(scale * LOG2_E),
         lse,
         delta,
-        blas.gemm_address(real),
+        blas.address("gemm", real),
     )
