@@ -150,7 +150,7 @@ def on_rank(comm, device, section, names, lengths, seed, keep=None):
         comm = _over_gpus(comm, backend.xp)
     settings["dtype"] = parse_dtype(settings["dtype"])
     sizes = [("weak", comm.size * n) for n in settings["weak"]]
-    sizes += [("strong", n) for n in settings["strong"]]
+    sizes += [("strong", n) for n in settings["strong"] if n not in dict(map(reversed, sizes))]
     for tokens in lengths:
         if tokens not in {n for _, n in sizes}:
             known = " or ".join(str(n) for _, n in sizes)

@@ -9,6 +9,7 @@ from typing import Any
 from nbflash.distributed.communicator import Communicator, Exchange, messages
 
 _FIRST = -5  # the highest priority of a stream
+_PAUSE = 10  # microseconds in which a kernel of NCCL that may run gets its multiprocessors
 
 
 class NcclCommunicator:
@@ -31,12 +32,15 @@ class NcclCommunicator:
 
     NCCL's kernels need multiprocessors on both ranks at the same time, and those of attention take
     all that are free until they end: messages that begin behind them on one rank hold those of the
-    other one. So messages have the higher priority, and `Exchange.begun` lets them begin first.
+    other one. So messages have the higher priority, and `Exchange.begun` lets them begin first. An
+    event tells that NCCL's kernel may run, not that it does: a pause of some microseconds follows.
     """
 
     def __init__(self, host: Communicator, timeout: float = 300.0) -> None:
         import cupy
         from cupy.cuda import nccl
+
+        from nbflash.cuda.pause import pause_of
 
         self._cupy, self._nccl, self.timeout = cupy, nccl, timeout
         self._host, self.rank, self.size = host, host.rank, host.size
@@ -44,6 +48,7 @@ class NcclCommunicator:
         identity = bytes.fromhex(host.agree(made)[0])
         self._comm = nccl.NcclCommunicator(host.size, identity, host.rank)
         self._stream = cupy.cuda.Stream(non_blocking=True, priority=_FIRST)
+        self._pause = pause_of(cupy.cuda.Device().id, _PAUSE)
         self._watch = _Watch(self._comm, timeout, cupy.cuda.Device())
 
     def agree(self, note: str) -> list[str]:
@@ -78,6 +83,11 @@ class NcclCommunicator:
             return _NcclExchange(self, begun, done, (sends, receives))
         return _NcclExchange(self, None, None, None)
 
+    def _after_beginning(self, begun):
+        """The current stream waits until messages that begin behind an event have begun."""
+        self._cupy.cuda.get_current_stream().wait_event(begun)
+        self._pause()
+
     def close(self) -> None:
         """Free NCCL's memory. All ranks call this."""
         self._watch.close()
@@ -92,7 +102,7 @@ class _NcclExchange(Exchange):
 
     def begun(self):
         if self._begun is not None:
-            self._comm._cupy.cuda.get_current_stream().wait_event(self._begun)
+            self._comm._after_beginning(self._begun)
 
     def wait(self):
         self._comm._watch.check()

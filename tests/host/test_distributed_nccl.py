@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from nbflash.cuda import pause
 from nbflash.distributed import NcclCommunicator, run
 
 IDENTITY = bytes([0, 3, 127, 255])
@@ -82,7 +83,10 @@ def cupy(monkeypatch):
     module = types.ModuleType("cupy")
     module.used_by = []
     cuda.Device = lambda: types.SimpleNamespace(
-        use=lambda: module.used_by.append(threading.current_thread())
+        id=3, use=lambda: module.used_by.append(threading.current_thread())
+    )
+    monkeypatch.setattr(
+        pause, "pause_of", lambda device, steps: lambda: log.append(("pause", device))
     )
     module.cuda, module.log, module.current, module.ndarray = cuda, log, current, Array
     for each in (module, cuda, nccl):
@@ -116,13 +120,13 @@ def test_messages_are_one_group_on_a_stream_of_their_own(cupy):
 
 
 def test_kernels_that_follow_let_messages_begin(cupy):
-    """They wait for what comes before the messages, not for the messages."""
+    """They wait for what comes before the messages, and a little more; not for the messages."""
     comm = NcclCommunicator(Host())
     exchange = comm.exchange({0: Array(64, 10)}, {0: Array(128, 6)})
     exchange._begun.name = "before the messages"
     cupy.log.clear()
     exchange.begun()
-    assert cupy.log == [("current", "waits for", "before the messages")]
+    assert cupy.log == [("current", "waits for", "before the messages"), ("pause", 3)]
     cupy.log.clear()
     comm.exchange({}, {}).begun()
     assert cupy.log == []

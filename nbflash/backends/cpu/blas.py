@@ -25,7 +25,7 @@ _library = ctypes.CDLL(cython_blas.__file__)
 
 
 def address(function, dtype):
-    """Address of the Fortran ``function``, "gemm" or "gemv", of a dtype that SciPy is linked with."""
+    """Address of SciPy's Fortran ``function`` ("gemm" or "gemv") for a dtype."""
     name = _PREFIX[np.dtype(dtype)] + function
     return get_cython_function_address("scipy.linalg.cython_blas", name)
 

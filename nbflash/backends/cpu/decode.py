@@ -160,7 +160,7 @@ def _add(acc, factor, x):
 def _scores(q, k, step, s, factor, products):
     """S = factor · Q Kᵀ; k is the address of the first key.
 
-    One row is a product with a vector: of small matrices OpenBLAS copies K first on many processors.
+    One row is a product with a vector: a product of matrices copies K first on many processors.
     """
     (rows, head_dim), n = q.shape, s.shape[1]
     gemm, gemv = products
