@@ -43,6 +43,7 @@ def rotated(x, places):
 
 
 def main(tokens, steps, device):
+    """Train on the ranks that the environment names; the last loss."""
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     comm = TorchCommunicator(timeout=60)
     device = torch.device(device, comm.rank % torch.cuda.device_count() if device == "cuda" else 0)
@@ -73,6 +74,7 @@ def main(tokens, steps, device):
         if comm.rank == 0 and step % 10 == 9:
             print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
     dist.destroy_process_group()
+    return loss.item()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed and of MPI, in processes; the examples of both."""
+"""Ranks of torch.distributed, of MPI and of Ray, in processes; the examples of all."""
 
 import os
 import shutil
@@ -61,3 +61,12 @@ def test_torchrun_example_learns():
     printed = printed_by(*run, ROOT / "examples" / "distributed_torch.py", *options)
     first, last = (float(line.split()[-1]) for line in printed.splitlines())
     assert last < first < 0.6
+
+
+def test_ray_example_learns():
+    options = "--tokens", 512, "--steps", 20
+    printed = printed_by(sys.executable, ROOT / "examples" / "distributed_ray.py", *options)
+    losses = printed.splitlines()[-1].removeprefix("2 ranks: loss ").split()
+    assert len(set(losses)) == 1  # of all tokens, on every rank
+    assert len(losses) == 2
+    assert float(losses[0]) < 0.3
