@@ -48,9 +48,10 @@ def _tokens_first(x):
 
 
 def _gap(x):
-    """``x`` with NaN behind the last head of every token."""
+    """``x`` with NaN, or what integers have instead, behind the last head of every token."""
     heads = x.shape[2]
-    return np.insert(x, heads, np.nan, axis=2)[:, :, :heads]
+    behind = 77 if x.dtype.kind == "i" else np.nan
+    return np.insert(x, heads, behind, axis=2)[:, :, :heads]
 
 
 # Lengths below one tile, at its edge and beside it, and beside the edge of the second.

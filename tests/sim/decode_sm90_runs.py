@@ -21,8 +21,8 @@ WORDS = np.float32, np.uint32
 def scales_of(scales):
     """Those of K and V as the kernel takes them, or what stands for none, and their strides."""
     pair = (None, None) if scales is None else scales
-    flat = [np.zeros(1, np.int32) if x is None else np.ravel(x).view(np.int32) for x in pair]
-    return flat, [scale_strides(x) for x in pair]
+    words = [np.zeros(1, np.int32) if x is None else flat(x.view(np.int32)) for x in pair]
+    return words, [scale_strides(x) for x in pair]
 
 
 def parts(
