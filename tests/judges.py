@@ -67,6 +67,7 @@ JUDGES = {
     "nbflash.planning.dispatch": [
         "host/test_api.py",
         "host/test_plan.py",
+        "host/test_block_map.py",
         "host/test_decode_errors.py",
         "host/test_decode.py",
     ],

@@ -111,6 +111,21 @@ def test_a_tile_of_one_block_has_no_bits():
     assert tiles.bits.shape == (1, 4, 1)
 
 
+def test_edges_of_tiles_that_are_wider_than_a_word():
+    """Two words of a row; two maps of which one has no edge."""
+    made = BlockMap(np.zeros((1, 1, 2, 1), np.int32), shape=(64, 128), block=(32, 64))
+    for causal in (False, True):
+        tiles = BlockTiles(layout_of(made, causal=causal), 32, 64)
+        assert tiles.bits.shape[1:] == (32, 2)
+        lists = tiles.lists(made.dense()[0])
+        expected = np.arange(128) < 64
+        if causal:
+            expected = expected & masks.causal(64, 128).dense()
+        np.testing.assert_array_equal(
+            cells_of(tiles, lists, False)[0], np.broadcast_to(expected, (64, 128))
+        )
+
+
 def test_causal_and_window_of_a_call_are_intervals_too():
     made = BlockMap(np.zeros((1, 1, 2, 1), int), shape=16, block=8)
     layout = layout_of(made, causal=True, window=(3, None))

@@ -8,7 +8,7 @@ from scipy import sparse
 
 import masks
 from masks.interval import Interval
-from masks.tiles import _BitPool
+from masks.tiles import Grid, _BitPool
 from nbflash.schedule.tile_schedule import TileSchedule
 
 SIZES = [(8, 8), (2, 4), (16, 16), (16, 8), (12, 7), (3, 5), (32, 24)]
@@ -66,6 +66,16 @@ def test_few_blocks_of_a_large_grid(monkeypatch):
     blocks = sparse.coo_array((np.ones(3), ([0, 5, 11], [3, 3, 12])), shape=(12, 13))
     mask = masks.from_scipy(blocks, block=(8, 8), shape=(91, 101))
     np.testing.assert_array_equal(mask.tiles(2, 4).dense(), mask.dense())
+
+
+@pytest.mark.parametrize("block", [(64, 4), (4, 64)])
+def test_numbers_of_a_few_tiles_by_the_blocks_that_they_overlap(block):
+    mask, tile = block_mask(256, 256, block), 16
+    rows, cols = np.array([0, 3, 9]), np.array([2, 3, 8])
+    cells = mask.dense().reshape(16, tile, 16, tile).sum((1, 3))
+    np.testing.assert_array_equal(
+        mask._counts(Grid(256, 256, tile, tile), rows, cols), cells[rows, cols]
+    )
 
 
 @pytest.fixture

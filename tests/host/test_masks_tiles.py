@@ -95,6 +95,11 @@ def test_equal_bit_tiles_are_stored_once():
     assert tiles.bits[0, :2, 0].tolist() == [0x5555, 0xAAAA]
 
 
+def test_a_plane_for_all_heads():
+    mask = masks.per_batch([masks.causal(4), masks.dense(4)])
+    assert [bool(mask(0, 3, head=7, batch=batch)) for batch in (0, 1)] == [False, True]
+
+
 def test_tiles_are_cached_and_read_only():
     mask = masks.butterfly(64, 8) | masks.strided(64, 1, 7)
     tiles = mask.tiles(16)
@@ -102,6 +107,7 @@ def test_tiles_are_cached_and_read_only():
     for array in (tiles.lo, tiles.hi, tiles.bits, tiles.kinds.data, tiles.kinds.indices):
         assert not array.flags.writeable
     assert tiles.lo.dtype == tiles.hi.dtype == tiles.kinds.dtype == np.int32
+    assert tiles.kinds.indices.dtype == tiles.kinds.indptr.dtype == np.int32
     assert tiles.bits.dtype == np.uint32
     assert tiles.kinds.has_canonical_format
     with pytest.raises(FrozenInstanceError):

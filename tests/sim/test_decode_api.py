@@ -44,6 +44,18 @@ def test_scales_of_v_are_laid_out_by_themselves(impl):
         check(got, q, *real, lengths)
 
 
+@pytest.mark.parametrize("impl", ["simt", "sm90"])
+def test_a_cache_without_room(impl):
+    """Nothing is launched."""
+    none = np.zeros(2, np.int32)
+    q, k, v = (x.astype(np.float16) for x in contiguous(2, (4, 2), 64, lengths=none, capacity=0))
+    out, lse = nbflash.decode(q, k, v, none, impl=impl, return_lse=True)
+    assert np.isneginf(lse).all()
+    for x in (out, nbflash.decode(q, k, v, none, impl=impl)):
+        assert x.shape == q.shape
+        assert not x.any()
+
+
 def test_counts_of_a_call_s_own(monkeypatch):
     """On the default stream of every thread's own a call sets all of its counts to 0."""
     cleared, clear = [], Simulated.clear
