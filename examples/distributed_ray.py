@@ -32,7 +32,12 @@ class Rank:
 
 def main(ranks, tokens, steps, device):
     here = os.path.dirname(os.path.abspath(__file__))
-    ray.init(runtime_env={"env_vars": {"PYTHONPATH": here}})
+    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    ray.init(
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+        include_dashboard=False,
+        object_store_memory=10**8,  # tensors do not pass through it
+    )
     place = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 0}
     actors = [Rank.options(**place).remote() for _ in range(ranks)]
     address = ray.get(actors[0].address.remote())
