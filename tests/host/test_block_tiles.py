@@ -112,18 +112,13 @@ def test_a_tile_of_one_block_has_no_bits():
 
 
 def test_edges_of_tiles_that_are_wider_than_a_word():
-    """Two words of a row; two maps of which one has no edge."""
-    made = BlockMap(np.zeros((1, 1, 2, 1), np.int32), shape=(64, 128), block=(32, 64))
-    for causal in (False, True):
-        tiles = BlockTiles(layout_of(made, causal=causal), 32, 64)
-        assert tiles.bits.shape[1:] == (32, 2)
-        lists = tiles.lists(made.dense()[0])
-        expected = np.arange(128) < 64
-        if causal:
-            expected = expected & masks.causal(64, 128).dense()
-        np.testing.assert_array_equal(
-            cells_of(tiles, lists, False)[0], np.broadcast_to(expected, (64, 128))
-        )
+    """Two words of a row, of tiles of two blocks."""
+    made = BlockMap(np.arange(4).reshape(1, 1, 4, 1) // 2, shape=128, block=(32, 64))
+    tiles = BlockTiles(layout_of(made, causal=True), 64, 64)
+    assert tiles.bits.shape[1:] == (64, 2)
+    lists = tiles.lists(made.dense()[0])
+    expected = masks.causal(128) & masks.documents([64, 64])
+    np.testing.assert_array_equal(cells_of(tiles, lists, False)[0], expected.dense())
 
 
 def test_causal_and_window_of_a_call_are_intervals_too():

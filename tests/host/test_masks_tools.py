@@ -195,6 +195,8 @@ def test_plot(tmp_path):
     assert axes.get_xlim() == (0, 60)
     assert axes.get_ylim() == (100, 0)
     assert axes.images[0].get_extent() == [0, 60, 100, 0]
+    for nk in (0, 1):
+        assert masks.dense(1, nk).plot(axes).get_xlim() == (0, 1)
     same = masks.dense(4).plot(axes)
     assert same is axes
     axes.figure.savefig(tmp_path / "mask.png")

@@ -2,9 +2,9 @@
 
 from mutants import Mutant, swapped
 
+from .sm90_forward_producer import FINITE, LOAD, LOADING, PIPELINE, STREAM, WATCH
 from .sm90_mainloops import HALVES, RECOVERY, UPDATE, WHOLE
 from .sm90_online_softmax import SCORES, STATE
-from .sm90_forward_producer import FINITE, LOAD, LOADING, PIPELINE, STREAM, WATCH
 from .sm90_tiles import CONFIG, FWD, GEMM, KEPT, SHARED, SOFTMAX, STORE, TILES, WARPS
 
 COMPUTE = "nbflash.backends.sm90.forward.consumer"
