@@ -22,6 +22,7 @@ from experiments.harness.passes import BACKWARD, FORWARD, flops
 from experiments.harness.provenance import provenance
 from experiments.harness.sweeps import load
 from experiments.harness.timing import CudaEvents, Timing
+from experiments.report.scaling_figure import draw_scaling
 from experiments.report.tables import show, write_csv, wrote
 from nbflash import distributed
 from nbflash.distributed.stages import stage_count
@@ -213,7 +214,7 @@ def _mpi():
 
 
 def run(out, device, quick, names, lengths, processes, seed):
-    """Measure; the first rank writes ``distributed.csv`` to ``out`` and prints the table."""
+    """Measure; the first rank writes table and figure to ``out``, and prints the table."""
     known = [case["name"] for case in load("distributed")["mask"]]
     for name in names:
         if name not in known:
@@ -238,4 +239,5 @@ def run(out, device, quick, names, lengths, processes, seed):
     say(f"[bold]{origin['device']}[/bold], {rows[0]['dtype']}, commit {origin['commit']}")
     title = f"Attention over {rows[0]['ranks']} ranks"
     show(title, dict(COLUMNS.values()), [[row[key] for key in COLUMNS] for row in rows])
-    wrote(out / "distributed.csv")
+    draw_scaling([row | origin for row in rows], out / "distributed.png")
+    wrote(out / "distributed.csv", out / "distributed.png")

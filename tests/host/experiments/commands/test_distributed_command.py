@@ -42,6 +42,7 @@ def test_rows_of_both_passes_and_scalings(tmp_path, capsys):
     status, out, err = run(capsys, *COMMAND, *chosen)
     assert status == 0, err
     assert "Attention over 2 ranks" in out
+    assert (tmp_path / "distributed.png").stat().st_size > 10_000
     rows = read_csv(tmp_path / "distributed.csv")
     assert rows[0].keys() >= PROVENANCE
     found = [(row["scaling"], row["mask"], row["tokens"], row["pass"]) for row in rows]
