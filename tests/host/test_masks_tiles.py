@@ -95,6 +95,12 @@ def test_equal_bit_tiles_are_stored_once():
     assert tiles.bits[0, :2, 0].tolist() == [0x5555, 0xAAAA]
 
 
+def test_bounds_that_are_the_same_for_all_queries_keep_one_element():
+    mask = masks.dense(6, 7)
+    assert mask.lo.strides == mask.hi.strides == (0,)
+    assert repr(mask) == "<Interval mask 6 x 7>"
+
+
 def test_a_plane_for_all_heads():
     mask = masks.per_batch([masks.causal(4), masks.dense(4)])
     assert [bool(mask(0, 3, head=7, batch=batch)) for batch in (0, 1)] == [False, True]
