@@ -182,6 +182,11 @@ def test_draw():
     ]
 
 
+def test_a_picture_has_32_characters_a_side():
+    mask = masks.causal(100)
+    assert mask.draw() == mask.draw(32) != mask.draw(31)
+
+
 def test_plot(tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
