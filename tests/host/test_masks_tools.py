@@ -183,8 +183,9 @@ def test_draw():
 
 
 def test_a_picture_has_32_characters_a_side():
-    mask = masks.causal(100)
-    assert mask.draw() == mask.draw(32) != mask.draw(31)
+    causal = masks.causal(31 * 32)
+    for mask in (causal, masks.per_head([causal, ~causal])):
+        assert mask.draw() == mask.draw(32) != mask.draw(31)
 
 
 def test_plot(tmp_path):
