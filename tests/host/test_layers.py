@@ -250,6 +250,29 @@ def test_every_module_has_a_room():
     assert [m for m in MODULES if m != top and room_of(m) in (None, top)] == []
 
 
+def without_a_floor(modules):
+    """Those of backends that `FLOORS` does not name: all of them could import each other."""
+    own = {f"nbflash.backends.{name}" for name in ("__init__", "reference", "registry")}
+    return [m for m in modules if room_of(m) == "nbflash.backends" and m not in own]
+
+
+def test_every_backend_has_a_floor():
+    assert without_a_floor(MODULES) == []
+    assert without_a_floor(["nbflash.backends.stub.executor"])
+
+
+def test_a_backend_is_a_room_of_its_own(monkeypatch):
+    """A stub beside the others imports what is below them, and none of them."""
+    monkeypatch.setitem(FLOOR_OF, "nbflash.backends.stub", FLOOR_OF["nbflash.backends.cpu"])
+    monkeypatch.setitem(OUTSIDE, "nbflash.backends.stub", ("numpy", ""))
+    module = "nbflash.backends.stub.executor"
+    assert without_a_floor([module]) == []
+    assert violations(module, "import numpy\nfrom nbflash.backends import base") == []
+    for sibling in ("cpu.passes", "simt.executor", "sm90.executor"):
+        assert violations(module, f"import nbflash.backends.{sibling}")
+    assert violations("nbflash.backends.cpu.walk", f"import {module}")
+
+
 @pytest.mark.parametrize("names", [FLOOR_OF, DEVICE, HOST, OUTSIDE], ids=["0", "1", "2", "3"])
 def test_every_name_of_the_tables_exists(names):
     assert [x for x in names if not any(within(module, x) for module in MODULES)] == []

@@ -1,9 +1,9 @@
 """dQ on Hopper, row by row: the first of two passes, without atomics.
 
 A block is one warpgroup that loads and one or two that compute, 64 query rows each, on their own.
-Blocks are persistent: each takes row tiles off the work list, longest first, there and back. What
-computes sees only a stream of tiles, row after row, each with a record (kind, LAST if it ends a
-row; first key, row, head). dQ of a row stays in registers and is written once: the same bits every
+Blocks are persistent: each takes row tiles off the work list, longest first, in serpentine order.
+Consumer warpgroups consume a stream of tile descriptors, row after row: kind, LAST if it ends a
+row; first key, row, head. dQ of a row stays in registers and is written once: the same bits every
 time. Scores and their gradients are recomputed:
 
     for each row

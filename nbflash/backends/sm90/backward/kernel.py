@@ -1,11 +1,12 @@
 """Backward pass on Hopper: wgmma, TMA and mbarriers; Algorithm 4, block-sparse.
 
 A block is one warpgroup that loads and two that compute, 64 keys each. Blocks are persistent:
-each takes columns (key tiles) off the work list, longest first, there and back. A column walks its
-query tiles, of all the heads that share its keys, in one pass of five products; dK and dV stay in
-registers. Scores are computed transposed, Sᵀ = K Qᵀ, so that P and dS are A operands in registers.
-What computes sees a stream of tiles, column after column, each with a record (kind, key tile or
-−1, head of K and V, number of the query tile):
+each takes columns (key tiles) off the work list, longest first, in serpentine order. A column walks
+its query tiles, of all the heads that share its keys, in one pass of five products; dK and dV stay
+in registers. Scores are computed transposed, Sᵀ = K Qᵀ, so that P and dS are A operands in
+registers.
+Consumer warpgroups consume a stream of tile descriptors, column after column: kind, key tile or
+−1, head of K and V, number of the query tile:
 
     for each tile t of the stream, S of which was issued before
         issue dP = dO Vᵀ                     wait for S:    P = 2^(S · scale − LSE · log2 e)

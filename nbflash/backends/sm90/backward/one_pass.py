@@ -1,4 +1,7 @@
-"""What a computing warpgroup of the Hopper backward does: see :mod:`.kernel`."""
+"""What a consumer warpgroup of the Hopper backward does in one pass: see :mod:`.kernel`.
+
+Shared memory is laid out by ``smem`` of the configuration in :mod:`.config`.
+"""
 
 import math
 
