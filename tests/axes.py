@@ -114,16 +114,22 @@ def gallery(nq, nk, heads):
     return found | {SHARED_PLANE: masks.per_batch([causal, own])}
 
 
-def design(axes, **of_many):
-    """Cases, dicts by axis, in which every two values of two axes meet; and rows of many tiles.
-
-    The masks of a group take turns. ``of_many`` are values for the rows of many tiles, for their
-    time.
-    """
+def pairs(axes):
+    """Cases, dicts by axis, in which every two values of two axes meet."""
     cases = [dict(zip(axes, row, strict=True)) for row in AllPairs(list(axes.values()))]
     for one, other in itertools.combinations(axes, 2):
         met = {(case[one], case[other]) for case in cases}
         assert met == set(itertools.product(axes[one], axes[other])), (one, other)
+    return cases
+
+
+def design(axes, **of_many):
+    """The cases of `pairs`, and rows of many tiles.
+
+    The masks of a group take turns. ``of_many`` are values for the rows of many tiles, for their
+    time.
+    """
+    cases = pairs(axes)
     for group, names in GROUPS.items():
         of_group = [case for case in cases if case["mask"] == group]
         assert len(of_group) >= len(names), group

@@ -150,23 +150,21 @@ def on_rank(comm, device, section, names, lengths, seed, keep=None):
     else:
         comm = _over_gpus(comm, backend.xp)
     settings["dtype"] = parse_dtype(settings["dtype"])
-    sizes = [("weak", comm.size * n) for n in settings["weak"]]
-    sizes += [("strong", n) for n in settings["strong"] if n not in dict(map(reversed, sizes))]
+    sizes = {comm.size * n: "weak" for n in settings["weak"]}
+    sizes |= {n: "strong" for n in settings["strong"] if n not in sizes}
     for tokens in lengths:
-        if tokens not in {n for _, n in sizes}:
-            known = " or ".join(str(n) for _, n in sizes)
-            raise BadInput(f"--tokens {tokens}: expected {known}")
-    sizes = [size for size in sizes if not lengths or size[1] in lengths]
+        if tokens not in sizes:
+            raise BadInput(f"--tokens {tokens}: expected {' or '.join(map(str, sizes))}")
     model = load("cluster")
     rows = []
-    for scaling, tokens in sizes:
+    for tokens in (n for n in sizes if not lengths or n in lengths):
         for case in sweep["mask"]:
             if not names or case["name"] in names:
                 measured = Measured(comm, backend, settings, case, tokens, seed)
-                common = {"scaling": scaling, "mask": case["name"], "tokens": tokens}
+                common = {"scaling": sizes[tokens], "mask": case["name"], "tokens": tokens}
                 found = rows_of(measured, common, cluster_of(model, case["name"]), seed)
                 if comm.rank == 0:
-                    say(f"{scaling}, {case['name']}, {tokens}: {_summary(found)}")
+                    say(f"{sizes[tokens]}, {case['name']}, {tokens}: {_summary(found)}")
                 rows += found
                 if keep and comm.rank == 0:
                     keep(rows)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import axes
 import ml_dtypes
 import numpy as np
-from allpairspy import AllPairs
 from decode_cases import DTYPES, check, contiguous, paged
 
 import masks
@@ -35,12 +34,11 @@ AXES = {
 
 
 def design(more, **of_many):
-    """Cases in which every two values of two axes meet; and three with a row of many tiles.
+    """The cases of `axes.pairs`, and three with a row of many tiles.
 
     ``of_many`` are values for these, for their time.
     """
-    every = AXES | more
-    cases = [dict(zip(every, row, strict=True)) for row in AllPairs(list(every.values()))]
+    cases = axes.pairs(AXES | more)
     many = {"nq": 1, "heads": (2, 1), "lengths": "many", "poison": None, "stored": None, **of_many}
     return cases + [case | many for case in cases[:3]]
 
@@ -77,7 +75,6 @@ class Problem:
     head_dim: int
     dtype: str
     page_size: int | None
-    seed: int
 
     def __post_init__(self):
         case, (heads, heads_kv) = self.case, self.case["heads"]

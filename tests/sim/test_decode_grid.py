@@ -29,16 +29,15 @@ def of(cases):
     return pytest.mark.parametrize("seed", named)
 
 
-def problem(case, tile, seed):
-    sizes = case["head_dim"], case["dtype"], case["page_size"]
-    return decode_axes.Problem(case, tile, *sizes, seed)
+def problem(case, tile):
+    return decode_axes.Problem(case, tile, case["head_dim"], case["dtype"], case["page_size"])
 
 
 @pytest.mark.design
 @of(SIMT)
 def test_simt(seed):
     case = SIMT[seed]
-    given = problem(case, TILE, seed)
+    given = problem(case, TILE)
 
     def run(laid_out, table, scales):
         k_scale, v_scale = scales or (None, None)
@@ -55,7 +54,7 @@ def test_simt(seed):
 @of(SM90)
 def test_sm90(seed):
     case = SM90[seed]
-    given = problem(case, TILE_SM90, seed)
+    given = problem(case, TILE_SM90)
 
     def run(laid_out, table, scales):
         how = {"scale": given.scale, "splits": case["splits"], "scales": scales}

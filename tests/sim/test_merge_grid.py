@@ -1,11 +1,8 @@
 """The kernel that merges two parts, over a covering design of its axes."""
 
-import itertools
-
 import axes
 import numpy as np
 import pytest
-from allpairspy import AllPairs
 from merge_runs import at_rows, check_merge, part
 from simt_runs import DTYPES
 
@@ -29,13 +26,7 @@ AXES = {
     "places": (False, True),
     "batch": (1, 2),
 }
-CASES = [dict(zip(AXES, row, strict=True)) for row in AllPairs(list(AXES.values()))]
-
-
-def test_every_two_values_of_two_axes_meet():
-    for one, other in itertools.combinations(AXES, 2):
-        met = {(case[one], case[other]) for case in CASES}
-        assert met == set(itertools.product(AXES[one], AXES[other]))
+CASES = axes.pairs(AXES)
 
 
 @pytest.mark.design
