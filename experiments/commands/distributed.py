@@ -101,8 +101,12 @@ class Measured:
         }
 
     def time(self, call):
-        """A `Timing` of calls that all ranks begin together, each as long as its slowest rank."""
-        call()
+        """A `Timing` of calls that all ranks begin together, each as long as its slowest rank.
+
+        The first call does not count. It is waited for: ranks that are still at work before it
+        would begin the next one at different times.
+        """
+        self.clock.measure(call)
         samples = []
         while not samples or (
             len(samples) < self.settings["rounds"] and sum(samples) < 1e3 * self.settings["seconds"]
