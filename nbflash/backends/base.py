@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nbflash.cuda import availability
 from nbflash.inputs.arrays import CPU, CUDA
+from nbflash.inputs.positions import BLOCK
 
 _HOST_ARRAYS = "the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"
 
@@ -17,12 +18,16 @@ class Backend:
         The value of ``impl`` that chooses it.
     memory : {"cpu", "cuda"}
         Where the arrays are that it runs on; "cuda" is host memory in the simulator.
+    dropout_block : int or None
+        Tokens that must lie together in a rank's part of a sequence where there is dropout; None:
+        it has no dropout for such a part.
     score_backward_impl : str
         Who computes the gradients of a score's arrays.
     """
 
     name: str
     memory = CUDA
+    dropout_block = BLOCK
 
     @property
     def score_backward_impl(self):
@@ -44,7 +49,11 @@ class Backend:
         """Reasons in where the tokens of a spec are in a longer sequence."""
         if spec.positions is None or not spec.dropout:
             return []
-        return [f"{self.name} has no dropout for a rank's part of a sequence yet"]
+        if self.dropout_block is None:
+            return [f"{self.name} has no dropout for a rank's part of a sequence"]
+        if spec.positions.starts(self.dropout_block) is None:
+            return [f"dropout needs tiles of a multiple of {self.dropout_block} tokens"]
+        return []
 
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         """Reasons of its own why it cannot run a `DecodeProblem` in a layout, on any machine."""

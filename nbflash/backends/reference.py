@@ -11,7 +11,7 @@ from nbflash.inputs.arrays import CPU
 class Reference(Backend):
     """Every problem in host memory, in float64; "auto" never chooses it."""
 
-    name, memory = "reference", CPU
+    name, memory, dropout_block = "reference", CPU, None
 
     def why_not_here(self, device_id: int = 0) -> list[str]:
         return []

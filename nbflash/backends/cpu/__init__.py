@@ -10,15 +10,12 @@ from nbflash.inputs.arrays import CPU
 class Cpu(Backend):
     """Every problem in host memory."""
 
-    name, memory = "cpu", CPU
+    name, memory, dropout_block = "cpu", CPU, 32
 
     def why_not_here(self, device_id: int = 0) -> list[str]:
         if availability.installed("numba"):
             return []
         return ["numba is not installed: pip install numba"]
-
-    def why_not_positions(self, spec) -> list[str]:
-        return []
 
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         return []

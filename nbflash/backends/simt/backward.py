@@ -32,7 +32,7 @@ from masks import FULL
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.convert import STORAGE, TileCopy, make_finite
-from nbflash.cuda.tile.dropout import dropout_signatures, key_of, make_dropout, times_kept
+from nbflash.cuda.tile.dropout import dropout_signatures, make_dropout, times_kept
 from nbflash.cuda.tile.score import make_score, scaled, score_signature, slope_at
 from nbflash.cuda.tile.simt.atomic import atomic_add, atomic_add4
 from nbflash.cuda.tile.simt.gemm import make_gemm_nn, make_gemm_tn
@@ -88,7 +88,8 @@ def make_bwd_simt(cfg):
     SLOPED, FROM_Q = SCORED and cfg.score.has_slope, ACC(1 if SCORED else LN2)
     places = [(i, j) for i in ROWS[:RM] for j in COLUMNS[:RN]]
     hold, apply_score, apply_with_slope, rest = make_score(cfg.score, places)
-    DROPOUT, (kept, drop) = cfg.dropout, make_dropout(RM, RN, 4 * TY, 4 * TX)
+    DROPOUT, steps = bool(cfg.dropout), (RM, RN, 4 * TY, 4 * TX)
+    draws_of, kept, drop = make_dropout(cfg.dropout, *steps)
 
     store_x = make_store_x(ROWS[:RM], COLUMNS[:RN], LDN)
     fill_stats = make_fill_stats(cfg, STATS)
@@ -212,7 +213,7 @@ def make_bwd_simt(cfg):
         q_column = half * (WIDTH // 2) + 4 * tx
         acc, dq_acc = ACC_START, DQ_START
         if DROPOUT:
-            key, (threshold, factor) = key_of(state), dropping
+            draws, (threshold, factor) = draws_of(state), dropping
         in_place = False  # K and V of a column walk, which a dead head may not bring
         for h in range(first_head, first_head + n_heads):
             plane = plane_of[b * heads + h]
@@ -254,7 +255,7 @@ def make_bwd_simt(cfg):
                         x = apply_score(x, held, place, params, ONE)
                     x = scaled(x, rest(params, ONE, UNIT))
                 if DROPOUT and half == 1:
-                    z = kept(key, threshold, b, h, m0 + 4 * ty, n0 + 4 * tx)
+                    z = kept(draws, threshold, b, h, m0 + 4 * ty, n0 + 4 * tx)
                     x = drop(x, z, factor)
                 careful = False
                 if kind[t] != FULL:

@@ -16,6 +16,8 @@ from nbflash.backends.simt.forward import fwd_simt_spec
 from nbflash.backends.simt.row_statistics import RowConfig, blocks_for, delta_simt_spec
 from nbflash.cuda import score_params
 from nbflash.cuda.device import cuda_device
+from nbflash.cuda.dropout_state import DropoutState
+from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs import arrays
@@ -47,6 +49,7 @@ class SimtLaunches:
         self._params, self._dropping = self.device.params(given), ()
         if spec.dropout:
             self._dropping = philox.threshold(spec.dropout), philox.factor(spec.dropout)
+        self.state = DropoutState(self.device, spec)
         self.qkv_strides = tuple(three[:3] for three in problem.strides)
         self._backward = backward
 
@@ -77,7 +80,7 @@ class SimtLaunches:
 
     def complete(self, config):
         """A row of a table with what the spec asks for besides."""
-        return replace(config, score=self.score, dropout=bool(self._dropping))
+        return replace(config, score=self.score, dropout=dropout_of(self.spec))
 
     @property
     def q_factor(self):
@@ -97,10 +100,6 @@ class SimtLaunches:
         )
         constants = (p.nq, p.nk, p.heads, p.group, schedule.n_row, *scales)
         return self.device.bind(spec, items, constants, tables, (self._params, self._dropping))
-
-    def state(self, seed):
-        """The kernels' argument of that name."""
-        return self.device.state(seed) if self._dropping else ()
 
     @cached_property
     def row_kernels(self):

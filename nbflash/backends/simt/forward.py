@@ -33,7 +33,7 @@ from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.convert import STORAGE, TileCopy, make_finite
 from nbflash.cuda.tile.cp_async import make_wait
-from nbflash.cuda.tile.dropout import dropout_signatures, key_of, make_dropout
+from nbflash.cuda.tile.dropout import dropout_signatures, make_dropout
 from nbflash.cuda.tile.score import make_score, scaled, score_signature
 from nbflash.cuda.tile.simt.gemm import make_gemm_tn
 from nbflash.cuda.tile.simt.mask import make_apply_mask
@@ -88,7 +88,8 @@ def make_fwd_simt(cfg):
     SCORED, UNIT = cfg.score is not None, ACC(LOG2_E)
     places = [(i, j) for i in ROWS for j in COLUMNS[:RN]]
     hold, apply_score, _, rest = make_score(cfg.score, places)
-    DROPOUT, (kept, drop) = cfg.dropout, make_dropout(RM, RN, 4 * TY, 4 * TX)
+    DROPOUT, steps = bool(cfg.dropout), (RM, RN, 4 * TY, 4 * TX)
+    draws_of, kept, drop = make_dropout(cfg.dropout, *steps)
     scale_rows = make_scale_rows(RM, RD)
     row_max, rescale, probabilities, row_sum, row_total, inverse = make_softmax(RM, RN, TX)
 
@@ -152,7 +153,7 @@ def make_fwd_simt(cfg):
         fill_q(smem, 0, q, q_base, q_stride[1], nq - q0, scale, tid)
 
         if DROPOUT:
-            key, (threshold, factor) = key_of(state), dropping
+            draws, (threshold, factor) = draws_of(state), dropping
         m, l, acc = M_START, L_START, O_START
         begin, end = row_ptr[plane * n_row + row], row_ptr[plane * n_row + row + 1]
         for t in range(begin, end):
@@ -180,7 +181,7 @@ def make_fwd_simt(cfg):
             l = row_sum(l, alpha, p)
             m = m_new
             if DROPOUT:
-                z = kept(key, threshold, b, h, q0 + 4 * ty, n0 + 4 * tx)
+                z = kept(draws, threshold, b, h, q0 + 4 * ty, n0 + 4 * tx)
                 p = drop(p, z, factor)
             if P_OVER_K:
                 cuda.syncthreads()  # every thread has read K

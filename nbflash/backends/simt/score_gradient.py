@@ -27,7 +27,7 @@ from nbflash.backends.simt.configs import SimtBackwardConfig
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.convert import STORAGE, TileCopy
-from nbflash.cuda.tile.dropout import dropout_signatures, key_of, make_dropout
+from nbflash.cuda.tile.dropout import dropout_signatures, make_dropout
 from nbflash.cuda.tile.guarded_max import NEG_INF
 from nbflash.cuda.tile.score import score_signature
 from nbflash.cuda.tile.simt.gemm import make_gemm_nn
@@ -81,7 +81,7 @@ def make_dscore_simt(cfg):
     """
     TX, TY, RM, RN = cfg.tx, cfg.ty, cfg.rm, cfg.rn
     TILE_M, TILE_N, LD, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_n
-    THREADS, ACC, DROPOUT = cfg.threads, cfg.accumulator, cfg.dropout
+    THREADS, ACC, DROPOUT = cfg.threads, cfg.accumulator, bool(cfg.dropout)
     HALF, DEPTH = THREADS // 2, -(-cfg.head_dim // 4) * 4
     layout = cfg.smem
     KT, VT, Q = layout.kt, layout.vt, layout.q
@@ -98,7 +98,7 @@ def make_dscore_simt(cfg):
     gemm_x = make_gemm_nn(RM, RN, ROWS, LD, LDN, 4 * TX, DEPTH, unroll=cfg.unroll)
     store_x = unrolled(make_store_x(ROWS, COLUMNS, LDN))
     apply_mask = make_apply_mask(ROWS, COLUMNS, TILE_M, TILE_N)
-    kept, drop = make_dropout(RM, RN, 4 * TY, 4 * TX)
+    draws_of, kept, drop = make_dropout(cfg.dropout, RM, RN, 4 * TY, 4 * TX)
     triples = zip(cfg.score.functions, cfg.parts, strict=True)
     derive = chain([(*pair, parts) for pair, parts in triples], inlined, ACC)
     START, add, finish = make_sums(cfg.axes, cfg.alone, ACC)
@@ -162,7 +162,7 @@ def make_dscore_simt(cfg):
         b, h, h_kv = bh // heads, bh % heads, bh % heads // group
         m0, plane = tile * TILE_M, plane_of[bh]
         if DROPOUT:
-            key, (threshold, factor) = key_of(state), dropping
+            draws, (threshold, factor) = draws_of(state), dropping
         at = b * q_stride[0] + h * q_stride[2] + m0 * q_stride[1]
         fill_q(smem, Q, q, at, q_stride[1], nq - m0, scale, tid)
         at = b * do_stride[0] + h * do_stride[2] + m0 * do_stride[1]
@@ -180,7 +180,7 @@ def make_dscore_simt(cfg):
             a_at, b_at = (Q, KT) if half == 0 else (DO, VT)
             x = gemm_x(X_START, smem, a_at + 4 * ty * LD, b_at + 4 * tx)
             if DROPOUT and half == 1:
-                z = kept(key, threshold, b, h, m0 + 4 * ty, n0 + 4 * tx)
+                z = kept(draws, threshold, b, h, m0 + 4 * ty, n0 + 4 * tx)
                 x = drop(x, z, factor)
             if kind[t] != FULL and half == 0:
                 first, last = plane * nq, plane * nq + nq - 1

@@ -98,9 +98,9 @@ def make_bwd_sm80(cfg):
     store_rows = make_store_rows(TILE, M_TILES, cfg.head_dim)
     if ATOMIC:
         share, add_part = make_dq_part(cfg)
-    DROPOUT, (keys_of, rows_of) = cfg.dropout, make_random(cfg)
+    DROPOUT, (random_of, rows_of) = bool(cfg.dropout), make_random(cfg)
     if DROPOUT:
-        kept_of = (make_kept_across if COLUMNS else make_kept)(M_TILES, LENGTH)
+        kept_of = (make_kept_across if COLUMNS else make_kept)(cfg.dropout, M_TILES, LENGTH)
 
     @unrolled
     def staged(address, stage):
@@ -178,7 +178,7 @@ def make_bwd_sm80(cfg):
             kept_head = h_kv
         numbers = shift, delta, heads, padded
         unit, (top, _) = unit_of(params, factor), own_of(thread)
-        random = keys_of(state)
+        random = random_of(state)
 
         h, t, end = first_tile(h, last, b, heads, plane_of, row_ptr, n_row, tile)
         if h < last:

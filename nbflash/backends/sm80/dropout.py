@@ -8,48 +8,59 @@ instruction.
 import operator
 
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.dropout import key_of
+from nbflash.cuda.tile.dropout import key_of, make_shifts
 from nbflash.cuda.tile.tracing import equal, opaque, select, unrolled
-from nbflash.cuda.tile.wgmma.dropout import make_drop, make_drop_across, place_words, round_keys
+from nbflash.cuda.tile.wgmma.dropout import (
+    make_call,
+    make_drop,
+    make_drop_across,
+    make_firsts,
+    place_words,
+    round_keys,
+)
 
 ALL = 0xFFFFFFFF
 
 
 def make_random(cfg):
-    """``keys_of(state)`` of a launch and ``rows_of(keys, q, h, b)`` of a thread's first query."""
+    """``random_of(state)`` of a launch, ``rows_of(random, q, h, b)`` of a thread's first query."""
     if not cfg.dropout:
 
         @inlined
-        def no_keys(state):
+        def nothing(state):
             return types.int32(0)
 
         @inlined
-        def no_rows(keys, q, h, b):
+        def no_rows(random, q, h, b):
             return types.int32(0)
 
-        return no_keys, no_rows
+        return nothing, no_rows
+
+    shifts_of, query_at, _ = make_shifts(cfg.dropout)
 
     @inlined
-    def keys_of(state):
-        return round_keys(key_of(state))
+    def random_of(state):
+        return round_keys(key_of(state)), shifts_of(state)
 
     @inlined
-    def rows_of(keys, q, h, b):
+    def rows_of(random, q, h, b):
         """What the rows of a warp's first and second 16-row tile are for the counter."""
-        return place_words(keys, q, h, b), place_words(keys, q + 16, h, b)
+        keys, shifts = random
+        first, second = query_at(shifts, q), query_at(shifts, q + 16)
+        return place_words(keys, first, h, b), place_words(keys, second, h, b)
 
-    return keys_of, rows_of
+    return random_of, rows_of
 
 
-def make_kept(m_tiles, n):
-    """``kept(keys, rows, threshold, n0, thread)`` of a tile of ``n`` keys, queries down."""
-    drop, _ = make_drop(n)
+def make_kept(dropout, m_tiles, n):
+    """``kept(random, rows, threshold, n0, thread)`` of a tile of ``n`` keys, queries down."""
+    (drop, _), call_of = make_drop(n), make_call(dropout, n)
     ONES = (types.uint32(ALL),) * (n // 4)
 
     @inlined
-    def kept(keys, rows, threshold, n0, thread):
-        group, number = types.uint32(n0 >> 5), types.uint32(opaque(thread))
-        call = types.uint32(4 * group + number % 4), types.uint32((group ^ number >> 2) & 1)
+    def kept(random, rows, threshold, n0, thread):
+        keys, shifts = random
+        call = call_of(shifts, n0, types.uint32(opaque(thread)))
         words = drop(ONES, rows[0], keys, threshold, call)
         if m_tiles == 2:
             words = words + drop(ONES, rows[1], keys, threshold, call)
@@ -58,18 +69,21 @@ def make_kept(m_tiles, n):
     return kept
 
 
-def make_kept_across(m_tiles, n):
-    """``kept(keys, threshold, key, q, h, b)`` of a tile of ``n`` queries, keys down: of the
+def make_kept_across(dropout, m_tiles, n):
+    """``kept(random, threshold, key, q, h, b)`` of a tile of ``n`` queries, keys down: of the
     thread's first key and query.
     """
-    masks, _, _ = make_drop_across(n)
+    (masks, _, _), firsts_of = make_drop_across(n), make_firsts(dropout, n)
+    _, _, key_at = make_shifts(dropout)
 
     @inlined
-    def kept(keys, threshold, key, q, h, b):
-        at = types.uint32(q), types.uint32(h), types.uint32(b)
-        words = masks(keys, threshold, types.uint32(key), *at)
+    def kept(random, threshold, key, q, h, b):
+        keys, shifts = random
+        at = firsts_of(shifts, q), types.uint32(h), types.uint32(b)
+        words = masks(keys, threshold, types.uint32(key_at(shifts, key)), *at)
         if m_tiles == 2:
-            words = words + masks(keys, threshold, types.uint32(key + 16), *at)
+            below = types.uint32(key_at(shifts, key + 16))
+            words = words + masks(keys, threshold, below, *at)
         return words
 
     return kept

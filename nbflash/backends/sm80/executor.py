@@ -19,6 +19,8 @@ from nbflash.backends.sm80.row_kernels import (
 )
 from nbflash.cuda import score_params
 from nbflash.cuda.device import cuda_device
+from nbflash.cuda.dropout_state import DropoutState
+from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
@@ -57,7 +59,7 @@ class Sm80Executor:
         self._device = device or cuda_device(spec.problem.device_id, spec.problem.of_torch)
         capability, problem = self._device.capability, spec.problem
         self._score, params = score_params.prepare(spec.score, problem, capability)
-        self._params = self._device.params(params)
+        self._params, self._state = self._device.params(params), DropoutState(self._device, spec)
         self._backward_configs, self._backwards = backward, {}
         self._config = config or self._fitting(
             "forward",
@@ -94,7 +96,7 @@ class Sm80Executor:
             negate=self._problem.scale < 0,
             full_tiles=schedule.full_tiles,
             score=self._score,
-            dropout=bool(self._spec.dropout),
+            dropout=dropout_of(self._spec),
         )
 
     @property
@@ -107,10 +109,6 @@ class Sm80Executor:
         tables, items = s.tables(p.batch, p.heads, group), s.n_row * p.batch * p.heads // group
         constants = p.nq, p.nk, p.heads, p.group, s.n_row, *sizes
         return self._device.bind(spec, items, constants, tables, (self._params, dropping))
-
-    def _state(self, seed):
-        """The kernels' argument of that name."""
-        return self._device.state(seed) if self._spec.dropout else ()
 
     @cached_property
     def _forward(self):

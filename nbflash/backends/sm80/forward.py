@@ -84,7 +84,7 @@ def make_fwd_sm80(cfg):
     dropout's threshold, in both halves of a word, and the share of what it keeps.
     """
     M_TILES, TILE_M, TILE_N, TILE = cfg.m_tiles, cfg.tile_m, cfg.tile_n, cfg.tile
-    STAGES, STAGE_BYTES, DROPOUT = cfg.stages, cfg.stage_bytes, cfg.dropout
+    STAGES, STAGE_BYTES, DROPOUT = cfg.stages, cfg.stage_bytes, bool(cfg.dropout)
     FULL_TILES = cfg.full_tiles
     RING = cfg.smem.ring
     # What is sent when K of tile t is there, and when V is: V or K, of the tile t + so many.
@@ -108,8 +108,8 @@ def make_fwd_sm80(cfg):
     scale_rows, store_rows = output.make_scale_rows(), make_store_rows(TILE, M_TILES, cfg.head_dim)
     store_numbers = make_store_numbers(scores.rows)
     scored, unit_of = make_scored(cfg, scores.places())
-    keys_of, rows_of = make_random(cfg)
-    kept_of = make_kept(M_TILES, TILE_N) if DROPOUT else None
+    random_of, rows_of = make_random(cfg)
+    kept_of = make_kept(cfg.dropout, M_TILES, TILE_N) if DROPOUT else None
 
     @unrolled
     def staged(address, stage):
@@ -187,7 +187,7 @@ def make_fwd_sm80(cfg):
         plane, q0 = plane_of[bh], types.int32(row * TILE_M)
         keys, values = (k, k_stride, b, h_kv), (v, v_stride, b, h_kv)
         top, _ = scores_of(thread)
-        unit, random = unit_of(params, scale), keys_of(state)
+        unit, random = unit_of(params, scale), random_of(state)
         random_rows = rows_of(random, types.int32(q0 + top), h, b)
 
         begin, end = row_ptr[plane * n_row + row], row_ptr[plane * n_row + row + 1]

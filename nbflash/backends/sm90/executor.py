@@ -9,6 +9,8 @@ from nbflash.backends.sm90.forward.config import choose, forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
 from nbflash.cuda import score_params, tensor_map
 from nbflash.cuda.device import cuda_device
+from nbflash.cuda.dropout_state import DropoutState
+from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
@@ -37,6 +39,7 @@ class Sm90Executor:
         self._device = device or cuda_device(spec.problem.device_id, spec.problem.of_torch)
         self._score, params = score_params.prepare(spec.score, spec.problem, HOPPER)
         self._params, self._dropout = self._device.params(params), spec.dropout
+        self._state = DropoutState(self._device, spec)
         self._backward_config, self._backwards = backward, {}  # by whether in two passes
         self._map = self._device.maps(spec.problem.dtype)
         configs = [config] if config else fitting(self._table(), spec.mask)
@@ -44,7 +47,7 @@ class Sm90Executor:
 
     def _table(self):
         p = self._problem
-        more = {"score": self._score, "dropout": bool(self._dropout)}
+        more = {"score": self._score, "dropout": dropout_of(self._spec)}
         return forward_configs(p.dtype, p.head_dim, negate=p.scale < 0, **more)
 
     def _tiled(self, config):
@@ -86,10 +89,6 @@ class Sm90Executor:
     def bind_backward(self, deterministic=False):
         """Bind the kernels of `backward`."""
         self._backward_in(deterministic or self.two_passes).bind()
-
-    def _state(self, seed):
-        """The kernels' argument of that name."""
-        return self._device.state(seed) if self._dropout else ()
 
     def forward(self, q, k, v, out, lse, seed=None, lists=()):
         """Write ``out`` and ``lse``."""

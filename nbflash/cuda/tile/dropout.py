@@ -5,16 +5,28 @@
 
 A fragment has its elements in runs of four keys of four queries, both of which begin at a multiple
 of four: four calls of Philox serve 16 elements. What else they say is of other threads.
+
+A configuration's ``dropout`` is False, True, or PLACED: then its queries and keys are those of a
+longer sequence, of which each `BLOCK` that begins at a multiple of its size lies together, and two
+tables tell by block what is added to the number of a token.
 """
 
 import numpy as np
 
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.tracing import equal, select, unrolled
+from nbflash.cuda.tile.tracing import equal, load, select, unrolled
 from nbflash.definitions import philox
+from nbflash.inputs.positions import BLOCK
 
 # The state: seed and offset, and where two more words are that change them, or zeros.
 STATE = types.Tuple((types.uint64, types.uint64, types.CPointer(types.uint64)))
+
+#: ``dropout`` of a configuration whose tokens are at places of a longer sequence.
+PLACED = "placed"
+
+# What is added to the number of a query, and of a key, by block.
+_SHIFTS = (types.CPointer(types.uint32),) * 2
+_LOG_BLOCK = BLOCK.bit_length() - 1
 
 #: Elements that a fragment has at most: one bit each.
 KEPT_BITS = 64
@@ -24,26 +36,82 @@ _key = inlined(philox.make_key(_words))
 _queries_of, _keys_of, _crossed = map(inlined, (philox.queries_of, philox.keys_of, philox.crossed))
 
 
-def dropout_signatures(on, real):
+def dropout_of(spec):
+    """``dropout`` of the configurations that run an `AttentionSpec`."""
+    return PLACED if spec.dropout and spec.positions is not None else bool(spec.dropout)
+
+
+def dropout_signatures(dropout, real):
     """Types of the kernel's arguments ``state`` and ``drop`` (threshold, 1 / (1 − p)), or ()."""
-    return (STATE, types.Tuple((types.uint32, real))) if on else (types.Tuple(()),) * 2
+    if not dropout:
+        return (types.Tuple(()),) * 2
+    state = types.Tuple((*STATE, *_SHIFTS)) if dropout == PLACED else STATE
+    return state, types.Tuple((types.uint32, real))
 
 
 @inlined
 def key_of(state):
     """The key of a state, the same for all blocks of a launch."""
-    seed, offset, more = state
-    return _key(seed ^ more[0], offset ^ more[1])
+    return _key(state[0] ^ state[2][0], state[1] ^ state[2][1])
 
 
-def make_dropout(rows, columns, row_step, column_step):
-    """The steps for fragments whose element (4 i + r, 4 j + c) is ``i · row_step + r`` rows and
-    ``j · column_step + c`` columns from the first.
-
-    Returns ``kept, drop``. ``kept(key, threshold, b, h, q_idx, kv)``, of the fragment that begins
-    there, has the bit ``i · columns + j`` where the element (i, j) is kept;
-    ``drop(x, bits, factor)`` is X ∘ Z.
+def make_shifts(dropout):
+    """``shifts_of(state)``, and ``query_at(shifts, q), key_at(shifts, kv)``: places of the
+    sequence.
     """
+    if dropout != PLACED:
+
+        @inlined
+        def no_shifts(state):
+            return types.int32(0)
+
+        @inlined
+        def same(shifts, token):
+            return token
+
+        return no_shifts, same, same
+
+    @inlined
+    def shifts_of(state):
+        return state[3], state[4]
+
+    @inlined
+    def query_at(shifts, q):
+        return types.int32(q + shifts[0][q >> _LOG_BLOCK])
+
+    @inlined
+    def key_at(shifts, kv):
+        return types.int32(kv + shifts[1][kv >> _LOG_BLOCK])
+
+    return shifts_of, query_at, key_at
+
+
+def make_starts(n, side):
+    """``starts(shifts, first)``: the places of every 32nd of ``n`` queries (``side`` 0) or keys (1)
+    from one on, all in blocks of 32.
+    """
+
+    @unrolled
+    def places(table, first):
+        tokens = [first + i for i in range(0, n, 32)]
+        return tuple(token + load(table, token >> _LOG_BLOCK) for token in tokens)
+
+    @inlined
+    def starts(shifts, first):
+        return places(shifts[side], first)
+
+    return starts
+
+
+def make_dropout(dropout, rows, columns, row_step, column_step):
+    """The steps for fragments whose element (4 i + r, 4 j + c) is ``i · row_step + r`` rows and
+    ``j · column_step + c`` columns from the first; ``dropout``: of a configuration.
+
+    Returns ``draws_of, kept, drop``. ``draws_of(state)`` is of a launch; ``kept(draws, threshold,
+    b, h, q_idx, kv)``, of the fragment that begins there, has the bit ``i · columns + j`` where the
+    element (i, j) is kept; ``drop(x, bits, factor)`` is X ∘ Z.
+    """
+    shifts_of, query_at, key_at = make_shifts(dropout)
     NONE, ONE, TWO, ROW = (np.uint64(n) for n in (0, 1, 2, columns))
     RUNS, ROW_STEP, COLUMN_STEP = columns // 4, row_step, column_step
     MASK, HALF = philox.MASK, np.uint32(16)
@@ -71,14 +139,19 @@ def make_dropout(rows, columns, row_step, column_step):
         return two_bits(w0, threshold), two_bits(w2, threshold)
 
     @inlined
-    def kept(key, threshold, b, h, q_idx, kv):
-        bits = NONE
+    def draws_of(state):
+        return key_of(state), shifts_of(state)
+
+    @inlined
+    def kept(draws, threshold, b, h, q_idx, kv):
+        (key, shifts), bits = draws, NONE
         for i in range(rows - 2, -1, -2):
-            row = q_idx + (i // 4 * ROW_STEP + i % 4)
+            row = query_at(shifts, q_idx + (i // 4 * ROW_STEP + i % 4))
             upper, lower = NONE, NONE
             for run in range(RUNS - 1, -1, -1):
                 for column in (run * COLUMN_STEP + 2, run * COLUMN_STEP):
-                    one, next_one = kept_pairs(key, threshold, b, h, row, kv + column)
+                    place = key_at(shifts, kv + column)
+                    one, next_one = kept_pairs(key, threshold, b, h, row, place)
                     upper, lower = upper << TWO | one, lower << TWO | next_one
             bits = (bits << ROW | lower) << ROW | upper
         return bits
@@ -87,7 +160,7 @@ def make_dropout(rows, columns, row_step, column_step):
     def drop(x, bits, factor):
         return tuple(times_kept(x, bits, 0, factor))
 
-    return kept, drop
+    return draws_of, kept, drop
 
 
 def times_kept(x, bits, first, factor):

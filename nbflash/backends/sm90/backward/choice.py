@@ -9,6 +9,7 @@ from nbflash.backends.sm90.backward.config import (
     two_passes_are_faster,
 )
 from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
+from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.definitions import score_functions
 
 # Of the large tiles of columns and of rows above 64 columns, with functions that read an array by
@@ -54,14 +55,14 @@ def one_pass_config(spec, score=None):
 def columns_config(spec, score=None):
     """The configuration of a pass over columns whose tiles take the least time."""
     configs = columns_configs(spec.problem.dtype, spec.problem.head_dim)
-    configs = [replace(config, score=score, dropout=bool(spec.dropout)) for config in configs]
+    configs = [replace(config, score=score, dropout=dropout_of(spec)) for config in configs]
     return least_work(_as_fast_as(configs, score, 0), spec.mask)
 
 
 def dq_config(spec, score=None):
     """The configuration of a pass over rows whose tiles take the least time."""
     configs = dq_configs(spec.problem.dtype, spec.problem.head_dim)
-    configs = [completed(config, score, bool(spec.dropout)) for config in configs]
+    configs = [completed(config, score, dropout_of(spec)) for config in configs]
     return least_work(_as_fast_as(configs, score, 1), spec.mask)
 
 

@@ -194,7 +194,7 @@ class Sm90BackwardConfig(Panels):
     @property
     def placed(self):
         """Whether anything depends on where a score is."""
-        return self.score is not None or self.dropout
+        return self.score is not None or bool(self.dropout)
 
     @property
     def barriers(self):

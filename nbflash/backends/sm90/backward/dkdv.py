@@ -125,7 +125,11 @@ def make_columns_stream(cfg):
     packed_of, w_of = make_weights_of(cfg, pack)
     shifts_of, minus_deltas_of, by_keys, _ = make_statistics_of(cfg)
     draw, dropped, dropped_dp, factor_of = make_dropping(cfg)
-    DROPOUT, ZEROS, finish = cfg.dropout, (types.float32(0),) * (TILE_M // 4), make_finish(cfg)
+    DROPOUT, ZEROS, finish = (
+        bool(cfg.dropout),
+        (types.float32(0),) * (TILE_M // 4),
+        make_finish(cfg),
+    )
     warpgroup_of, wait_all_but_one, wait_all = (
         make_warpgroup_of(cfg.consumers),
         *map(wgmma_wait, (1, 0)),

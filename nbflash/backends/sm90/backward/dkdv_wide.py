@@ -51,7 +51,7 @@ def make_weights(cfg):
     probabilities_of, (gradients_of, pack) = make_probabilities_of(cfg), make_gradients_of(cfg)
     shifts_of, minus_deltas_of, _, less_deltas = make_statistics_of(cfg)
     draw, dropped, dropped_dp, _ = make_dropping(cfg)
-    DROPOUT = cfg.dropout
+    DROPOUT = bool(cfg.dropout)
     (packed_of, w_of), scoring_of = make_weights_of(cfg, pack), make_scoring(cfg)
 
     @inlined

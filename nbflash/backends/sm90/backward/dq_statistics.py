@@ -66,7 +66,7 @@ def make_statistics_of(cfg):
     ``dout`` is where the warpgroup's dO lies, in words. Returns LSE · log2 e and −δ of a thread's
     two rows, and leaves them in ``stats`` for the pass over columns. With dropout, −δ (1 − p).
     """
-    TILE_M, STATS_M, HEAD_DIM, DROPOUT = cfg.tile_m, cfg.stats_m, cfg.head_dim, cfg.dropout
+    TILE_M, STATS_M, HEAD_DIM, DROPOUT = cfg.tile_m, cfg.stats_m, cfg.head_dim, bool(cfg.dropout)
     PANEL_WORDS, ROW_WORDS = ROWS * ROW_BYTES // 4, ROW_BYTES // 4
     product = make_product(cfg.dtype)
 

@@ -6,8 +6,9 @@ dK leave.
 
 from nbflash.backends.sm90.backward.config import PLACE_WORDS
 from nbflash.cuda.ptx._asm import inlined, types
+from nbflash.cuda.tile.dropout import make_shifts
 from nbflash.cuda.tile.ring import read_record
-from nbflash.cuda.tile.wgmma.dropout import make_drop_across
+from nbflash.cuda.tile.wgmma.dropout import make_drop_across, make_firsts
 
 
 def make_dropping(cfg):
@@ -36,14 +37,16 @@ def make_dropping(cfg):
             return types.float32(1)
 
         return nothing, same, same_dp, one
-    PLACES = cfg.smem.places
+    PLACES, (_, _, key_at) = cfg.smem.places, make_shifts(cfg.dropout)
     masks_at, drop, drop_dp = make_drop_across(cfg.tile_m)
+    firsts_of = make_firsts(cfg.dropout, cfg.tile_m)
 
     @inlined
     def draw(smem, place, stage, row, pair, drawn, dropping):
         b, h, q, kv = read_record(smem, place[1] + PLACES // 4 + PLACE_WORDS * stage)
-        at = types.uint32(kv + row), types.uint32(q + pair), types.uint32(h), types.uint32(b)
-        return masks_at(drawn, dropping[0], *at), dropping[0]
+        (keys, shifts), head = drawn, (types.uint32(h), types.uint32(b))
+        key, firsts = types.uint32(key_at(shifts, kv + row)), firsts_of(shifts, q + pair)
+        return masks_at(keys, dropping[0], key, firsts, *head), dropping[0]
 
     @inlined
     def dropped(p, drawn):

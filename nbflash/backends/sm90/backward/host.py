@@ -16,6 +16,7 @@ from nbflash.backends.sm90.backward.pre_post_process import (
     statistics_sm90_spec,
 )
 from nbflash.cuda import tensor_map
+from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.cuda.tile.wgmma.gradient import PART
 from nbflash.definitions.constants import LOG2_E
@@ -98,7 +99,7 @@ class Sm90Backward:
         config = config or (columns_config if two_passes else one_pass_config)(spec, score)
         self._dropout = spec.dropout
         self.schedule = schedule_of(device, spec, config.tile_m, config.tile_n).T
-        config = replace(config, score=score, dropout=bool(spec.dropout))
+        config = replace(config, score=score, dropout=dropout_of(spec))
         self.config = for_tiles(config, self.schedule)
         self.rows = DqPass(spec, device, scoring, config.tile_m) if two_passes else None
         self._map = device.maps(spec.problem.dtype)

@@ -73,7 +73,7 @@ class Sm90Config(Panels):
     def why_not(self):
         """Reasons why there is no such kernel; empty where there is."""
         reasons = super().why_not()
-        step, most = 16 * (1 + self.halves) * (1 + self.dropout), 32 * BAD_WORDS
+        step, most = 16 * (1 + self.halves) * (1 + bool(self.dropout)), 32 * BAD_WORDS
         if self.tile_n % step or self.tile_n > most:
             reasons.append(f"tile_n is a multiple of {step} up to {most}, got {self.tile_n}")
         # A tile's K and V are awaited before those of the one before are released.

@@ -21,7 +21,7 @@ def make_finish_row(cfg):
     straight to memory.
     """
     TILE_M, HEAD_DIM, PANELS = cfg.tile_m, cfg.head_dim, cfg.panels
-    Q_BYTES, STAGED, DROPOUT = cfg.q_bytes, cfg.q_stages > 1, cfg.dropout
+    Q_BYTES, STAGED, DROPOUT = cfg.q_bytes, cfg.q_stages > 1, bool(cfg.dropout)
     normalise, log_sum_exp = make_finish(HEAD_DIM, cfg.dtype)
     store_fragment = make_store_fragment(HEAD_DIM, TILE_M)
 

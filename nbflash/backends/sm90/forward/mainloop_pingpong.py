@@ -82,7 +82,7 @@ def make_whole(cfg):
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     tiles = cfg.tile_m, cfg.tile_n
     # A row's first tile is masked even where it is full: registers do not suffice for a branch.
-    MASK_FIRST = cfg.dropout
+    MASK_FIRST = bool(cfg.dropout)
     RAMP, ADDS = cfg.ramp, cfg.score is not None and cfg.score.adds
     issue_qk = make_gemm_qk(cfg.dtype, cfg.head_dim, *tiles, negate=cfg.negate, accumulate=ADDS)
     issue_pv = make_gemm_pv(cfg.dtype, TILE_N)

@@ -4,11 +4,11 @@ Without dropout what is here is nothing, and leaves no instruction.
 """
 
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.dropout import key_of
+from nbflash.cuda.tile.dropout import key_of, make_shifts
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import row_of_thread
-from nbflash.cuda.tile.wgmma.dropout import make_drop, place_words, round_keys
+from nbflash.cuda.tile.wgmma.dropout import make_call, make_drop, place_words, round_keys
 from nbflash.cuda.tile.wgmma.gradient import make_row_gradients, make_score_gradients
 
 
@@ -31,23 +31,23 @@ def make_drawing(cfg):
             return types.int32(0)
 
         return no_key, nowhere, nothing
-    TILE_M = cfg.tile_m
+    TILE_M, (shifts_of, query_at, _) = cfg.tile_m, make_shifts(cfg.dropout)
+    call_of = make_call(cfg.dropout, cfg.tile_n)
 
     @inlined
     def drawn_of(state):
-        return round_keys(key_of(state))
+        return round_keys(key_of(state)), shifts_of(state)
 
     @inlined
     def place_of(drawn, row, bh, heads, thread):
-        b, h = divmod_int32(bh, heads)
+        (keys, shifts), (b, h) = drawn, divmod_int32(bh, heads)
         q = types.int32(row * TILE_M + row_of_thread(thread))
-        return place_words(drawn, q, h, b)
+        return place_words(keys, query_at(shifts, q), h, b)
 
     @inlined
     def drawing_of(drawn, place, dropping, n0, thread):
-        group, thread = types.uint32(n0 >> 5), types.uint32(opaque(thread))
-        call = types.uint32(4 * group + thread % 4), types.uint32((group ^ thread >> 2) & 1)
-        return drawn, place, dropping[0], call
+        keys, shifts = drawn
+        return keys, place, dropping[0], call_of(shifts, n0, types.uint32(opaque(thread)))
 
     return drawn_of, place_of, drawing_of
 

@@ -37,6 +37,7 @@ import numpy as np
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.traced import Scalar, emit
+from nbflash.cuda.tile.dropout import PLACED, make_starts
 from nbflash.cuda.tile.tracing import equal, opaque_value, select, shuffle_xor, unrolled
 from nbflash.cuda.tile.warp_math import permute
 from nbflash.definitions import philox
@@ -177,28 +178,64 @@ def place_words(keys, q, h, b):
     return _place_words(keys, types.uint32(_queries_of(q)), types.uint32(h), types.uint32(b))
 
 
+def _number(numbers, group, step, second=0):
+    """What tokens are for the counter, of group ``group + second``: one of ``numbers``, or, if
+    there is one alone, so many steps behind it.
+    """
+    if len(numbers) == 1:
+        return numbers[0] + (second + group) * step
+    if isinstance(second, int):
+        return numbers[group + second]
+    return select(equal(second, 1), numbers[group + 1], numbers[group])
+
+
+def make_call(dropout, n):
+    """``call_of(shifts, n0, thread)`` of a tile of ``n`` keys: what `make_drop` takes."""
+    if dropout != PLACED:
+
+        @inlined
+        def call_behind(shifts, n0, thread):
+            group = types.uint32(n0 >> 5)
+            return types.uint32(4 * group + thread % 4), types.uint32((group ^ thread >> 2) & 1)
+
+        return call_behind
+    starts = make_starts(n, 1)
+
+    @unrolled
+    def numbered(starts, n0, thread):
+        lane, second = thread % 4, (n0 >> 5 ^ thread >> 2) & 1
+        return *((start >> 5) * 4 + lane for start in starts), second
+
+    @inlined
+    def call_at(shifts, n0, thread):
+        return numbered(starts(shifts, types.uint32(n0)), types.uint32(n0), thread)
+
+    return call_at
+
+
 def make_drop(n, part=0):
     """``drop, drop_dp`` for part ``part`` of ``n`` columns, a multiple of 32.
 
     ``drop(p, place, keys, threshold, call)``: of packed P what is kept. ``drop_dp(dp, minus_delta,
     …)``: (1 − p) Z ∘ dP − δ, of dP and of −δ of a thread's two rows. ``call``: what the first key
-    of the lane is for the counter, and whether the lane's first call is that of the second group.
+    of the lane is for the counter, or the first ones in all groups of 32, and then whether the
+    lane's first call is that of the second group.
     """
     GROUPS = range(n // 32 * part, n // 32 * (part + 1))
 
     def halves_of(place, keys, call):
-        mixed, (word, low), (first, second) = place[:2], place[2:], call
+        mixed, (word, low), (*firsts, second) = place[:2], place[2:], call
         of_query = _apart(philox.M0, (opaque_value(word), low))  # or three words stay in registers
 
-        def words_of(group):
-            begun = _begun(philox.M0, first + group * 4, mixed)
+        def words_of(group, second=0):
+            begun = _begun(philox.M0, _number(firsts, group, 4, second), mixed)
             a, b, c, d = _words(of_query, _apart(philox.M1, begun), keys)
             return (a, b, c ^ d), (c, d, a ^ b)
 
         for group in GROUPS[::2]:
             swapped = second ^ group & 1
             if group + 1 in GROUPS:
-                calls = _exchanged(*words_of(swapped + group), equal(swapped, 1))
+                calls = _exchanged(*words_of(group, swapped), equal(swapped, 1))
             else:  # each makes it for itself
                 pairs = zip(*words_of(group), strict=True)
                 calls = [[select(equal(swapped, 1), y, x) for x, y in pairs]]
@@ -223,25 +260,44 @@ def make_drop(n, part=0):
     return drop, drop_dp
 
 
+def make_firsts(dropout, tile_m):
+    """``firsts_of(shifts, q)`` of a thread's first query: what `make_drop_across` takes."""
+    if dropout == PLACED:
+        starts = make_starts(tile_m, 0)
+
+        @inlined
+        def placed(shifts, q):
+            return starts(shifts, types.uint32(q))
+
+        return placed
+
+    @inlined
+    def alone(shifts, q):
+        return (types.uint32(q),)
+
+    return alone
+
+
 def make_drop_across(tile_m):
     """``masks, drop, drop_dp`` for a fragment of ``tile_m`` queries across, keys down.
 
-    ``masks(keys, threshold, key, q, h, b)``: of the thread's upper key and the first of its
-    queries. ``drop(p, masks)``: of packed P what is kept. ``drop_dp(dp, minus_deltas, masks,
-    threshold)``: (1 − p) Z ∘ dP − δ, of dP − δ, and of −δ of a thread's queries.
+    ``masks(keys, threshold, key, firsts, h, b)``: of the thread's upper key, and of the first of
+    its queries, or of the first ones of all groups of 32. ``drop(p, masks)``: of packed P what is
+    kept. ``drop_dp(dp, minus_deltas, masks, threshold)``: (1 − p) Z ∘ dP − δ, of dP − δ, and of −δ
+    of a thread's queries.
     """
 
     @unrolled
-    def masks(keys, threshold, key, q, h, b):
+    def masks(keys, threshold, key, firsts, h, b):
         queries, by_keys = _head_words(keys, h, b)
         odd, begun = key & 1, _begun(philox.M0, philox.keys_of(key), by_keys)
         of_key, far = _apart(philox.M1, begun), (key >> 4 & 1) * _ALL
         # Of words 0 and 2, or 1 and 3: lower halves for even keys, the one of query q first.
         mine = (key >> 5 & 1) * 0x4444 ^ odd * 0x2222 ^ 0x5410
-        first, others = philox.queries_of(q) + odd * 4, mine ^ 0x2222
+        numbers, others = [philox.queries_of(q) + odd * 4 for q in firsts], mine ^ 0x2222
         out = []
         for pair in range(tile_m // 32):
-            begun = _begun(philox.M1, first + pair * 8, queries)
+            begun = _begun(philox.M1, _number(numbers, pair, 8), queries)
             a, b, c, d = _words(_apart(philox.M0, begun), of_key, keys)
             z, w = (c ^ d) & far, (a ^ b) & far
             (a, b), (c, d) = _further(a, b, z), _further(c, d, w)
