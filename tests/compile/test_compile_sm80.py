@@ -4,6 +4,7 @@ The configurations are those that the tables choose for the shared memory of eac
 registers are not quite enough, ``SPILLS`` bounds the bytes that a thread stores instead.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -159,6 +160,7 @@ def test_tables_fit_every_head_dim(arch):
     limit = ARCHITECTURES[arch][1]
     for head_dim in range(8, 257, 8):
         assert forward_config("float16", head_dim, smem_limit=limit), head_dim
-        for deterministic in (False, True):
-            how = {"deterministic": deterministic, "vector_red": False}
-            assert backward_configs("float16", head_dim, smem_limit=limit, **how), head_dim
+        for deterministic, dropout in itertools.product((False, True), repeat=2):
+            how = {"deterministic": deterministic, "vector_red": False, "dropout": dropout}
+            found = backward_configs("float16", head_dim, smem_limit=limit, **how)
+            assert [replace(config, dropout=dropout) for config in found], head_dim

@@ -89,11 +89,11 @@ class Geometry:
         return configs
 
     def executor(self, q, k, v, mask, scale=None, **how):
-        problem = check_forward(q, k, v, scale)
-        forward = SimtConfig(**self.base(problem), send_v=self.send_v)
-        backward = self.backward(problem)
-        spec = AttentionSpec(problem, mask, **how)
-        return SimtExecutor(spec, config=forward, backward=backward)
+        return self.executor_of(AttentionSpec(check_forward(q, k, v, scale), mask, **how))
+
+    def executor_of(self, spec):
+        forward = SimtConfig(**self.base(spec.problem), send_v=self.send_v)
+        return SimtExecutor(spec, config=forward, backward=self.backward(spec.problem))
 
 
 def with_alignment():

@@ -40,6 +40,10 @@ class Geometry:
         return 16 * self.m_tiles * self.warps, self.width
 
     def executor(self, problem, mask, **how):
+        return self.executor_of(AttentionSpec(problem, mask, **how))
+
+    def executor_of(self, spec):
+        problem = spec.problem
         shape = self.warps, self.m_tiles, self.width
 
         def backward(deterministic):
@@ -47,7 +51,6 @@ class Geometry:
             return passes_of(base, deterministic=deterministic, vector_red=self.vector_red)
 
         forward = Sm80Config(problem.dtype, problem.head_dim, *shape, self.stages)
-        spec = AttentionSpec(problem, mask, **how)
         return Sm80Executor(spec, config=forward, backward=backward)
 
 

@@ -137,6 +137,8 @@ class Sm80BackwardConfig:
     def __post_init__(self):
         if self.head_dim % 8 or self.length % (32 if self.dropout else 16) or self.stages < 1:
             raise ValueError(f"no such kernel: {self}")
+        if self.walk == "columns" and self.length > 2 * self.threads:
+            raise ValueError(f"a thread copies the numbers of two rows at most: {self}")
 
     accumulator = types.float32
 
@@ -228,6 +230,7 @@ _BACKWARD = (
     (256, 8, 1, 32, 2, 1),
     (256, 4, 1, 32, 2, 1),
     (256, 4, 1, 16, 2, 1),
+    (256, 2, 1, 32, 2, 1),  # for dropout, which takes rows by 32
 )
 _BOTH_SUMS = 128  # the largest head_dim of which the registers hold dK and dV
 _RESERVED = 1024  # bytes of shared memory that every block has besides
@@ -247,11 +250,11 @@ def forward_config(dtype, head_dim, *, smem_limit):
     return None
 
 
-def backward_configs(dtype, head_dim, *, smem_limit, deterministic, vector_red):
+def backward_configs(dtype, head_dim, *, smem_limit, deterministic, vector_red, dropout=False):
     """The passes of a backward: one or two with atomics, one more without; empty if none fits."""
     for reach, *geometry in _BACKWARD:
-        if head_dim <= reach:
-            base = Sm80BackwardConfig(dtype, head_dim, *geometry)
+        base = Sm80BackwardConfig(dtype, head_dim, *geometry)
+        if head_dim <= reach and not (dropout and base.length % 32):
             passes = passes_of(base, deterministic=deterministic, vector_red=vector_red)
             if all(_fits(config, smem_limit) for config in passes):
                 return passes

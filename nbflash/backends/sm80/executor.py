@@ -86,6 +86,7 @@ class Sm80Executor:
             smem_limit=self._device.smem_limit,
             deterministic=deterministic,
             vector_red=self._device.vector_red,
+            dropout=bool(self._spec.dropout),
         )
         return self._fitting("backward", configs)
 

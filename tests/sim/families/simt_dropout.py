@@ -50,7 +50,7 @@ MUTANTS = [
             "uint32(b), places[0], np.uint32(h)",
         ),
     ),
-    (DROPOUT, Mutant("seed alone", "offset ^ more[1]", "more[1]")),
+    (DROPOUT, Mutant("seed alone", "state[1] ^ state[2][1]", "state[2][1]")),
     (DROPOUT, Mutant("nothing in its place", "y * factor", "y")),
     (DROPOUT, Mutant("run of the fragment", "bits >> first + n", "bits >> n")),
     (FWD, Mutant("nothing is dropped", "p = drop(p, z, factor)", "pass")),
@@ -74,7 +74,7 @@ MUTANTS = [
                 12,
                 "m = m_new",
                 "if DROPOUT:",
-                "    z = kept(key, threshold, b, h, q0 + 4 * ty, n0 + 4 * tx)",
+                "    z = kept(draws, threshold, b, h, q0 + 4 * ty, n0 + 4 * tx)",
                 "    p = drop(p, z, factor)",
             ),
         ),
@@ -99,7 +99,7 @@ MUTANTS = [
             ),
         ),
     ),
-    (DROPOUT, Mutant("a state's offset alone", "_key(seed ^ more[0],", "_key(seed,")),
+    (DROPOUT, Mutant("a state's offset alone", "_key(state[0] ^ state[2][0],", "_key(state[0],")),
     (
         BWD,
         swapped(

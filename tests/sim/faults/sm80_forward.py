@@ -217,11 +217,13 @@ NUMBERS = (
 )
 DROPS = (
     Mutant(
-        "second tile as the first", "place_words(keys, q + 16, h, b)", "place_words(keys, q, h, b)"
+        "second tile as the first",
+        "place_words(keys, second, h, b)",
+        "place_words(keys, first, h, b)",
     ),
     Mutant("second tile's own", "drop(ONES, rows[1], keys", "drop(ONES, rows[0], keys"),
-    Mutant("keys of the first group", "types.uint32(n0 >> 5)", "types.uint32(0)"),
-    Mutant("across: second tile as the first", "types.uint32(key + 16)", "types.uint32(key)"),
+    Mutant("keys of the first group", "call_of(shifts, n0,", "call_of(shifts, 0,"),
+    Mutant("across: second tile as the first", "key_at(shifts, key + 16)", "key_at(shifts, key)"),
     Mutant("low halves", "(2 * n + 1, word >> 31)", "(2 * n + 1, word & 1)"),
 )
 FORWARDS = (
