@@ -46,7 +46,7 @@ def attention(
     scale, score, dropout, seed, return_lse, impl
         As in `nbflash.attention`, the same on all ranks. A score is that of the whole sequence.
         Dropout drops the same elements as on one process, bit for bit; it needs a sharding whose
-        ``tile`` is a multiple of 32, and runs on NumPy arrays only.
+        ``tile`` is a multiple of 64, or of 32 for NumPy arrays.
     stages : int, optional
         Number of groups in which the other ranks' keys arrive while the groups before are computed;
         default as many as a model finds fastest, at most 4: a stage costs a merge, and hides what

@@ -51,7 +51,7 @@ class Sharding:
             Shape (seqlen_q, seqlen_k); plain, per head or per batch. All ranks make the same one.
         ranks : int
         tile : int
-            Tokens that stay together, a multiple of 32 where there is dropout. Larger ones are
+            Tokens that stay together, a multiple of 64 where there is dropout. Larger ones are
             planned faster, smaller ones balance better.
         key_cost : float
             Tiles that a rank computes in the time in which a key arrives. With 0, of all balanced

@@ -13,15 +13,16 @@ from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
+from nbflash.cuda.tile.dropout import PLACED
 
 HOPPER = (9, 0)
 HEAD_DIMS = 64, 128, 256
 
 
-def specs(head_dim):
-    forward = forward_configs("bfloat16", head_dim, dropout=True)
-    columns = [replace(x, dropout=True) for x in columns_configs("bfloat16", head_dim)]
-    dq = [completed(x, dropout=True) for x in dq_configs("bfloat16", head_dim)]
+def specs(head_dim, dropout=True):
+    forward = forward_configs("bfloat16", head_dim, dropout=dropout)
+    columns = [replace(x, dropout=dropout) for x in columns_configs("bfloat16", head_dim)]
+    dq = [completed(x, dropout=dropout) for x in dq_configs("bfloat16", head_dim)]
     backward = *map(bwd_sm90_spec, columns), *map(bwd_sm90_dq_spec, dq)
     return [*map(fwd_sm90_spec, forward), *backward]
 
@@ -30,8 +31,12 @@ SPECS = [spec for head_dim in HEAD_DIMS for spec in specs(head_dim)]
 SPECS += [replace(spec, config=replace(spec.config, full_tiles=True)) for spec in specs(64)]
 
 
+SPECS += specs(64, PLACED)
+
+
 def name_of(spec):
-    return f"{spec.name}-{label(spec.config)}"
+    placed = "-placed" if spec.config.dropout == PLACED else ""
+    return f"{spec.name}-{label(spec.config)}{placed}"
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=name_of)

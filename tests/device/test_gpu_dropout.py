@@ -19,9 +19,14 @@ from device_runs import (
     host,
 )
 
+import masks
 import nbflash
 from nbflash import reference
 from nbflash.definitions import philox
+from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.positions import BLOCK, Positions
+from nbflash.inputs.problem import check_forward
+from nbflash.planning.plan import plan_of
 from nbflash.testing import (
     assert_within_reference,
     low_precision,
@@ -38,6 +43,9 @@ SIZES += [  # every configuration's head_dim
     if dtype in ("float16", "bfloat16")
     for head_dim in (8, 64, 72, 128, 192, 256)
 ]
+PLACED_SIZES = [("simt", 64), ("sm80", 64), ("sm80", 128)]
+PLACED_SIZES += [pytest.param("sm90", d, marks=ON_HOPPER) for d in (64, 128, 192, 256)]
+PARTS = (1, 2, 6, 11), (0, 3, 4, 7, 9, 11)  # blocks of queries and of keys
 by_impl = pytest.mark.parametrize("impl", IMPLS)
 
 
@@ -145,6 +153,33 @@ def test_the_mask_of_dp_is_that_of_philox(head_dim, p):
         np.testing.assert_array_equal(by_rows[..., :width], expected)
         expected = kept[:, :, part].transpose(0, 3, 1, 2)
         np.testing.assert_array_equal(by_columns[..., :width], expected)
+
+
+@by_mode
+@pytest.mark.parametrize(("impl", "head_dim"), PLACED_SIZES)
+def test_part_of_a_sequence(impl, head_dim, deterministic):
+    """Equal scores and columns of a unit matrix for V, and for dO: of the whole sequence's P."""
+    n, heads = 11 * BLOCK + 9, 2
+    places = [np.concatenate([np.arange(n)[BLOCK * b :][:BLOCK] for b in x]) for x in PARTS]
+    part = Positions(*places)
+    shapes = [(1, x.size, heads, head_dim) for x in places]
+    q, k = (cupy.zeros(shape, np.float16) for shape in shapes)
+    spec = AttentionSpec(check_forward(q, k, k), masks.dense(*map(len, places)), None, P, part)
+    plan = plan_of(spec, impl)
+    kept = philox.kept((1, heads, n, n), P, SEED)[:, :, places[0]][..., places[1]]
+    for first in range(0, max(map(len, places)), head_dim):
+        dout, v = (columns_of_unit_matrix(shape, first) for shape in shapes)
+        out, lse = plan.run_forward(q, k, v, None, SEED)
+        *_, dv = plan.run_backward(dout, q, k, v, out, lse, None, SEED, deterministic)
+        by_rows, by_columns = kept.transpose(0, 2, 1, 3), kept.transpose(0, 3, 1, 2)
+        for got, want in ((out, by_rows), (dv, by_columns)):
+            want = want[..., first : first + head_dim]
+            np.testing.assert_array_equal(host(got)[..., : want.shape[-1]] != 0, want)
+
+
+def columns_of_unit_matrix(shape, first):
+    columns = cupy.eye(shape[1], shape[3], -first, dtype="f2")[:, None]
+    return cupy.ascontiguousarray(cupy.broadcast_to(columns, shape))
 
 
 @by_impl
