@@ -53,7 +53,7 @@ def kernels(impl=None, head_dim=None, dtype=None, kind=None, **_):
     """For `compile_ahead`."""
     if kind:
         yield sm90_specs, problem_of("bfloat16", head_dim), None, P, blocks_of_64(kind)
-    elif impl and head_dim:
+    elif dtype and head_dim:
         of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
         yield of, problem_of(dtype, head_dim), None, P
 
