@@ -13,12 +13,19 @@ from experiments.options import SIZE, device_option, masks_option, out_option, r
     "--tokens", type=SIZE, multiple=True, help="Only this length of the whole sequence; repeatable."
 )
 @click.option(
+    "--split",
+    type=click.Choice(["auto", "ranks", "heads"]),
+    default="auto",
+    show_default=True,
+    help="What arrives together: keys of some ranks, or of some heads.",
+)
+@click.option(
     "--processes",
     type=SIZE,
     help="Processes to start here, on the CPU, instead of running under mpiexec.",
 )
 @results_options
-def distributed(out, device, quick, mask, tokens, processes, seed):
+def distributed(out, device, quick, mask, tokens, split, processes, seed):
     """Scaling of attention over several GPUs or processes, beside one of them alone.
 
     Weak and strong, forward and backward, by mask: mpiexec -n 2 python -m experiments distributed,
@@ -27,7 +34,7 @@ def distributed(out, device, quick, mask, tokens, processes, seed):
     """
     from experiments.commands.distributed import run
 
-    run(out, device, quick, mask, tokens, processes, seed)
+    run(out, device, quick, mask, tokens, split, processes, seed)
 
 
 @click.command()

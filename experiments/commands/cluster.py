@@ -14,7 +14,7 @@ from experiments.harness.provenance import provenance
 from experiments.harness.sweeps import load
 from experiments.report.tables import show, write_csv, wrote
 from nbflash.distributed import Sharding
-from nbflash.distributed.stages import stage_count
+from nbflash.distributed.stages import choose
 
 COLUMNS = {
     "mask": ("mask", ""),
@@ -70,7 +70,7 @@ def row_of(case, ranks, sweep, settings, seed=0, key_cost=0.0):
     sharding = sharding_of(case, ranks, tokens, sweep["gpu"]["tile"], seed, key_cost)
     layer = Layer(*(sweep[x] for x in ("head_dim", "heads", "heads_kv", "itemsize")))
     cluster = cluster_of(sweep, case["name"])
-    found = simulate(sharding, layer, cluster, stage_count(sharding, layer.group))
+    found = simulate(sharding, layer, cluster, *choose(sharding, layer.heads_kv, layer.group))
     row = {"mask": case["name"], "ranks": ranks, "tokens": tokens, "key_cost": key_cost}
     row["balance"] = sharding.balance
     for name in ("forward", "backward"):

@@ -25,13 +25,14 @@ from experiments.harness.timing import CudaEvents, Timing
 from experiments.report.scaling_figure import draw_scaling
 from experiments.report.tables import show, write_csv, wrote
 from nbflash import distributed
-from nbflash.distributed.stages import stage_count
+from nbflash.distributed.stages import choose
 
 COLUMNS = {
     "scaling": ("scaling", ""),
     "mask": ("mask", ""),
     "tokens": ("tokens", ",d"),
     "pass": ("pass", ""),
+    "split": ("split", ""),
     "median_ms": ("ms", ".3f"),
     "alone_ms": ("one rank ms", ".3f"),
     "of_ideal": ("of ideal", ".2f"),
@@ -62,12 +63,20 @@ class Measured:
 
     def forward(self):
         q, k, v, _ = self.own
-        return distributed.attention(q, k, v, self.sharding, self.comm, return_lse=True)
+        how = {"split": self.settings["split"], "return_lse": True}
+        return distributed.attention(q, k, v, self.sharding, self.comm, **how)
 
     def backward(self, out, lse, dout=None):
         q, k, v, own = self.own
         dout = own if dout is None else dout
-        return distributed.attention_backward(dout, q, k, v, out, lse, self.sharding, self.comm)
+        given = dout, q, k, v, out, lse, self.sharding, self.comm
+        return distributed.attention_backward(*given, split=self.settings["split"])
+
+    @property
+    def way(self):
+        """What is split, and into how many parts."""
+        heads, heads_kv = (self.settings[name] for name in ("heads", "heads_kv"))
+        return choose(self.sharding, heads_kv, heads // heads_kv, self.settings["split"])
 
     def check(self, seed):
         """The verdict that is nearest to its budget, of one group of heads."""
@@ -136,14 +145,16 @@ def predicted(sharding, shape, settings, which, alone_ms, cluster):
     live = float(sharding.work.sum()) * sharding.tile**2 / n**2
     cluster = replace(cluster, **{which: flops(shape, live, which) / alone_ms * 1e3})
     layer = Layer(head_dim, heads, settings["heads_kv"], settings["dtype"].itemsize)
-    found = simulate(sharding, layer, cluster, stage_count(sharding, layer.group))
+    split = choose(sharding, layer.heads_kv, layer.group, settings["split"])
+    found = simulate(sharding, layer, cluster, *split)
     return found[f"{which}_of_ideal"]
 
 
-def on_rank(comm, device, section, names, lengths, seed, keep=None):
+def on_rank(comm, device, section, names, lengths, split, seed, keep=None):
     """Check and time every mask of the sweep; the rows, the same on all ranks.
 
     ``names`` and ``lengths``, unless empty: the only masks and tokens of the whole sequence.
+    ``split``: as of `nbflash.distributed.attention`.
 
     ``keep``, if given, is called on the first rank with the rows up to each mask.
     """
@@ -153,7 +164,7 @@ def on_rank(comm, device, section, names, lengths, seed, keep=None):
         settings |= sweep["cpu"] | sweep["cpu"][section]
     else:
         comm = _over_gpus(comm, backend.xp)
-    settings["dtype"] = parse_dtype(settings["dtype"])
+    settings |= {"dtype": parse_dtype(settings["dtype"]), "split": split}
     sizes = {comm.size * n: "weak" for n in settings["weak"]}
     sizes |= {n: "strong" for n in settings["strong"] if n not in sizes}
     for tokens in lengths:
@@ -181,10 +192,11 @@ def rows_of(measured, common, cluster, seed):
     sharding, ranks, rows = measured.sharding, measured.comm.size, []
     kv_bytes = 2 * settings["heads_kv"] * settings["head_dim"] * settings["dtype"].itemsize
     shape, mask = measured.whole[0].shape, measured.mask
+    way = "{} {}".format(*measured.way)
     density = mask.count_nonzero() / mask.shape[0] / mask.shape[1]
     for name, (together, alone) in measured.calls().items():
         timing, one = measured.time(together), measured.time(alone)
-        row = common | {"pass": name, "ranks": ranks} | timing.columns
+        row = common | {"pass": name, "ranks": ranks, "split": way} | timing.columns
         row["predicted_of_ideal"] = None
         row |= {"alone_ms": one.median, "of_ideal": one.median / ranks / timing.median}
         if measured.backend.device == "cuda":
@@ -215,13 +227,13 @@ def _mpi():
         raise BadInput("mpi4py is not installed (pip install 'nbflash[mpi]')") from None
 
 
-def run(out, device, quick, names, lengths, processes, seed):
+def run(out, device, quick, names, lengths, split, processes, seed):
     """Measure; the first rank writes table and figure to ``out``, and prints the table."""
     known = [case["name"] for case in load("distributed")["mask"]]
     for name in names:
         if name not in known:
             raise BadInput(f"--mask {name}: expected one of {', '.join(known)}")
-    given = device, "quick" if quick else "full", names, lengths, seed
+    given = device, "quick" if quick else "full", names, lengths, split, seed
     if processes and device == "cuda":
         raise BadInput("--processes is for the CPU: run mpiexec -n 2 with --device cuda")
     origin = provenance(open_backend("cpu" if processes else device).device)

@@ -6,9 +6,12 @@ every rank computation and communication are two queues, filled as the code does
     cast 1, cast 2, ..., compute 0, compute 1, [return 1], compute 2, [return 2], ...
 
 A cast brings the keys of a stage and begins when the one before it is done; a stage is computed
-when its keys are there; in the backward pass dK and dV go back behind it. A
-message takes as long as the busier end of the slower link needs. What ranks do to each other is not
-modelled: no switch is full, and nobody waits for a rank that is late.
+when its keys are there; in the backward pass dK and dV go back behind it. Where heads are split, a
+slice n begins when its keys are there, and with it the cast of slice n + 1 and the return of slice
+n − 1.
+
+A message takes as long as the busier end of the slower link needs. What ranks do to each other is
+not modelled: no switch is full, and nobody waits for a rank that is late.
 """
 
 from dataclasses import dataclass
@@ -76,7 +79,7 @@ class Layer:
         return self.heads * self.head_dim * self.itemsize
 
 
-def simulate(sharding, layer, cluster, stages):
+def simulate(sharding, layer, cluster, split, parts):
     """What one forward and one backward pass take.
 
     Parameters
@@ -84,7 +87,8 @@ def simulate(sharding, layer, cluster, stages):
     sharding : nbflash.distributed.Sharding
     layer : Layer
     cluster : Cluster
-    stages : int
+    split, parts : str, int
+        What `nbflash.distributed.stages.choose` says.
 
     Returns
     -------
@@ -97,24 +101,31 @@ def simulate(sharding, layer, cluster, stages):
     flops = sharding.work_on * sharding.tile**2 * 4.0 * layer.head_dim * layer.heads
     own = np.bincount(sharding.query_owner, minlength=ranks) * sharding.tile
     merge = layer.q_bytes * (1 + 2 * WIDE / layer.itemsize) / cluster.hbm  # of a query
-    work, rows, casts, tokens = [], [], [], []
-    for stage in _stage_of(ranks, stages):
-        work.append(np.where(stage, flops, 0).sum(1))
-        rows.append(_rows(sharding, stage))
-        moved = np.where(stage.T, sharding.traffic, 0)  # from (row) to (column)
-        casts.append(_seconds(moved, layer.kv_bytes, cluster))
-        tokens.append(moved.sum(0))
-    work, rows, casts, tokens = map(np.array, (work, rows, casts, tokens))
-    fixed = np.zeros(work.shape)
-    fixed[1:] = np.where(work[1:] > 0, cluster.launch, 0) + rows[1:] * merge
-    found = {"received_bytes": float(tokens.sum(0).max() * layer.kv_bytes)}
     wide = WIDE / layer.itemsize  # dK and dV travel in float32
+    if split == "heads":
+        tokens = np.array([sharding.traffic.sum(0)])
+        work = np.repeat([flops.sum(1) / parts], parts, 0)
+        casts = np.repeat([_seconds(sharding.traffic, layer.kv_bytes / parts, cluster)], parts, 0)
+        copied = 2 * (own + tokens[0]) * layer.kv_bytes / parts / cluster.hbm
+        fixed, walk = np.full(work.shape, cluster.launch) + copied, _walk_heads
+    else:
+        work, rows, casts, tokens = [], [], [], []
+        for stage in _stage_of(ranks, parts):
+            work.append(np.where(stage, flops, 0).sum(1))
+            rows.append(_rows(sharding, stage))
+            moved = np.where(stage.T, sharding.traffic, 0)  # from (row) to (column)
+            casts.append(_seconds(moved, layer.kv_bytes, cluster))
+            tokens.append(moved.sum(0))
+        work, rows, casts, tokens = map(np.array, (work, rows, casts, tokens))
+        fixed, walk = np.zeros(work.shape), _walk
+        fixed[1:] = np.where(work[1:] > 0, cluster.launch, 0) + rows[1:] * merge
+    found = {"received_bytes": float(tokens.sum(0).max() * layer.kv_bytes)}
     for name, rate, products, back in (
         ("forward", cluster.forward, 1.0, None),
         ("backward", cluster.backward, 2.5, casts * wide),
     ):
         compute = work * products / rate + fixed
-        seconds = _walk(compute, casts, back).max()
+        seconds = walk(compute, casts, back).max()
         ideal = flops.sum() * products / rate / ranks
         found |= {f"{name}_s": float(seconds), f"{name}_of_ideal": float(ideal / seconds)}
         found |= {f"{name}_waiting": float(1 - compute.sum(0).max() / seconds)}
@@ -164,3 +175,14 @@ def _walk(compute, casts, returns):
         if returns is not None:
             sent = np.maximum(sent, done) + returns[n]
     return np.maximum(done, sent)
+
+
+def _walk_heads(compute, casts, returns):
+    """The same of slices (rows) of heads."""
+    done = arrived = casts[0]
+    for n, slice_ in enumerate(compute):
+        start = np.maximum(done, arrived)
+        behind = casts[n + 1] if n + 1 < len(casts) else 0
+        back = returns[n - 1] if n and returns is not None else 0
+        arrived, done = start + behind + back, start + slice_
+    return np.maximum(done, arrived) + (0 if returns is None else returns[-1])

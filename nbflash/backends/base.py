@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nbflash.cuda import availability
+from nbflash.definitions.constants import BLOCK
 from nbflash.inputs.arrays import CPU, CUDA
-from nbflash.inputs.positions import BLOCK
 
 _HOST_ARRAYS = "the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"
 

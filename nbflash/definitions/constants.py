@@ -9,3 +9,7 @@ LEAST_SCALE = 1e-30
 
 #: Threads of a warp.
 WARP = 32
+
+#: Tokens that lie together, from a multiple of their number on, in a rank's part of a sequence with
+#: dropout: CUDA kernels look up the place of each such block.
+BLOCK = 64

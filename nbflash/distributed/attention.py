@@ -30,6 +30,7 @@ def attention(
     seed: Seed = None,
     return_lse: bool = False,
     stages: int | None = None,
+    split: str = "auto",
     impl: str = "auto",
 ) -> Array:
     """`nbflash.attention` of a sequence of which each rank has a part. All ranks call it together.
@@ -48,9 +49,13 @@ def attention(
         Dropout drops the same elements as on one process, bit for bit; it needs a sharding whose
         ``tile`` is a multiple of 64, or of 32 for NumPy arrays.
     stages : int, optional
-        Number of groups in which the other ranks' keys arrive while the groups before are computed;
-        default as many as a model finds fastest, at most 4: a stage costs a merge, and hides what
-        is on its way.
+        Number of parts in which the other ranks' keys arrive while the parts before are computed;
+        default as many as a model finds fastest, at most 4.
+    split : {"auto", "ranks", "heads"}
+        What arrives together: all heads of some ranks' keys, or all keys of some heads of K and V.
+        Ranks cost a merge for each part, heads wait for the first one. Heads are not split with a
+        score, dropout, or a mask that differs by batch or head. "auto" takes what a model finds
+        fastest; with ``stages`` it is "ranks".
 
     Returns
     -------
@@ -74,7 +79,7 @@ def attention(
     one process: the results of stages are rounded once before they are merged, in float32 where
     there are more than two. They are bitwise reproducible.
     """
-    options = scale, score, dropout, seed, stages, impl
+    options = scale, score, dropout, seed, stages, split, impl
 
     def check():
         check_flag("return_lse", return_lse)
@@ -103,6 +108,7 @@ def attention_backward(
     deterministic: bool = False,
     reduce: str = "wide",
     stages: int | None = None,
+    split: str = "auto",
     impl: str = "auto",
 ) -> tuple[ArrayT, KeysT, KeysT]:
     """Gradients of `attention` with respect to the rank's own q, k and v.
@@ -111,7 +117,7 @@ def attention_backward(
     ----------
     dout : array like q
         Gradient of the rank's own output.
-    q, k, v, sharding, comm, scale, score, dropout, seed, stages, impl
+    q, k, v, sharding, comm, scale, score, dropout, seed, stages, split, impl
         As given to `attention`.
     out, lse : array
         What ``attention(..., return_lse=True)`` returned for them.
@@ -134,7 +140,7 @@ def attention_backward(
     TypeError, ValueError, RuntimeError, TimeoutError
         As `attention`.
     """
-    options = scale, score, dropout, seed, stages, impl
+    options = scale, score, dropout, seed, stages, split, impl
 
     def check():
         if reduce not in ("wide", "input"):
@@ -185,7 +191,7 @@ def score_backward(
     TypeError, ValueError, RuntimeError, TimeoutError
         As `attention`.
     """
-    options = scale, score, dropout, seed, stages, impl
+    options = scale, score, dropout, seed, stages, "ranks", impl
 
     def check():
         call = Call(q, k, v, sharding, comm, *options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbflash.distributed.by_heads import HeadWalk, pairs
 from nbflash.distributed.parcels import taken
 from nbflash.distributed.rank_plan import rank_plan
 from nbflash.inputs.arrays import library, native
@@ -13,15 +14,15 @@ from nbflash.merging import add_into, merge_into
 class Call:
     """The arguments of a rank, and its walk over the stages of its plan."""
 
-    def __init__(self, q, k, v, sharding, comm, scale, score, dropout, seed, stages, impl):
+    def __init__(self, q, k, v, sharding, comm, scale, score, dropout, seed, stages, split, impl):
         if sharding.ranks != comm.size:
             raise ValueError(f"sharding is for {sharding.ranks} ranks, comm has {comm.size}")
         self.q, self.k, self.v = native(q=q, k=k, v=v)
         given = self.q, self.k, self.v, sharding, comm.rank
-        self.plan = rank_plan(*given, scale, score, dropout, stages, impl)
+        self.plan = rank_plan(*given, scale, score, dropout, stages, split, impl)
         self.comm, self.problem, self.stages = comm, self.plan.problem, self.plan.stages
         self.seed = check_seed(seed, self.problem) if self.plan.dropout else None
-        self._xp, self._device = library(self.q)
+        self.xp, self._device = library(self.q)
         self._wide = self.plan.wide
 
     def note(self, **more):
@@ -40,6 +41,8 @@ class Call:
         """``(out, lse)`` of the rank's queries."""
         results = None
         with self._device:
+            if self.plan.slices:
+                return HeadWalk(self).forward()
             for stage, k, v, number in self._arriving():
                 if number and not stage.keys:
                     continue
@@ -49,7 +52,7 @@ class Call:
                 if results is not None:
                     merge_into(results, part, stage.rows.of(part[0]))
                 else:
-                    results = self._summed(part[0], self.plan.merges), part[1]
+                    results = self.summed(part[0], self.plan.merges), part[1]
             return results[0].astype(self.q.dtype, copy=False), results[1]
 
     def backward(self, deterministic, wide):
@@ -57,6 +60,8 @@ class Call:
         dtype = self._wide if wide else self.q.dtype
         returning, total = [], None
         with self._device:
+            if self.plan.slices:
+                return HeadWalk(self).backward(self._results, deterministic, dtype)
             for stage, k, v, number in self._arriving():
                 of_keys = k, v
                 if stage.keys or not number:
@@ -66,8 +71,8 @@ class Call:
                     given = dout, q, k, v, out, lse, dlse, self.seed, deterministic
                     dq, *of_keys = plan.run_backward(*given)
                     if total is None:
-                        total = [self._summed(dq, self.plan.merges)]
-                        total += [self._summed(x, self.plan.returns) for x in of_keys]
+                        total = [self.summed(dq, self.plan.merges)]
+                        total += [self.summed(x, self.plan.returns) for x in of_keys]
                     else:
                         add_into(total[0], dq, stage.rows.of(dq))
                 if number:
@@ -80,7 +85,7 @@ class Call:
                         add_into(sum_, part, index.of(sum_))
             return tuple(x.astype(self.q.dtype, copy=False) for x in total)
 
-    def _summed(self, x, times):
+    def summed(self, x, times):
         """What others are merged into so many times: one alone rounds once in any dtype."""
         return x if times <= 1 else x.astype(self._wide, copy=False)
 
@@ -105,7 +110,7 @@ class Call:
     def _over_ranks(self, x):
         """The sum of an array of all ranks, taken in their order."""
         others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
-        parts = {rank: self._xp.empty_like(x) for rank in others}
+        parts = {rank: self.xp.empty_like(x) for rank in others}
         self.comm.exchange(dict.fromkeys(others, x), parts).wait()
         parts[self.comm.rank] = x
         return sum(parts[rank] for rank in range(1, self.comm.size)) + parts[0]
@@ -130,25 +135,19 @@ class Call:
 
     def _cast(self, stage):
         """GroupCast: start to send own keys and values, and to receive those of a stage."""
-        sends = _both(stage.sends.cut(x) for x in (self.k, self.v))
+        sends = pairs(stage.sends.cut(x) for x in (self.k, self.v))
         whole, parts = self._rooms(stage.receives, self.q.dtype, in_place=True)
         return self.comm.exchange(sends, parts), whole
 
     def _return(self, stage, of_keys, dtype):
         """GroupReduce: start to send dK and dV of a stage to the owners, and to receive own."""
-        sends = _both(stage.receives.cut(x.astype(dtype, copy=False)) for x in of_keys)
+        sends = pairs(stage.receives.cut(x.astype(dtype, copy=False)) for x in of_keys)
         _, parts = self._rooms(stage.sends, dtype, in_place=False)
         return stage, self.comm.exchange(sends, parts), parts
 
     def _rooms(self, parcels, dtype, *, in_place):
         """Memory for two arrays of messages, and by rank its parts of both."""
         p = self.problem
-        given = self._xp, p.batch, (p.heads_kv, p.head_dim), dtype
+        given = self.xp, p.batch, (p.heads_kv, p.head_dim), dtype
         rooms = [parcels.room(*given, in_place=in_place) for _ in range(2)]
-        return [whole for whole, _ in rooms], _both(parts for _, parts in rooms)
-
-
-def _both(pair):
-    """Of two dicts by rank one of pairs."""
-    first, second = pair
-    return {rank: (first[rank], second[rank]) for rank in first}
+        return [whole for whole, _ in rooms], pairs(parts for _, parts in rooms)

@@ -79,6 +79,10 @@ class Parcels:
     def ranks(self):
         return self.index.keys()
 
+    def size_of(self, rank):
+        """How many tokens belong to a rank."""
+        return self.index[rank].size if rank in self.index else 0
+
     def _in_place(self, batch):
         """Whether messages are views."""
         return batch == 1 and all(index.is_run for index in self.index.values())

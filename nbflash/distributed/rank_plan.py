@@ -7,11 +7,12 @@ import threading
 
 import numpy as np
 
+import masks
 from nbflash import __version__
 from nbflash.distributed.placed_score import placed
 from nbflash.distributed.sharding import positive
-from nbflash.distributed.stages import stage_count, stages_of
-from nbflash.inputs.arrays import signature
+from nbflash.distributed.stages import all_keys, check_split, choose, stages_of
+from nbflash.inputs.arrays import library, signature
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import check_forward, check_mask
@@ -30,6 +31,11 @@ class RankPlan:
     problem : nbflash.inputs.problem.Problem
         Of the rank's own queries and keys.
     stages : list of nbflash.distributed.stages.Stage
+        One alone, of all keys, where heads are split.
+    slices : list of slice
+        Where heads are split: those of K and V that arrive together.
+    group : int
+        Heads of Q to one of K and V.
     merges : int
         Stages whose results are merged into those of the first.
     returns : int
@@ -38,21 +44,52 @@ class RankPlan:
         Of sums.
     """
 
-    def __init__(self, q, k, v, sharding, rank, scale, score, dropout, stages, impl):
+    def __init__(self, q, k, v, sharding, rank, scale, score, dropout, stages, split, impl):
         count = stages if stages is None else positive("stages", stages)
         self.problem = check_forward(q, k, v, scale)
         self.dropout, self.wide = check_dropout(dropout), np.dtype(self.problem.lse_dtype)
         self._score, self._impl, self._shape = score, impl, sharding.mask.shape
-        group = self.problem.heads // self.problem.heads_kv
-        self.stages = stages_of(sharding, rank, count or stage_count(sharding, group))
+        self._rank = rank
+        heads_kv, self.slices = self.problem.heads_kv, []
+        self.group = self.problem.heads // heads_kv
+        split = check_split(split, count, heads_kv, self._why_not_heads(sharding))
+        split, parts = choose(sharding, heads_kv, self.group, split, count)
+        if split == "heads":
+            self.stages = [all_keys(sharding, rank)]
+            width = heads_kv // parts
+            self.slices = [slice(h, h + width) for h in range(0, heads_kv, width)]
+        else:
+            self.stages = stages_of(sharding, rank, parts)
         self.merges = sum(stage.keys > 0 for stage in self.stages[1:])
         self.returns = sum(len(stage.sends.ranks) for stage in self.stages)
         self._plans, self._notes = [None] * len(self.stages), {}
-        check_mask(self.stages[0].mask, self.problem)
-        self.attention(0, q, k, v)
-        self._facts = self._facts_of(sharding, count)
+        self._check_first(q, k, v, sharding)
+        self._facts = self._facts_of(sharding, count, split)
 
-    def _facts_of(self, sharding, count):
+    def _why_not_heads(self, sharding):
+        """Reasons why heads cannot be split: what counts them would begin at 0 in each part."""
+        given = {
+            "a mask that differs by batch or head": sharding.mask.plane_index.size > 1,
+            "score=": self._score is not None,
+            "dropout=": bool(self.dropout),
+        }
+        return [name for name, value in given.items() if value]
+
+    def _check_first(self, q, k, v, sharding):
+        """Check and plan what comes first, for the arguments that this rank was given."""
+        stage = self.stages[0]
+        if not self.slices:
+            check_mask(stage.mask, self.problem)
+            self.attention(0, q, k, v)
+            return
+        own = stage.rows.size, stage.receives.size_of(self._rank)
+        check_mask(masks.dense(*own), self.problem)
+        heads, xp = self.slices[0], library(k)[0]
+        rest = heads.stop - heads.start, self.problem.head_dim
+        keys = xp.empty((self.problem.batch, stage.keys, *rest), k.dtype)
+        self.attention(0, q[:, :, : self.group * heads.stop], keys, keys)
+
+    def _facts_of(self, sharding, count, split):
         """What must be equal on all ranks."""
         p = self.problem
         return {
@@ -64,6 +101,7 @@ class RankPlan:
             "score": str(self._score),
             "dropout": self.dropout,
             "stages": count,
+            "split": split,
         }
 
     def note(self, seed, **more):
@@ -95,7 +133,7 @@ class RankPlan:
 
 
 def rank_plan(q, k, v, sharding, rank, *options):
-    """The cached `RankPlan` of a call; ``options``: its last five arguments."""
+    """The cached `RankPlan` of a call; ``options``: its last six arguments."""
     # 1 == True: the types keep what a check refuses out of the cache.
     signatures = signature(q), signature(k), signature(v)
     key = (*signatures, sharding, rank, *options, *map(type, options))

@@ -123,6 +123,15 @@ class Sharding:
         return self._tokens((self.query_owner == rank) & (self.live @ theirs > 0), 0)
 
     @functools.cached_property
+    def meeting(self) -> int:
+        """How many queries, of all ranks, have tiles with keys of other ranks."""
+        tiles = self.live.tocoo()
+        row, column = tiles.coords
+        rows = np.unique(row[self.query_owner[row] != self.key_owner[column]])
+        n = self.mask.shape[0]
+        return int((np.minimum((rows + 1) * self.tile, n) - rows * self.tile).sum())
+
+    @functools.cached_property
     def traffic(self) -> Any:
         """int64 (ranks, ranks): how many keys go from a rank (row) to another (column)."""
         n, columns = self.mask.shape[1], np.arange(self.key_owner.size)

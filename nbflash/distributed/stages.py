@@ -22,7 +22,8 @@ STAGES = 4
 # The unit of time is that of a forward tile of 128 × 128 of one head: 13 ns at 650 TFLOP/s (Hopper,
 # d=128). A key of one head of K and V in half precision arrives in 2.2 ns over NVLink (235 GB/s);
 # gathering and merging a row of one head takes 0.8 ns; launching a stage 30 µs, of 16 heads.
-_TILE, _ARRIVAL, _MERGE, _LAUNCH = 128, 0.17, 0.06, 145.0
+# Copying a key of one head of K and V takes 0.26 ns.
+_TILE, _ARRIVAL, _MERGE, _LAUNCH, _COPY = 128, 0.17, 0.06, 145.0, 0.02
 _BACKWARD = 2.5  # of tiles
 _RETURN = 2.0  # gradients of keys, in float32
 
@@ -40,29 +41,78 @@ def groups(ranks, count):
     ]
 
 
-@functools.lru_cache(maxsize=64)
-def stage_count(sharding, group=1):
-    """Stages besides the first where nobody asks for another number, the same on all ranks.
+def check_split(split, count, heads_kv, why_not):
+    """``split`` as it can be: "auto" is "ranks" where heads cannot be split, or stages are counted.
 
-    As many as make forward and backward the shortest by a model: a stage costs a merge, and hides
-    what arrives for those behind it. ``group``: heads of Q to one of K and V.
+    Raises
+    ------
+    ValueError
+        If it is no such word, or heads are to be split and cannot be.
+    """
+    if split not in ("auto", "ranks", "heads"):
+        raise ValueError(f"split must be 'auto', 'ranks' or 'heads', got {split!r}")
+    if split == "heads" and why_not:
+        raise ValueError(f"split='heads' does not take {', '.join(why_not)}: take 'ranks'")
+    if split == "heads" and count and heads_kv % count:
+        raise ValueError(f"stages must divide the {heads_kv} heads of k and v, got {count}")
+    return "ranks" if split == "auto" and (why_not or count) else split
+
+
+@functools.lru_cache(maxsize=64)
+def choose(sharding, heads_kv, group, split="auto", count=None):
+    """How a call is split, "ranks" or "heads", and into how many parts, the same on all ranks.
+
+    Parameters
+    ----------
+    sharding : nbflash.distributed.Sharding
+    heads_kv, group : int
+        Heads of K and V, and those of Q to one of them.
+    split : {"auto", "ranks", "heads"}
+    count : int, optional
+        Parts: stages besides the first, or slices of heads. Else those that make forward and
+        backward the shortest by a model.
+    """
+    ranks = sharding.ranks
+    most = max(2, min(STAGES, ranks - 1) + 1)
+    ways = [("ranks", n) for n in range(1, most)]
+    ways += [("heads", n) for n in range(1, STAGES + 1) if heads_kv % n == 0]
+    ways = [way for way in ways if split in ("auto", way[0])]
+    if count:
+        return split, count
+    time = functools.partial(_time, *_loads(sharding, group))
+    return min(ways, key=lambda way: time(*way))
+
+
+def _loads(sharding, group):
+    """Of one head of Q of the average rank: own tiles, others, arrival, a merge, and a copy.
+
+    A merge: of all rows that have keys of other ranks; a copy: of all keys.
     """
     ranks, per_plane = sharding.ranks, (sharding.tile / _TILE) ** 2 / sharding.mask.plane_index.size
     own = np.trace(sharding.work_on) / ranks * per_plane
     others = sharding.work.mean() * per_plane - own
-    arrival = sharding.traffic.sum(0).max() * _ARRIVAL / group
-    merge = _MERGE * sharding.mask.shape[0] / ranks + _LAUNCH
+    keys = sharding.traffic.sum(0).max()
+    merge = _MERGE * sharding.meeting / ranks
+    copy = _COPY * (keys + sharding.mask.shape[1] / ranks) / group
+    return own, others, keys * _ARRIVAL / group, merge, copy
 
-    def time(count):
-        forward, backward, returned = own, _BACKWARD * own, 0.0
-        for n in range(1, count + 1):
-            there = n * arrival / count
-            forward = max(forward, there) + others / count + merge
-            backward = max(backward, there) + _BACKWARD * others / count + merge
-            returned = max(returned, backward) + _RETURN * arrival / count
-        return forward + max(backward, returned)
 
-    return min(range(1, max(2, min(STAGES, ranks - 1) + 1)), key=time)
+def _time(own, others, arrival, merge, copy, split, count):
+    """What forward and backward take together."""
+    part = arrival / count
+    if split == "heads":
+        forward = backward = part
+        for n in range(count):
+            behind, back = part * (n + 1 < count), _RETURN * part * (n > 0)
+            forward += max((own + others + copy) / count, behind) + _LAUNCH
+            backward += max((_BACKWARD * (own + others) + copy) / count, behind + back) + _LAUNCH
+        return forward + backward + _RETURN * part
+    forward, backward, returned = own, _BACKWARD * own, 0.0
+    for n in range(1, count + 1):
+        forward = max(forward, n * part) + others / count + merge + _LAUNCH
+        backward = max(backward, n * part) + _BACKWARD * others / count + merge + _LAUNCH
+        returned = max(returned, backward) + _RETURN * part
+    return forward + max(backward, returned)
 
 
 class Stage(NamedTuple):
@@ -112,15 +162,26 @@ def stages_of(sharding, rank, count):
     for distances in groups(sharding.ranks, count):
         sources = [(rank + d) % sharding.ranks for d in distances]
         targets = [(rank - d) % sharding.ranks for d in distances]
-        found.append(_stage(sharding, rank, queries, own, sources, targets))
+        received = {source: sharding.sent(source, rank) for source in sources}
+        rows = sharding.attending(rank, sources)
+        found.append(_stage(sharding, rank, rows, received, targets))
     return found
 
 
-def _stage(sharding, rank, queries, own, sources, targets):
-    received = {source: sharding.sent(source, rank) for source in sources}
+@functools.lru_cache(maxsize=64)
+def all_keys(sharding, rank):
+    """The `Stage` of a rank whose keys have all arrived; among what it receives are its own."""
+    others = [r for r in range(sharding.ranks) if r != rank]
+    received = {source: sharding.sent(source, rank) for source in others}
+    received[rank] = sharding.positions(rank, "keys")
+    return _stage(sharding, rank, sharding.positions(rank), received, others)
+
+
+def _stage(sharding, rank, rows, received, targets):
+    """Of the queries at ``rows``, with the keys that are received, at their places by source."""
+    queries, own = sharding.positions(rank), sharding.positions(rank, "keys")
     keys = np.sort(np.concatenate([np.zeros(0, np.int64), *received.values()]))
     sent = {target: sharding.sent(rank, target) for target in targets}
-    rows = sharding.attending(rank, sources)
     return Stage(
         masks.restrict(sharding.mask, rows, keys),
         Index(np.searchsorted(queries, rows)),

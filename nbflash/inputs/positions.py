@@ -6,9 +6,7 @@ import hashlib
 
 import numpy as np
 
-#: Tokens that lie together, from a multiple of their number on, where a CUDA kernel asks for
-#: places: it looks up one for each of these.
-BLOCK = 64
+from nbflash.definitions.constants import BLOCK
 
 _PAST = 4  # blocks behind the last one that a tile may reach into
 

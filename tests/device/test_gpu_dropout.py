@@ -23,8 +23,9 @@ import masks
 import nbflash
 from nbflash import reference
 from nbflash.definitions import philox
+from nbflash.definitions.constants import BLOCK
 from nbflash.inputs.attention_spec import AttentionSpec
-from nbflash.inputs.positions import BLOCK, Positions
+from nbflash.inputs.positions import Positions
 from nbflash.inputs.problem import check_forward
 from nbflash.planning.plan import plan_of
 from nbflash.testing import (

@@ -12,7 +12,7 @@ import nbflash
 from nbflash import distributed, reference, scores
 from nbflash.distributed import Sharding, gather, rank_plan, run, scatter
 from nbflash.distributed.communicator import messages
-from nbflash.distributed.stages import stage_count, stages_of
+from nbflash.distributed.stages import choose, stages_of
 from nbflash.testing import (
     assert_within_reference,
     low_precision,
@@ -63,10 +63,10 @@ def make_inputs(batch, nq, nk, heads, heads_kv, d, dtype=np.float32):
     return q, k, v, dout, dlse
 
 
-def check(sharding, inputs, options=None, backward=None, stages=None):
+def check(sharding, inputs, options=None, backward=None, **how):
     options = options or {}
     q, k, v, dout, dlse = inputs
-    got = over_ranks(sharding, inputs, options | {"stages": stages}, backward)
+    got = over_ranks(sharding, inputs, options | how, backward)
     how = {"mask": sharding.mask, **options}
     ref = (
         *reference.attention(q, k, v, **how),
@@ -109,6 +109,14 @@ def test_result_is_that_of_one_process(name):
     check(sharding, inputs, {"scale": 0.3}, stages=4)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("per-head", "padding")])
+def test_heads_one_by_one(name):
+    """Three exchanges forward and four backward; two sequences."""
+    mask, ranks = CASES[name]
+    inputs = make_inputs(2, *mask.shape, 6, 3, 16)
+    check(Sharding.of(mask, ranks, TILE), inputs, {"scale": 0.3}, stages=3, split="heads")
+
+
 @pytest.mark.parametrize("stages", [1, 3, 9])
 def test_any_number_of_stages_and_the_same_bits_every_time(stages):
     sharding, inputs = Sharding.of(masks.causal(200), 5, TILE), make_inputs(1, 200, 200, 2, 1, 8)
@@ -127,9 +135,11 @@ def test_any_number_of_stages_and_the_same_bits_every_time(stages):
     ids=["bfloat16", "bfloat16-reduce-input", "float64"],
 )
 def test_dtypes(dtype, reduce, stages):
-    """One merge in the dtype of the results, or two in float32."""
-    inputs = make_inputs(1, 140, 140, 2, 1, 16, dtype)
-    check(Sharding.of(masks.dense(140), 3, TILE), inputs, None, {"reduce": reduce}, stages)
+    """One merge in the dtype of the results, or two in float32; or heads one by one."""
+    sharding, reduced = Sharding.of(masks.dense(140), 3, TILE), {"reduce": reduce}
+    for split, heads in (("ranks", (2, 1)), ("heads", (4, 2))):
+        inputs = make_inputs(1, 140, 140, *heads, 16, dtype)
+        check(sharding, inputs, None, reduced, stages=stages, split=split)
 
 
 def test_stages_by_what_arrives():
@@ -147,7 +157,7 @@ def test_stages_by_what_arrives():
     }
     for name, (mask, ranks, group, expected) in counts.items():
         sharding = Sharding.of(mask, ranks, 1024)
-        assert stage_count(sharding, group) == expected, name
+        assert choose(sharding, 1, group, "ranks") == ("ranks", expected), name
         stages = stages_of(sharding, 0, expected)
         assert len(stages) == 1 + min(expected, ranks - 1), name
 
@@ -350,7 +360,7 @@ def test_a_warm_call_plans_nothing(monkeypatch):
         np.testing.assert_array_equal(a, b)
     assert planned == []
     over_ranks(sharding, inputs, {"scale": 0.4})
-    assert planned.count("plan_of") == 4  # of two ranks, two stages
+    assert planned.count("plan_of") == 2  # of two ranks
 
 
 def test_equal_shardings_share_what_is_planned():

@@ -8,8 +8,9 @@ from simt_runs import FACTORS, RESULTS
 
 import masks
 from nbflash import reference, testing
+from nbflash.definitions.constants import BLOCK
 from nbflash.inputs.attention_spec import AttentionSpec
-from nbflash.inputs.positions import BLOCK, Positions
+from nbflash.inputs.positions import Positions
 from nbflash.inputs.problem import check_forward
 
 LENGTH = 5 * BLOCK + 9  # the last block has 9 tokens

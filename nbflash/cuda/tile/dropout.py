@@ -16,7 +16,7 @@ import numpy as np
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.tracing import equal, load, select, unrolled
 from nbflash.definitions import philox
-from nbflash.inputs.positions import BLOCK
+from nbflash.definitions.constants import BLOCK
 
 # The state: seed and offset, and where two more words are that change them, or zeros.
 STATE = types.Tuple((types.uint64, types.uint64, types.CPointer(types.uint64)))

@@ -48,13 +48,13 @@ def test_a_cost_of_keys_gives_up_balance_for_messages():
     costs = [(x.work + cost * x.traffic.sum(0)).max() for x in (even, near)]
     assert costs[1] < costs[0]
     slow = cluster(forward=1e15, infiniband=1e9, nvlink=5e9)
-    times = [simulate(x, LAYER, slow, 4)["forward_s"] for x in (even, near)]
+    times = [simulate(x, LAYER, slow, "ranks", 4)["forward_s"] for x in (even, near)]
     assert times[1] < times[0]
 
 
 def test_without_links_the_slowest_rank_is_all_there_is():
     sharding = Sharding.of(masks.documents([3000, 1000, 5000], causal=True), 4, 128)
-    found = simulate(sharding, LAYER, cluster(forward=1e12, backward=1e12), 4)
+    found = simulate(sharding, LAYER, cluster(forward=1e12, backward=1e12), "ranks", 4)
     flops = sharding.work.max() * 128**2 * 4 * 64 * 8
     assert found["forward_s"] == pytest.approx(flops / 1e12)
     assert found["backward_s"] == pytest.approx(2.5 * flops / 1e12)
@@ -65,11 +65,13 @@ def test_without_links_the_slowest_rank_is_all_there_is():
 def test_without_computation_the_busiest_link_is_all_there_is():
     """All keys of seven ranks, and of all but 8 over the slower link; back in float32."""
     size = 2 * 2 * 64 * 2
-    within = simulate(Sharding.of(masks.dense(8192), 8), LAYER, cluster(nvlink=1e9), 4)
+    within = simulate(Sharding.of(masks.dense(8192), 8), LAYER, cluster(nvlink=1e9), "ranks", 4)
     assert within["forward_s"] == pytest.approx(7 * 1024 * size / 1e9)
     assert within["backward_s"] == pytest.approx(3 * within["forward_s"])
     assert within["received_bytes"] == 7 * 1024 * size
-    beyond = simulate(Sharding.of(masks.dense(16384), 16), LAYER, cluster(infiniband=1e9), 4)
+    beyond = simulate(
+        Sharding.of(masks.dense(16384), 16), LAYER, cluster(infiniband=1e9), "ranks", 4
+    )
     assert beyond["forward_s"] == pytest.approx(8 * 1024 * size / 1e9)
 
 
@@ -78,15 +80,15 @@ def test_a_cast_is_hidden_behind_the_stage_before():
     sharding = Sharding.of(masks.dense(2048), 2)
     half = 1024 * 1024 * 4 * 64 * 8 / 1e12
     link = 1024 * LAYER.kv_bytes / half
-    found = simulate(sharding, LAYER, cluster(forward=1e12, nvlink=link), 4)
+    found = simulate(sharding, LAYER, cluster(forward=1e12, nvlink=link), "ranks", 4)
     assert found["forward_s"] == pytest.approx(2 * half)
-    slower = simulate(sharding, LAYER, cluster(forward=1e12, nvlink=link / 2), 4)
+    slower = simulate(sharding, LAYER, cluster(forward=1e12, nvlink=link / 2), "ranks", 4)
     assert slower["forward_s"] == pytest.approx(3 * half)
     assert slower["forward_waiting"] == pytest.approx(1 / 3)
 
 
 def test_one_gpu_is_the_ideal_and_needs_no_link():
-    found = simulate(Sharding.of(masks.causal(4096), 1), LAYER, cluster(forward=1e12), 4)
+    found = simulate(Sharding.of(masks.causal(4096), 1), LAYER, cluster(forward=1e12), "ranks", 4)
     assert found["forward_of_ideal"] == pytest.approx(1)
     assert found["received_bytes"] == 0
 
@@ -94,10 +96,10 @@ def test_one_gpu_is_the_ideal_and_needs_no_link():
 def test_delays_are_those_of_stages_and_peers():
     """Eight ranks in four stages, two peers in all but the last; the first cast hides nowhere."""
     slow = cluster(launch=1.0, latency=0.1, message=0.01)
-    found = simulate(Sharding.of(masks.dense(8192), 8), LAYER, slow, 4)
+    found = simulate(Sharding.of(masks.dense(8192), 8), LAYER, slow, "ranks", 4)
     assert found["forward_s"] == pytest.approx(4 * 1.0 + 0.1 + 2 * 0.01)
     quick = cluster(latency=0.1, message=0.01)
-    found = simulate(Sharding.of(masks.dense(8192), 8), LAYER, quick, 4)
+    found = simulate(Sharding.of(masks.dense(8192), 8), LAYER, quick, "ranks", 4)
     assert found["forward_s"] == pytest.approx(4 * 0.1 + 7 * 0.01)
 
 

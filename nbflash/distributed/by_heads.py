@@ -1,0 +1,122 @@
+"""Attention over ranks head by head: all keys of some heads arrive, while heads before compute.
+
+A stage of `nbflash.distributed.stages` has the keys of some ranks and all heads; here a *slice* has
+all keys, own ones among them, and some heads of K and V. Results need no merge, and only the first
+slice is waited for, where keys travel as long as they are computed. With a slice n there are on
+their way
+
+    keys of slice n + 1        dK and dV of slice n − 1, back to where their keys came from
+
+in one exchange, which begins before the kernels of slice n.
+"""
+
+from __future__ import annotations
+
+from nbflash.merging import add_into
+
+
+class HeadWalk:
+    """The slices of one call on one rank, which all ranks walk alike."""
+
+    def __init__(self, call):
+        self._call, self._plan, self._xp = call, call.plan, call.xp
+        (self._stage,) = self._plan.stages
+        self._back, self._sums = None, {}
+
+    def forward(self):
+        """``(out, lse)`` of the rank's queries."""
+        call, xp = self._call, self._xp
+        out, lses = xp.empty(call.q.shape, call.q.dtype), []
+        for _, heads, k, v in self._arriving():
+            q = call.q[:, :, heads]
+            plan = self._plan.attention(0, q, k, v)
+            lses.append(plan.run_forward(q, k, v, out[:, :, heads])[1])
+        return out, lses[0] if len(lses) == 1 else xp.concatenate(lses, axis=1)
+
+    def backward(self, results, deterministic, dtype):
+        """``(dq, dk, dv)`` of the rank's queries and keys; dK and dV travel in ``dtype``.
+
+        ``results``: dout, out, lse, and dlse or None.
+        """
+        call, xp = self._call, self._xp
+        dq, *of_keys = (xp.empty(x.shape, x.dtype) for x in (call.q, call.k, call.v))
+        for n, heads, k, v in self._arriving():
+            q = call.q[:, :, heads]
+            dout, out = (x[:, :, heads] for x in results[:2])
+            lse, dlse = (x if x is None else x[:, heads] for x in results[2:])
+            plan = self._plan.attention(0, q, k, v)
+            sums = xp.empty(k.shape, k.dtype), xp.empty(k.shape, k.dtype)
+            given = dout, q, k, v, out, lse, dlse, dq[:, :, heads], *sums
+            plan.write_backward(*given, None, deterministic)
+            self._give_back(n, sums, dtype)
+        self._start(len(self._plan.slices))[0].wait()
+        for n, (own, parts) in self._sums.items():
+            for target, index in self._stage.sends.index.items():
+                for total, part in zip(own, parts[target], strict=True):
+                    add_into(total, part, index.of(total))
+            for whole, total in zip(of_keys, own, strict=True):
+                whole[:, :, self._plan.slices[n]] = total.astype(whole.dtype, copy=False)
+        return dq, *of_keys
+
+    def _arriving(self):
+        """Each slice: its number, its heads of Q, and its K and V, in the order of the sequence."""
+        slices, group = self._plan.slices, self._plan.group
+        exchange, arrived = self._start(0)
+        for n, heads in enumerate(slices):
+            exchange.wait()
+            batch = self._plan.problem.batch
+            k, v = (self._stage.receives.ordered(x, batch) for x in arrived)
+            if n + 1 < len(slices) or self._back:
+                exchange, arrived = self._start(n + 1)
+                exchange.begun()
+            yield n, slice(group * heads.start, group * heads.stop), k, v
+        exchange.wait()
+
+    def _cast(self, n):
+        """GroupCast of a slice: ``(sends, receives, memory of K and of V)``."""
+        call, stage, heads = self._call, self._stage, self._plan.slices[n]
+        wholes, sends, receives = [], [], []
+        for x in (call.k, call.v):
+            own = x[:, :, heads]
+            rest = own.shape[2:]
+            whole, parts = stage.receives.room(self._xp, len(x), rest, x.dtype, in_place=True)
+            if call.comm.rank in parts:
+                into = parts.pop(call.comm.rank)
+                into[...] = own
+                own = into
+            wholes.append(whole)
+            sends.append(stage.sends.cut(own))
+            receives.append(parts)
+        return pairs(sends), pairs(receives), wholes
+
+    def _give_back(self, n, sums, dtype):
+        """GroupReduce of a slice, to be sent with the next exchange: dK and dV of all its keys."""
+        stage, rank = self._stage, self._call.comm.rank
+        sends = pairs([stage.receives.cut(x.astype(dtype, copy=False)) for x in sums])
+        own = sends.pop(rank, None)
+        if own is None:
+            own = [x[:, :0] for x in sums]
+        own = [self._call.summed(x, len(stage.sends.ranks)) for x in own]
+        rooms = [
+            stage.sends.room(self._xp, len(x), x.shape[2:], dtype, in_place=False)[1] for x in sums
+        ]
+        receives = pairs(rooms)
+        self._sums[n] = own, receives
+        self._back = sends, receives
+
+    def _start(self, n):
+        """The exchange of slice ``n``, if there is one, and of what goes back; its K and V."""
+        nothing = {}, {}
+        *cast, wholes = self._cast(n) if n < len(self._plan.slices) else (*nothing, None)
+        back, self._back = self._back or nothing, None
+        sends, receives = (
+            {rank: one.get(rank, ()) + two.get(rank, ()) for rank in {**one, **two}}
+            for one, two in zip(cast, back, strict=True)
+        )
+        return self._call.comm.exchange(sends, receives), wholes
+
+
+def pairs(two):
+    """Of two dicts by rank one of pairs."""
+    first, second = two
+    return {rank: (first[rank], second[rank]) for rank in first}
