@@ -14,8 +14,8 @@ from experiments.options import SIZE, device_option, masks_option, out_option, r
 )
 @click.option(
     "--split",
-    type=click.Choice(["auto", "ranks", "heads"]),
-    default="auto",
+    type=click.Choice(["ranks", "heads"]),
+    default="ranks",
     show_default=True,
     help="What arrives together: keys of some ranks, or of some heads.",
 )

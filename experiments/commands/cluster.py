@@ -14,7 +14,7 @@ from experiments.harness.provenance import provenance
 from experiments.harness.sweeps import load
 from experiments.report.tables import show, write_csv, wrote
 from nbflash.distributed import Sharding
-from nbflash.distributed.stages import choose
+from nbflash.distributed.stages import part_count
 
 COLUMNS = {
     "mask": ("mask", ""),
@@ -70,7 +70,13 @@ def row_of(case, ranks, sweep, settings, seed=0, key_cost=0.0):
     sharding = sharding_of(case, ranks, tokens, sweep["gpu"]["tile"], seed, key_cost)
     layer = Layer(*(sweep[x] for x in ("head_dim", "heads", "heads_kv", "itemsize")))
     cluster = cluster_of(sweep, case["name"])
-    found = simulate(sharding, layer, cluster, *choose(sharding, layer.heads_kv, layer.group))
+    found = simulate(
+        sharding,
+        layer,
+        cluster,
+        "ranks",
+        part_count(sharding, layer.heads_kv, layer.group, "ranks"),
+    )
     row = {"mask": case["name"], "ranks": ranks, "tokens": tokens, "key_cost": key_cost}
     row["balance"] = sharding.balance
     for name in ("forward", "backward"):

@@ -25,7 +25,7 @@ from experiments.harness.timing import CudaEvents, Timing
 from experiments.report.scaling_figure import draw_scaling
 from experiments.report.tables import show, write_csv, wrote
 from nbflash import distributed
-from nbflash.distributed.stages import choose
+from nbflash.distributed.stages import part_count
 
 COLUMNS = {
     "scaling": ("scaling", ""),
@@ -71,12 +71,6 @@ class Measured:
         dout = own if dout is None else dout
         given = dout, q, k, v, out, lse, self.sharding, self.comm
         return distributed.attention_backward(*given, split=self.settings["split"])
-
-    @property
-    def way(self):
-        """What is split, and into how many parts."""
-        heads, heads_kv = (self.settings[name] for name in ("heads", "heads_kv"))
-        return choose(self.sharding, heads_kv, heads // heads_kv, self.settings["split"])
 
     def check(self, seed):
         """The verdict that is nearest to its budget, of one group of heads."""
@@ -145,8 +139,9 @@ def predicted(sharding, shape, settings, which, alone_ms, cluster):
     live = float(sharding.work.sum()) * sharding.tile**2 / n**2
     cluster = replace(cluster, **{which: flops(shape, live, which) / alone_ms * 1e3})
     layer = Layer(head_dim, heads, settings["heads_kv"], settings["dtype"].itemsize)
-    split = choose(sharding, layer.heads_kv, layer.group, settings["split"])
-    found = simulate(sharding, layer, cluster, *split)
+    split = settings["split"]
+    parts = part_count(sharding, layer.heads_kv, layer.group, split)
+    found = simulate(sharding, layer, cluster, split, parts)
     return found[f"{which}_of_ideal"]
 
 
@@ -192,11 +187,10 @@ def rows_of(measured, common, cluster, seed):
     sharding, ranks, rows = measured.sharding, measured.comm.size, []
     kv_bytes = 2 * settings["heads_kv"] * settings["head_dim"] * settings["dtype"].itemsize
     shape, mask = measured.whole[0].shape, measured.mask
-    way = "{} {}".format(*measured.way)
     density = mask.count_nonzero() / mask.shape[0] / mask.shape[1]
     for name, (together, alone) in measured.calls().items():
         timing, one = measured.time(together), measured.time(alone)
-        row = common | {"pass": name, "ranks": ranks, "split": way} | timing.columns
+        row = common | {"pass": name, "ranks": ranks, "split": settings["split"]} | timing.columns
         row["predicted_of_ideal"] = None
         row |= {"alone_ms": one.median, "of_ideal": one.median / ranks / timing.median}
         if measured.backend.device == "cuda":

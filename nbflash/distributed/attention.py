@@ -30,7 +30,7 @@ def attention(
     seed: Seed = None,
     return_lse: bool = False,
     stages: int | None = None,
-    split: str = "auto",
+    split: str = "ranks",
     impl: str = "auto",
 ) -> Array:
     """`nbflash.attention` of a sequence of which each rank has a part. All ranks call it together.
@@ -51,11 +51,11 @@ def attention(
     stages : int, optional
         Number of parts in which the other ranks' keys arrive while the parts before are computed;
         default as many as a model finds fastest, at most 4.
-    split : {"auto", "ranks", "heads"}
+    split : {"ranks", "heads"}
         What arrives together: all heads of some ranks' keys, or all keys of some heads of K and V.
-        Ranks cost a merge for each part, heads wait for the first one. Heads are not split with a
-        score, dropout, or a mask that differs by batch or head. "auto" takes what a model finds
-        fastest; with ``stages`` it is "ranks".
+        With "ranks" a part costs a merge. With "heads" the first part is waited for, and kernels
+        have fewer rows: for masks like butterflies, of which more arrives than a merge can hide,
+        and long sequences. It takes no score, dropout, or mask that differs by batch or head.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def attention_backward(
     deterministic: bool = False,
     reduce: str = "wide",
     stages: int | None = None,
-    split: str = "auto",
+    split: str = "ranks",
     impl: str = "auto",
 ) -> tuple[ArrayT, KeysT, KeysT]:
     """Gradients of `attention` with respect to the rank's own q, k and v.

@@ -39,24 +39,23 @@ class HeadWalk:
         ``results``: dout, out, lse, and dlse or None.
         """
         call, xp = self._call, self._xp
-        dq, *of_keys = (xp.empty(x.shape, x.dtype) for x in (call.q, call.k, call.v))
+        whole = [xp.empty(x.shape, x.dtype) for x in (call.q, call.k, call.v)]
         for n, heads, k, v in self._arriving():
             q = call.q[:, :, heads]
             dout, out = (x[:, :, heads] for x in results[:2])
             lse, dlse = (x if x is None else x[:, heads] for x in results[2:])
             plan = self._plan.attention(0, q, k, v)
-            sums = xp.empty(k.shape, k.dtype), xp.empty(k.shape, k.dtype)
-            given = dout, q, k, v, out, lse, dlse, dq[:, :, heads], *sums
-            plan.write_backward(*given, None, deterministic)
-            self._give_back(n, sums, dtype)
+            dq, *of_keys = plan.run_backward(dout, q, k, v, out, lse, dlse, None, deterministic)
+            whole[0][:, :, heads] = dq
+            self._give_back(n, of_keys, dtype)
         self._start(len(self._plan.slices))[0].wait()
         for n, (own, parts) in self._sums.items():
             for target, index in self._stage.sends.index.items():
                 for total, part in zip(own, parts[target], strict=True):
                     add_into(total, part, index.of(total))
-            for whole, total in zip(of_keys, own, strict=True):
-                whole[:, :, self._plan.slices[n]] = total.astype(whole.dtype, copy=False)
-        return dq, *of_keys
+            for x, total in zip(whole[1:], own, strict=True):
+                x[:, :, self._plan.slices[n]] = total.astype(x.dtype, copy=False)
+        return tuple(whole)
 
     def _arriving(self):
         """Each slice: its number, its heads of Q, and its K and V, in the order of the sequence."""
@@ -89,16 +88,17 @@ class HeadWalk:
             receives.append(parts)
         return pairs(sends), pairs(receives), wholes
 
-    def _give_back(self, n, sums, dtype):
+    def _give_back(self, n, of_keys, dtype):
         """GroupReduce of a slice, to be sent with the next exchange: dK and dV of all its keys."""
         stage, rank = self._stage, self._call.comm.rank
-        sends = pairs([stage.receives.cut(x.astype(dtype, copy=False)) for x in sums])
+        sends = pairs([stage.receives.cut(x.astype(dtype, copy=False)) for x in of_keys])
         own = sends.pop(rank, None)
         if own is None:
-            own = [x[:, :0] for x in sums]
+            own = [x[:, :0] for x in of_keys]
         own = [self._call.summed(x, len(stage.sends.ranks)) for x in own]
         rooms = [
-            stage.sends.room(self._xp, len(x), x.shape[2:], dtype, in_place=False)[1] for x in sums
+            stage.sends.room(self._xp, len(x), x.shape[2:], dtype, in_place=False)[1]
+            for x in of_keys
         ]
         receives = pairs(rooms)
         self._sums[n] = own, receives

@@ -11,7 +11,7 @@ import masks
 from nbflash import __version__
 from nbflash.distributed.placed_score import placed
 from nbflash.distributed.sharding import positive
-from nbflash.distributed.stages import all_keys, check_split, choose, stages_of
+from nbflash.distributed.stages import all_keys, check_split, part_count, stages_of
 from nbflash.inputs.arrays import library, signature
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
@@ -52,8 +52,8 @@ class RankPlan:
         self._rank = rank
         heads_kv, self.slices = self.problem.heads_kv, []
         self.group = self.problem.heads // heads_kv
-        split = check_split(split, count, heads_kv, self._why_not_heads(sharding))
-        split, parts = choose(sharding, heads_kv, self.group, split, count)
+        check_split(split, count, heads_kv, self._why_not_heads(sharding))
+        parts = count or part_count(sharding, heads_kv, self.group, split)
         if split == "heads":
             self.stages = [all_keys(sharding, rank)]
             width = heads_kv // parts

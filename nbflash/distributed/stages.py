@@ -42,45 +42,38 @@ def groups(ranks, count):
 
 
 def check_split(split, count, heads_kv, why_not):
-    """``split`` as it can be: "auto" is "ranks" where heads cannot be split, or stages are counted.
-
-    Raises
-    ------
-    ValueError
-        If it is no such word, or heads are to be split and cannot be.
-    """
-    if split not in ("auto", "ranks", "heads"):
-        raise ValueError(f"split must be 'auto', 'ranks' or 'heads', got {split!r}")
+    """Raise ValueError if ``split`` is no such word, or heads are to be split and cannot be."""
+    if split not in ("ranks", "heads"):
+        raise ValueError(f"split must be 'ranks' or 'heads', got {split!r}")
     if split == "heads" and why_not:
         raise ValueError(f"split='heads' does not take {', '.join(why_not)}: take 'ranks'")
     if split == "heads" and count and heads_kv % count:
         raise ValueError(f"stages must divide the {heads_kv} heads of k and v, got {count}")
-    return "ranks" if split == "auto" and (why_not or count) else split
 
 
 @functools.lru_cache(maxsize=64)
-def choose(sharding, heads_kv, group, split="auto", count=None):
-    """How a call is split, "ranks" or "heads", and into how many parts, the same on all ranks.
+def part_count(sharding, heads_kv, group, split):
+    """How many parts a call is split into where nobody says it, the same on all ranks.
 
     Parameters
     ----------
     sharding : nbflash.distributed.Sharding
     heads_kv, group : int
         Heads of K and V, and those of Q to one of them.
-    split : {"auto", "ranks", "heads"}
-    count : int, optional
-        Parts: stages besides the first, or slices of heads. Else those that make forward and
-        backward the shortest by a model.
+    split : {"ranks", "heads"}
+
+    Returns
+    -------
+    int
+        Stages besides the first, or slices of heads: those that make forward and backward the
+        shortest by a model, at most `STAGES`.
     """
-    ranks = sharding.ranks
-    most = max(2, min(STAGES, ranks - 1) + 1)
-    ways = [("ranks", n) for n in range(1, most)]
-    ways += [("heads", n) for n in range(1, STAGES + 1) if heads_kv % n == 0]
-    ways = [way for way in ways if split in ("auto", way[0])]
-    if count:
-        return split, count
-    time = functools.partial(_time, *_loads(sharding, group))
-    return min(ways, key=lambda way: time(*way))
+    if split == "ranks":
+        counts = range(1, max(2, min(STAGES, sharding.ranks - 1) + 1))
+    else:
+        counts = [n for n in range(1, STAGES + 1) if heads_kv % n == 0]
+    loads = _loads(sharding, group)
+    return min(counts, key=lambda count: _time(*loads, split, count))
 
 
 def _loads(sharding, group):

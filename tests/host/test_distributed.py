@@ -12,7 +12,7 @@ import nbflash
 from nbflash import distributed, reference, scores
 from nbflash.distributed import Sharding, gather, rank_plan, run, scatter
 from nbflash.distributed.communicator import messages
-from nbflash.distributed.stages import choose, stages_of
+from nbflash.distributed.stages import part_count, stages_of
 from nbflash.testing import (
     assert_within_reference,
     low_precision,
@@ -157,14 +157,22 @@ def test_stages_by_what_arrives():
     }
     for name, (mask, ranks, group, expected) in counts.items():
         sharding = Sharding.of(mask, ranks, 1024)
-        assert choose(sharding, 1, group, "ranks") == ("ranks", expected), name
+        assert part_count(sharding, 1, group, "ranks") == expected, name
         stages = stages_of(sharding, 0, expected)
         assert len(stages) == 1 + min(expected, ranks - 1), name
 
 
-def test_keys_of_all_stages_are_on_their_way_from_the_start():
-    """And messages begin before the kernels that follow: keys at once, gradients stage by stage."""
-    sharding, inputs = Sharding.of(masks.dense(128), 4, TILE), make_inputs(1, 128, 128, 2, 1, 8)
+def test_slices_of_heads_by_what_arrives():
+    """None where there is little work; as many as divide the heads, at most, where keys are many."""
+    butterfly = Sharding.of(masks.butterfly(1 << 16, 128), 4, 128)
+    assert part_count(butterfly, 4, 4, "heads") == 4
+    assert part_count(butterfly, 6, 4, "heads") == 3
+    assert part_count(butterfly, 1, 4, "heads") == 1
+    assert part_count(Sharding.of(masks.causal(1024), 2, 128), 4, 4, "heads") == 1
+
+
+def logged(sharding, inputs, how):
+    """Of every rank, forward and backward: messages that each exchange sends, and begun ones."""
 
     def on_rank(comm):
         log = []
@@ -173,7 +181,7 @@ def test_keys_of_all_stages_are_on_their_way_from_the_start():
             rank, size, agree = comm.rank, comm.size, comm.agree
 
             def exchange(self, sends, receives):
-                log.append(("sent", len(sends)))
+                log.append(("sent", sum(1 for _ in messages(sends))))
                 return Watched(comm.exchange(sends, receives))
 
         class Watched:
@@ -184,16 +192,31 @@ def test_keys_of_all_stages_are_on_their_way_from_the_start():
                 log.append("begun")
 
         own = [scatter(x, sharding, comm.rank) for x in inputs[:4]]
-        results = distributed.attention(*own[:3], sharding, Logged(), stages=3, return_lse=True)
+        results = distributed.attention(*own[:3], sharding, Logged(), return_lse=True, **how)
         forward = list(log)
         log.clear()
-        distributed.attention_backward(own[3], *own[:3], *results, sharding, Logged(), stages=3)
+        distributed.attention_backward(own[3], *own[:3], *results, sharding, Logged(), **how)
         return forward, log
 
-    cast = [("sent", 1)] * 3 + ["begun"]
-    for forward, backward in run(on_rank, 4):
+    return run(on_rank, sharding.ranks)
+
+
+def test_keys_of_all_stages_are_on_their_way_from_the_start():
+    """And messages begin before the kernels that follow: keys at once, gradients stage by stage."""
+    inputs = make_inputs(1, 128, 128, 2, 1, 8)
+    cast = [("sent", 2)] * 3 + ["begun"]
+    for forward, backward in logged(Sharding.of(masks.dense(128), 4, TILE), inputs, {"stages": 3}):
         assert forward == cast
-        assert backward == cast + [("sent", 1), "begun"] * 3
+        assert backward == cast + [("sent", 2), "begun"] * 3
+
+
+def test_a_slice_of_heads_is_on_its_way_before_the_one_before_is_computed():
+    """With it go the gradients of the slice before that; what is left goes back at the end."""
+    inputs, how = make_inputs(1, 128, 128, 6, 3, 8), {"split": "heads", "stages": 3}
+    keys, both, gradients = ("sent", 2), ("sent", 4), ("sent", 2)
+    for forward, backward in logged(Sharding.of(masks.dense(128), 2, TILE), inputs, how):
+        assert forward == [keys, keys, "begun", keys, "begun"]
+        assert backward == [keys, keys, "begun", both, "begun", gradients, "begun", gradients]
 
 
 def test_dropout_drops_what_it_does_on_one_process():
@@ -360,7 +383,7 @@ def test_a_warm_call_plans_nothing(monkeypatch):
         np.testing.assert_array_equal(a, b)
     assert planned == []
     over_ranks(sharding, inputs, {"scale": 0.4})
-    assert planned.count("plan_of") == 2  # of two ranks
+    assert planned.count("plan_of") == 4  # of two ranks, two stages
 
 
 def test_equal_shardings_share_what_is_planned():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import masks
-from nbflash import distributed
+from nbflash import distributed, scores
 from nbflash.distributed import Sharding, run
 from nbflash.testing import make_qkv
 
@@ -168,6 +168,12 @@ def alone(**options):
         ({"stages": 0}, "stages must be at least 1, got 0"),
         ({"backward": True, "reduce": "float32"}, "reduce must be 'wide' or 'input', got 'float32"),
         ({"dropout": 0.5}, "seed must be given with dropout"),
+        ({"split": "keys"}, "split must be 'ranks' or 'heads', got 'keys'"),
+        ({"split": "heads", "stages": 2}, "stages must divide the 1 heads of k and v, got 2"),
+        (
+            {"split": "heads", "dropout": 0.5, "seed": 1, "score": scores.softcap(2.0)},
+            "split='heads' does not take score=, dropout=: take 'ranks'",
+        ),
     ],
 )
 def test_options_that_are_refused(options, match):

@@ -17,7 +17,7 @@ from nbflash import distributed
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     sweep = sweeps.load("distributed")
-    sweep["cpu"] |= {"head_dim": 8, "heads": 2, "split": "auto", "heads_kv": 1, "tile": 32}
+    sweep["cpu"] |= {"head_dim": 8, "heads": 2, "split": "ranks", "heads_kv": 1, "tile": 32}
     sweep["cpu"]["quick"] = {"rounds": 1, "weak": [96], "strong": [128]}
     found = {"distributed": sweep, "cluster": sweeps.load("cluster")}
     monkeypatch.setattr("experiments.commands.distributed.load", found.get)
@@ -70,7 +70,7 @@ def test_the_prediction_is_at_the_rate_of_one_rank(which):
     free |= dict.fromkeys(("launch", "latency", "message"), 0.0)
     cluster = replace(cluster_of(sweep, "documents"), **free)
     sharding = distributed.Sharding.of(masks.documents([3000, 1000, 5000], causal=True), 4, 128)
-    settings = {"split": "auto", "heads_kv": 2, "dtype": np.dtype(np.float16)}
+    settings = {"split": "ranks", "heads_kv": 2, "dtype": np.dtype(np.float16)}
     given = sharding, (1, 9000, 8, 64), settings, which, 36_000.0
     assert predicted(*given, cluster) == pytest.approx(1 / sharding.balance)
     slower = predicted(*given, replace(cluster, launch=1.0))
