@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal, overload
 
 import torch
@@ -14,7 +13,8 @@ from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag
 from nbflash.scores import Score
 from nbflash.torch import autograd
-from nbflash.torch.handles import handle_of
+from nbflash.torch.handles import constant, handle_of
+from nbflash.torch.late_masks import DOCUMENTS, LateMask, documents
 from nbflash.torch.scores import TensorScore, stages_of
 
 _LAYOUTS = ("bshd", "bhsd")
@@ -128,10 +128,12 @@ def attention(
     for x in arrays:
         if x.device != q.device:
             raise ValueError(f"score has a tensor on {x.device} but q is on {q.device}")
-    mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
+    mask, late = _split(mask, q.shape[2])
     handle = handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
     seed = _seed_tensor(seed, dropout, q.device)
-    out, lse = autograd.attention(q, k, v, arrays, seed, handle, return_lse)
+    if late is not None:
+        arrays = *arrays, *late
+    out, lse = autograd.attention(q, k, v, arrays, seed, handle, return_lse, late is not None)
     out = out.transpose(1, 2) if layout == "bhsd" else out
     return (out, lse) if return_lse else out
 
@@ -173,26 +175,42 @@ def varlen_attention(
         _check_tensor(name, x)
         if x.ndim != 3:
             raise ValueError(f"{name} must have 3 axes (total, heads, head_dim), got {x.shape}")
-    starts = _integers("cu_seqlens_q", cu_seqlens_q)
-    of_keys = starts if cu_seqlens_k is None else _integers("cu_seqlens_k", cu_seqlens_k)
-    mask = _documents(starts, of_keys, check_flag("causal", causal))
+    check_flag("causal", causal)
+    mask = _documents(cu_seqlens_q, cu_seqlens_k, causal)
     out, lse = attention(q[None], k[None], v[None], mask, return_lse=True, **options)
     return (out[0], lse[0]) if return_lse else out[0]
 
 
-@torch.compiler.assume_constant_result
+def _split(mask, heads):
+    """A mask and None, or the maker and the tensors of a `LateMask`."""
+    if isinstance(mask, LateMask):
+        return mask.maker, mask.tensors
+    if isinstance(mask, BlockMap):
+        return _held_now(mask, heads), None
+    return mask, None
+
+
+@torch.compiler.disable(reason="what a BlockMap holds may change: make a mask of it outside")
+def _held_now(block_map, heads):
+    return as_mask(block_map, heads)
+
+
+def _documents(starts_q, starts_k, causal):
+    if not torch.compiler.is_compiling():
+        starts_q = _integers("cu_seqlens_q", starts_q)
+        starts_k = starts_q if starts_k is None else _integers("cu_seqlens_k", starts_k)
+        return documents(starts_q, starts_k, causal)
+    starts_q = torch.as_tensor(starts_q).cpu()
+    starts_k = starts_q if starts_k is None else torch.as_tensor(starts_k).cpu()
+    return LateMask(DOCUMENTS[constant(causal)], (starts_q, starts_k))
+
+
 def _integers(name, x):
     x = x.tolist() if isinstance(x, torch.Tensor) else x
     try:
         return tuple(map(int, x))
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be integers, got {x!r}") from error
-
-
-@torch.compiler.assume_constant_result
-@functools.lru_cache(maxsize=256)
-def _documents(starts_q, starts_k, causal):
-    return masks.documents_from_cu_seqlens(list(starts_q), list(starts_k), causal=causal)
 
 
 def check_layout(layout):
@@ -228,6 +246,9 @@ def _seed_tensor(seed, dropout, device):
     if isinstance(seed, torch.Tensor):
         return seed
     if seed is not None:
+        if torch.compiler.is_compiling():
+            pair = isinstance(seed, list | tuple)
+            seed = tuple(constant(x) for x in seed) if pair else constant(seed)
         return torch.tensor(_words(seed), dtype=torch.int64)
     if check_dropout(dropout) == 0:
         return None

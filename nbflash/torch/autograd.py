@@ -37,11 +37,15 @@ def is_eager(tensors) -> bool:
     return True
 
 
-def attention(q, k, v, arrays, seed, handle, with_lse=True):
-    """``(out, lse)``, differentiable; without ``with_lse`` the second may hold nothing."""
+def attention(q, k, v, arrays, seed, handle, with_lse=True, is_late=False):
+    """``(out, lse)``, differentiable; without ``with_lse`` the second may hold nothing.
+
+    ``is_late``: the mask is made when the operator runs, see `nbflash.torch.late_masks`.
+    """
     run = operators.attention if with_lse else operators.attention_alone
+    operator = ops.late_attention if is_late else ops.attention
     given = (q, k, v), arrays, seed, handle
-    return _call(ops.attention.default, run, operators.attention, Attention, *given)
+    return _call(operator.default, run, operators.attention, Attention, *given)
 
 
 def _call(operator, run, run_to_learn, function, tensors, arrays, seed, handle):
@@ -91,13 +95,16 @@ class Attention(Function):
             return (None,) * (6 + len(arrays))
         dout = torch.zeros_like(out) if dout is None else dout
         given = (dout, q, k, v, out, lse, dlse), arrays, seed, ctx.handle
+        late = ctx.spec.late is not None
         needed, gradients, of_arrays = ctx.needs_input_grad, (None,) * 3, [None] * len(arrays)
         if any(needed[1:4]):
-            operator, run = ops.attention_backward.default, operators.attention_backward
-            gradients = _call(operator, run, run, _Backward, *given)
+            operator = ops.late_attention_backward if late else ops.attention_backward
+            run = operators.attention_backward
+            gradients = _call(operator.default, run, run, _Backward, *given)
         if any(needed[6:]):
-            operator, run = ops.score_backward.default, operators.score_backward
-            made = iter(_call(operator, run, run, _Backward, *given))
+            operator = ops.late_score_backward if late else ops.score_backward
+            run = operators.score_backward
+            made = iter(_call(operator.default, run, run, _Backward, *given))
             of_arrays = [next(made) if has else None for has in ctx.spec.has_gradient]
         return None, *gradients, None, None, *of_arrays
 
@@ -153,13 +160,16 @@ def _of_operator(name, function, has_list=False):
 
     def autograd(*given):
         *tensors, arrays, seed, handle = given
-        results = function.apply(run, *tensors, seed, handle, *arrays)
+        transformed = torch._C._are_functorch_transforms_active()
+        chosen = function.transformed if transformed else function
+        results = chosen.apply(run, *tensors, seed, handle, *arrays)
         return list(results) if has_list else results
 
     operators.library.impl(name, autograd, "Autograd")
     torch.library.register_vmap(f"nbflash::{name}", _no_vmap, lib=operators.library)
 
 
-_of_operator("attention", Attention)
-_of_operator("attention_backward", _Backward)
-_of_operator("score_backward", _Backward, has_list=True)
+for _prefix in ("", "late_"):
+    _of_operator(_prefix + "attention", Attention)
+    _of_operator(_prefix + "attention_backward", _Backward)
+    _of_operator(_prefix + "score_backward", _Backward, has_list=True)

@@ -13,6 +13,7 @@ import torch
 
 from nbflash.planning.cache import Cache
 from nbflash.torch import memory, scores
+from nbflash.torch.late_masks import Maker
 
 _numbers = itertools.count(1)
 _specs = weakref.WeakValueDictionary()
@@ -34,6 +35,8 @@ class Spec:
         Of the tensors of the score.
     learned : list of bool
         Of the score's arrays with a gradient, whether they are tensors.
+    late : Maker or None
+        What makes the mask of the last ``late.count`` tensors, behind those of the score.
     """
 
     def __init__(self, given, stages, dropout, deterministic):
@@ -43,6 +46,16 @@ class Spec:
         self.learned = [learned for stage in stages or () for learned in stage.learned]
         if stages is not None and not self.has_gradient:
             self._made[None] = scores.build(stages, ()), ()
+        self.late = given[0] if isinstance(given[0], Maker) else None
+        if self.late is not None:
+            self.has_gradient += [False] * self.late.count
+
+    def mask_and_arrays(self, nq, nk, tensors):
+        """The mask of a call, and those of its tensors that belong to the score."""
+        if self.late is None:
+            return self.given[0], tensors
+        first = len(tensors) - self.late.count
+        return self.late.mask(nq, nk, *tensors[first:]), tensors[:first]
 
     def score(self, tensors, dtype):
         """The `nbflash.scores.Score` of a call whose score has these tensors.
@@ -74,9 +87,26 @@ def _room_for(x, dtype):
     return torch.empty(x.shape, dtype=kept, device=x.device)
 
 
-@torch.compiler.assume_constant_result
+def constant(x):
+    """A number that torch.compile may keep as a symbol, as a constant: it looks again."""
+    if isinstance(x, int | float):
+        return next(iter({x: None}))  # to hash a symbol makes it a constant
+    return x
+
+
 def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl):
     """The handle of a call."""
+    if torch.compiler.is_compiling():
+        if isinstance(window, list | tuple):
+            window = tuple(constant(x) for x in window)
+        causal, scale, dropout = constant(causal), constant(scale), constant(dropout)
+        return _handle_in_graph(
+            mask, causal, window, scale, stages, dropout, deterministic, impl
+        )
+    return _spec(mask, causal, window, scale, stages, dropout, deterministic, impl).handle
+
+
+def _spec(mask, causal, window, scale, stages, dropout, deterministic, impl):
     window = tuple(window) if isinstance(window, list) else window
     types = type(causal), type(scale), type(dropout)  # 1 == True, but only one of them is right
     key = mask, causal, window, scale, stages, dropout, deterministic, impl, types
@@ -85,8 +115,13 @@ def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
         spec = Spec((mask, causal, window, scale, impl), stages, dropout, deterministic)
         _specs[spec.handle] = spec
         _recent.put(key, spec)
-    if torch.compiler.is_compiling():
-        _compiled.add(spec)  # a graph knows the number alone
+    return spec
+
+
+@torch.compiler.assume_constant_result
+def _handle_in_graph(*given):
+    spec = _spec(*given)
+    _compiled.add(spec)  # a graph knows the number alone
     return spec.handle
 
 

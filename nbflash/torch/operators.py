@@ -1,6 +1,7 @@
 """The custom operators ``nbflash::attention``, its two backward passes, and ``nbflash::decode``.
 
 They take q, k and v as (batch, seqlen, heads, head_dim), and what else there is by a handle.
+``nbflash::late_attention`` and its passes are the same under masks that are made when they run.
 Compiled graphs and torch's transforms have the operators; in eager mode `nbflash.torch.autograd`
 calls the functions here that they run.
 """
@@ -23,13 +24,32 @@ _BACKWARD = (
 )
 
 
-def define(schema):
-    """Define an operator; what is decorated runs it on the CPU and on CUDA devices."""
+# Their masks are planned in every call, on the host.
+_LATE_TAGS = [getattr(torch.Tag, x) for x in ("cudagraph_unsafe",) if hasattr(torch.Tag, x)]
+
+
+def define(schema, *, late=False):
+    """Define an operator; what is decorated runs it on the CPU and on CUDA devices.
+
+    ``late``: also a second one, ``late_`` before its name.
+    """
 
     def register(fn):
-        library.define(schema)
-        for key in ("CPU", "CUDA"):
-            library.impl(schema.partition("(")[0], fn, key)
+        for prefix, tags in (("", ()), ("late_", _LATE_TAGS))[: 1 + late]:
+            library.define(prefix + schema, tags=tags)
+            for key in ("CPU", "CUDA"):
+                library.impl(prefix + schema.partition("(")[0], fn, key)
+        return fn
+
+    return register
+
+
+def _fake(name):
+    """What is decorated gives the shapes of an operator's results, and of its late twin's."""
+
+    def register(fn):
+        for prefix in ("", "late_"):
+            torch.library.register_fake(f"nbflash::{prefix}{name}", fn, lib=library)
         return fn
 
     return register
@@ -38,8 +58,9 @@ def define(schema):
 def _plan(spec, q, k, v, tensors):
     """The plan of a call, with q, k and v as native arrays."""
     native = [native_of(with_rows(x)) for x in (q, k, v)]
+    mask, tensors = spec.mask_and_arrays(q.shape[1], k.shape[1], tensors)
     score = spec.score(tensors, q.dtype) if spec.stages else None
-    return lookup(*native, *spec.given, score, spec.dropout), native
+    return lookup(*native, mask, *spec.given[1:], score, spec.dropout), native
 
 
 def _seed(seed):
@@ -58,7 +79,8 @@ def new_results(q):
 
 @define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor[] arrays, Tensor? seed, int handle)"
-    " -> (Tensor out, Tensor lse)"
+    " -> (Tensor out, Tensor lse)",
+    late=True,
 )
 def attention(q, k, v, arrays, seed, handle):
     """``(out, lse)`` of `nbflash.attention`."""
@@ -76,7 +98,7 @@ def _forward(q, k, v, arrays, seed, handle, with_lse):
     return plan.run_forward(*native, None, _seed(seed), with_lse=with_lse)
 
 
-@define(f"attention_backward({_BACKWARD}) -> (Tensor dq, Tensor dk, Tensor dv)")
+@define(f"attention_backward({_BACKWARD}) -> (Tensor dq, Tensor dk, Tensor dv)", late=True)
 def attention_backward(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     """The gradients of q, k and v."""
     spec = spec_of(handle)
@@ -86,7 +108,7 @@ def attention_backward(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     return as_tensor(dq), as_tensor(dk), as_tensor(dv)
 
 
-@define(f"score_backward({_BACKWARD}) -> Tensor[]")
+@define(f"score_backward({_BACKWARD}) -> Tensor[]", late=True)
 def score_backward(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     """The gradients of the tensors of the score that have one."""
     spec = spec_of(handle)
@@ -104,17 +126,17 @@ def _results(dout, native, out, lse, dlse):
     return native_of(with_rows(dout)), *native, native_of(out), native_of(lse), dlse
 
 
-@torch.library.register_fake("nbflash::attention", lib=library)
+@_fake("attention")
 def _fake_attention(q, k, v, arrays, seed, handle):
     return new_results(q)
 
 
-@torch.library.register_fake("nbflash::attention_backward", lib=library)
+@_fake("attention_backward")
 def _fake_attention_backward(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
-@torch.library.register_fake("nbflash::score_backward", lib=library)
+@_fake("score_backward")
 def _fake_score_backward(dout, q, k, v, out, lse, dlse, arrays, seed, handle):
     has_gradient = spec_of(handle).has_gradient
     return [x.new_empty(x.shape) for x, has in zip(arrays, has_gradient, strict=True) if has]
