@@ -7,6 +7,7 @@ functions, modes, and subclasses of tensors.
 from __future__ import annotations
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import Function, forward_ad
 from torch.overrides import has_torch_function
 
@@ -20,6 +21,7 @@ _NO_VMAP = (
     "q, k and v"
 )
 _NO_SECOND = "nbflash: attention has no second derivatives"
+_NO_FORWARD = "nbflash: attention has no derivatives in forward mode (jvp, jacfwd, hessian)"
 
 
 def is_eager(tensors) -> bool:
@@ -108,6 +110,10 @@ class Attention(Function):
             of_arrays = [next(made) if has else None for has in ctx.spec.has_gradient]
         return None, *gradients, None, None, *of_arrays
 
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(_NO_FORWARD)
+
 
 def _keep(ctx, inputs, output):
     """What the backward pass needs."""
@@ -160,9 +166,13 @@ def _of_operator(name, function, has_list=False):
 
     def autograd(*given):
         *tensors, arrays, seed, handle = given
-        transformed = torch._C._are_functorch_transforms_active()
-        chosen = function.transformed if transformed else function
-        results = chosen.apply(run, *tensors, seed, handle, *arrays)
+        given = run, *tensors, seed, handle, *arrays
+        if torch._C._are_functorch_transforms_active():
+            # A transform in a graph has handed the call to here; Function.apply would hand it back.
+            with enable_single_level_autograd_function():
+                results = super(Function, function).apply(*given)
+        else:
+            results = function.apply(*given)
         return list(results) if has_list else results
 
     operators.library.impl(name, autograd, "Autograd")

@@ -100,9 +100,7 @@ def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
         if isinstance(window, list | tuple):
             window = tuple(constant(x) for x in window)
         causal, scale, dropout = constant(causal), constant(scale), constant(dropout)
-        return _handle_in_graph(
-            mask, causal, window, scale, stages, dropout, deterministic, impl
-        )
+        return _handle_in_graph(mask, causal, window, scale, stages, dropout, deterministic, impl)
     return _spec(mask, causal, window, scale, stages, dropout, deterministic, impl).handle
 
 

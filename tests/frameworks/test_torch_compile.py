@@ -1,0 +1,261 @@
+"""One graph, torch.compile(fullgraph=True): what else goes into it, and what it looks at again."""
+
+import numpy as np
+import pytest
+import torch
+from tensors import as_numpy, assert_same_bits, of_core, qkv, sdpa
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+import masks
+import nbflash
+from nbflash import torch as nt
+from nbflash.torch.handles import handle_of
+from nbflash.torch.late_masks import DOCUMENTS
+
+OPS = torch.ops.nbflash
+
+
+@pytest.fixture(autouse=True)
+def compiles_anew():
+    torch.compiler.reset()
+
+
+def compiled(function, **options):
+    """The function in one graph, and a counter of its compilations."""
+    counter = CompileCounterWithBackend("aot_eager")
+    return torch.compile(function, fullgraph=True, backend=counter, **options), counter
+
+
+def assert_as_eager(function, given, learned, dout):
+    """A compiled function gives the results and gradients of the function itself."""
+    results = [f(*given) for f in (compiled(function)[0], function)]
+    torch.testing.assert_close(*results)
+    got, want = (torch.autograd.grad(out, learned, dout) for out in results)
+    torch.testing.assert_close(got, want)
+
+
+STARTS = [[0, 10, 40], [0, 25, 40], [0, 0, 39, 40]]
+KINDS = {"list": list, "int32": lambda x: torch.tensor(x, dtype=torch.int32), "numpy": np.array}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_sequences_are_read_when_a_graph_runs(kind):
+    q, k, v, dout = qkv(1, 40, 40)
+
+    def layer(q, k, v, starts):
+        out = nt.varlen_attention(q[0], k[0], v[0], starts, causal=True, return_lse=True)
+        return [x[None] for x in out]
+
+    run, counter = compiled(layer)
+    for starts in STARTS:
+        out, lse = run(q, k, v, kind(starts))
+        got = out, lse, *torch.autograd.grad(out, (q, k, v), dout)
+        mask = masks.documents_from_cu_seqlens(starts, causal=True)
+        assert_same_bits(got, of_core(q, k, v, dout, mask))
+    assert counter.frame_count == (3 if kind is list else 2)  # by the number of sequences
+
+
+def test_sequences_of_any_length_by_one_graph():
+    run, counter = compiled(nt.varlen_attention, dynamic=True)
+    counts = []
+    for n in (40, 33, 70):
+        q, k, v, dout = qkv(1, n, n + 5)
+        starts, of_keys = torch.tensor([0, n // 2, n]), torch.tensor([0, 3, n + 5])
+        out = run(q[0], k[0], v[0], starts, of_keys)
+        mask = masks.documents_from_cu_seqlens(starts.tolist(), of_keys.tolist())
+        want = of_core(q, k, v, dout, mask)
+        got = torch.autograd.grad(out, (q, k, v), dout[0])
+        for a, b in zip((out[None], *got), (want[0], *want[2:]), strict=True):
+            assert np.array_equal(as_numpy(a), b)
+        counts.append(counter.frame_count)
+    assert len(set(counts)) == 1
+
+
+def test_sequences_with_a_learned_score_and_dropout():
+    q, k, v, dout = qkv(1, 40, 40)
+    table = torch.randn(4, 9, dtype=q.dtype, requires_grad=True)
+
+    def layer(q, k, v, table, starts):
+        options = {"score": nt.scores.relative(table), "dropout": 0.25, "seed": 3}
+        return nt.varlen_attention(q[0], k[0], v[0], starts, **options)
+
+    learned = q, k, v, table
+    assert_as_eager(layer, (*learned, torch.tensor(STARTS[0])), learned, dout[0])
+
+
+def test_operators_of_late_masks_pass_opcheck():
+    q, k, v, dout = qkv(1, 9, 9, 2, 1, 8)
+    table = torch.randn(2, 5, dtype=q.dtype, requires_grad=True)
+    score = nt.scores.relative(table)
+    handle = handle_of(DOCUMENTS[True], False, None, None, score.stages, 0.0, False, "auto")
+    given = q, k, v, [table, *2 * [torch.tensor([0, 4, 9])]], None, handle
+    torch.library.opcheck(OPS.late_attention.default, given)
+    out, lse = OPS.late_attention.default(*given)
+    tensors = [x.detach() for x in (dout, q, k, v, out, lse)]
+    given = *tensors, None, [x.detach() for x in given[3]], None, handle
+    torch.library.opcheck(OPS.late_attention_backward.default, given)
+    torch.library.opcheck(OPS.late_score_backward.default, given)
+    assert torch.Tag.cudagraph_unsafe in OPS.late_attention.default.tags
+
+
+def test_lengths_that_change():
+    run, counter = compiled(lambda q, k, v: nt.attention(q, k, v, causal=True, dropout=0.0))
+    for n in (33, 40, 7, 90):
+        q, k, v, _ = qkv(1, n, n)
+        assert torch.equal(run(q, k, v), nt.attention(q, k, v, causal=True))
+    assert counter.frame_count == 2  # of one length, and of any
+
+
+def test_numbers_that_change():
+    q, k, v, _ = qkv()
+
+    def layer(q, k, v, seed, scale, left):
+        window = left, 0
+        return nt.attention(q, k, v, dropout=0.5, seed=seed, scale=scale, window=window)
+
+    run, _ = compiled(layer)
+    for given in [
+        (1, 0.5, 3),
+        (2, 0.25, 4),
+        ((2**64 - 1, 5), 1.0, 5),
+        (torch.tensor([3, 4]), 1, 2),
+    ]:
+        assert torch.equal(run(q, k, v, *given), layer(q, k, v, *given))
+
+
+def test_seed_is_drawn_in_every_call():
+    q, k, v, _ = qkv()
+    run, counter = compiled(lambda q, k, v: nt.attention(q, k, v, dropout=0.5))
+    torch.manual_seed(3)
+    first, second = run(q, k, v), run(q, k, v)
+    torch.manual_seed(3)
+    assert torch.equal(run(q, k, v), first)
+    assert not torch.equal(first, second)
+    assert counter.frame_count == 1
+
+
+def test_decodes_from_a_cache_that_a_graph_fills():
+    q, k, v, _ = (x.detach() for x in qkv(2, 20, 20, dtype="float32"))
+    caches = [torch.full_like(x, torch.nan) for x in (k, v)]
+
+    def step(token, lengths, at):
+        for cache, x in zip(caches, (k, v), strict=True):
+            cache.index_copy_(1, at, x.index_select(1, at))
+        return nt.decode(q.index_select(1, at), *caches, lengths, return_lse=True)
+
+    run, counter = compiled(step)
+    for token in range(5):
+        lengths = torch.full((2,), token + 1, dtype=torch.int32)
+        out, lse = run(token, lengths, torch.tensor([token]))
+        arrays = [as_numpy(x) for x in (q[:, token : token + 1], k, v, lengths)]
+        for a, b in zip((out, lse), nbflash.decode(*arrays, return_lse=True), strict=True):
+            assert np.array_equal(as_numpy(a), b)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast(inside):
+    q, k, v, dout = qkv(dtype="float32")
+
+    def layer(q, k, v):
+        return nt.attention(q, k, v, causal=True)
+
+    def under(function):
+        def run(*given):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return function(*given)
+
+        return run
+
+    run = compiled(under(layer))[0] if inside else under(compiled(layer)[0])
+    out = run(q, k, v)
+    halves = [x.detach().bfloat16().requires_grad_() for x in (q, k, v)]
+    want = of_core(*halves, dout.bfloat16(), causal=True)
+    assert out.dtype == torch.bfloat16
+    assert np.array_equal(as_numpy(out), want[0])
+    got = torch.autograd.grad(out, (q, k, v), dout.bfloat16())
+    for a, b in zip(got, want[2:], strict=True):
+        assert np.array_equal(as_numpy(a), b.astype(np.float32))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_checkpointed(inside):
+    """A layer that draws its dropout's seed: a graph that checkpoints, and a checkpointed graph."""
+    q, k, v, dout = qkv()
+
+    def layer(q, k, v):
+        return torch.sin(nt.attention(2 * q, k, v, causal=True, dropout=0.5))
+
+    def run(q, k, v):
+        return checkpoint(layer if inside else graph, q, k, v, use_reentrant=False)
+
+    graph, _ = compiled(run if inside else layer)
+    results = []
+    for function in (graph if inside else run, layer):
+        torch.manual_seed(7)
+        out = function(q, k, v)
+        torch.rand(3)
+        results.append((out, *torch.autograd.grad(out, (q, k, v), dout)))
+    torch.testing.assert_close(*results)
+
+
+def test_sinks_and_merged_parts():
+    q, k, v, dout = qkv()
+    sink = torch.randn(4, dtype=q.dtype, requires_grad=True)
+
+    def layer(q, k, v, sink):
+        parts = [
+            nt.attention(q, k[:, part], v[:, part], return_lse=True)
+            for part in (slice(20), slice(20, 33))
+        ]
+        return nt.merge_sink(*nt.merge(*parts[0], *parts[1]), sink)[0]
+
+    assert_as_eager(layer, (q, k, v, sink), (q, k, v, sink), dout)
+    want = sdpa(q, k, v)
+    torch.testing.assert_close(layer(q, k, v, sink), nt.merge_sink(*want, sink)[0])
+
+
+def test_gradients_of_any_strides():
+    q, k, v, dout = qkv()
+    run, _ = compiled(lambda q, k, v: nt.attention(q, k, v, causal=True))
+    expanded = torch.tensor(0.5, dtype=q.dtype).expand_as(dout)
+    for given in (expanded, dout.transpose(1, 3).contiguous().transpose(1, 3)):
+        got = torch.autograd.grad(run(q, k, v), (q, k, v), given)
+        want = of_core(q, k, v, given.contiguous(), causal=True)[2:]
+        assert all(np.array_equal(as_numpy(a), b) for a, b in zip(got, want, strict=True))
+
+
+def test_of_functions():
+    q, k, v, _ = (x.detach() for x in qkv())
+    gradient = torch.func.grad(lambda q: nt.attention(q, k, v).sin().sum())
+    assert torch.equal(compiled(gradient)[0](q), gradient(q))
+
+
+def test_vmap_is_refused():
+    q, k, v, _ = (x.detach() for x in qkv())
+    mapped = torch.func.vmap(lambda q: nt.attention(q, k, v))
+    with pytest.raises(TorchDynamoException, match="fold the mapped axis into the batch"):
+        compiled(mapped)[0](q[None])
+
+
+def test_second_derivatives_are_refused():
+    q, k, v, _ = qkv()
+    out = compiled(nt.attention)[0](q, k, v)
+    (dq,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        dq.sum().backward()
+
+
+def test_block_maps_stay_outside():
+    """Else their contents would be those of the first call."""
+    q, k, v, _ = qkv()
+    indices = torch.zeros(1, 1, 3, 1, dtype=torch.int32)
+    chosen = nbflash.BlockMap(indices, shape=(33, 33), block=(16, 8))
+    with pytest.raises(TorchDynamoException, match="make a mask of it outside"):
+        compiled(lambda q, k, v: nt.attention(q, k, v, chosen))[0](q, k, v)
+    run = torch.compile(lambda q, k, v: nt.attention(q, k, v, chosen), backend="eager")
+    for block in range(3):
+        indices.fill_(block)
+        assert torch.equal(run(q, k, v), nt.attention(q, k, v, chosen))
