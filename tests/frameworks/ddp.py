@@ -1,6 +1,6 @@
 """Two processes of DistributedDataParallel: the gradients of a layer, as one process has them."""
 
-import sys
+import argparse
 
 import torch
 import torch.distributed as dist
@@ -21,16 +21,25 @@ class Layer(nn.Module):
         return self.attention(*self.qkv(x).unflatten(-1, (3, 2, 16)).unbind(2))
 
 
-def main(rank, meeting):
-    device = sys.argv[3] if len(sys.argv) > 3 else "cpu"
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=f"file://{meeting}",
-        rank=rank,
-        world_size=2,
-    )
-    place = torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
+def meet():
+    """Find the other process by a file: which one this is, and where it computes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rank", type=int, choices=[0, 1])
+    parser.add_argument("meeting")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    given = parser.parse_args()
+    rank, meeting, device = given.rank, given.meeting, given.device
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=2)
     torch.manual_seed(0)
+    if device != "cuda":
+        return rank, torch.device(device)
+    torch.cuda.set_device(rank)
+    return rank, torch.device(device, rank)
+
+
+def main():
+    rank, place = meet()
     model = Layer().to(place)
     x = torch.randn(4, 17, 32, dtype=torch.float64).to(place)
     alone = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
@@ -43,4 +52,4 @@ def main(rank, meeting):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main()
