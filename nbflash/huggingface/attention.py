@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
-import numpy as np
 import torch
 
 import masks
-from masks.interval import Interval
+from nbflash.huggingface.in_graph import causal_end, decoded, late_mask
 from nbflash.huggingface.mask_functions import ModelMask, from_tensor, shared
 from nbflash.inputs.decode_problem import MAX_QUERIES
-from nbflash.torch import attention, decode, merge_sink, scores
+from nbflash.torch import attention, merge_sink, scores
+from nbflash.torch.late_masks import documents
 
 OVERRIDE = "nbflash_mask"  # attribute of a module, see `nbflash.huggingface.sparsify`
 
@@ -58,30 +56,35 @@ def attention_of(
             raise ValueError(f"nbflash has no {name}: set attn_implementation='eager' for it")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     nq, nk, head_dim = q.shape[1], k.shape[1], v.shape[-1]
-    mask, bias = _mask_and_bias(module, attention_mask, is_causal, nq, nk)
-    if (starts := kwargs.get("cu_seq_lens_q")) is not None:
-        mask = _in_sequences(mask, starts, kwargs.get("cu_seq_lens_k"))
-    if (override := getattr(module, OVERRIDE, None)) is not None:
-        mask = shared(mask & rows_of(override, nq, nk))
     if head_dim < q.shape[-1]:
         v = torch.nn.functional.pad(v, (0, q.shape[-1] - head_dim))
+    starts = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    override = getattr(module, OVERRIDE, None)
+    kind, given, bias = _kind_of(module, attention_mask, is_causal, nq, nk)
     score = _score(softcap, position_bias, bias)
-    end = None if score is not None or dropout or _learns(q, k, v) else _causal_end(mask)
-    if end is not None and nq <= MAX_QUERIES:
-        lengths = torch.full((len(q),), end, dtype=torch.int32, device=q.device)
-        out, lse = decode(q, k, v, lengths, scale=scaling, return_lse=True)
+    decodes = nq <= MAX_QUERIES and score is None and not dropout and not _learns(q, k, v)
+    end = None
+    if torch.compiler.is_compiling():
+        mask = _in_graph(kind, given, override, starts, decodes)
     else:
-        given = {"scale": scaling, "score": score, "dropout": dropout}
-        out, lse = attention(q, k, v, mask, return_lse=True, **given)
+        mask = _now(kind, given, override, starts, nq, nk)
+        end = causal_end(mask) if decodes else None
+    if end is not None:
+        out, lse = decoded(q, k, v, end, scaling)
+    else:
+        options = {"scale": scaling, "score": score, "dropout": dropout}
+        out, lse = attention(q, k, v, mask, return_lse=True, **options)
     if s_aux is not None:
         out, _ = merge_sink(out, lse, s_aux)
     return out[..., :head_dim].contiguous(), None
 
 
-def _mask_and_bias(module, given, is_causal, nq, nk):
-    """What is attended, and what is added to the scores, or None."""
-    if isinstance(given, ModelMask | masks.Mask):
-        return getattr(given, "mask", given), None
+def _kind_of(module, given, is_causal, nq, nk):
+    """How a mask is given, as `LayerMask` calls it; what is given; and a bias, or None."""
+    if isinstance(given, ModelMask):
+        return "model", given, None
+    if isinstance(given, masks.Mask):
+        return "given", given, None
     if isinstance(given, torch.Tensor):
         if given.ndim != 4:
             raise ValueError(
@@ -90,46 +93,52 @@ def _mask_and_bias(module, given, is_causal, nq, nk):
             )
         given = given[..., :nk]
         if given.dtype == torch.bool:
-            return shared(from_tensor(given)), None
+            return "boolean", given, None
         hidden = given <= torch.finfo(given.dtype).min / 2
+        if torch.compiler.is_compiling():
+            return "boolean", ~hidden, given.masked_fill(hidden, 0)
         if bool((hidden | (given == 0)).all()):
-            return shared(from_tensor(~hidden)), None
-        return masks.dense(nq, nk), given
+            return "boolean", ~hidden, None
+        return "dense", None, given
     if given is not None:
         raise TypeError(f"attention_mask must be a masks.Mask or a tensor, got {type(given)}")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal or nq == 1:
-        return masks.dense(nq, nk), None
+        return "dense", None, None
     if nq != nk:
         raise ValueError(
             f"attention_mask must be given for {nq} queries and {nk} keys of a causal layer: "
             f"without it there is no saying which keys come first"
         )
-    return masks.causal(nq), None
+    return "causal", None, None
 
 
-def _in_sequences(mask, starts_q, starts_k):
-    starts_q = starts_q.tolist()
-    starts_k = starts_q if starts_k is None else starts_k.tolist()
-    return shared(mask & masks.documents_from_cu_seqlens(starts_q, starts_k))
+def _in_graph(kind, given, override, starts, decodes):
+    """The mask of a call that is compiled."""
+    starts_q, starts_k = starts
+    starts = () if starts_q is None else (starts_q, starts_q if starts_k is None else starts_k)
+    if kind == "model":
+        return late_mask(kind, None, (given.number,), override, starts, decodes)
+    if kind == "boolean":
+        return late_mask(kind, None, (given,), override, starts, decodes)
+    return late_mask(kind, given, (), override, starts, decodes)
 
 
-def rows_of(override, nq, nk):
-    """The mask of the last nq of nk tokens: of a function of (nq, nk), or of a square mask."""
-    if not isinstance(override, masks.Mask):
-        return override(nq, nk)
-    if override.shape == (nq, nk):
-        return override
-    if max(nq, nk) > min(override.shape):
-        raise ValueError(f"the mask of sparsify is {override.shape}, too small for {(nq, nk)}")
-    return _cut(override, nq, nk)
-
-
-@torch.compiler.assume_constant_result
-@functools.lru_cache(maxsize=64)
-def _cut(mask, nq, nk):
-    first = nk - nq
-    return masks.from_function(lambda q, kv: mask(q + first, kv), nq, nk)
+def _now(kind, given, override, starts, nq, nk):
+    """The mask of a call."""
+    starts_q, starts_k = (None if x is None else tuple(x.tolist()) for x in starts)
+    if kind == "model":
+        mask = given.mask
+    elif kind == "boolean":
+        mask = shared(from_tensor(given))
+    elif kind == "causal":
+        mask = masks.causal(nq)
+    else:
+        mask = masks.dense(nq, nk) if given is None else given
+    if starts_q is not None:
+        starts_k = starts_q if starts_k is None else starts_k
+        mask = shared(mask & documents(starts_q, starts_k, causal=False))
+    return mask if override is None else shared(mask & override.rows(nq, nk))
 
 
 def _score(softcap, *biases):
@@ -142,13 +151,3 @@ def _score(softcap, *biases):
 
 def _learns(*tensors):
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-
-@torch.compiler.assume_constant_result
-@functools.lru_cache(maxsize=256)
-def _causal_end(mask):
-    """One past the last query's own key, where every query attends all keys up to its own."""
-    if not isinstance(mask, Interval) or not mask.shape[0] or mask.lo.any():
-        return None
-    end = int(mask.hi[-1])
-    return end if (mask.hi == np.arange(end - mask.shape[0], end) + 1).all() else None

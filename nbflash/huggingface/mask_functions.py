@@ -7,6 +7,8 @@ Those are read, in O(N); any other function is evaluated for every query and key
 from __future__ import annotations
 
 import inspect
+import itertools
+import weakref
 
 import numpy as np
 import torch
@@ -18,6 +20,8 @@ from masks.interval import Interval
 from nbflash.planning.cache import Cache
 
 _known = Cache(clearable=True)
+_numbers = itertools.count(1)
+_held = weakref.WeakValueDictionary()
 
 
 class ModelMask(BlockMask):
@@ -29,12 +33,15 @@ class ModelMask(BlockMask):
     Attributes
     ----------
     mask : masks.Mask
+    number : Tensor
+        What stands for the mask in compiled graphs.
     shape : torch.Size
         (batch, 1, queries, keys).
     """
 
     def __init__(self, mask, batch):
         self.mask, self._size = mask, torch.Size((batch, 1, *mask.shape))
+        self.number = _number(mask)
 
     @property
     def shape(self):
@@ -56,11 +63,30 @@ class ModelMask(BlockMask):
     __str__ = __repr__
 
 
+def _number(mask):
+    """A tensor that keeps a mask as long as torch keeps the tensor, for a backward pass too."""
+    held = _Held(mask)
+    number = torch.tensor(held.number)
+    number.nbflash_held = held
+    return number
+
+
+class _Held:
+    def __init__(self, mask):
+        self.mask, self.number = mask, next(_numbers)
+        _held[self.number] = self
+
+
+def numbered_mask(number: int) -> masks.Mask:
+    """The mask that a number stands for."""
+    return _held[number].mask
+
+
 class _Unknown(Exception):
     """A function that is to be evaluated."""
 
 
-@torch.compiler.disable
+@torch.compiler.disable(reason="a mask is read on the host: nbflash.huggingface.mask_of outside")
 def mask_of(
     batch_size,
     q_length,

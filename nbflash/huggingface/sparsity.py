@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import masks
 from nbflash.huggingface.attention import OVERRIDE
+from nbflash.huggingface.in_graph import Override
 
 ModelT = TypeVar("ModelT")
 
@@ -38,7 +39,8 @@ def sparsify(
     if mask is not None and not isinstance(mask, masks.Mask) and not callable(mask):
         raise TypeError(f"mask must be a masks.Mask, a function or None, got {type(mask).__name__}")
     model.set_attn_implementation("nbflash")
+    override = None if mask is None else Override(mask)
     for name, module in model.named_modules():
         if where is None or where(name, module):
-            setattr(module, OVERRIDE, mask)
+            setattr(module, OVERRIDE, override)
     return model

@@ -14,7 +14,7 @@ from nbflash.inputs.problem import check_flag
 from nbflash.scores import Score
 from nbflash.torch import autograd
 from nbflash.torch.handles import constant, handle_of
-from nbflash.torch.late_masks import DOCUMENTS, LateMask, documents
+from nbflash.torch.late_masks import Documents, LateMask, documents
 from nbflash.torch.scores import TensorScore, stages_of
 
 _LAYOUTS = ("bshd", "bhsd")
@@ -128,12 +128,14 @@ def attention(
     for x in arrays:
         if x.device != q.device:
             raise ValueError(f"score has a tensor on {x.device} but q is on {q.device}")
-    mask, late = _split(mask, q.shape[2])
+    if isinstance(mask, BlockMap):
+        mask = _held_now(mask, q.shape[2])
     handle = handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
     seed = _seed_tensor(seed, dropout, q.device)
-    if late is not None:
-        arrays = *arrays, *late
-    out, lse = autograd.attention(q, k, v, arrays, seed, handle, return_lse, late is not None)
+    is_late = isinstance(mask, LateMask)
+    if is_late:
+        arrays = *arrays, *mask.tensors
+    out, lse = autograd.attention(q, k, v, arrays, seed, handle, return_lse, is_late)
     out = out.transpose(1, 2) if layout == "bhsd" else out
     return (out, lse) if return_lse else out
 
@@ -181,15 +183,6 @@ def varlen_attention(
     return (out[0], lse[0]) if return_lse else out[0]
 
 
-def _split(mask, heads):
-    """A mask and None, or the maker and the tensors of a `LateMask`."""
-    if isinstance(mask, LateMask):
-        return mask.maker, mask.tensors
-    if isinstance(mask, BlockMap):
-        return _held_now(mask, heads), None
-    return mask, None
-
-
 @torch.compiler.disable(reason="what a BlockMap holds may change: make a mask of it outside")
 def _held_now(block_map, heads):
     return as_mask(block_map, heads)
@@ -202,7 +195,7 @@ def _documents(starts_q, starts_k, causal):
         return documents(starts_q, starts_k, causal)
     starts_q = torch.as_tensor(starts_q).cpu()
     starts_k = starts_q if starts_k is None else torch.as_tensor(starts_k).cpu()
-    return LateMask(DOCUMENTS[constant(causal)], (starts_q, starts_k))
+    return LateMask(Documents, (constant(causal),), (starts_q, starts_k))
 
 
 def _integers(name, x):

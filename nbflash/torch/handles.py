@@ -13,7 +13,7 @@ import torch
 
 from nbflash.planning.cache import Cache
 from nbflash.torch import memory, scores
-from nbflash.torch.late_masks import Maker
+from nbflash.torch.late_masks import LateMask, Maker
 
 _numbers = itertools.count(1)
 _specs = weakref.WeakValueDictionary()
@@ -100,7 +100,9 @@ def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
         if isinstance(window, list | tuple):
             window = tuple(constant(x) for x in window)
         causal, scale, dropout = constant(causal), constant(scale), constant(dropout)
-        return _handle_in_graph(mask, causal, window, scale, stages, dropout, deterministic, impl)
+        make, given = (mask.make, mask.given) if isinstance(mask, LateMask) else (None, (mask,))
+        rest = causal, window, scale, stages, dropout, deterministic, impl
+        return _handle_in_graph(*rest, make, *given)
     return _spec(mask, causal, window, scale, stages, dropout, deterministic, impl).handle
 
 
@@ -117,8 +119,9 @@ def _spec(mask, causal, window, scale, stages, dropout, deterministic, impl):
 
 
 @torch.compiler.assume_constant_result
-def _handle_in_graph(*given):
-    spec = _spec(*given)
+def _handle_in_graph(causal, window, scale, stages, dropout, deterministic, impl, make, *given):
+    mask = make(*given) if make is not None else given[0]
+    spec = _spec(mask, causal, window, scale, stages, dropout, deterministic, impl)
     _compiled.add(spec)  # a graph knows the number alone
     return spec.handle
 

@@ -7,6 +7,7 @@ was compiled; a `LateMask` goes into the graph as its tensors and as a `Maker`, 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import masks
@@ -19,35 +20,48 @@ class Maker:
     ----------
     count : int
         Number of tensors that `mask` takes.
+    decodes : bool
+        Whether `instead` may have results.
     """
 
     count = 0
+    decodes = False
 
     def mask(self, nq: int, nk: int, *tensors) -> masks.Mask:
         """The mask of a call of so many queries and keys; tensors are in host memory."""
         raise NotImplementedError
 
+    def instead(self, q, k, v, mask: masks.Mask, scale: float | None):
+        """``(out, lse)`` by another way than attention under ``mask``, or None."""
+        return None
+
 
 class LateMask(NamedTuple):
-    """What `nbflash.torch.attention` takes for a mask while it is compiled."""
+    """What `nbflash.torch.attention` takes for a mask while it is compiled.
 
-    maker: Maker
+    Attributes
+    ----------
+    make : type
+        A kind of `Maker`.
+    given : tuple
+        What its makers are made of: constants, and objects that a graph looks for again.
+    tensors : tuple of Tensor
+    """
+
+    make: type[Maker]
+    given: tuple
     tensors: tuple
 
 
-class _Documents(Maker):
+@dataclass(frozen=True)
+class Documents(Maker):
     """Sequences one behind the other, of where they begin and end."""
 
+    causal: bool
     count = 2
-
-    def __init__(self, causal):
-        self.causal = causal
 
     def mask(self, nq, nk, starts_q, starts_k):
         return documents(*map(tuple, (starts_q.tolist(), starts_k.tolist())), self.causal)
-
-
-DOCUMENTS = {causal: _Documents(causal) for causal in (False, True)}
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ import masks
 import nbflash
 from nbflash import torch as nt
 from nbflash.torch.handles import handle_of
-from nbflash.torch.late_masks import DOCUMENTS
+from nbflash.torch.late_masks import Documents
 
 OPS = torch.ops.nbflash
 
@@ -89,7 +89,7 @@ def test_operators_of_late_masks_pass_opcheck():
     q, k, v, dout = qkv(1, 9, 9, 2, 1, 8)
     table = torch.randn(2, 5, dtype=q.dtype, requires_grad=True)
     score = nt.scores.relative(table)
-    handle = handle_of(DOCUMENTS[True], False, None, None, score.stages, 0.0, False, "auto")
+    handle = handle_of(Documents(True), False, None, None, score.stages, 0.0, False, "auto")
     given = q, k, v, [table, *2 * [torch.tensor([0, 4, 9])]], None, handle
     torch.library.opcheck(OPS.late_attention.default, given)
     out, lse = OPS.late_attention.default(*given)

@@ -1,0 +1,131 @@
+"""The masks of layers in a compiled graph: their tensors go into it, their contents do not.
+
+The mask of a model is known to a graph by a number in a tensor: a graph that was compiled for one
+batch serves the next one, of other paddings or documents.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import masks
+from masks.interval import Interval
+from nbflash.huggingface.mask_functions import from_tensor, numbered_mask, shared
+from nbflash.torch import decode
+from nbflash.torch.late_masks import LateMask, Maker, documents
+
+class Override:
+    """What `nbflash.huggingface.sparsify` gives to a module.
+
+    Parameters
+    ----------
+    mask : masks.Mask or callable
+        Square, or a function of ``(nq, nk)``.
+    """
+
+    def __init__(self, mask: masks.Mask | Callable[[int, int], masks.Mask]) -> None:
+        self.mask = mask
+
+    def rows(self, nq: int, nk: int) -> masks.Mask:
+        """The mask of the last nq of nk tokens."""
+        mask = self.mask
+        if not isinstance(mask, masks.Mask):
+            return mask(nq, nk)
+        if mask.shape == (nq, nk):
+            return mask
+        if max(nq, nk) > min(mask.shape):
+            raise ValueError(f"the mask of sparsify is {mask.shape}, too small for {(nq, nk)}")
+        return _cut(mask, nq, nk)
+
+
+@functools.lru_cache(maxsize=64)
+def _cut(mask, nq, nk):
+    first = nk - nq
+    return masks.from_function(lambda q, kv: mask(q + first, kv), nq, nk)
+
+
+@dataclass(frozen=True)
+class LayerMask(Maker):
+    """The mask of a call of a layer.
+
+    Attributes
+    ----------
+    kind : {"model", "dense", "causal", "boolean", "given"}
+        What it begins with: a number of a mask, none, a tensor of four axes, or ``given``.
+    given : masks.Mask or None
+    override : Override or None
+        What is attended at most.
+    packed : bool
+        Whether two tensors more say where sequences begin.
+    decodes : bool
+        Whether the call is one for `nbflash.decode`, if the mask is causal.
+    """
+
+    kind: str
+    given: masks.Mask | None
+    override: Override | None
+    packed: bool
+    decodes: bool
+
+    @property
+    def count(self) -> int:
+        return (self.kind in ("model", "boolean")) + 2 * self.packed
+
+    def mask(self, nq, nk, *tensors):
+        mask = self._first(nq, nk, tensors)
+        if self.packed:
+            mask = mask & documents(*(tuple(x.tolist()) for x in tensors[-2:]), False)
+        if self.override is not None:
+            mask = mask & self.override.rows(nq, nk)
+        return shared(mask)
+
+    def _first(self, nq, nk, tensors):
+        if self.kind == "model":
+            return numbered_mask(int(tensors[0]))
+        if self.kind == "boolean":
+            return from_tensor(tensors[0])
+        if self.kind == "given":
+            return self.given
+        return masks.causal(nq) if self.kind == "causal" else masks.dense(nq, nk)
+
+    def instead(self, q, k, v, mask, scale):
+        end = causal_end(mask) if self.decodes else None
+        if end is None:
+            return None
+        return decoded(q, k, v, end, scale)
+
+
+def late_mask(kind, given, tensors, override, starts, decodes) -> LateMask:
+    """The mask of a call of a layer, as `nbflash.torch.attention` takes it in a graph.
+
+    Parameters
+    ----------
+    kind, given, override, decodes
+        As in `LayerMask`.
+    tensors : tuple of Tensor
+        Of its kind.
+    starts : tuple of Tensor
+        Two, where sequences begin, or none.
+    """
+    tensors = tuple(x.cpu() for x in (*tensors, *starts))
+    return LateMask(LayerMask, (kind, given, override, bool(starts), bool(decodes)), tensors)
+
+
+def decoded(q, k, v, end, scale):
+    """``(out, lse)`` of the queries whose last one is the key before ``end``."""
+    lengths = torch.full((len(q),), end, dtype=torch.int32, device=q.device)
+    return decode(q, k, v, lengths, scale=scale, return_lse=True)
+
+
+@functools.lru_cache(maxsize=256)
+def causal_end(mask):
+    """One past the last query's own key, where every query attends all keys up to its own."""
+    if not isinstance(mask, Interval) or not mask.shape[0] or mask.lo.any():
+        return None
+    end = int(mask.hi[-1])
+    return end if (mask.hi == np.arange(end - mask.shape[0], end) + 1).all() else None
