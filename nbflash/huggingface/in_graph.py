@@ -19,6 +19,7 @@ from nbflash.huggingface.mask_functions import from_tensor, numbered_mask, share
 from nbflash.torch import decode
 from nbflash.torch.late_masks import LateMask, Maker, documents
 
+
 class Override:
     """What `nbflash.huggingface.sparsify` gives to a module.
 

@@ -13,7 +13,8 @@ from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag
 from nbflash.scores import Score
 from nbflash.torch import autograd
-from nbflash.torch.handles import constant, handle_of
+from nbflash.torch.constants import constant
+from nbflash.torch.handles import handle_of
 from nbflash.torch.late_masks import Documents, LateMask, documents
 from nbflash.torch.scores import TensorScore, stages_of
 

@@ -13,6 +13,7 @@ import torch
 
 from nbflash.planning.cache import Cache
 from nbflash.torch import memory, scores
+from nbflash.torch.constants import constant
 from nbflash.torch.late_masks import LateMask, Maker
 
 _numbers = itertools.count(1)
@@ -87,13 +88,6 @@ def _room_for(x, dtype):
     return torch.empty(x.shape, dtype=kept, device=x.device)
 
 
-def constant(x):
-    """A number that torch.compile may keep as a symbol, as a constant: it looks again."""
-    if isinstance(x, int | float):
-        return next(iter({x: None}))  # to hash a symbol makes it a constant
-    return x
-
-
 def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl):
     """The handle of a call."""
     if torch.compiler.is_compiling():
@@ -101,8 +95,8 @@ def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
             window = tuple(constant(x) for x in window)
         causal, scale, dropout = constant(causal), constant(scale), constant(dropout)
         make, given = (mask.make, mask.given) if isinstance(mask, LateMask) else (None, (mask,))
-        rest = causal, window, scale, stages, dropout, deterministic, impl
-        return _handle_in_graph(*rest, make, *given)
+        rest = causal, window, scale, dropout, deterministic, impl
+        return _handle_in_graph(*rest, make, len(given), *given, *scores.flattened(stages))
     return _spec(mask, causal, window, scale, stages, dropout, deterministic, impl).handle
 
 
@@ -119,7 +113,9 @@ def _spec(mask, causal, window, scale, stages, dropout, deterministic, impl):
 
 
 @torch.compiler.assume_constant_result
-def _handle_in_graph(causal, window, scale, stages, dropout, deterministic, impl, make, *given):
+def _handle_in_graph(causal, window, scale, dropout, deterministic, impl, make, count, *given):
+    """Of a mask, or of what makes it, and of stages, each object an argument of its own."""
+    given, stages = given[:count], scores.unflattened(given[count:])
     mask = make(*given) if make is not None else given[0]
     spec = _spec(mask, causal, window, scale, stages, dropout, deterministic, impl)
     _compiled.add(spec)  # a graph knows the number alone

@@ -15,6 +15,7 @@ import torch
 from nbflash import scores as core
 from nbflash.definitions.types import Function, Functions
 from nbflash.scores import Score
+from nbflash.torch.constants import constant
 
 __all__ = ["TensorScore", "alibi", "bias", "compose", "custom", "relative", "softcap"]
 
@@ -69,6 +70,25 @@ def build(stages, arrays):
     return made[0] if len(made) == 1 else core.compose(*made)
 
 
+def flattened(stages):
+    """Stages as arguments of a function that torch.compile runs: no tuple may hold an object."""
+    flat = []
+    for stage in stages or ():
+        made = stage.make, stage.arrays, stage.learned
+        flat += [*made, len(stage.constants), *stage.constants]
+    return flat
+
+
+def unflattened(flat):
+    """The stages again; None if there is none."""
+    stages, at = [], 0
+    while at < len(flat):
+        make, arrays, learned, count = flat[at : at + 4]
+        stages.append(Stage(make, tuple(flat[at + 4 : at + 4 + count]), arrays, learned))
+        at += 4 + count
+    return tuple(stages) or None
+
+
 def stages_of(score):
     """The stages and the tensors of what ``score=`` was given."""
     if score is None:
@@ -84,13 +104,20 @@ def stages_of(score):
 
 def softcap(cap: SupportsFloat) -> TensorScore:
     """`nbflash.scores.softcap`: ``cap · tanh(s / cap)``."""
+    if torch.compiler.is_compiling():
+        return TensorScore([Stage(core.softcap, (constant(cap),))], [])
     return TensorScore([_constant(core.softcap(cap))], [])
 
 
 def alibi(slopes: Any) -> TensorScore:
     """`nbflash.scores.alibi`: slopes are a number, a list, or a tensor (heads,) in host memory."""
     if not isinstance(slopes, torch.Tensor):
-        return TensorScore([_constant(core.alibi(slopes))], [])
+        if not torch.compiler.is_compiling():
+            return TensorScore([_constant(core.alibi(slopes))], [])
+        if isinstance(slopes, int | float):
+            return TensorScore([Stage(core.alibi, (constant(slopes),))], [])
+        slopes = tuple(constant(x) for x in slopes)
+        return TensorScore([Stage(core.alibi, (slopes,), (), (False,))], [])
     if slopes.is_cuda:
         raise ValueError(
             f"slopes must be in host memory, got a tensor on {slopes.device}: call slopes.cpu(), "
@@ -144,7 +171,12 @@ def compose(*given: TensorScore | Score) -> TensorScore:
 
 
 def _constant(score):
-    return Stage(core.compose, (score,), (), (False,) * sum(map(len, score.parts)))
+    return Stage(core.compose, (score,), (), _all_constant(score))
+
+
+@torch.compiler.assume_constant_result
+def _all_constant(score):
+    return (False,) * sum(map(len, score.parts))
 
 
 def _of_one(make, name, tensor):

@@ -85,6 +85,34 @@ def test_sequences_with_a_learned_score_and_dropout():
     assert_as_eager(layer, (*learned, torch.tensor(STARTS[0])), learned, dout[0])
 
 
+SLOPES = [0.5, 0.25, 0.125, 0.0625]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_constant_scores(inside):
+    """Besides a learned one; those of nbflash.scores are made outside."""
+    q, k, v, dout = qkv()
+    bias = torch.randn(1, 4, 33, 33, dtype=q.dtype, requires_grad=True)
+    own = nbflash.scores.softcap(5.0), nbflash.scores.alibi(SLOPES), nbflash.scores.alibi(0.5)
+    made = nt.scores.compose(*own, nt.scores.bias(bias))
+
+    def layer(q, k, v):
+        if not inside:
+            return nt.attention(q, k, v, score=made)
+        parts = nt.scores.softcap(5.0), nt.scores.alibi(SLOPES), nt.scores.alibi(0.5)
+        return nt.attention(q, k, v, score=nt.scores.compose(*parts, nt.scores.bias(bias)))
+
+    assert_as_eager(layer, (q, k, v), (q, k, v, bias), dout)
+    assert torch.equal(layer(q, k, v), nt.attention(q, k, v, score=made))
+
+
+def test_a_score_that_changes():
+    q, k, v, _ = qkv()
+    run, _ = compiled(lambda score: nt.attention(q, k, v, score=score))
+    for score in (nbflash.scores.softcap(5.0), nbflash.scores.softcap(2.0), nt.scores.alibi(0.5)):
+        assert torch.equal(run(score), nt.attention(q, k, v, score=score))
+
+
 def test_operators_of_late_masks_pass_opcheck():
     q, k, v, dout = qkv(1, 9, 9, 2, 1, 8)
     table = torch.randn(2, 5, dtype=q.dtype, requires_grad=True)
