@@ -1,16 +1,23 @@
 """One graph, torch.compile(fullgraph=True): what else goes into it, and what it looks at again."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from tensors import as_numpy, assert_same_bits, of_core, qkv, sdpa
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import masks
 import nbflash
 from nbflash import torch as nt
+from nbflash.torch import operators
 from nbflash.torch.handles import handle_of
 from nbflash.torch.late_masks import Documents
 
@@ -227,6 +234,30 @@ def test_checkpointed(inside):
         torch.rand(3)
         results.append((out, *torch.autograd.grad(out, (q, k, v), dout)))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_a_policy_saves_attention(in_graph, monkeypatch):
+    """Selective checkpointing knows the operator by its name, in eager mode too."""
+    q, k, v, dout = qkv()
+    calls, forward = [], operators._forward
+    monkeypatch.setattr(operators, "_forward", lambda *x, **y: calls.append(x) or forward(*x, **y))
+
+    def policy(context, operator, *args, **kwargs):
+        saved = operator == OPS.attention.default
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def layer(q, k, v):
+        return torch.sin(nt.attention(2 * q, k, v, causal=True))
+
+    def run(q, k, v):
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+        return checkpoint(layer, q, k, v, use_reentrant=False, context_fn=contexts)
+
+    run = compiled(run)[0] if in_graph else run
+    got = torch.autograd.grad(run(q, k, v), (q, k, v), dout)
+    assert len(calls) == 1
+    torch.testing.assert_close(got, torch.autograd.grad(layer(q, k, v), (q, k, v), dout))
 
 
 def test_sinks_and_merged_parts():
