@@ -128,6 +128,7 @@ class _Attention(torch.autograd.Function):
         return *gradients, None, None, None, None
 
 
+@torch.compiler.disable(reason="ranks compare calls and exchange keys on the host")
 def attention(
     q,
     k,
@@ -142,6 +143,8 @@ def attention(
     **options,
 ):
     """`nbflash.distributed.attention` of tensors, with gradients. All ranks call it together.
+
+    It breaks a graph of torch.compile, and runs between its parts.
 
     Parameters
     ----------

@@ -54,6 +54,15 @@ def test_layers_serve_any_padding(name):
     assert counter.frame_count <= 4  # two layers; the last batch has no padding
 
 
+def test_layers_checkpointed_under_autocast():
+    model, given = nh.sparsify(make("llama").train(), SPARSE), inputs("llama")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        want = trained(model, given)
+        model.gradient_checkpointing_enable()
+        layers_in_one_graph(model)
+        torch.testing.assert_close(trained(model, given), want)
+
+
 def test_override_that_changes():
     model, given = nh.sparsify(make("llama"), SPARSE), inputs("llama")
     layers_in_one_graph(model)

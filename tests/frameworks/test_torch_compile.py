@@ -17,6 +17,8 @@ from torch.utils.checkpoint import (
 import masks
 import nbflash
 from nbflash import torch as nt
+from nbflash.distributed import Sharding
+from nbflash.torch import distributed as over_ranks
 from nbflash.torch import operators
 from nbflash.torch.handles import handle_of
 from nbflash.torch.late_masks import Documents
@@ -318,3 +320,20 @@ def test_block_maps_stay_outside():
     for block in range(3):
         indices.fill_(block)
         assert torch.equal(run(q, k, v), nt.attention(q, k, v, chosen))
+
+
+def test_attention_over_ranks_is_between_graphs(tmp_path):
+    q, k, v, dout = qkv(1)
+    meeting = f"file://{tmp_path / 'meeting'}"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        comm, sharding = over_ranks.TorchCommunicator(), Sharding.of(masks.causal(33), 1, 8)
+        run = torch.compile(
+            lambda q, k, v: torch.sin(over_ranks.attention(2 * q, k, v, sharding, comm)),
+            backend="aot_eager",
+        )
+        got = torch.autograd.grad(run(q, k, v), (q, k, v), dout)
+        out = torch.sin(nt.attention(2 * q, k, v, causal=True))
+        torch.testing.assert_close(got, torch.autograd.grad(out, (q, k, v), dout))
+    finally:
+        torch.distributed.destroy_process_group()
