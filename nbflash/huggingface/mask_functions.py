@@ -66,7 +66,8 @@ class ModelMask(BlockMask):
 def _number(mask):
     """A tensor that keeps a mask as long as torch keeps the tensor, for a backward pass too."""
     held = _Held(mask)
-    number = torch.tensor(held.number)
+    with torch.inference_mode(False):  # it may be kept for a training
+        number = torch.tensor(held.number, device="cpu")
     number.nbflash_held = held
     return number
 

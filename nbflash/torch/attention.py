@@ -161,6 +161,7 @@ def varlen_attention(
     cu_seqlens_q, cu_seqlens_k : sequence of int, or Tensor
         Where sequences begin, and the end: ``[0, n_0, n_0 + n_1, ...]``; of the keys by default the
         same. A tensor of CUDA memory is copied to the host, which waits for the device.
+        A compiled graph reads them whenever it runs.
     causal : bool
         Of every sequence, bottom-right aligned.
     return_lse, **options

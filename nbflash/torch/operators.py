@@ -22,9 +22,7 @@ _BACKWARD = (
     "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse,"
     " Tensor[] arrays, Tensor? seed, int handle"
 )
-
-
-# Their masks are planned in every call, on the host.
+# CUDA graphs leave out what plans in every call.
 _LATE_TAGS = [getattr(torch.Tag, x) for x in ("cudagraph_unsafe",) if hasattr(torch.Tag, x)]
 
 
