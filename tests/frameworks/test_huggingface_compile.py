@@ -12,7 +12,6 @@ from nbflash.huggingface import in_graph
 
 SPARSE = masks.local(64, block=4, width=1)
 OVERRIDES = {
-    "none": None,
     "mask": SPARSE,
     "function": lambda nq, nk: masks.window(nq, nk, left=5, right=0),
 }
