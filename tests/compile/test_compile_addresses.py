@@ -15,7 +15,7 @@ ROWS, CONVERT = "nbflash.backends.simt.row_statistics", "nbflash.backends.simt.c
 COMBINE, PARTS = "nbflash.backends.split_kv.combine", "nbflash.cuda.tile.split_kv"
 SPECS = {
     ROWS: lambda module: module.delta_simt_spec(RowConfig("float16", 64)),
-    CONVERT: lambda module: module.round_simt_spec(RowConfig("float16", 64)),
+    CONVERT: lambda module: module.convert_dq_simt_spec(RowConfig("float16", 64)),
     COMBINE: lambda module: module.combine_simt_spec(CombineConfig("float16", 64, 4)),
 }
 OF_ROW = "delta[(b * heads + h) * nq + i]"

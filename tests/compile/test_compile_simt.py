@@ -14,7 +14,7 @@ from compiled import compile_ptx
 
 from nbflash.backends.simt.backward import bwd_simt_spec
 from nbflash.backends.simt.configs import backward_configs, forward_config
-from nbflash.backends.simt.convert_dq import round_simt_spec
+from nbflash.backends.simt.convert_dq import convert_dq_simt_spec
 from nbflash.backends.simt.forward import fwd_simt_spec
 from nbflash.backends.simt.row_statistics import RowConfig, delta_simt_spec
 
@@ -145,7 +145,7 @@ def test_sending_needs_a_device_with_cp_async():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("make", [delta_simt_spec, round_simt_spec], ids=["delta", "round"])
+@pytest.mark.parametrize("make", [delta_simt_spec, convert_dq_simt_spec], ids=["delta", "round"])
 @pytest.mark.parametrize("arch", CAPABILITIES)
 def test_row_kernel(arch, make, dtype):
     report = compiled(make(RowConfig(dtype, 72)), arch)

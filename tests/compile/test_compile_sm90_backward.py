@@ -8,9 +8,10 @@ from assembly import label
 from compiled import compile_ptx, report_of
 
 from nbflash.backends.sm90.backward.config import backward_configs
+from nbflash.backends.sm90.backward.convert_dq import convert_dq_sm90_spec
 from nbflash.backends.sm90.backward.host import rows_config
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
-from nbflash.backends.sm90.backward.pre_post_process import round_sm90_spec, statistics_sm90_spec
+from nbflash.backends.sm90.backward.pre_post_process import statistics_sm90_spec
 
 CAPABILITY = (9, 0)
 SHIPPED = [
@@ -50,7 +51,7 @@ def test_kernel(config):
     assert config.smem_bytes * config.min_blocks <= 227 * 1024
 
 
-@pytest.mark.parametrize("make", [statistics_sm90_spec, round_sm90_spec])
+@pytest.mark.parametrize("make", [statistics_sm90_spec, convert_dq_sm90_spec])
 @pytest.mark.parametrize("config", SHIPPED, ids=label)
 def test_kernels_of_the_rows(config, make):
     report = report_of(compile_ptx(make(rows_config(config)), CAPABILITY), "sm_90a")

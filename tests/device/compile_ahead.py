@@ -135,14 +135,12 @@ def _for_tiles(config, mask):
 def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     """Forward and both forms of the backward; nothing where there is no Hopper GPU."""
     from nbflash.backends.sm90.backward import config as columns
+    from nbflash.backends.sm90.backward.convert_dq import convert_dq_sm90_spec
     from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
     from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
     from nbflash.backends.sm90.backward.host import rows_config
     from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
-    from nbflash.backends.sm90.backward.pre_post_process import (
-        round_sm90_spec,
-        statistics_sm90_spec,
-    )
+    from nbflash.backends.sm90.backward.pre_post_process import statistics_sm90_spec
 
     if _not_hopper():
         return []
@@ -157,7 +155,7 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
         configs = _for_tiles(replace(config, **more), mask)
         if configs := [cfg for cfg in configs if not cfg.why_not()]:
             specs += map(bwd_sm90_spec, configs)
-            around = statistics_sm90_spec, round_sm90_spec
+            around = statistics_sm90_spec, convert_dq_sm90_spec
             specs += [of(rows_config(configs[0])) for of in around]
     return specs
 

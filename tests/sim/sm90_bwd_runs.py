@@ -7,13 +7,10 @@ from sm90_runs import BLOCK, drawn
 
 from nbflash import reference, testing
 from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
+from nbflash.backends.sm90.backward.convert_dq import convert_dq_sm90_spec
 from nbflash.backends.sm90.backward.host import rows_config, tables
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
-from nbflash.backends.sm90.backward.pre_post_process import (
-    CHUNK,
-    round_sm90_spec,
-    statistics_sm90_spec,
-)
+from nbflash.backends.sm90.backward.pre_post_process import CHUNK, statistics_sm90_spec
 from nbflash.cuda import launch, score_params
 from nbflash.cuda.simulator.hopper import SimTensorMap
 from nbflash.definitions import philox
@@ -62,7 +59,7 @@ def run(
     dlse=None,
     stats=None,
     statistics=statistics_sm90_spec,
-    rounding=round_sm90_spec,
+    convert_dq=convert_dq_sm90_spec,
     spec_of=bwd_sm90_spec,
 ):
     """``(dq, dk, dv)`` on poisoned outputs; dtype and head_dim of ``cfg`` are the problem's.
@@ -122,7 +119,7 @@ def run(
     if not cfg.with_dq:
         return dk, dv
     launch.simulate(
-        rounding(rows),
+        convert_dq(rows),
         slots * cfg.consumers,
         (total, flat(dq), strides(dq), p.nq, p.heads, n_col, scales[1]),
     )

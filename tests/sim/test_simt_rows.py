@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from simt_runs import DTYPES
 
-from nbflash.backends.simt.convert_dq import round_simt_spec
+from nbflash.backends.simt.convert_dq import convert_dq_simt_spec
 from nbflash.backends.simt.row_statistics import RowConfig, blocks_for, delta_simt_spec
 from nbflash.cuda.launch import simulate
 
@@ -60,7 +60,7 @@ def test_rounding_is_that_of_numpy(head_dim, dtype):
     target = np.full(int(np.prod(shape)) + 3, np.nan, DTYPES[dtype])
     moved = (head_dim * 2, head_dim * 4, head_dim)  # (queries, batch, heads) in memory
     arguments = (stored(source), stored(target), strides(source), moved, 3, 2, 12)
-    simulate(round_simt_spec(RowConfig(dtype, head_dim)), blocks_for(12), arguments)
+    simulate(convert_dq_simt_spec(RowConfig(dtype, head_dim)), blocks_for(12), arguments)
     with np.errstate(over="ignore"):
         exact = source.astype(DTYPES[dtype]).transpose(1, 0, 2, 3)
     got = target[:-3].reshape(exact.shape)

@@ -6,12 +6,12 @@ from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.convert import STORAGE, make_convert
 
 
-def make_round_simt(cfg):
+def make_convert_dq_simt(cfg):
     """The kernel: accumulator, target; their strides; nq, heads, rows = batch · nq · heads."""
     HEAD_DIM = cfg.head_dim
     _, to_storage = make_convert(cfg.dtype)
 
-    def round_simt(source, target, s_stride, t_stride, nq, heads, rows):
+    def convert_dq_simt(source, target, s_stride, t_stride, nq, heads, rows):
         row = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP
         if row < rows:
             h, i, b = row % heads, row // heads % nq, row // heads // nq
@@ -20,11 +20,11 @@ def make_round_simt(cfg):
             for d in range(cuda.threadIdx.x % WARP, HEAD_DIM, WARP):
                 target[t_base + d] = to_storage(source[s_base + d])
 
-    return round_simt
+    return convert_dq_simt
 
 
-def round_simt_spec(cfg):
+def convert_dq_simt_spec(cfg):
     """How to compile and launch the kernel of a :class:`~.row_statistics.RowConfig`."""
     pointers = (types.CPointer(cfg.accumulator), types.CPointer(STORAGE[cfg.dtype]))
     signature = (*pointers, STRIDES, STRIDES, types.int32, types.int32, types.int64)
-    return KernelSpec("nbflash_round_simt", make_round_simt, cfg, signature)
+    return KernelSpec("nbflash_round_simt", make_convert_dq_simt, cfg, signature)

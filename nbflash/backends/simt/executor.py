@@ -11,7 +11,7 @@ import numpy as np
 from nbflash.backends.block_plan.host import schedule_of
 from nbflash.backends.simt.backward import bwd_simt_spec
 from nbflash.backends.simt.configs import backward_configs, forward_config
-from nbflash.backends.simt.convert_dq import round_simt_spec
+from nbflash.backends.simt.convert_dq import convert_dq_simt_spec
 from nbflash.backends.simt.forward import fwd_simt_spec
 from nbflash.backends.simt.row_statistics import RowConfig, blocks_for, delta_simt_spec
 from nbflash.cuda import score_params
@@ -103,13 +103,13 @@ class SimtLaunches:
 
     @cached_property
     def row_kernels(self):
-        """Those that make δ and round a sum of dQ, bound."""
+        """Those that make δ and convert a sum of dQ, bound."""
         p = self.problem
         rows = p.batch * p.nq * p.heads
         config, sizes = RowConfig(p.dtype, p.head_dim), (p.nq, p.heads, rows)
         return [
             self.device.bind(make(config), blocks_for(rows), sizes)
-            for make in (delta_simt_spec, round_simt_spec)
+            for make in (delta_simt_spec, convert_dq_simt_spec)
         ]
 
     def vectors_with(self, dout):

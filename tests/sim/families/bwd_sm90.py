@@ -16,6 +16,7 @@ from faults.sm90_backward import (
     CHAIN,
     COMPUTE,
     CONFIG,
+    CONVERT,
     KERNEL,
     LOAD,
     MUTANTS,
@@ -157,7 +158,7 @@ def check(case, modules):
             results=results,
             dlse=dlse,
             statistics=modules[ROWS].statistics_sm90_spec,
-            rounding=modules[ROWS].round_sm90_spec,
+            convert_dq=modules[CONVERT].convert_dq_sm90_spec,
             spec_of=modules[KERNEL].bwd_sm90_spec,
         )
     for name, x, exact, low, hit in zip(("dq", "dk", "dv"), got, *yardsticks, hits, strict=True):

@@ -7,12 +7,13 @@ from .sm90_one_pass import COMPUTE, STREAMING
 
 GRADIENT, CONFIG = "nbflash.cuda.tile.wgmma.gradient", "nbflash.backends.sm90.backward.config"
 TILE, COLUMNS = "nbflash.backends.sm90.backward.tile_math", "nbflash.backends.sm90.backward.dkdv"
-KERNEL, ROWS = (
+KERNEL, ROWS, CONVERT = (
     "nbflash.backends.sm90.backward.kernel",
     "nbflash.backends.sm90.backward.pre_post_process",
+    "nbflash.backends.sm90.backward.convert_dq",
 )
 # In the order of their imports.
-CHAIN = (GRADIENT, CONFIG, LOAD, TILE, COLUMNS, COMPUTE, KERNEL, ROWS)
+CHAIN = (GRADIENT, CONFIG, LOAD, TILE, COLUMNS, COMPUTE, KERNEL, ROWS, CONVERT)
 
 MASK_PLACE = "words + MASKS // 4 + stage * (MASK_BYTES // 4)"
 DELTA_PLACE = "place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair"
@@ -88,7 +89,7 @@ DO_AT = "b * do_stride[0] + i * do_stride[1] + h * do_stride[2] + column"
 DLSE_AT = "b * l_stride[0] + h * l_stride[1] + i * l_stride[2]"
 CLEAR_ALL = "clear(dq, thread * CHUNK, types.float32(0))"
 CLEAR = "store4(dq, at + 4, (zero,) * 4)"
-AROUND = (
+STATISTICS = (
     Mutant("half of δ", "(x,), LANES,", "(x,), LANES // 2,"),
     without("clearing of half of dQ's sum", CLEAR),
     Mutant("dQ's sum not cleared", CLEAR_ALL, "pass"),
@@ -111,6 +112,13 @@ AROUND = (
     Mutant("statistics of tile 0", "(bh * n_col + i // TILE_M)", "(bh * n_col)"),
     Mutant("δ over the shifts", "stats[at + TILE_M] = minus_delta", "stats[at] = minus_delta"),
     Mutant(
+        "LSE as long as its tiles",
+        "natural = lse[bh * nq + i]",
+        "natural = lse[bh * n_col * TILE_M + i]",
+    ),
+)
+CONVERSION = (
+    Mutant(
         "dQ not scaled",
         "(DTYPE, x[2 * i] * scale, x[2 * i + 1] * scale)",
         "(DTYPE, x[2 * i], x[2 * i + 1])",
@@ -121,11 +129,6 @@ AROUND = (
     Mutant("dQ past the end", "if column < HEAD_DIM and row < nq:", "if column < HEAD_DIM:"),
     Mutant("lower row past the end", "if row + 8 < nq:", "if row < nq:"),
     Mutant("dQ of head 0", " + (bh % heads) * stride[2]", ""),
-    Mutant(
-        "LSE as long as its tiles",
-        "natural = lse[bh * nq + i]",
-        "natural = lse[bh * n_col * TILE_M + i]",
-    ),
     Mutant("dQ of batch 0", "to = (bh // heads) * stride[0] + (bh % heads)", "to = (bh % heads)"),
 )
 SETUP = (
@@ -179,7 +182,8 @@ MUTANTS = (
         for module, mutants in (
             (TILE, OF_A_TILE),
             (GRADIENT, NUMBERS),
-            (ROWS, AROUND),
+            (ROWS, STATISTICS),
+            (CONVERT, CONVERSION),
             (KERNEL, SETUP),
             (CONFIG, GEOMETRY),
         )

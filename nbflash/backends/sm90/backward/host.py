@@ -8,13 +8,10 @@ import numpy as np
 from masks import FULL
 from nbflash.backends.block_plan.host import schedule_of
 from nbflash.backends.sm90.backward.choice import columns_config, for_tiles, one_pass_config
+from nbflash.backends.sm90.backward.convert_dq import convert_dq_sm90_spec
 from nbflash.backends.sm90.backward.dq_host import DqPass
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
-from nbflash.backends.sm90.backward.pre_post_process import (
-    RowsConfig,
-    round_sm90_spec,
-    statistics_sm90_spec,
-)
+from nbflash.backends.sm90.backward.pre_post_process import RowsConfig, statistics_sm90_spec
 from nbflash.cuda import tensor_map
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
@@ -125,7 +122,7 @@ class Sm90Backward:
 
     @cached_property
     def _around(self):
-        """The launches before and after one pass, bound: statistics and clearing, rounding."""
+        """The launches before and after one pass, bound: statistics and clearing; dQ converted."""
         p, cfg, n_col = self._problem, self.config, self.schedule.n_col
         rows, queries = rows_config(cfg), self._slots * cfg.tile_m
         before = self._device.bind(
@@ -134,7 +131,7 @@ class Sm90Backward:
             (p.nq, p.heads, n_col, queries),
         )
         sizes, blocks = (p.nq, p.heads, n_col, p.scale), self._slots * cfg.consumers
-        return before, self._device.bind(round_sm90_spec(rows), blocks, sizes)
+        return before, self._device.bind(convert_dq_sm90_spec(rows), blocks, sizes)
 
     def bind(self):
         """Bind its kernels."""

@@ -1,10 +1,9 @@
-"""What surrounds the Hopper backward in one pass: statistics of the queries before, dQ after it.
+"""Statistics of the queries, before the Hopper backward in one pass; the sum of dQ is cleared.
 
-    statistics   shift = −LSE · log2 e and −δ = dLSE − rowsum(dO ∘ O), tile by tile; sum of dQ = 0
-    rounding     scale · dQ to the storage type
+    shift = −LSE · log2 e and −δ = dLSE − rowsum(dO ∘ O), tile by tile; sum of dQ = 0
 
-Both go backwards over the sum: the main kernel begins with heads that were cleared last, and those
-that it has added to last are rounded first, as both are in the L2 then.
+Blocks go backwards over the sum: the main kernel begins with the heads that were cleared last,
+which are in the L2 then. The kernel that runs after it, :mod:`.convert_dq`, has the same order.
 
 A query that attends nothing (LSE = −∞), or that does not exist, gets shift −∞; one whose results
 must be NaN gets a shift of NaN: see :mod:`nbflash.cuda.tile.wgmma.gradient`. A NaN of dLSE stays in
@@ -18,9 +17,8 @@ from dataclasses import dataclass
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.tracing import load4, store4, total, unrolled
-from nbflash.cuda.tile.warp_math import pack_half, unpack_half
+from nbflash.cuda.tile.warp_math import unpack_half
 from nbflash.cuda.tile.warp_reduce import across_lanes
-from nbflash.cuda.tile.wgmma.gradient import PART
 from nbflash.definitions.constants import LOG2_E
 
 THREADS = 256
@@ -30,7 +28,7 @@ HUGE, TO_BASE_2 = types.float32(3e38), types.float32(-LOG2_E)
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """Geometry of the two kernels: that of the main kernel's query tiles."""
+    """Geometry of this kernel and of :mod:`.convert_dq`: the main kernel's query tiles."""
 
     dtype: str
     head_dim: int
@@ -129,64 +127,9 @@ def make_statistics_sm90(cfg):
     return statistics_sm90
 
 
-def make_round_sm90(cfg):
-    """The kernel: sum, target; strides of the target; nq, heads, n_col, scale.
-
-    A block rounds one 64 × 64 part of the sum; a thread 8 columns of two rows.
-    """
-    DTYPE, HEAD_DIM, TILE_M = cfg.dtype, cfg.head_dim, cfg.tile_m
-    PARTS = TILE_M // 64 * cfg.panels
-
-    @unrolled
-    def round_rows(source, at, scale):
-        """The quads' elements of two rows, packed: see :mod:`nbflash.cuda.ptx.wgmma`."""
-        quads = [load4(source, at + 4 * q) for q in range(4)]
-        return tuple(
-            pack_half(DTYPE, x[2 * i] * scale, x[2 * i + 1] * scale)
-            for i in range(2)
-            for x in quads
-        )
-
-    @unrolled
-    def store_upper(target, at, packed):
-        store4(target, at, packed[:4])
-
-    @unrolled
-    def store_lower(target, at, packed):
-        store4(target, at, packed[4:])
-
-    def round_sm90(source, target, stride, nq, heads, n_col, scale):
-        part, tid = backwards(), cuda.threadIdx.x
-        slot, which = part // PARTS, types.int32(part % PARTS)
-        j, r, warp = tid % 8, tid // 8 % 8, tid // 64
-        row = types.int32(slot % n_col) * TILE_M + 16 * warp + r
-        column = 8 * j
-        if TILE_M > 64:
-            row += 64 * which
-        else:
-            column += 64 * which
-        if column < HEAD_DIM and row < nq:
-            at = part * PART + 512 * j + 128 * warp + 16 * r
-            packed = round_rows(source, at, scale)
-            bh = slot // n_col
-            to = (bh // heads) * stride[0] + (bh % heads) * stride[2] + row * stride[1] + column
-            store_upper(target, to // 2, packed)
-            if row + 8 < nq:
-                store_lower(target, (to + 8 * stride[1]) // 2, packed)
-
-    return round_sm90
-
-
 def statistics_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
     halves, floats = types.CPointer(types.uint32), types.CPointer(types.float32)
     pointers, sizes = (halves, halves, *(floats,) * 4), (*(types.int32,) * 3, types.int64)
     signature = (*pointers, *(STRIDES,) * 3, *sizes)
     return KernelSpec("nbflash_statistics_sm90", make_statistics_sm90, cfg, signature)
-
-
-def round_sm90_spec(cfg):
-    """How to compile and launch the kernel of ``cfg``."""
-    pointers = (types.CPointer(types.float32), types.CPointer(types.uint32))
-    signature = (*pointers, STRIDES, *(types.int32,) * 3, types.float32)
-    return KernelSpec("nbflash_round_sm90", make_round_sm90, cfg, signature)
