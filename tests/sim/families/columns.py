@@ -97,13 +97,13 @@ ENDED = lines(
     "column += one",
     "kind = following",
     "if kind != END:",
-    "    k = arrived_keys(smem, place, column, turn, thread)",
+    "    k = arrived_keys(smem, place, column, warpgroup, thread)",
     "s = scores(k, place, tile)",
     "acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)",
 )
 COMPUTE = (
     Mutant("K of stage 0", "K + stage * KV_BYTES", "K"),
-    Mutant("fragment of the first warpgroup", "at + turn * 64 * ROW_BYTES", "at"),
+    Mutant("fragment of the first warpgroup", "at + warpgroup * 64 * ROW_BYTES", "at"),
     Mutant("kept keys of one row", "row * (ROW_BYTES // 4) + pair // 2", "pair // 2"),
     Mutant("dK of dO", "issue_acc(acc_dk, ds, q)", "issue_acc(acc_dk, ds, dout)"),
     Mutant("P and dS swapped", "dropped(packed_of(p), drawn)", "packed_of(dp)"),
@@ -154,7 +154,7 @@ COMPUTE = (
     swapped(
         "V kept before it is there",
         lines(16, "mbarrier_wait(base + FULL_V, v_phase_of(column))"),
-        lines(16, "v = keys_of(smem, place, V, turn, thread)"),
+        lines(16, "v = keys_of(smem, place, V, warpgroup, thread)"),
     ),
 )
 ROLES = (

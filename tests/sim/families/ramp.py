@@ -128,8 +128,8 @@ FAULTS = (
     ),
     (RAMP, Mutant("tiles that reach the diagonal", "start >= TILE_N - 1", "start >= 0")),
     (RAMP, Mutant("tiles that begin behind it", "start + 63 <= 0", "start <= 0")),
-    (RAMP, Mutant("the first warpgroup's rows", "+ 64 * turn", "+ 0 * turn")),
-    (RAMP, Mutant("ends swapped", "64 * turn + nk - nq", "64 * turn + nq - nk")),
+    (RAMP, Mutant("the first warpgroup's rows", "+ 64 * warpgroup", "+ 0 * warpgroup")),
+    (RAMP, Mutant("ends swapped", "64 * warpgroup + nk - nq", "64 * warpgroup + nq - nk")),
     (RAMP, Mutant("ends of the slant swapped", "(q + nk - nq - n0)", "(q + nq - nk - n0)")),
     (
         RAMP,

@@ -245,7 +245,7 @@ STORE = (
     Mutant("warps' m apart", "exp2(m - guarded(best))", "exp2(m * 0.0)"),
     Mutant("O of the first warp", "at + w * OF_WARP", "at"),
     Mutant(
-        "columns where they are not", "(column ^ turn_of(row, column // OF_LANE % 4))", "column"
+        "columns where they are not", "(column ^ rotation_of(row, column // OF_LANE % 4))", "column"
     ),
     Mutant("statistics of the first row", "words + SCALES // 4 + 2 * row)", "words + SCALES // 4)"),
     Mutant("rows behind the last", "min(count - first, ROWS)", "ROWS"),

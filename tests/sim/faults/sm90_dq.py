@@ -29,9 +29,9 @@ LOADING = (
     Mutant("bytes of a part for K", SEND_K, SEND_K.replace("bar, KV_BYTES", "bar, KV_BYTES - 128")),
     Mutant("V's ring as long as K's", "= advance_v(v_stage", "= advance(v_stage"),
     without("record of the end", END_RECORD),
-    Mutant("parts of the first queries", "row * TILE_M + turn * ROWS", "row * TILE_M"),
+    Mutant("parts of the first queries", "row * TILE_M + warpgroup * ROWS", "row * TILE_M"),
     Mutant("parts in one place", SEND_PART, SEND_PART.replace("part * PART_BYTES", "0")),
-    Mutant("parts side by side", "turn * stages + stage", "turn + stage"),
+    Mutant("parts side by side", "warpgroup * stages + stage", "warpgroup + stage"),
     Mutant("Q for dO", "send_parts(base + DO, do_map", "send_parts(base + DO, q_map"),
     Mutant("empty rows of one block", "range(live + cuda.blockIdx.x, items", "range(live, items"),
     Mutant("empty rows past the end", "min(TILE_M, nq - row * TILE_M)", "TILE_M"),
@@ -51,7 +51,9 @@ NOTE = "# Read before a product that all warps issue: its wait may release the r
 ARRIVE_Q = "mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))"
 COMPUTING = (
     Mutant("scale of dQ", "(scale, scale)", "(scale * 0 + 1, scale * 0 + 1)"),
-    Mutant("dQ over the first queries", "q0 = row * TILE_M + turn * ROWS", "q0 = row * TILE_M"),
+    Mutant(
+        "dQ over the first queries", "q0 = row * TILE_M + warpgroup * ROWS", "q0 = row * TILE_M"
+    ),
     Mutant("first panel of dQ again", "panel * PANEL, q0", "0, q0"),
     Mutant("panels of dQ from one place", "start + types.uint32(panel * PANEL_BYTES)", "start"),
     Mutant("Q of the first warpgroup", "warpgroup_of(thread) * Q_STAGES", "0"),
@@ -106,8 +108,8 @@ COMPUTING = (
     Mutant("dQ in the next row", "finish_row(acc, start, this_row", "finish_row(acc, start, row"),
     Mutant(
         "dQ over what comes",
-        "(turn * OUT_STAGES + stage) * PART_BYTES",
-        "(turn * OUT_STAGES) * PART_BYTES",
+        "(warpgroup * OUT_STAGES + stage) * PART_BYTES",
+        "(warpgroup * OUT_STAGES) * PART_BYTES",
     ),
     swapped(
         "place free while dQ leaves",

@@ -23,11 +23,11 @@ ENDING = (
     Mutant("end of the first column", FIRST_END, FIRST_END.replace("n_block", "0")),
     Mutant("end of the column before", NEXT_END, FIRST_END),
 )
-SHARED_ROW = "base + DS + turn * 64 * ROW_BYTES"
-DS_FULL = "if CONSUMERS == 2:\n            bar_arrive(DS_FULL + 1 - turn, 256)\n"
-WAIT_DS = "bar_sync(DS_FREE + turn, 128 * CONSUMERS)"
-ARRIVE_DQ = "bar_arrive(DQ_FULL + turn, DQ_THREADS)\n\n    @inlined\n    def ahead"
-PLACE_OF_PART = "words + DQ // 4 + turn * PART + (thread & 127) * 4"
+SHARED_ROW = "base + DS + warpgroup * 64 * ROW_BYTES"
+DS_FULL = "if CONSUMERS == 2:\n            bar_arrive(DS_FULL + 1 - warpgroup, 256)\n"
+WAIT_DS = "bar_sync(DS_FREE + warpgroup, 128 * CONSUMERS)"
+ARRIVE_DQ = "bar_arrive(DQ_FULL + warpgroup, DQ_THREADS)\n\n    @inlined\n    def ahead"
+PLACE_OF_PART = "words + DQ // 4 + warpgroup * PART + (thread & 127) * 4"
 SHARING = (
     Mutant("nobody poisoned", "scale, math.nan)", "scale, scale)"),
     Mutant("lower key as the upper", "for i in (0, 8))", "for i in (0, 0))"),
@@ -41,43 +41,47 @@ SHARING = (
     Mutant("bad key 0", ">> (key & 31)", ">> 0"),
     Mutant(
         "keys of the first warpgroup",
-        "lower(base + K + turn * 64 * ROW",
+        "lower(base + K + warpgroup * 64 * ROW",
         "lower(base + K + 0 * ROW",
     ),
-    Mutant("K in stage 0", "16) + k_stage * (KV_BYTES >> 4))", "16))"),
+    Mutant(
+        "K in stage 0", "64 * ROW_BYTES, 16) + k_stage * (KV_BYTES >> 4)\n", "64 * ROW_BYTES, 16)\n"
+    ),
     Mutant("Q in stage 0", "lower(base, 16) + stage * (Q_BYTES >> 4)", "lower(base, 16)"),
     Mutant("dS in one place", SHARED_ROW, "base + DS"),
-    Mutant("dS of one for both", WAIT_DS, WAIT_DS.replace(" + turn", "")),
+    Mutant("dS of one for both", WAIT_DS, WAIT_DS.replace(" + warpgroup", "")),
     Mutant("dS not announced", DS_FULL, ""),
     Mutant(
         "dS announced before its fence",
         f"fence_proxy_async(){IN_SHARE}{DS_FULL}",
         f"{DS_FULL}{IN_SHARE}fence_proxy_async()\n",
     ),
-    Mutant("dS announced to oneself", "DS_FULL + 1 - turn", "DS_FULL + turn"),
-    Mutant("parts of dQ in one place", PLACE_OF_PART, PLACE_OF_PART.replace("turn * PART + ", "")),
+    Mutant("dS announced to oneself", "DS_FULL + 1 - warpgroup", "DS_FULL + warpgroup"),
+    Mutant(
+        "parts of dQ in one place", PLACE_OF_PART, PLACE_OF_PART.replace("warpgroup * PART + ", "")
+    ),
     Mutant(
         "fence after dQ's arrival",
         "fence_proxy_async()" + IN_SHARE + ARRIVE_DQ,
         ARRIVE_DQ.replace(")\n\n", ")" + IN_SHARE + "fence_proxy_async()\n\n", 1),
     ),
-    Mutant("dQ announced to the first", ARRIVE_DQ, ARRIVE_DQ.replace(" + turn", "")),
-    Mutant("slots in one place", "SLOTS // 4 + turn] = slot", "SLOTS // 4] = slot"),
+    Mutant("dQ announced to the first", ARRIVE_DQ, ARRIVE_DQ.replace(" + warpgroup", "")),
+    Mutant("slots in one place", "SLOTS // 4 + warpgroup] = slot", "SLOTS // 4] = slot"),
     Mutant("slot of the first warpgroup", "if is_leader(thread):", "if thread == 0:"),
 )
 WAIT_DO = "mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))"
-PART_OF_K = "lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)"
+PART_OF_K = "lower(base + K + warpgroup * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)"
 START_OF_DP = "issue_dp(by_keys(minus_deltas), v, dout)"
-WAIT_FULL = "bar_sync(DS_FULL + turn, 128 * CONSUMERS)"
+WAIT_FULL = "bar_sync(DS_FULL + warpgroup, 128 * CONSUMERS)"
 STEP = (
     Mutant("δ of the first stage", "at = stage_of(tile)\n", "at = stage_of(tile) * 0\n"),
     Mutant("panels of dS above 64 queries", "KV_PANEL if TILE_M > 64 else 0", "0"),
     Mutant("panels of K at 64 queries", "0 if TILE_M > 64 else KV_PANEL", "0"),
     Mutant("a panel of K for each 64 queries", "0 if TILE_M > 64 else KV_PANEL", "KV_PANEL"),
-    Mutant("first panel of K", PART_OF_K, PART_OF_K.replace("turn * PART_K", "0")),
-    Mutant("dQ with K of stage 0", PART_OF_K, "lower(base + K + turn * PART_K, KV_PANEL)"),
-    Mutant("first queries' dS", "DS + turn * PART_DS", "DS"),
-    Mutant("V of the first warpgroup", "base + V + turn * 64 * ROW_BYTES", "base + V"),
+    Mutant("first panel of K", PART_OF_K, PART_OF_K.replace("warpgroup * PART_K", "0")),
+    Mutant("dQ with K of stage 0", PART_OF_K, "lower(base + K + warpgroup * PART_K, KV_PANEL)"),
+    Mutant("first queries' dS", "DS + warpgroup * PART_DS", "DS"),
+    Mutant("V of the first warpgroup", "base + V + warpgroup * 64 * ROW_BYTES", "base + V"),
     Mutant("dO of stage 0", WAIT_DO, WAIT_DO.replace(" + 8 * stage", "")),
     Mutant(
         "dP with dO of stage 0",
@@ -107,8 +111,8 @@ STEP = (
         "smem, place, stage, row * 0, pair, scoring)",
     ),
     Mutant("dP not settled", "dp = after_wait(dp)", "pass"),
-    Mutant("dS not shared", "share_scores(ds, turn, place, thread)", "pass"),
-    Mutant("P shared for dS", "share_scores(ds, turn", "share_scores(pack(p), turn"),
+    Mutant("dS not shared", "share_scores(ds, warpgroup, place, thread)", "pass"),
+    Mutant("P shared for dS", "share_scores(ds, warpgroup", "share_scores(pack(p), warpgroup"),
     Mutant(
         "early dV of V", "issue_acc(acc_dv, packed, dout)", "issue_acc(acc_dv, packed, v)", 0, 2
     ),
@@ -118,21 +122,21 @@ STEP = (
         "lower(base, Q_PANEL) + stage * (Q_BYTES >> 4)",
         "lower(base, Q_PANEL)",
     ),
-    Mutant("dS of the first for both", WAIT_FULL, WAIT_FULL.replace(" + turn", "")),
+    Mutant("dS of the first for both", WAIT_FULL, WAIT_FULL.replace(" + warpgroup", "")),
 )
 RELEASE_V = "mbarrier_arrive(base + EMPTY_V)"
 RELEASE_Q = "mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))"
 RELEASE_K = "mbarrier_arrive(base + EMPTY_K + 8 * (k_stage_of(types.int32(column - one))))"
-START = lines(8, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
-FREE = lines(20, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - turn, 256)")
+START = lines(8, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - warpgroup, 256)")
+FREE = lines(20, "if CONSUMERS == 2:", "    bar_arrive(DS_FREE + 1 - warpgroup, 256)")
 WAIT_DV, WAIT_DQ = lines(20, "wait_all_but_two()"), lines(20, "wait_all_but_one()")
 FIRST_S, WAIT_S = lines(12, "wait_all()", "s = after_wait(s)"), lines(20, "wait_all()")
 SETTLED = lines(20, "acc_dk, dq = after_wait(acc_dk), after_wait(dq)")
-WAIT_EMPTY = lines(20, "bar_sync(DQ_EMPTY + turn, DQ_THREADS)")
+WAIT_EMPTY = lines(20, "bar_sync(DQ_EMPTY + warpgroup, DQ_THREADS)")
 RELEASES = lines(20, "if leader:", f"    {RELEASE_Q}")
 NEXT = lines(20, "tile += one")
 AHEAD = lines(20, "minus_deltas, shifts = ahead(stats, place, tile, thread)")
-SHARE = lines(20, "share_part(dq, slot, turn, smem, stats, place, thread)")
+SHARE = lines(20, "share_part(dq, slot, warpgroup, smem, stats, place, thread)")
 RECORD = lines(
     20,
     "_, n_block, bh, slot = read_record(",
@@ -147,12 +151,12 @@ EARLY_K = lines(
 )
 SCALES = "scales = first_scales(smem, place, column, unit, thread)"
 NEXT_SCALES = lines(24, "if kind != END:", f"    {SCALES}")
-NEXT_SCORES = "scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))"
+NEXT_SCORES = "warpgroup, place, stage_of(types.int32(tile + one)), k_stage_of(column)"
 SUMS, NO_SUMS = "acc_dk, acc_dv = ACC_START, ACC_START", "if column == 0:"
 NOT_YET = lines(16, "ends = False")
 STREAM = (
     Mutant("dS not free at first", START, ""),
-    Mutant("dS free for oneself", START, START.replace("1 - turn", "turn")),
+    Mutant("dS free for oneself", START, START.replace("1 - warpgroup", "warpgroup")),
     Mutant("first S left in flight", FIRST_S, lines(12, "s = after_wait(s)")),
     Mutant("S left in flight", WAIT_S, ""),
     Mutant("first S not settled", FIRST_S, lines(12, "wait_all()")),
@@ -181,7 +185,7 @@ STREAM = (
     Mutant("dS never free again", FREE, ""),
     Mutant("dS free before dQ", WAIT_DQ + SETTLED + FREE, FREE + WAIT_DQ + SETTLED),
     Mutant("no wait until dQ has been read", WAIT_EMPTY, ""),
-    Mutant("dQ's place of the first", WAIT_EMPTY, WAIT_EMPTY.replace(" + turn", "")),
+    Mutant("dQ's place of the first", WAIT_EMPTY, WAIT_EMPTY.replace(" + warpgroup", "")),
     Mutant("release of the next Q", RELEASE_Q, RELEASE_Q.replace("(tile)", "(tile + 1)")),
     Mutant("release of stage 0", RELEASE_Q, RELEASE_Q.replace(" + 8 * stage_of(tile)", "")),
     Mutant(
@@ -212,7 +216,7 @@ STREAM = (
     Mutant("END not noticed", "if kind != END:\n            kind", "if True:\n            kind"),
     Mutant("−kind of a first tile", FIRST_END, FIRST_END.replace("kind)", "-kind)")),
     Mutant("−kind of a column's first tile", NEXT_END, NEXT_END.replace("kind)", "-kind)")),
-    Mutant("stores never end", "turn] = -1", "turn] = 0"),
+    Mutant("stores never end", "warpgroup] = -1", "warpgroup] = 0"),
     Mutant(
         "columns written for rows",
         "min(TILE_N, nk - n_block * TILE_N) * PAIRS",
@@ -220,8 +224,8 @@ STREAM = (
     ),
     swapped(
         "slot told after its part",
-        lines(8, "if is_leader(thread):", "    smem[words + SLOTS // 4 + turn] = slot"),
-        lines(8, "fence_proxy_async()", "bar_arrive(DQ_FULL + turn, DQ_THREADS)"),
+        lines(8, "if is_leader(thread):", "    smem[words + SLOTS // 4 + warpgroup] = slot"),
+        lines(8, "fence_proxy_async()", "bar_arrive(DQ_FULL + warpgroup, DQ_THREADS)"),
     ),
 )
 STREAMING = tuple((COMPUTE, mutant) for mutant in (*EMPTY, *ENDING, *SHARING, *STEP, *STREAM))

@@ -72,9 +72,10 @@ def make_finish(cfg, others=0):
 
 
 def make_keys(cfg):
-    """``keys_of(smem, place, at, turn, thread)``; ``issue_scores, issue_dp`` of ``(x, keys, …)``.
+    """``keys_of(smem, place, at, warpgroup, thread)``, and two functions of ``(x, keys, …)``.
 
-    Sᵀ = K Qᵀ and dPᵀ − δ = V dOᵀ − δ; the last argument is the lower word of Q, or dO.
+    ``issue_scores``: Sᵀ = K Qᵀ. ``issue_dp``: dPᵀ − δ = V dOᵀ − δ. The last argument
+    is the lower word of Q, or dO.
 
     ``at`` is where K, or V, lies. Narrow ones stay in registers, which saves shared memory half of
     what it is read for; of the others ``keys`` is the lower word.
@@ -86,7 +87,7 @@ def make_keys(cfg):
         )
 
         @inlined
-        def keys_of(smem, place, at, turn, thread):
+        def keys_of(smem, place, at, warpgroup, thread):
             _, words = place
             row, pair = rows_of(thread)
             at = words + at // 4 + row * (ROW_BYTES // 4) + pair // 2
@@ -97,9 +98,9 @@ def make_keys(cfg):
         issue_scores, issue_dp = (make_gemm_qk(*sizes, accumulate=more) for more in (False, True))
 
         @inlined
-        def keys_of(smem, place, at, turn, thread):
+        def keys_of(smem, place, at, warpgroup, thread):
             base, _ = place
-            return types.uint32(lower(base + at + turn * 64 * ROW_BYTES, 16))
+            return types.uint32(lower(base + at + warpgroup * 64 * ROW_BYTES, 16))
 
     return keys_of, issue_scores, issue_dp
 
@@ -138,12 +139,12 @@ def make_columns_stream(cfg):
     (_, v_phase_of), KEPT = make_ring(1), cfg.keys_in_registers
 
     @inlined
-    def arrived_keys(smem, place, column, turn, thread):
+    def arrived_keys(smem, place, column, warpgroup, thread):
         """K of a column, once it is there."""
         base, _ = place
         stage = k_stage_of(column)
         mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(column))
-        return keys_of(smem, place, types.int32(K + stage * KV_BYTES), turn, thread)
+        return keys_of(smem, place, types.int32(K + stage * KV_BYTES), warpgroup, thread)
 
     @inlined
     def scores(keys, place, tile):
@@ -222,11 +223,11 @@ def make_columns_stream(cfg):
         base, words = place
         dk, dv, _, _, _, factor, scale = result
         share = factor_of(drawing[1])
-        turn, scaling = warpgroup_of(thread), (factor, params)
+        warpgroup, scaling = warpgroup_of(thread), (factor, params)
         tile, column, one = types.int64(0), types.int64(0), types.int32(1)
         kind, _, _, _ = record_of(smem, place, tile)
         if kind != END:
-            k = arrived_keys(smem, place, column, turn, thread)
+            k = arrived_keys(smem, place, column, warpgroup, thread)
             s = scores(k, place, tile)
             minus_deltas, shifts = statistics_of(stats, place, tile, thread)
             wait_all()
@@ -234,7 +235,7 @@ def make_columns_stream(cfg):
             while kind != END:
                 acc_dk, acc_dv, kind = ACC_START, ACC_START, types.int32(-kind)
                 mbarrier_wait(base + FULL_V, v_phase_of(column))
-                v = keys_of(smem, place, V, turn, thread)
+                v = keys_of(smem, place, V, warpgroup, thread)
                 dp = score_gradients(minus_deltas, v, place, tile)
                 p, dp, following = under_dp(s, dp, kind, scaling, shifts, smem, place, tile, thread)
                 while following > END:
@@ -265,7 +266,7 @@ def make_columns_stream(cfg):
                 column += one
                 kind = following
                 if kind != END:
-                    k = arrived_keys(smem, place, column, turn, thread)
+                    k = arrived_keys(smem, place, column, warpgroup, thread)
                 s = scores(k, place, tile)
                 acc_dk = behind_dk(acc_dk, place, types.int32(tile - one), thread)
                 finish(dk, acc_dk, scale, n_block, bh, smem, place, result, opaque(thread))

@@ -28,7 +28,7 @@ from nbflash.cuda.tile.wgmma.store_shared import make_store_fragment, matrix_row
 
 
 def make_finish_row(cfg):
-    """``finish_row(acc, start, row, bh, result, turn, thread)``: scale · dQ → its place → out.
+    """``finish_row(acc, start, row, bh, result, warpgroup, thread)``: scale · dQ → its place → out.
 
     TMA is still reading when this returns.
     """
@@ -37,17 +37,17 @@ def make_finish_row(cfg):
     pack = make_wgmma_softmax(cfg.head_dim, cfg.dtype).pack
 
     @inlined
-    def finish_row(acc, start, row, bh, result, turn, thread):
+    def finish_row(acc, start, row, bh, result, warpgroup, thread):
         dq_map, _, heads, _, scale = result
         b, h = divmod_int32(bh, heads)
         packed = pack(scale_fragment(acc, (scale, scale)))
         store_fragment(matrix_row(start, thread), packed)
         fence_proxy_async()
-        bar_sync(STORERS + turn, 128)
+        bar_sync(STORERS + warpgroup, 128)
         if thread % 128 == 0:
             for panel in range(PANELS):
                 source = start + types.uint32(panel * PANEL_BYTES)
-                q0 = row * TILE_M + turn * ROWS
+                q0 = row * TILE_M + warpgroup * ROWS
                 tma_store_4d(dq_map, panel * PANEL, q0, h, b, source)
             bulk_commit()
 
@@ -192,12 +192,13 @@ def make_compute_stream(cfg):
     def compute_stream(smem, place, result, source, stats, masking, besides, thread):
         base, words = place
         params, drawn, dropping = besides
-        turn, leader, scale = warpgroup_of(thread), thread % 128 == 0, result[3]
+        warpgroup, leader, scale = warpgroup_of(thread), thread % 128 == 0, result[3]
         scaling = scale, params
         sizes = result[1], result[2]
-        full_q, empty_q = base + FULL_Q + 8 * Q_STAGES * turn, base + EMPTY_Q + 8 * Q_STAGES * turn
-        full_do = base + FULL_DO + 8 * DO_STAGES * turn
-        empty_do = base + EMPTY_DO + 8 * DO_STAGES * turn
+        full_q = base + FULL_Q + 8 * Q_STAGES * warpgroup
+        empty_q = base + EMPTY_Q + 8 * Q_STAGES * warpgroup
+        full_do = base + FULL_DO + 8 * DO_STAGES * warpgroup
+        empty_do = base + EMPTY_DO + 8 * DO_STAGES * warpgroup
         tile, nth_row, one = types.int64(0), types.int64(0), types.int32(1)
         kind, n0, row, bh = record_of(smem, place, tile)
         if kind != END:
@@ -211,7 +212,7 @@ def make_compute_stream(cfg):
                     mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
                 stage, who = do_stage_of(nth_row), opaque(thread)  # or addresses stay in registers
                 mbarrier_wait(full_do + 8 * stage, do_phase_of(nth_row))
-                part = turn * DO_STAGES + stage
+                part = warpgroup * DO_STAGES + stage
                 dout = words + DO // 4 + part * (PART_BYTES // 4)
                 m, minus_delta = statistics_of(
                     loaded, smem, dout, stats, row, bh, sizes, dropping, who
@@ -243,8 +244,8 @@ def make_compute_stream(cfg):
                 _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
                 acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)
                 stage = out_stage_of(nth_row)
-                start = types.uint32(base + OUT + (turn * OUT_STAGES + stage) * PART_BYTES)
-                empty_out = base + EMPTY_OUT + 8 * OUT_STAGES * turn + 8 * stage
+                start = types.uint32(base + OUT + (warpgroup * OUT_STAGES + stage) * PART_BYTES)
+                empty_out = base + EMPTY_OUT + 8 * OUT_STAGES * warpgroup + 8 * stage
                 tile += one
                 nth_row += one
                 kind, n0, row, bh = record_of(smem, place, tile)
@@ -253,7 +254,7 @@ def make_compute_stream(cfg):
                 if BY_Q:
                     loaded = load_out(source, row, bh, sizes, opaque(thread))  # of END's: row 0
                 s, acc = behind_dq(acc, place, nth_row, tile, thread)
-                finish_row(acc, start, this_row, this_bh, result, turn, thread)
+                finish_row(acc, start, this_row, this_bh, result, warpgroup, thread)
                 if not BY_Q:  # registers are few
                     loaded = load_out(source, row, bh, sizes, opaque(thread))
                 wait_all()

@@ -84,10 +84,10 @@ def make_load_rows(cfg):
     @inlined
     def send_parts(to, tensor_map, row, h, b, full, empty, stage, stages, phase):
         """The parts of a row tile, each as soon as its warpgroup has done with the last one."""
-        for turn in range(CONSUMERS):
-            part = turn * stages + stage
+        for warpgroup in range(CONSUMERS):
+            part = warpgroup * stages + stage
             mbarrier_wait(empty + 8 * part, phase)
-            q0 = types.int32(row * TILE_M + turn * ROWS)
+            q0 = types.int32(row * TILE_M + warpgroup * ROWS)
             bar = full + 8 * part
             send(to + part * PART_BYTES, PANEL_BYTES, tensor_map, q0, h, b, bar, PART_BYTES)
 

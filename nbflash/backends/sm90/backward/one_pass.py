@@ -136,33 +136,35 @@ def make_compute_stream(cfg):
         return scales_if(types.int32(bad), scale)
 
     @inlined
-    def scores(turn, place, stage, k_stage):
+    def scores(warpgroup, place, stage, k_stage):
         """Issue Sᵀ = K Qᵀ."""
         base, _ = place
-        k = types.uint32(lower(base + K + turn * 64 * ROW_BYTES, 16) + k_stage * (KV_BYTES >> 4))
+        k = types.uint32(
+            lower(base + K + warpgroup * 64 * ROW_BYTES, 16) + k_stage * (KV_BYTES >> 4)
+        )
         q = types.uint32(lower(base, 16) + stage * (Q_BYTES >> 4))
         return issue_scores(S_START, k, q)
 
     @inlined
-    def share_scores(packed, turn, place, thread):
+    def share_scores(packed, warpgroup, place, thread):
         """dSᵀ to shared memory, when everybody has read the last one."""
         base, _ = place
-        row = matrix_row(types.uint32(base + DS + turn * 64 * ROW_BYTES), thread)
-        bar_sync(DS_FREE + turn, 128 * CONSUMERS)
+        row = matrix_row(types.uint32(base + DS + warpgroup * 64 * ROW_BYTES), thread)
+        bar_sync(DS_FREE + warpgroup, 128 * CONSUMERS)
         store_scores(row, packed)
         fence_proxy_async()
         if CONSUMERS == 2:
-            bar_arrive(DS_FULL + 1 - turn, 256)
+            bar_arrive(DS_FULL + 1 - warpgroup, 256)
 
     @inlined
-    def share_part(dq, slot, turn, smem, stats, place, thread):
+    def share_part(dq, slot, warpgroup, smem, stats, place, thread):
         """A part of dQ to shared memory, for the warp that adds it to the others."""
         _, words = place
-        store_part(stats, words + DQ // 4 + turn * PART + (thread & 127) * 4, dq)
+        store_part(stats, words + DQ // 4 + warpgroup * PART + (thread & 127) * 4, dq)
         if is_leader(thread):
-            smem[words + SLOTS // 4 + turn] = slot
+            smem[words + SLOTS // 4 + warpgroup] = slot
         fence_proxy_async()
-        bar_arrive(DQ_FULL + turn, DQ_THREADS)
+        bar_arrive(DQ_FULL + warpgroup, DQ_THREADS)
 
     @inlined
     def ahead(stats, place, tile, thread):
@@ -179,10 +181,10 @@ def make_compute_stream(cfg):
         s, minus_deltas, shifts, acc_dk, acc_dv, kind, left = state
         scales, factor, params = scaling
         base, _ = place
-        turn, stage = warpgroup_of(thread), stage_of(tile)
-        k_part = lower(base + K + turn * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
-        v = types.uint32(lower(base + V + turn * 64 * ROW_BYTES, 16))
-        ds_part = types.uint32(lower(base + DS + turn * PART_DS, KV_PANEL))
+        warpgroup, stage = warpgroup_of(thread), stage_of(tile)
+        k_part = lower(base + K + warpgroup * PART_K, KV_PANEL) + k_stage * (KV_BYTES >> 4)
+        v = types.uint32(lower(base + V + warpgroup * 64 * ROW_BYTES, 16))
+        ds_part = types.uint32(lower(base + DS + warpgroup * PART_DS, KV_PANEL))
         # dPᵀ = V dOᵀ, or dPᵀ − δ
         mbarrier_wait(base + FULL_DO + 8 * stage, phase_of(tile))
         wgmma_fence()
@@ -208,7 +210,7 @@ def make_compute_stream(cfg):
         if not EARLY:
             dp = less_deltas(dp, stats, place, stage, pair)
         ds = ended(pack(gradients_of(w_of(p), dp, kind)), left)
-        share_scores(ds, turn, place, thread)
+        share_scores(ds, warpgroup, place, thread)
         if not EARLY:
             packed = packed_of(p)
         wgmma_fence()
@@ -220,7 +222,7 @@ def make_compute_stream(cfg):
         acc_dk = issue_acc(acc_dk, ds, q)
         wgmma_commit()
         # dQ = dS K
-        bar_sync(DS_FULL + turn, 128 * CONSUMERS)
+        bar_sync(DS_FULL + warpgroup, 128 * CONSUMERS)
         wgmma_fence()
         dq = issue_dq(DQ_START, ds_part, types.uint32(k_part))
         wgmma_commit()
@@ -230,17 +232,17 @@ def make_compute_stream(cfg):
     def compute_stream(smem, stats, place, result, params, drawing, thread):
         base, words = place
         dk, dv, _, nk, _, factor, scale = result
-        turn, unit = warpgroup_of(thread), unit_of(factor, params)
+        warpgroup, unit = warpgroup_of(thread), unit_of(factor, params)
         leader = is_leader(thread)
         tile, column, one = types.int64(0), types.int64(0), types.int32(1)
         if CONSUMERS == 2:
-            bar_arrive(DS_FREE + 1 - turn, 256)
+            bar_arrive(DS_FREE + 1 - warpgroup, 256)
         kind, n_block, _, _ = record_of(smem, place, tile)
         if kind != END:
             kind, left = types.int32(-kind), left_of(n_block, nk, thread)
             scales = first_scales(smem, place, column, unit, thread)
             wgmma_fence()
-            s = scores(turn, place, stage_of(tile), k_stage_of(column))
+            s = scores(warpgroup, place, stage_of(tile), k_stage_of(column))
             wgmma_commit()
             minus_deltas, shifts = ahead(stats, place, tile, thread)
             wait_all()
@@ -268,19 +270,21 @@ def make_compute_stream(cfg):
                     wait_all_but_two()
                     acc_dv = after_wait(acc_dv)
                     wgmma_fence()
-                    s = scores(turn, place, stage_of(types.int32(tile + one)), k_stage_of(column))
+                    s = scores(
+                        warpgroup, place, stage_of(types.int32(tile + one)), k_stage_of(column)
+                    )
                     wgmma_commit()
                     wait_all_but_one()
                     acc_dk, dq = after_wait(acc_dk), after_wait(dq)
                     if CONSUMERS == 2:
-                        bar_arrive(DS_FREE + 1 - turn, 256)
+                        bar_arrive(DS_FREE + 1 - warpgroup, 256)
                     _, n_block, bh, slot = read_record(
                         smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
                     )
-                    bar_sync(DQ_EMPTY + turn, DQ_THREADS)
+                    bar_sync(DQ_EMPTY + warpgroup, DQ_THREADS)
                     if leader:
                         mbarrier_arrive(base + EMPTY_Q + 8 * stage_of(tile))
-                    share_part(dq, slot, turn, smem, stats, place, thread)
+                    share_part(dq, slot, warpgroup, smem, stats, place, thread)
                     tile += one
                     minus_deltas, shifts = ahead(stats, place, tile, thread)
                     wait_all()
@@ -290,10 +294,10 @@ def make_compute_stream(cfg):
                 finish(dk, acc_dk, scale, n_block, bh, smem, place, result, thread)
                 finish(dv, acc_dv, ONE, n_block, bh, smem, place, result, thread)
         if CONSUMERS == 2:
-            bar_sync(DS_FREE + turn, 256)
-        bar_sync(DQ_EMPTY + turn, DQ_THREADS)
+            bar_sync(DS_FREE + warpgroup, 256)
+        bar_sync(DQ_EMPTY + warpgroup, DQ_THREADS)
         if leader:
-            smem[words + SLOTS // 4 + turn] = -1
-        bar_arrive(DQ_FULL + turn, DQ_THREADS)
+            smem[words + SLOTS // 4 + warpgroup] = -1
+        bar_arrive(DQ_FULL + warpgroup, DQ_THREADS)
 
     return compute_stream

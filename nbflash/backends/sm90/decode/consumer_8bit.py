@@ -226,17 +226,17 @@ def make_merge(cfg):
     OF_LANE = 2 * layout.span
 
     @inlined
-    def turn_of(row, c):
-        """What the columns of a row in lane c are turned by."""
+    def rotation_of(row, c):
+        """By how much the columns of a row in lane c are rotated."""
         return types.int32(row % 2 * 16 + c * 4)
 
     @unrolled
-    def put_acc(smem, at, acc, first_column, turn):
+    def put_acc(smem, at, acc, first_column, rotation):
         """A lane's two rows: neighbours are ``span`` n-tiles."""
         for i in range(2):
             for e in range(2):
                 for t in range(0, len(acc) // 4, 4):
-                    column = first_column + layout.column(t, e) ^ turn
+                    column = first_column + layout.column(t, e) ^ rotation
                     values = [float_bits(acc[4 * (t + n) + 2 * i + e]) for n in range(4)]
                     store4(smem, at + 8 * i * WIDTH + column, values)
 
@@ -252,7 +252,7 @@ def make_merge(cfg):
         l = row_total(l)
         bar_sync(COMPUTING, 32 * WARPS)  # all are through with the stages
         at = types.int32(words + K // 4 + warp * OF_WARP + r * WIDTH)
-        put_acc(smem, at, acc, types.int32(c * OF_LANE), turn_of(r, c))
+        put_acc(smem, at, acc, types.int32(c * OF_LANE), rotation_of(r, c))
         if c == 0:
             put_statistics(smem, types.int32(words + SCALES // 4 + warp * STATISTICS + 2 * r), m, l)
         bar_sync(COMPUTING, 32 * WARPS)
@@ -277,7 +277,7 @@ def make_merge(cfg):
 
     @inlined
     def merged(smem, words, row, column):
-        at = words + K // 4 + row * WIDTH + (column ^ turn_of(row, column // OF_LANE % 4))
+        at = words + K // 4 + row * WIDTH + (column ^ rotation_of(row, column // OF_LANE % 4))
         return join(smem, types.int32(at), types.int32(words + SCALES // 4 + 2 * row))
 
     return put, merged

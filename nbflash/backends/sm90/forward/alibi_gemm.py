@@ -101,17 +101,17 @@ def make_fill_ramp(cfg):
 
 
 def make_straight(cfg):
-    """``straight(row, n0, params, turn)``: whether the diagonal leaves a warpgroup's part of a tile
-    alone; without a ramp nobody cares.
+    """``straight(row, n0, params, warpgroup)``: whether the diagonal does not cross a warpgroup's
+    part of a tile. Without a ramp it does not matter.
     """
     RAMP, TILE_M, TILE_N = cfg.ramp, cfg.tile_m, cfg.tile_n
 
     @inlined
-    def straight(row, n0, params, turn):
+    def straight(row, n0, params, warpgroup):
         if not RAMP:
             return True
         nq, nk = params[0]
-        start = types.int32(row * TILE_M + 64 * turn + nk - nq - n0)
+        start = types.int32(row * TILE_M + 64 * warpgroup + nk - nq - n0)
         return start >= TILE_N - 1 or start + 63 <= 0
 
     return straight
