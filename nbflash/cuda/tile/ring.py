@@ -47,8 +47,8 @@ def make_ring(stages):
 
 
 @unrolled
-def read_record(smem, at):
-    """The four words that a loader leaves beside a tile."""
+def read_descriptor(smem, at):
+    """The four words of a tile descriptor, which a loader leaves beside the tile."""
     return load4(smem, at)
 
 

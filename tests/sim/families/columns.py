@@ -81,8 +81,8 @@ COPIES = (
 )
 READ = lines(
     16,
-    "_, n_block, bh, _ = read_record(",
-    "    smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)",
+    "_, n_block, bh, _ = read_descriptor(",
+    "    smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage_of(tile)",
     ")",
 )
 ENDED = lines(
@@ -147,7 +147,7 @@ COMPUTE = (
         3,
     ),
     Mutant(
-        "record read after its release",
+        "descriptor read after its release",
         READ + ENDED,
         ENDED + READ.replace("tile)", "types.int32(tile - one))"),
     ),

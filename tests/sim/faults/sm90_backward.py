@@ -19,7 +19,9 @@ MASK_PLACE = "words + MASKS // 4 + stage * (MASK_BYTES // 4)"
 DELTA_PLACE = "place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair"
 IN_PLACE = "            if kind == INTERVAL:"
 OF_A_TILE = (
-    Mutant("record of stage 0", "RECORDS // 4 + RECORD_WORDS * stage)", "RECORDS // 4)"),
+    Mutant(
+        "descriptor of stage 0", "DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage)", "DESCRIPTORS // 4)"
+    ),
     Mutant("shifts of stage 0", "STATS + stage * STAT_WORDS + pair)", "STATS + pair)"),
     Mutant(
         "shifts of other queries",
@@ -37,7 +39,11 @@ OF_A_TILE = (
     ),
     Mutant("bits taken for intervals", IN_PLACE, IN_PLACE.replace("==", ">=")),
     Mutant("masks of stage 0", MASK_PLACE, "words + MASKS // 4"),
-    Mutant("keys of stage 0's tile", "RECORDS // 4 + RECORD_WORDS * stage + 1", "RECORDS // 4 + 1"),
+    Mutant(
+        "keys of stage 0's tile",
+        "DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage + 1",
+        "DESCRIPTORS // 4 + 1",
+    ),
     Mutant("keys of tile 0", "types.int32(n_block * TILE_N + row)", "types.int32(row)"),
     Mutant("bounds of other queries", "mask + pair, types", "mask, types"),
     Mutant("bits of other queries", "mask + pair * WORDS", "mask"),
@@ -167,7 +173,7 @@ GEOMETRY = (
         "else self.bit_bytes // 2",
     ),
     Mutant("bytes of shifts alone", "return 2 * 4 * self.tile_m", "return 4 * self.tile_m"),
-    Mutant("room for one record", "self.stages * RECORD_WORDS * 4", "RECORD_WORDS * 4"),
+    Mutant("room for one descriptor", "self.stages * DESCRIPTOR_WORDS * 4", "DESCRIPTOR_WORDS * 4"),
     Mutant("room for one K's bad keys", "self.k_stages * BAD_WORDS * 4", "BAD_WORDS * 4"),
     Mutant("no room for slots", "slots=4 * 4", "slots=0"),
     Mutant("barriers of one stage", "n, k = self.stages, self", "n, k = 1, self"),

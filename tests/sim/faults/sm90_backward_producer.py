@@ -13,9 +13,11 @@ SEND_V = "send_keys(base + V, v_map, n_block, h_kv, b, empty, bar, phase)"
 WAIT_Q = "mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)"
 ROUNDS = "while types.int32(round_ * opaque(types.int32(cuda.gridDim.x))) < live:"
 SLOT = "slot = types.int32(bh * n_col"
-RECORD = "write_record(smem, record, types.int32(sign * kind), n_block, bh_kv, slot)"
-PLACE_OF_RECORD = "types.int32(words + RECORDS // 4 + RECORD_WORDS * stage)"
-END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)"
+DESCRIPTOR = "smem, descriptor, types.int32(sign * kind), n_block, bh_kv, slot"
+PLACE_OF_DESCRIPTOR = "words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage\n"
+END_DESCRIPTOR = (
+    "write_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0)"
+)
 EXPECT_FULL = "mbarrier_arrive_expect_tx(bar, TILE_BYTES)"
 SENDING = (
     Mutant("first panel again", "tensor_map, panel * PANEL, row", "tensor_map, 0, row"),
@@ -49,13 +51,15 @@ LOADER = (
     Mutant("empty K of the other phase", "k_phase_of(column) ^ 1", "k_phase_of(column)"),
     Mutant("first round only", ROUNDS, "while round_ < 1:", 0, 2),
     Mutant("first round again and again", "round_ += types.int32(1)", "pass", 0, 2),
-    Mutant("record in stage 0", PLACE_OF_RECORD, "types.int32(words + RECORDS // 4)"),
-    Mutant("end in stage 0", END_RECORD, END_RECORD.replace(" + RECORD_WORDS * stage", "")),
-    without("record of the end", END_RECORD),
-    Mutant("no column begins", RECORD, RECORD.replace("sign * ", "")),
+    Mutant("descriptor in stage 0", PLACE_OF_DESCRIPTOR, "words + DESCRIPTORS // 4\n"),
+    Mutant(
+        "end in stage 0", END_DESCRIPTOR, END_DESCRIPTOR.replace(" + DESCRIPTOR_WORDS * stage", "")
+    ),
+    without("descriptor of the end", END_DESCRIPTOR),
+    Mutant("no column begins", DESCRIPTOR, DESCRIPTOR.replace("sign * ", "")),
     Mutant("every tile begins a column", "sign = one\n", "pass\n"),
     Mutant(
-        "record of the query head",
+        "descriptor of the query head",
         "types.int32(b * heads_kv + h_kv)",
         "types.int32(b * heads_kv + h)",
     ),

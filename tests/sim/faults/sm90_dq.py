@@ -16,7 +16,9 @@ CHAIN = (CONFIG, LOAD, STATISTICS, COMPUTE, KERNEL)
 SEND_K = "send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)"
 SEND_V = "send(to, KV_PANEL, v_map, n0, h_kv, b, bar, KV_BYTES)"
 SEND_PART = "send(to + part * PART_BYTES, PANEL_BYTES, tensor_map, q0, h, b, bar, PART_BYTES)"
-END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)"
+END_DESCRIPTOR = (
+    "write_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0)"
+)
 LOADING = (
     Mutant("masked K not looked at", "(FULL_K if full else RAW_K)", "FULL_K"),
     Mutant("rows never end", "LAST if t + 1 == end else 0", "0"),
@@ -28,7 +30,7 @@ LOADING = (
     Mutant("V of batch 0", SEND_V, SEND_V.replace("h_kv, b", "h_kv, zero")),
     Mutant("bytes of a part for K", SEND_K, SEND_K.replace("bar, KV_BYTES", "bar, KV_BYTES - 128")),
     Mutant("V's ring as long as K's", "= advance_v(v_stage", "= advance(v_stage"),
-    without("record of the end", END_RECORD),
+    without("descriptor of the end", END_DESCRIPTOR),
     Mutant("parts of the first queries", "row * TILE_M + warpgroup * ROWS", "row * TILE_M"),
     Mutant("parts in one place", SEND_PART, SEND_PART.replace("part * PART_BYTES", "0")),
     Mutant("parts side by side", "warpgroup * stages + stage", "warpgroup + stage"),
@@ -44,10 +46,10 @@ LOADING = (
     ),
     Mutant("empty rows over the first tile", "(row * TILE_M + q) * stride[1]", "q * stride[1]"),
 )
-READ = "_, _, this_row, this_bh = read_record(smem, record_at(words, tile))"
+READ = "_, _, this_row, this_bh = read_descriptor(smem, descriptor_at(words, tile))"
 ACCUMULATE = "acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)"
 LINE = "\n" + " " * 16
-NOTE = "# Read before a product that all warps issue: its wait may release the record."
+NOTE = "# Read before a product that all warps issue: its wait may release the descriptor."
 ARRIVE_Q = "mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))"
 COMPUTING = (
     Mutant("scale of dQ", "(scale, scale)", "(scale * 0 + 1, scale * 0 + 1)"),
@@ -96,7 +98,7 @@ COMPUTING = (
         "                    if not BY_Q and leader:\n",
     ),
     Mutant(
-        "record read after its products",
+        "descriptor read after its products",
         NOTE + LINE + READ + LINE + ACCUMULATE,
         ACCUMULATE + LINE + READ,
     ),

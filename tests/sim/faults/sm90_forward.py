@@ -123,7 +123,9 @@ WAIT_K = "mbarrier_wait(base + FULL_K + 8 * stage, phase)"
 STAGES = (
     Mutant("empty V awaited", "FULL_V + 8 * stage, phase", "EMPTY_V + 8 * stage, phase"),
     Mutant("full K of stage 0", WAIT_K, WAIT_K.replace(" + 8 * stage", "")),
-    Mutant("record of stage 0", "RECORDS // 4 + RECORD_WORDS * stage)", "RECORDS // 4)"),
+    Mutant(
+        "descriptor of stage 0", "DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage)", "DESCRIPTORS // 4)"
+    ),
     Mutant("K of stage 0", "lower(base + K, 16) + stage *", "lower(base + K, 16) + 0 *"),
     Mutant(
         "V of stage 0", "lower(base + V, KV_PANEL) + stage *", "lower(base + V, KV_PANEL) + 0 *"

@@ -12,9 +12,12 @@ SEND_K = "send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, K
 END_K = "send(to, KV_PANEL, k_map, v_n0, v_head, v_batch, bar, KV_BYTES)"
 WAIT_K = "mbarrier_wait(base + EMPTY_K + 8 * stage, phase)"
 WAIT_Q = "mbarrier_wait(base + EMPTY_Q + 8 * q_stage, q_phase)"
-RECORD = "write_record(smem, record, kind[t] + first, n0, m_block, bh)"
-PLACE_OF_RECORD = "record = words + RECORDS // 4 + RECORD_WORDS * stage"
-END_RECORD = "write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)"
+DESCRIPTOR = "write_descriptor(smem, descriptor, kind[t] + first, n0, m_block, bh)"
+PLACE_OF_DESCRIPTOR = "descriptor = words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage"
+END_DESCRIPTOR = (
+    "write_descriptor(\n                "
+    "smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0\n            )"
+)
 START = "stage, phase, q_stage, q_phase = zero, one, zero, one"
 FIRST_OF_ROW = "first = FIRST if t == begin else 0"
 V_NEXT = "v_n0, v_head, v_batch = n0, h_kv, b"
@@ -43,16 +46,22 @@ LOADER = (
     Mutant("every tile begins a row", FIRST_OF_ROW, "first = FIRST"),
     Mutant("rows do not begin", FIRST_OF_ROW, "first = 0"),
     Mutant("rows begin a tile late", FIRST_OF_ROW, FIRST_OF_ROW.replace("begin", "begin + 1")),
-    Mutant("record of stage 0", "+ RECORD_WORDS * stage\n", "\n"),
-    Mutant("record: first key of the row", RECORD, RECORD.replace("n0", "col_idx[begin] * TILE_N")),
+    Mutant("descriptor of stage 0", "+ DESCRIPTOR_WORDS * stage\n", "\n"),
     Mutant(
-        "record: kind of the row's first tile", RECORD, RECORD.replace("kind[t]", "kind[begin]")
+        "descriptor: first key of the row",
+        DESCRIPTOR,
+        DESCRIPTOR.replace("n0", "col_idx[begin] * TILE_N"),
     ),
-    Mutant("record: first row", RECORD, RECORD.replace("m_block", "zero")),
-    Mutant("record: head of batch 0", RECORD, RECORD.replace("bh)", "h)")),
+    Mutant(
+        "descriptor: kind of the row's first tile",
+        DESCRIPTOR,
+        DESCRIPTOR.replace("kind[t]", "kind[begin]"),
+    ),
+    Mutant("descriptor: first row", DESCRIPTOR, DESCRIPTOR.replace("m_block", "zero")),
+    Mutant("descriptor: head of batch 0", DESCRIPTOR, DESCRIPTOR.replace("bh)", "h)")),
     swapped(
-        "record after its arrival",
-        RECORD + LINE,
+        "descriptor after its arrival",
+        DESCRIPTOR + LINE,
         "# full_k: the bytes arrive, consumers wait."
         + LINE
         + "bar = base + FULL_K + 8 * stage"
@@ -62,9 +71,9 @@ LOADER = (
         "if v_n0 >= 0:",
     ),
     swapped(
-        "record before its stage is empty",
+        "descriptor before its stage is empty",
         WAIT_K + LINE,
-        LINE.join((PLACE_OF_RECORD, FIRST_OF_ROW, RECORD, "")),
+        LINE.join((PLACE_OF_DESCRIPTOR, FIRST_OF_ROW, DESCRIPTOR, "")),
         "# full_k",
     ),
     Mutant("K in one stage", SEND_K, SEND_K.replace(" + stage * KV_BYTES", "")),
@@ -102,9 +111,11 @@ LOADER = (
         "masked V not looked at", "(FULL_V if FULL_TILES or kind[t] == FULL else RAW_V)", "(FULL_V)"
     ),
     Mutant("every V looked at", "(FULL_V if FULL_TILES or kind[t] == FULL else RAW_V)", "(RAW_V)"),
-    without("record of the end", END_RECORD),
-    Mutant("end of another kind", END_RECORD, END_RECORD.replace("END", "FULL")),
-    Mutant("end in stage 0", END_RECORD, END_RECORD.replace("RECORD_WORDS * stage", "0")),
+    without("descriptor of the end", END_DESCRIPTOR),
+    Mutant("end of another kind", END_DESCRIPTOR, END_DESCRIPTOR.replace("END", "FULL")),
+    Mutant(
+        "end in stage 0", END_DESCRIPTOR, END_DESCRIPTOR.replace("DESCRIPTOR_WORDS * stage", "0")
+    ),
     without("keys at the end", END_K),
     Mutant("keys at the end in stage 0", "base + K + stage * KV_BYTES, base", "base + K, base"),
     Mutant(
@@ -139,9 +150,9 @@ TILES = (
     Mutant("panels in one place", "to + panel * panel_bytes", "to"),
     Mutant("panel never sent", "range(PANELS)", "range(PANELS - 1)"),
     Mutant("walk of plane 0", "types.int32(plane_of[bh] * n_row + row)", "types.int32(row)"),
-    Mutant("record: row and head swapped", "smem[at + 2] = row", "smem[at + 2] = bh"),
-    Mutant("record: no first key", "smem[at + 1] = n0", "smem[at + 1] = 0"),
-    Mutant("record: overlapping", "smem[at + 3] = bh", "smem[at + 4] = bh"),
+    Mutant("descriptor: row and head swapped", "smem[at + 2] = row", "smem[at + 2] = bh"),
+    Mutant("descriptor: no first key", "smem[at + 1] = n0", "smem[at + 1] = 0"),
+    Mutant("descriptor: overlapping", "smem[at + 3] = bh", "smem[at + 4] = bh"),
     Mutant("an item past the end of the work list", "if item < live:", "if item <= live:"),
 )
 FINITENESS = (

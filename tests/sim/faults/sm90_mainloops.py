@@ -10,7 +10,9 @@ SCALE = "acc_o = scale_fragment(acc_o, alpha)"
 SUMMED = "l_i = l_i[0] + sums[0], l_i[1] + sums[1]"
 BOTH = (
     Mutant(
-        "record of this tile again", "smem, place, after[0], after[1]", "smem, place, stage, phase"
+        "descriptor of this tile again",
+        "smem, place, after[0], after[1]",
+        "smem, place, stage, phase",
     ),
     without("Q of the next row", "q_now = q_of(smem, place, q_stage, warpgroup, thread)"),
     Mutant("full V of K's stage", WAIT_V, WAIT_V.replace("v_stage", "stage")),

@@ -137,10 +137,10 @@ RELEASES = lines(20, "if leader:", f"    {RELEASE_Q}")
 NEXT = lines(20, "tile += one")
 AHEAD = lines(20, "minus_deltas, shifts = ahead(stats, place, tile, thread)")
 SHARE = lines(20, "share_part(dq, slot, warpgroup, smem, stats, place, thread)")
-RECORD = lines(
+DESCRIPTOR = lines(
     20,
-    "_, n_block, bh, slot = read_record(",
-    "    smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)",
+    "_, n_block, bh, slot = read_descriptor(",
+    "    smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage_of(tile)",
     ")",
 )
 COLUMN = lines(24, "column += one")
@@ -164,8 +164,8 @@ STREAM = (
     Mutant("dQ with the first K", "tile, k_stage_of(column), smem", "tile, 0, smem"),
     Mutant(
         "this tile again",
-        "record_of(smem, place, types.int32(tile + one))",
-        "record_of(smem, place, tile)",
+        "descriptor_of(smem, place, types.int32(tile + one))",
+        "descriptor_of(smem, place, tile)",
     ),
     Mutant("V released by every warp", lines(24, "if leader:"), lines(24, "if thread % 32 == 0:")),
     Mutant("V released before dP", NOT_YET, NOT_YET + lines(16, "if leader:", f"    {RELEASE_V}")),
@@ -192,12 +192,12 @@ STREAM = (
         "Q and dO released by every warp", RELEASES, RELEASES.replace("leader", "thread % 32 == 0")
     ),
     Mutant(
-        "record read after its release",
-        RECORD + WAIT_EMPTY + RELEASES,
-        WAIT_EMPTY + RELEASES + RECORD,
+        "descriptor read after its release",
+        DESCRIPTOR + WAIT_EMPTY + RELEASES,
+        WAIT_EMPTY + RELEASES + DESCRIPTOR,
     ),
     Mutant(
-        "released before all have read the record", WAIT_EMPTY + RELEASES, RELEASES + WAIT_EMPTY
+        "released before all have read the descriptor", WAIT_EMPTY + RELEASES, RELEASES + WAIT_EMPTY
     ),
     Mutant("Q released before dK", WAIT_DV, lines(20, "if leader:", f"    {RELEASE_Q}") + WAIT_DV),
     Mutant(
@@ -207,7 +207,9 @@ STREAM = (
     ),
     Mutant("shift of this tile", NEXT + AHEAD, AHEAD + NEXT),
     Mutant(
-        "record of the next tile", RECORD, RECORD.replace("(tile)", "(types.int32(tile + one))")
+        "descriptor of the next tile",
+        DESCRIPTOR,
+        DESCRIPTOR.replace("(tile)", "(types.int32(tile + one))"),
     ),
     Mutant("next K released", RELEASE_K, RELEASE_K.replace("column - one", "column")),
     Mutant("K released before dQ", COLUMN, COLUMN + EARLY_K),

@@ -37,14 +37,14 @@ GEOMETRY = (
         "self.k_stages, self.k_stages - 1\n",
     ),
     Mutant(
-        "barriers in the records",
+        "barriers in the descriptors",
         "barrier_layout(self.smem.end",
-        "barrier_layout(self.smem.records",
+        "barrier_layout(self.smem.descriptors",
     ),
     Mutant("V in K", "k=self.k_stages * self.kv_bytes", "k=self.kv_bytes"),
     Mutant("K in Q", "q=self.q_stages * self.q_bytes", "q=self.q_bytes"),
-    Mutant("records in V", "v=self.v_stages * self.kv_bytes", "v=0"),
-    Mutant("bad keys in the records", "RECORD_WORDS * self.k_stages", "RECORD_WORDS"),
+    Mutant("descriptors in V", "v=self.v_stages * self.kv_bytes", "v=0"),
+    Mutant("bad keys in the descriptors", "DESCRIPTOR_WORDS * self.k_stages", "DESCRIPTOR_WORDS"),
     Mutant("barriers in the bad keys", "BAD_WORDS * self.v_stages", "BAD_WORDS"),
 )
 PANELS = (

@@ -16,19 +16,19 @@ column, the heads of a group one after the other. Dropout is in :mod:`.dropout`.
         dK · scale, dV → out                 (S of the next column is on its way)
 """
 
-from nbflash.backends.sm90.backward.config import END, RECORD_WORDS
+from nbflash.backends.sm90.backward.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.backward.dropout import make_dropping
 from nbflash.backends.sm90.backward.score import make_scored, make_scoring, make_weights_of
 from nbflash.backends.sm90.backward.tile_math import (
+    make_descriptor_of,
     make_gradients_of,
     make_probabilities_of,
-    make_record_of,
     make_statistics_of,
 )
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.cuda.tile.ring import divmod_int32, make_ring, read_record
+from nbflash.cuda.tile.ring import divmod_int32, make_ring, read_descriptor
 from nbflash.cuda.tile.tracing import equal, opaque, unrolled
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
@@ -113,14 +113,14 @@ def make_columns_stream(cfg):
     TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL = TILE_M * ROW_BYTES
     layout, barriers = cfg.smem, cfg.barriers
-    K, V, DO, RECORDS = layout.k, layout.v, layout.do, layout.records
+    K, V, DO, DESCRIPTORS = layout.k, layout.v, layout.do, layout.descriptors
     EMPTY_Q, FULL_K, EMPTY_K = barriers.empty_q, barriers.full_k, barriers.empty_k
     FULL_V, EMPTY_V = barriers.full_v, barriers.empty_v
     S_START = (types.float32(0),) * (TILE_M // 2)
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
     keys_of, issue_scores, issue_dp = make_keys(cfg)
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
-    record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
+    descriptor_of, probabilities_of = make_descriptor_of(cfg), make_probabilities_of(cfg)
     gradients_of, pack = make_gradients_of(cfg)
     (_, unit_of), scoring_of = make_scored(cfg), make_scoring(cfg)
     packed_of, w_of = make_weights_of(cfg, pack)
@@ -181,10 +181,10 @@ def make_columns_stream(cfg):
             unit_of(factor, params),
         )
         if KEPT:
-            following, _, _, _ = record_of(smem, place, types.int32(tile + 1))
+            following, _, _, _ = descriptor_of(smem, place, types.int32(tile + 1))
         p = probabilities_of(s, kind, (unit, unit), shifts, smem, place, stage, row, pair, scoring)
         if not KEPT:  # shared memory, which K and V are read from, answers late
-            following, _, _, _ = record_of(smem, place, types.int32(tile + 1))
+            following, _, _, _ = descriptor_of(smem, place, types.int32(tile + 1))
         wait_all()
         return p, after_wait(dp), following
 
@@ -225,7 +225,7 @@ def make_columns_stream(cfg):
         share = factor_of(drawing[1])
         warpgroup, scaling = warpgroup_of(thread), (factor, params)
         tile, column, one = types.int64(0), types.int64(0), types.int32(1)
-        kind, _, _, _ = record_of(smem, place, tile)
+        kind, _, _, _ = descriptor_of(smem, place, tile)
         if kind != END:
             k = arrived_keys(smem, place, column, warpgroup, thread)
             s = scores(k, place, tile)
@@ -252,9 +252,9 @@ def make_columns_stream(cfg):
                     p, dp, following = under_dp(
                         after_wait(s), dp, kind, scaling, shifts, smem, place, tile, thread
                     )
-                # Read before a product that all warps issue: its wait may release the record.
-                _, n_block, bh, _ = read_record(
-                    smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
+                # Read before a product that all warps issue: its wait may release the descriptor.
+                _, n_block, bh, _ = read_descriptor(
+                    smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage_of(tile)
                 )
                 if is_leader(thread):
                     mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))

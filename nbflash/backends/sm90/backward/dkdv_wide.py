@@ -19,20 +19,20 @@ float32, in fragments, through shared memory:
     empty_v        warpgroup 1                         loader
 """
 
-from nbflash.backends.sm90.backward.config import END, RECORD_WORDS
+from nbflash.backends.sm90.backward.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.backward.dkdv import make_finish, rows_of
 from nbflash.backends.sm90.backward.dropout import make_dropping
 from nbflash.backends.sm90.backward.score import make_scored, make_scoring, make_weights_of
 from nbflash.backends.sm90.backward.tile_math import (
+    make_descriptor_of,
     make_gradients_of,
     make_probabilities_of,
-    make_record_of,
     make_statistics_of,
 )
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.cuda.tile.ring import make_ring, read_record
+from nbflash.cuda.tile.ring import make_ring, read_descriptor
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
@@ -88,7 +88,7 @@ def make_role(cfg, of_keys):
     """
     TILE_M, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.q_bytes, cfg.kv_bytes
     layout, barriers = cfg.smem, cfg.barriers
-    K, V, DO, RECORDS = layout.k, layout.v, layout.do, layout.records
+    K, V, DO, DESCRIPTORS = layout.k, layout.v, layout.do, layout.descriptors
     EMPTY_Q, FULL_K, EMPTY_K = barriers.empty_q, barriers.full_k, barriers.empty_k
     FULL_V, EMPTY_V = barriers.full_v, barriers.empty_v
     KEYS, FULL, EMPTY, STAGES = (
@@ -99,7 +99,7 @@ def make_role(cfg, of_keys):
     ACC_START = (types.float32(0),) * (cfg.head_dim // 2)
     issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, cfg.tile_n, TILE_M)
     issue_acc = make_gemm_pv(cfg.dtype, TILE_M)
-    record_of, weights_of = make_record_of(cfg), make_weights(cfg)[0 if of_keys else 1]
+    descriptor_of, weights_of = make_descriptor_of(cfg), make_weights(cfg)[0 if of_keys else 1]
     finish, wait_all = make_finish(cfg, 0 if of_keys else 4), wgmma_wait(0)
     _, unit_of = make_scored(cfg)
     (stage_of, _), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(STAGES)
@@ -121,7 +121,7 @@ def make_role(cfg, of_keys):
         unit, leader = unit_of(result[5], params), thread == 0
         scaling = (unit, unit), result[5], params
         tile, column, one = types.int64(0), types.int64(0), types.int32(1)
-        kind, _, _, _ = record_of(smem, place, tile)
+        kind, _, _, _ = descriptor_of(smem, place, tile)
         if kind != END:
             kind = types.int32(-kind)
             mbarrier_wait(base + FULL + 8 * k_stage_of(column), k_phase_of(column))
@@ -140,12 +140,12 @@ def make_role(cfg, of_keys):
                     values = lower(base + VALUES, TILE_M * ROW_BYTES) + stage * (Q_BYTES >> 4)
                     acc = issue_acc(acc, weights, types.uint32(values))
                     wgmma_commit()
-                    kind, _, _, _ = record_of(smem, place, types.int32(tile + one))
+                    kind, _, _, _ = descriptor_of(smem, place, types.int32(tile + one))
                     ends = kind <= END
                     if ends:
                         kind = types.int32(-kind)
-                        _, n_block, bh, _ = read_record(
-                            smem, words + RECORDS // 4 + RECORD_WORDS * stage
+                        _, n_block, bh, _ = read_descriptor(
+                            smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage
                         )
                         if leader:
                             mbarrier_arrive(base + EMPTY + 8 * k_stage_of(column))

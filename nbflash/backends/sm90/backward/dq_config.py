@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from nbflash.backends.sm90.backward.config import rows_of
-from nbflash.backends.sm90.shared.config import BAD_WORDS, RECORD_WORDS, CleanedOperand, Panels
+from nbflash.backends.sm90.shared.config import BAD_WORDS, DESCRIPTOR_WORDS, CleanedOperand, Panels
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, ROW_BYTES
@@ -98,7 +98,7 @@ class Sm90DqConfig(Panels):
             do=self.consumers * self.do_stages * self.part_bytes,
             k=self.k_stages * self.kv_bytes,
             v=self.v_stages * self.kv_bytes,
-            records=self.k_stages * RECORD_WORDS * 4,
+            descriptors=self.k_stages * DESCRIPTOR_WORDS * 4,
             bad_keys=self.k_stages * BAD_WORDS * 4,
         )
 

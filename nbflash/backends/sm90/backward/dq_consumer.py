@@ -3,7 +3,7 @@
 from masks import FULL
 from nbflash.backends.sm90.backward.dq_config import LAST, ROWS
 from nbflash.backends.sm90.backward.dq_statistics import make_load_out, make_statistics_of
-from nbflash.backends.sm90.shared.config import END, RECORD_WORDS, STORERS
+from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END, STORERS
 from nbflash.backends.sm90.shared.dropout import make_drawing, make_gradients
 from nbflash.backends.sm90.shared.masking import make_keep_of
 from nbflash.backends.sm90.shared.nan_watch import make_bad_of, poisoned
@@ -12,7 +12,7 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.cuda.tile.ring import divmod_int32, make_ring, read_record
+from nbflash.cuda.tile.ring import divmod_int32, make_ring, read_descriptor
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
 from nbflash.cuda.tile.wgmma.gemm import (
@@ -62,7 +62,7 @@ def make_compute_stream(cfg):
     TILE_N, Q_STAGES, DO_STAGES = cfg.tile_n, cfg.q_stages, cfg.do_stages
     PART_BYTES, KV_BYTES, KV_PANEL = cfg.part_bytes, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     layout, barriers = cfg.smem, cfg.barriers
-    DO, K, V, RECORDS = layout.do, layout.k, layout.v, layout.records
+    DO, K, V, DESCRIPTORS = layout.do, layout.k, layout.v, layout.descriptors
     FULL_Q, EMPTY_Q, FULL_DO = barriers.full_q, barriers.empty_q, barriers.full_do
     EMPTY_DO, FULL_K, EMPTY_K = barriers.empty_do, barriers.full_k, barriers.empty_k
     FULL_V, EMPTY_V = barriers.full_v, barriers.empty_v
@@ -81,7 +81,7 @@ def make_compute_stream(cfg):
     finish_row = make_finish_row(cfg)
     BY_Q, FULL_TILES = cfg.leaves_by_q, cfg.full_tiles
     OUT, OUT_STAGES, EMPTY_OUT = (0, Q_STAGES, EMPTY_Q) if BY_Q else (DO, DO_STAGES, EMPTY_DO)
-    # By votes wherever it is used: descriptors stay in uniform registers, and few of them.
+    # By votes wherever it is used: matrix descriptors stay in uniform registers, and few of them.
     warpgroup_of, wait_all, wait_all_but_one = (
         make_warpgroup_of(cfg.consumers),
         *map(wgmma_wait, (0, 1)),
@@ -94,16 +94,16 @@ def make_compute_stream(cfg):
     out_stage_of, _ = make_ring(OUT_STAGES)
 
     @inlined
-    def record_at(words, tile):
-        return words + RECORDS // 4 + RECORD_WORDS * k_stage_of(tile)
+    def descriptor_at(words, tile):
+        return words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * k_stage_of(tile)
 
     @inlined
-    def record_of(smem, place, tile):
-        """The record of a tile of the stream, once its K is there."""
+    def descriptor_of(smem, place, tile):
+        """The descriptor of a tile of the stream, once its K is there."""
         base, words = place
         stage = k_stage_of(tile)
         mbarrier_wait(base + FULL_K + 8 * stage, k_phase_of(tile))
-        return read_record(smem, record_at(words, tile))
+        return read_descriptor(smem, descriptor_at(words, tile))
 
     @inlined
     def issue_s(place, nth_row, tile, thread):
@@ -200,7 +200,7 @@ def make_compute_stream(cfg):
         full_do = base + FULL_DO + 8 * DO_STAGES * warpgroup
         empty_do = base + EMPTY_DO + 8 * DO_STAGES * warpgroup
         tile, nth_row, one = types.int64(0), types.int64(0), types.int32(1)
-        kind, n0, row, bh = record_of(smem, place, tile)
+        kind, n0, row, bh = descriptor_of(smem, place, tile)
         if kind != END:
             mbarrier_wait(full_q, 0)
             s = issue_s(place, nth_row, tile, thread)
@@ -226,7 +226,7 @@ def make_compute_stream(cfg):
                     drawing = drawing_of(drawn, spot, dropping, n0, thread)
                     acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)
                     tile += one
-                    kind, n0, _, _ = record_of(smem, place, tile)
+                    kind, n0, _, _ = descriptor_of(smem, place, tile)
                     s, acc = behind_dq(acc, place, nth_row, tile, thread)
                     dp = issue_dp(place, nth_row, tile, thread)
                     wait_all_but_one()
@@ -240,15 +240,15 @@ def make_compute_stream(cfg):
                     mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))
                 kind = types.int32(kind - LAST)
                 drawing = drawing_of(drawn, spot, dropping, n0, thread)
-                # Read before a product that all warps issue: its wait may release the record.
-                _, _, this_row, this_bh = read_record(smem, record_at(words, tile))
+                # Read before a product that all warps issue: its wait may release the descriptor.
+                _, _, this_row, this_bh = read_descriptor(smem, descriptor_at(words, tile))
                 acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)
                 stage = out_stage_of(nth_row)
                 start = types.uint32(base + OUT + (warpgroup * OUT_STAGES + stage) * PART_BYTES)
                 empty_out = base + EMPTY_OUT + 8 * OUT_STAGES * warpgroup + 8 * stage
                 tile += one
                 nth_row += one
-                kind, n0, row, bh = record_of(smem, place, tile)
+                kind, n0, row, bh = descriptor_of(smem, place, tile)
                 if kind != END:
                     mbarrier_wait(full_q + 8 * q_stage_of(nth_row), q_phase_of(nth_row))
                 if BY_Q:

@@ -27,7 +27,7 @@ In the gap the other warpgroup's products run.
     full_do[w, i]  loader of rows, bytes of dO                 warpgroup w, before a row's first dP
     empty_do[w, i] warpgroup w, its last dP is there, or …     loader of rows
                    … dQ has left the place
-    full_k[s]      loader of keys, bytes of K; the record      consumers, before S
+    full_k[s]      loader of keys, bytes of K; descriptor      consumers, before S
     empty_k[s]     each consumer, dQ is there                  loader of keys
     full_v[s]      loader of keys, bytes of V                  consumers, before dP
     empty_v[s]     each consumer, dP is there                  loader of keys

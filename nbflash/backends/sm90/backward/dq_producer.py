@@ -8,8 +8,8 @@ tile before the consumers do: dS is 0 where a score is hidden, but 0 · NaN woul
 from masks import FULL
 from nbflash.backends.sm90.backward.dq_config import LAST, ROWS
 from nbflash.backends.sm90.backward.producer import rematerialised
-from nbflash.backends.sm90.shared.config import END, RECORD_WORDS
-from nbflash.backends.sm90.shared.tile_stream import make_send, tiles_of_round, write_record
+from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
+from nbflash.backends.sm90.shared.tile_stream import make_send, tiles_of_round, write_descriptor
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.tile.ring import divmod_int32, item_of, make_advance, rounds_of
@@ -19,10 +19,10 @@ LOOKERS = 64  # threads of warps 2 and 3
 
 
 def make_load_keys(cfg):
-    """``load_keys(smem, place, maps, sizes, schedule)``, for one thread: K, V and the records."""
+    """``load_keys(smem, place, maps, sizes, schedule)``, for one thread: K, V, tile descriptors."""
     TILE_N, KV_BYTES, KV_PANEL = cfg.tile_n, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
     layout, barriers = cfg.smem, cfg.barriers
-    K, V, RECORDS = layout.k, layout.v, layout.records
+    K, V, DESCRIPTORS = layout.k, layout.v, layout.descriptors
     FULL_K, EMPTY_K, FULL_V = barriers.full_k, barriers.empty_k, barriers.full_v
     EMPTY_V, RAW_K = barriers.empty_v, barriers.raw_k
     FULL_TILES = cfg.full_tiles
@@ -48,9 +48,9 @@ def make_load_keys(cfg):
                     base, words = rematerialised(place)
                     n0 = types.int32(col_idx[t] * TILE_N)
                     mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
-                    record = words + RECORDS // 4 + RECORD_WORDS * stage
+                    descriptor = words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage
                     last = LAST if t + 1 == end else 0
-                    write_record(smem, record, kind[t] + last, n0, row, bh)
+                    write_descriptor(smem, descriptor, kind[t] + last, n0, row, bh)
                     full = FULL_TILES or kind[t] == FULL
                     bar = base + (FULL_K if full else RAW_K) + 8 * stage
                     send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)
@@ -61,7 +61,7 @@ def make_load_keys(cfg):
                     v_stage, v_phase = advance_v(v_stage, v_phase)
         base, words = place
         mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
-        write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
+        write_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0)
         mbarrier_arrive(base + FULL_K + 8 * stage)
 
     return load_keys

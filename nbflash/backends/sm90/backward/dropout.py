@@ -7,7 +7,7 @@ dK leave.
 from nbflash.backends.sm90.backward.config import PLACE_WORDS
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.dropout import make_shifts
-from nbflash.cuda.tile.ring import read_record
+from nbflash.cuda.tile.ring import read_descriptor
 from nbflash.cuda.tile.wgmma.dropout import make_drop_across, make_firsts
 
 
@@ -43,7 +43,7 @@ def make_dropping(cfg):
 
     @inlined
     def draw(smem, place, stage, row, pair, drawn, dropping):
-        b, h, q, kv = read_record(smem, place[1] + PLACES // 4 + PLACE_WORDS * stage)
+        b, h, q, kv = read_descriptor(smem, place[1] + PLACES // 4 + PLACE_WORDS * stage)
         (keys, shifts), head = drawn, (types.uint32(h), types.uint32(b))
         key, firsts = types.uint32(key_at(shifts, kv + row)), firsts_of(shifts, q + pair)
         return masks_at(keys, dropping[0], key, firsts, *head), dropping[0]

@@ -17,7 +17,7 @@ Consumer warpgroups consume a stream of tile descriptors, column after column: k
         if t ends a column: dK · scale, dV → out
 
     barrier        arrives                                     waits
-    full_q[s]      loader, bytes of Q and statistics; record   consumers, before S
+    full_q[s]      loader, bytes of Q, statistics; descriptor  consumers, before S
     full_do[s]     loader, bytes of dO                         consumers, before dP
     empty_q[s]     each consumer, dV and dK are there          loader
     raw[s]         loader, bytes of Q and dO of a masked tile  warp 3, then full_q and full_do

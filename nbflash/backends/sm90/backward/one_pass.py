@@ -5,14 +5,14 @@ Shared memory is laid out by ``smem`` of the configuration in :mod:`.config`.
 
 import math
 
-from nbflash.backends.sm90.backward.config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.backends.sm90.backward.config import BAD_WORDS, DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.backward.dkdv import is_leader, make_finish, rows_of
 from nbflash.backends.sm90.backward.producer import DQ_EMPTY, DQ_FULL, DQ_THREADS, WORK_WORDS
 from nbflash.backends.sm90.backward.score import make_scored, make_scoring, make_weights_of
 from nbflash.backends.sm90.backward.tile_math import (
+    make_descriptor_of,
     make_gradients_of,
     make_probabilities_of,
-    make_record_of,
     make_statistics_of,
 )
 from nbflash.cuda.ptx._asm import cuda, inlined, types
@@ -24,7 +24,7 @@ from nbflash.cuda.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.cuda.tile.ring import make_ring, read_record
+from nbflash.cuda.tile.ring import make_ring, read_descriptor
 from nbflash.cuda.tile.tracing import equal, select, unrolled
 from nbflash.cuda.tile.warp_math import make_warpgroup_of
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
@@ -93,7 +93,7 @@ def make_compute_stream(cfg):
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     layout, barriers = cfg.smem, cfg.barriers
     K, V, DO = layout.k, layout.v, layout.do
-    DS, DQ, RECORDS = layout.exchange, layout.leaving, layout.records
+    DS, DQ, DESCRIPTORS = layout.exchange, layout.leaving, layout.descriptors
     BAD, SLOTS = layout.bad_keys, layout.slots
     FULL_DO, EMPTY_Q, FULL_K = barriers.full_do, barriers.empty_q, barriers.full_k
     EMPTY_K, FULL_V, EMPTY_V = barriers.empty_k, barriers.full_v, barriers.empty_v
@@ -106,7 +106,7 @@ def make_compute_stream(cfg):
     issue_scores = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M)
     issue_dp = make_gemm_qk(cfg.dtype, cfg.head_dim, TILE_N, TILE_M, accumulate=True)
     issue_acc, issue_dq = make_gemm_pv(cfg.dtype, TILE_M), make_gemm_dq(cfg.dtype, TILE_N)
-    record_of, probabilities_of = make_record_of(cfg), make_probabilities_of(cfg)
+    descriptor_of, probabilities_of = make_descriptor_of(cfg), make_probabilities_of(cfg)
     (gradients_of, pack), statistics = make_gradients_of(cfg), make_statistics_of(cfg)
     (_, unit_of), scoring_of = make_scored(cfg), make_scoring(cfg)
     packed_of, w_of = make_weights_of(cfg, pack)
@@ -237,7 +237,7 @@ def make_compute_stream(cfg):
         tile, column, one = types.int64(0), types.int64(0), types.int32(1)
         if CONSUMERS == 2:
             bar_arrive(DS_FREE + 1 - warpgroup, 256)
-        kind, n_block, _, _ = record_of(smem, place, tile)
+        kind, n_block, _, _ = descriptor_of(smem, place, tile)
         if kind != END:
             kind, left = types.int32(-kind), left_of(n_block, nk, thread)
             scales = first_scales(smem, place, column, unit, thread)
@@ -258,7 +258,7 @@ def make_compute_stream(cfg):
                         state, tile, k_stage_of(column), smem, stats, place, scaling, thread
                     )
                     # S of the next tile
-                    kind, following, _, _ = record_of(smem, place, types.int32(tile + one))
+                    kind, following, _, _ = descriptor_of(smem, place, types.int32(tile + one))
                     ends = kind <= END
                     if ends:
                         kind, left = types.int32(-kind), left_of(following, nk, thread)
@@ -278,8 +278,8 @@ def make_compute_stream(cfg):
                     acc_dk, dq = after_wait(acc_dk), after_wait(dq)
                     if CONSUMERS == 2:
                         bar_arrive(DS_FREE + 1 - warpgroup, 256)
-                    _, n_block, bh, slot = read_record(
-                        smem, words + RECORDS // 4 + RECORD_WORDS * stage_of(tile)
+                    _, n_block, bh, slot = read_descriptor(
+                        smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage_of(tile)
                     )
                     bar_sync(DQ_EMPTY + warpgroup, DQ_THREADS)
                     if leader:

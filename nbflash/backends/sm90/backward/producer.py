@@ -8,9 +8,9 @@ Without dQ nobody sums over keys, and K arrives as it is.
 """
 
 from masks import BITS, FULL, INTERVAL
-from nbflash.backends.sm90.backward.config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.backends.sm90.backward.config import BAD_WORDS, DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.backward.score import make_write_place
-from nbflash.backends.sm90.shared.tile_stream import write_record
+from nbflash.backends.sm90.shared.tile_stream import write_descriptor
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import (
     bar_arrive,
@@ -131,7 +131,7 @@ def make_load_stream(cfg):
     TILE_M, Q_PANEL = cfg.tile_m, cfg.tile_m * ROW_BYTES
     layout, barriers = cfg.smem, cfg.barriers
     K, V, DO = layout.k, layout.v, layout.do
-    STATS, MASKS, RECORDS = layout.statistics, layout.masks, layout.records
+    STATS, MASKS, DESCRIPTORS = layout.statistics, layout.masks, layout.descriptors
     FULL_Q, FULL_DO, EMPTY_Q = barriers.full_q, barriers.full_do, barriers.empty_q
     FULL_K, EMPTY_K, FULL_V = barriers.full_k, barriers.empty_k, barriers.full_v
     EMPTY_V, RAW, RAW_K = barriers.empty_v, barriers.raw, barriers.raw_k
@@ -187,9 +187,13 @@ def make_load_stream(cfg):
                         m_block, kind, stage = col_idx[t], kinds[t], stage_of(tile)
                         slot = types.int32(bh * n_col + m_block)
                         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
-                        record = types.int32(words + RECORDS // 4 + RECORD_WORDS * stage)
+                        descriptor = types.int32(
+                            words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage
+                        )
                         bh_kv = types.int32(b * heads_kv + h_kv)
-                        write_record(smem, record, types.int32(sign * kind), n_block, bh_kv, slot)
+                        write_descriptor(
+                            smem, descriptor, types.int32(sign * kind), n_block, bh_kv, slot
+                        )
                         write_place(smem, words, stage, b, h, m_block, n_block)
                         bar = full_of(base + FULL_Q + 8 * stage, kind, RAW - FULL_Q)
                         if FULL_TILES or kind == FULL:
@@ -218,7 +222,7 @@ def make_load_stream(cfg):
         base, words = place
         stage = stage_of(tile)
         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
-        write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
+        write_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0)
         mbarrier_arrive(base + FULL_Q + 8 * stage)
 
     return load_stream

@@ -1,13 +1,13 @@
 """Score functions in the Hopper pass over columns: see :mod:`nbflash.cuda.tile.score`.
 
 Scores are transposed here, keys down and queries across. The loader leaves the place of a tile's
-first score beside its record. Without functions nothing here leaves an instruction.
+first score beside its descriptor. Without functions nothing here leaves an instruction.
 """
 
 from nbflash.backends.sm90.backward.config import PLACE_WORDS
-from nbflash.backends.sm90.shared.tile_stream import write_record
+from nbflash.backends.sm90.shared.tile_stream import write_descriptor
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.ring import read_record
+from nbflash.cuda.tile.ring import read_descriptor
 from nbflash.cuda.tile.score import make_score
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.wgmma.softmax import column_of, row_of
@@ -22,7 +22,7 @@ def make_write_place(cfg):
     def write_place(smem, words, stage, b, h, m_block, n_block):
         if PLACED:
             at = words + PLACES // 4 + PLACE_WORDS * stage
-            write_record(smem, at, b, h, m_block * TILE_M, n_block * TILE_N)
+            write_descriptor(smem, at, b, h, m_block * TILE_M, n_block * TILE_N)
 
     return write_place
 
@@ -44,7 +44,7 @@ def make_scoring(cfg):
 
     @inlined
     def scoring_of(smem, place, stage, row, pair, scale, params):
-        b, h, q, kv = read_record(smem, place[1] + PLACES // 4 + PLACE_WORDS * stage)
+        b, h, q, kv = read_descriptor(smem, place[1] + PLACES // 4 + PLACE_WORDS * stage)
         at = b, h, types.int32(q + pair), types.int32(kv + row)
         return hold(h, params, scale), at, params, scale
 

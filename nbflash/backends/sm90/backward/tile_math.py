@@ -1,11 +1,11 @@
-"""What a computing warpgroup of the Hopper backward asks of a tile: its record, P and dS."""
+"""What a computing warpgroup of the Hopper backward asks of a tile: its descriptor, P and dS."""
 
 from masks import BITS, FULL, INTERVAL
-from nbflash.backends.sm90.backward.config import RECORD_WORDS
+from nbflash.backends.sm90.backward.config import DESCRIPTOR_WORDS
 from nbflash.backends.sm90.backward.score import make_scored
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_wait
-from nbflash.cuda.tile.ring import make_ring, read_record
+from nbflash.cuda.tile.ring import make_ring, read_descriptor
 from nbflash.cuda.tile.wgmma.gradient import (
     make_probabilities,
     make_score_gradients,
@@ -13,19 +13,19 @@ from nbflash.cuda.tile.wgmma.gradient import (
 )
 
 
-def make_record_of(cfg):
-    """``record_of(smem, place, tile)``: of a tile of the stream, once it is there."""
-    RECORDS, FULL_Q = cfg.smem.records, cfg.barriers.full_q
+def make_descriptor_of(cfg):
+    """``descriptor_of(smem, place, tile)``: of a tile of the stream, once it is there."""
+    DESCRIPTORS, FULL_Q = cfg.smem.descriptors, cfg.barriers.full_q
     stage_of, phase_of = make_ring(cfg.stages)
 
     @inlined
-    def record_of(smem, place, tile):
+    def descriptor_of(smem, place, tile):
         base, words = place
         stage = stage_of(tile)
         mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))
-        return read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+        return read_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage)
 
-    return record_of
+    return descriptor_of
 
 
 def make_statistics_of(cfg):
@@ -59,7 +59,7 @@ def make_probabilities_of(cfg):
     they suffice, a copy of everything for each kind of tile is faster.
     """
     TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
-    MASKS, RECORDS = cfg.smem.masks, cfg.smem.records
+    MASKS, DESCRIPTORS = cfg.smem.masks, cfg.smem.descriptors
     of_scores = make_probabilities(cfg.tile_m, TILE_N, cfg.dtype, cfg.score)
     (exponents, weights), (interval, bits), full, (p_interval, p_bits) = of_scores
     scored, _ = make_scored(cfg)
@@ -70,7 +70,7 @@ def make_probabilities_of(cfg):
         _, words = place
         mask = words + MASKS // 4 + stage * (MASK_BYTES // 4)
         if kind == INTERVAL:
-            n_block = smem[words + RECORDS // 4 + RECORD_WORDS * stage + 1]
+            n_block = smem[words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage + 1]
             return mask + pair, types.int32(n_block * TILE_N + row)
         return mask + pair * WORDS, types.int32(row)
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from nbflash.backends.sm90.shared.config import BAD_WORDS, RECORD_WORDS, Panels
+from nbflash.backends.sm90.shared.config import BAD_WORDS, DESCRIPTOR_WORDS, Panels
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 
@@ -115,7 +115,7 @@ class DecodeSm90Config(Panels):
             k=self.stages * self.stored_bytes,
             v=self.stages * self.stored_bytes,
             scales=self.stages * 4 * self.scale_words * self.quantised,
-            records=self.stages * 4 * RECORD_WORDS,
+            descriptors=self.stages * 4 * DESCRIPTOR_WORDS,
             bad_keys=self.stages * 4 * BAD_WORDS,
         )
 

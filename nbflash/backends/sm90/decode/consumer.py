@@ -4,13 +4,13 @@ from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED, ROWS
 from nbflash.backends.sm90.decode.producer import COMPUTING, make_load_q
 from nbflash.backends.sm90.decode.rows import make_rows
-from nbflash.backends.sm90.shared.config import BAD_WORDS, END, RECORD_WORDS
+from nbflash.backends.sm90.shared.config import BAD_WORDS, DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.nan_watch import make_clean_key, poisoned
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
-from nbflash.cuda.tile.ring import make_advance, read_record
+from nbflash.cuda.tile.ring import make_advance, read_descriptor
 from nbflash.cuda.tile.tracing import equal, load, opaque, select, store, unrolled
 from nbflash.cuda.tile.warp_math import approximate_reciprocal, lanes_of, row_of_thread
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm_pv, make_gemm_qk
@@ -67,7 +67,7 @@ def make_compute(cfg):
     """``compute(smem, place, rows, bits, scale, thread)``: O, m and l of the part's tiles."""
     TILE_N, KV_BYTES, WORDS = cfg.tile_n, cfg.kv_bytes, -(-cfg.tile_n // 32)
     layout, barriers = cfg.smem, cfg.barriers
-    K, V, RECORDS, BAD = layout.k, layout.v, layout.records, layout.bad_keys
+    K, V, DESCRIPTORS, BAD = layout.k, layout.v, layout.descriptors, layout.bad_keys
     FULL_K, FULL_V, EMPTY = barriers.full_k, barriers.full_v, barriers.empty
     O_START, PAIR = (types.float32(0),) * (cfg.head_dim // 2), (types.float32(0),) * 2
     S_START = (types.float32(0),) * (TILE_N // 2)
@@ -102,7 +102,7 @@ def make_compute(cfg):
         stage, phase = types.int32(0), types.int32(0)
         quad, q = types.int32(thread % 4 * 2), types.uint32(lower(base, 16))
         mbarrier_wait(base + FULL_K, 0)
-        kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
+        kind, n0, _, _ = read_descriptor(smem, words + DESCRIPTORS // 4)
         while kind != END:
             thread = opaque(thread)  # or what follows from it stays in registers
             k, v = K + stage * KV_BYTES, V + stage * KV_BYTES
@@ -134,7 +134,9 @@ def make_compute(cfg):
                 mbarrier_arrive(base + EMPTY + 8 * stage)
             stage, phase = advance(stage, phase)
             mbarrier_wait(base + FULL_K + 8 * stage, phase)
-            kind, n0, _, _ = read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+            kind, n0, _, _ = read_descriptor(
+                smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage
+            )
         return acc, m, l
 
     return compute

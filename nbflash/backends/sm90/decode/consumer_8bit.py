@@ -23,7 +23,7 @@ from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
 from nbflash.backends.sm90.decode.producer import COMPUTING
 from nbflash.backends.sm90.decode.rows import make_rows
 from nbflash.backends.sm90.decode.scales import LEAST_UNIT, unit_above
-from nbflash.backends.sm90.shared.config import END, RECORD_WORDS
+from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.nan_watch import poisoned
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.cuda.ptx._asm import cuda, inlined, types
@@ -37,7 +37,7 @@ from nbflash.cuda.tile.mma.quantised_gemm import (
     make_stored_q,
     make_stored_scores,
 )
-from nbflash.cuda.tile.ring import divmod_int32, make_advance, read_record
+from nbflash.cuda.tile.ring import divmod_int32, make_advance, read_descriptor
 from nbflash.cuda.tile.tracing import (
     either,
     equal,
@@ -135,7 +135,7 @@ def make_stored_compute(cfg):
     """``compute(smem, place, inverses, rows, bits, scale, thread)``: O, m, l of a warp's keys."""
     TILE_N, KV_BYTES, SCALE_WORDS = cfg.tile_n, cfg.stored_bytes, cfg.scale_words
     layout, barriers = cfg.smem, cfg.barriers
-    K, V, SCALES, RECORDS = layout.k, layout.v, layout.scales, layout.records
+    K, V, SCALES, DESCRIPTORS = layout.k, layout.v, layout.scales, layout.descriptors
     FULL_K, FULL_V, EMPTY = barriers.full_k, barriers.full_v, barriers.empty
     O_START = (types.float32(0),) * (StoredLayout(cfg).width // 2)
     PAIR, UNITS = (types.float32(0),) * 2, (types.int32(LEAST_UNIT),) * 2
@@ -163,7 +163,7 @@ def make_stored_compute(cfg):
         acc, m, l, unit = O_START, PAIR, PAIR, UNITS
         stage, phase = types.int32(0), types.int32(0)
         mbarrier_wait(base + FULL_K, 0)
-        kind, n0, _, _ = read_record(smem, words + RECORDS // 4)
+        kind, n0, _, _ = read_descriptor(smem, words + DESCRIPTORS // 4)
         while kind != END:
             thread = opaque(thread)  # or what follows from it stays in registers
             first_key, lane = types.int32(thread // 32 * KEYS), types.int32(thread % 32)
@@ -207,7 +207,9 @@ def make_stored_compute(cfg):
                 mbarrier_arrive(base + EMPTY + 8 * stage)
             stage, phase = advance(stage, phase)
             mbarrier_wait(base + FULL_K + 8 * stage, phase)
-            kind, n0, _, _ = read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+            kind, n0, _, _ = read_descriptor(
+                smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage
+            )
         return out_of_units(acc, unit), m, l
 
     return compute

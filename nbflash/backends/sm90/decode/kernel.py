@@ -14,7 +14,7 @@ are many, `combine_simt` does.
     O / l, LSE → memory, in float32;  the last block of the row tile: O, LSE of all parts
 
     barrier      arrives                               waits
-    full_k[s]    loader, bytes of K; the record        all that compute, before S of the tile
+    full_k[s]    loader, bytes of K; descriptor        all that compute, before S of the tile
     full_v[s]    loader, bytes of V; then scales       all that compute, before P V of the tile
     empty[s]     one that computes (of one byte: one   loader
                  of each warp), P V of the tile

@@ -3,8 +3,8 @@
 from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED, ROWS
 from nbflash.backends.sm90.decode.scales import located, make_scales
-from nbflash.backends.sm90.shared.config import END, RECORD_WORDS
-from nbflash.backends.sm90.shared.tile_stream import write_record
+from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
+from nbflash.backends.sm90.shared.tile_stream import write_descriptor
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import (
     bar_sync,
@@ -50,7 +50,7 @@ def make_load(cfg):
     TILE_N, BOX, PANELS, STAGES = cfg.tile_n, cfg.box, cfg.stored_panels, cfg.stages
     KV_BYTES, KV_PANEL, MASKED = cfg.stored_bytes, TILE_N * ROW_BYTES, cfg.masked
     layout = cfg.smem
-    K, V, SCALES, RECORDS = layout.k, layout.v, layout.scales, layout.records
+    K, V, SCALES, DESCRIPTORS = layout.k, layout.v, layout.scales, layout.descriptors
     QUANTISED, SCALE_WORDS = cfg.quantised, cfg.scale_words
     fetch_scales, put_scales, unit_of = make_scales(cfg)
     FULL_K, FULL_V, EMPTY = cfg.barriers.full_k, cfg.barriers.full_v, cfg.barriers.empty
@@ -93,7 +93,9 @@ def make_load(cfg):
             mbarrier_wait(base + EMPTY + 8 * stage, phase)
             full_k, full_v = base + FULL_K + 8 * stage, base + FULL_V + 8 * stage
             if lane == 0:
-                write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, kind, n0, 0, 0)
+                write_descriptor(
+                    smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, kind, n0, 0, 0
+                )
                 mbarrier_arrive_expect_tx(full_k, boxes * BOX_BYTES)
                 mbarrier_arrive_expect_tx(full_v, boxes * BOX_BYTES)
             if lane < boxes:
@@ -113,7 +115,9 @@ def make_load(cfg):
             stage, phase = advance(stage, phase)
         if lane == 0:
             mbarrier_wait(base + EMPTY + 8 * stage, phase)
-            write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
+            write_descriptor(
+                smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0
+            )
             mbarrier_arrive(base + FULL_K + 8 * stage)
 
     return load_part

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 
 from nbflash.backends.sm90.shared.config import (
     BAD_WORDS,
+    DESCRIPTOR_WORDS,
     MOST_CONSUMERS,
-    RECORD_WORDS,
     CleanedOperand,
     Panels,
 )
@@ -98,7 +98,7 @@ class Sm90Config(Panels):
             k=self.k_stages * self.kv_bytes,
             v=self.v_stages * self.kv_bytes,
             ramp=self.ramp * self.tile_n * ROW_BYTES,
-            records=4 * RECORD_WORDS * self.k_stages,
+            descriptors=4 * DESCRIPTOR_WORDS * self.k_stages,
             bad_keys=4 * BAD_WORDS * self.v_stages,
         )
 

@@ -39,7 +39,7 @@ def make_compute_stream(cfg):
         scoring   what score functions, recovery and dropout go by
         ids       thread, thread of the warpgroup, warpgroup
 
-    and returns the state, the record of the next tile, and q of that.
+    and returns the state, the descriptor of the next tile, and q of that.
     """
     warpgroup_of, STAGED = make_warpgroup_of(cfg.consumers), cfg.q_stages > 1
     q_of, start, make_step, last = make_halves(cfg) if cfg.halves else make_whole(cfg)

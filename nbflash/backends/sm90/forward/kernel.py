@@ -3,8 +3,8 @@
 A block is one producer warpgroup and one to three consumer warpgroups, 64 query rows each. Blocks
 are persistent: each takes row tiles off the work list, longest first, in serpentine order, so that
 all end together. The producer walks the schedule; consumers take a stream of tiles, row after row,
-each with a record (kind, first key, row, head). To follow one tile: this file, :mod:`.producer`,
-:mod:`.consumer` and one of the mainloops.
+each with a descriptor (kind, first key, row, head). To follow one tile: this file,
+:mod:`.producer`, :mod:`.consumer` and one of the mainloops.
 
     producer   TMA: K(t), V(t−1), with a row's first tile Q, into rings of stages (:mod:`.rings`)
                  │ full[stage], phase            ▲ empty[stage], phase ^ 1
@@ -48,7 +48,7 @@ still serves, behind the exponentials. O leaves through the shared memory of its
     barrier        arrives                               waits
     full_q[i]      producer, bytes of Q                  consumers, before S of a row's first tile
     empty_q[i]     each consumer, O has left the stage   producer
-    full_k[s]      producer, bytes of K; the record      consumers, while the tile before is theirs
+    full_k[s]      producer, bytes of K; descriptor      consumers, while the tile before is theirs
     empty_k[s]     each consumer, S of the tile          producer
     full_v[s]      producer, bytes of V                  consumers, before P V of the tile
     empty_v[s]     each consumer, P V of the tile        producer

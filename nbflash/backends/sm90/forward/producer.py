@@ -7,9 +7,9 @@ attend nothing, and are then the NaN watch (:mod:`nbflash.backends.sm90.shared.n
 import math
 
 from masks import FULL
-from nbflash.backends.sm90.shared.config import END, FIRST, RECORD_WORDS
+from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END, FIRST
 from nbflash.backends.sm90.shared.nan_watch import THREADS
-from nbflash.backends.sm90.shared.tile_stream import make_send, tiles_of_round, write_record
+from nbflash.backends.sm90.shared.tile_stream import make_send, tiles_of_round, write_descriptor
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.tile.ring import divmod_int32, make_advance, rounds_of
@@ -19,16 +19,16 @@ from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES
 def make_load_stream(cfg):
     """``load_stream(smem, place, maps, sizes, schedule)``, for one thread.
 
-        K, record   t              t + 1          t + 2          V follows K one tile behind, as it
-        V           t − 1          t              t + 1          is needed
-        Q           with a row's first tile
+        K, descriptor   t          t + 1      t + 2      V follows K one tile behind, as it
+        V               t − 1      t          t + 1      is needed
+        Q               with a row's first tile
 
     A row is looked up while the one before is fed.
     """
     TILE_M, TILE_N, Q_BYTES, KV_BYTES = cfg.tile_m, cfg.tile_n, cfg.q_bytes, cfg.kv_bytes
     Q_PANEL, KV_PANEL = TILE_M * ROW_BYTES, TILE_N * ROW_BYTES
     layout, barriers = cfg.smem, cfg.barriers
-    K, V, RECORDS = layout.k, layout.v, layout.records
+    K, V, DESCRIPTORS = layout.k, layout.v, layout.descriptors
     FULL_Q, EMPTY_Q, FULL_K = barriers.full_q, barriers.empty_q, barriers.full_k
     EMPTY_K, FULL_V, EMPTY_V = barriers.empty_k, barriers.full_v, barriers.empty_v
     RAW_V = barriers.raw_v
@@ -64,9 +64,9 @@ def make_load_stream(cfg):
                     n0 = types.int32(col_idx[t] * TILE_N)
                     # empty_k: each consumer arrives after its S, we wait.
                     mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
-                    record = words + RECORDS // 4 + RECORD_WORDS * stage
+                    descriptor = words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage
                     first = FIRST if t == begin else 0
-                    write_record(smem, record, kind[t] + first, n0, m_block, bh)
+                    write_descriptor(smem, descriptor, kind[t] + first, n0, m_block, bh)
                     # full_k: the bytes arrive, consumers wait.
                     bar = base + FULL_K + 8 * stage
                     send(base + K + stage * KV_BYTES, KV_PANEL, k_map, n0, h_kv, b, bar, KV_BYTES)
@@ -85,13 +85,15 @@ def make_load_stream(cfg):
                     stage, phase = advance(stage, phase)
         if v_n0 >= 0:
             load_v(base, v_map, v_n0, v_head, v_batch, v_full, v_stage, v_phase)
-            # The last record brings keys too: S of a tile that is none spares a case.
+            # The last descriptor brings keys too: S of a tile that is none spares a case.
             mbarrier_wait(base + EMPTY_K + 8 * stage, phase)
-            write_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage, END, 0, 0, 0)
+            write_descriptor(
+                smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0
+            )
             to, bar = base + K + stage * KV_BYTES, base + FULL_K + 8 * stage
             send(to, KV_PANEL, k_map, v_n0, v_head, v_batch, bar, KV_BYTES)
         else:
-            write_record(smem, words + RECORDS // 4, END, 0, 0, 0)
+            write_descriptor(smem, words + DESCRIPTORS // 4, END, 0, 0, 0)
             mbarrier_arrive(base + FULL_K)
 
     return load_stream

@@ -11,18 +11,18 @@ One thread of a consumer warpgroup arrives for all of it.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nbflash.backends.sm90.shared.config import RECORD_WORDS
+from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.tma import bulk_wait_read
-from nbflash.cuda.tile.ring import read_record
+from nbflash.cuda.tile.ring import read_descriptor
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, lower
 
 
 class Rings(NamedTuple):
     """What `make_rings` returns; ``k_of`` and ``v_of`` are lower words of descriptors.
 
-    wait_k(smem, place, stage, phase)    K has arrived; the record of its tile
+    wait_k(smem, place, stage, phase)    K has arrived; the descriptor of its tile
     wait_q(base, stage, phase)           Q has arrived
     wait_v(base, stage, phase)           V has arrived, and the NaN watch has seen it
     release_k(base, stage)               S of the tile is done
@@ -44,7 +44,7 @@ class Rings(NamedTuple):
 def make_rings(cfg):
     """`Rings` of a configuration."""
     KV_BYTES, KV_PANEL = cfg.kv_bytes, cfg.tile_n * ROW_BYTES
-    K, V, RECORDS, STAGED = cfg.smem.k, cfg.smem.v, cfg.smem.records, cfg.q_stages > 1
+    K, V, DESCRIPTORS, STAGED = cfg.smem.k, cfg.smem.v, cfg.smem.descriptors, cfg.q_stages > 1
     barriers = cfg.barriers
     FULL_Q, FULL_K, FULL_V = barriers.full_q, barriers.full_k, barriers.full_v
     EMPTY_Q, EMPTY_K, EMPTY_V = barriers.empty_q, barriers.empty_k, barriers.empty_v
@@ -53,7 +53,7 @@ def make_rings(cfg):
     def wait_k(smem, place, stage, phase):
         base, words = place
         mbarrier_wait(base + FULL_K + 8 * stage, phase)
-        return read_record(smem, words + RECORDS // 4 + RECORD_WORDS * stage)
+        return read_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage)
 
     @inlined
     def wait_q(base, stage, phase):

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from nbflash.cuda.tile.wgmma.gemm import PANEL
 
-RECORD_WORDS = 4  # kind, first key, row, head
+DESCRIPTOR_WORDS = 4  # kind, first key, row, head
 BAD_WORDS = 4  # a bit for each of 128 keys
-END = 0  # kind of the record that closes a stream
+END = 0  # kind of the tile descriptor that closes a stream
 FIRST = 1 << 30  # added to the kind of a row's first tile
 # Of a multiprocessor: bytes of shared memory, those of them that a block has for itself, registers.
 SMEM_BYTES, RESERVED_BYTES, REGISTERS = 228 << 10, 1 << 10, 1 << 16

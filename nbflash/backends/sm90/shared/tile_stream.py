@@ -8,8 +8,8 @@ from nbflash.cuda.tile.wgmma.gemm import PANEL
 
 
 @inlined
-def write_record(smem, at, kind, n0, row, bh):
-    """What a consumer knows of a tile."""
+def write_descriptor(smem, at, kind, n0, row, bh):
+    """The tile descriptor: what a consumer knows of a tile."""
     smem[at] = kind
     smem[at + 1] = n0
     smem[at + 2] = row
