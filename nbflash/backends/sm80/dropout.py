@@ -15,7 +15,7 @@ from nbflash.cuda.tile.wgmma.dropout import (
     make_drop,
     make_drop_across,
     make_firsts,
-    place_words,
+    words_of_row,
     round_keys,
 )
 
@@ -47,7 +47,7 @@ def make_random(cfg):
         """What the rows of a warp's first and second 16-row tile are for the counter."""
         keys, shifts = random
         first, second = query_at(shifts, q), query_at(shifts, q + 16)
-        return place_words(keys, first, h, b), place_words(keys, second, h, b)
+        return words_of_row(keys, first, h, b), words_of_row(keys, second, h, b)
 
     return random_of, rows_of
 

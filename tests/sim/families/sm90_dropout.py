@@ -95,7 +95,7 @@ OF_FORWARD = (
         COMPUTE,
         Mutant(
             "place of the row before",
-            "where, spot = row_at(next_block, next_bh, sources, thread)",
+            "where, row_words = row_at(next_block, next_bh, sources, thread)",
             "pass",
             1,
             2,
@@ -189,7 +189,9 @@ OF_ROWS = (
     (STATISTICS, Mutant("δ as it is", "minus0 * share, minus1 * share", "minus0, minus1")),
     (
         DQ_COMPUTE,
-        Mutant("place of the first row", "spot_of(drawn, row,", "spot_of(drawn, 0 * row,"),
+        Mutant(
+            "place of the first row", "row_words_of(drawn, row,", "row_words_of(drawn, 0 * row,"
+        ),
     ),
     *((DQ_COMPUTE, mutant) for mutant in TILES),
     (

@@ -114,7 +114,7 @@ HOPPER = (
         COMPUTE,
         Mutant(
             "place of the first row",
-            "where, spot = row_at(next_block, next_bh, sources, thread)",
+            "where, row_words = row_at(next_block, next_bh, sources, thread)",
             "pass",
             1,
             2,

@@ -218,8 +218,8 @@ NUMBERS = (
 DROPS = (
     Mutant(
         "second tile as the first",
-        "place_words(keys, second, h, b)",
-        "place_words(keys, first, h, b)",
+        "words_of_row(keys, second, h, b)",
+        "words_of_row(keys, first, h, b)",
     ),
     Mutant("second tile's own", "drop(ONES, rows[1], keys", "drop(ONES, rows[0], keys"),
     Mutant("keys of the first group", "call_of(shifts, n0,", "call_of(shifts, 0,"),

@@ -106,7 +106,7 @@ def make_keys(cfg):
 
 
 def make_columns_stream(cfg):
-    """``columns_stream(smem, stats, place, result, params, drawing, thread)``, for who computes.
+    """``columns_stream(smem, stats, place, result, params, drawing, thread)``, for a consumer.
 
     ``drawing``: what dropout has drawn and drops by.
     """

@@ -164,7 +164,7 @@ def make_role(cfg, of_keys):
 
 
 def make_wide_stream(cfg):
-    """``wide_stream(smem, stats, place, result, params, drawing, thread)``, for who computes."""
+    """``wide_stream(smem, stats, place, result, params, drawing, thread)``, for a consumer."""
     warpgroup_of, (*_, factor_of) = make_warpgroup_of(2), make_dropping(cfg)
     of_keys, of_values = make_role(cfg, True), make_role(cfg, False)
 

@@ -72,7 +72,7 @@ def make_compute_stream(cfg):
     issue_dq = make_gemm_pv(cfg.dtype, TILE_N)
     pack = make_wgmma_softmax(TILE_N, cfg.dtype).pack
     dropped_dp, ds_full, ds_masked = make_gradients(cfg, TILE_N)
-    _, spot_of, drawing_of = make_drawing(cfg)
+    _, row_words_of, drawing_of = make_drawing(cfg)
     (where_of, scoring_of), weights = make_scoring(cfg), make_row_weights(cfg, TILE_N)
     scored, unit_of = make_scored(cfg, TILE_N, 0, with_slope=True)
     weights_full, weights_masked = weights
@@ -210,20 +210,21 @@ def make_compute_stream(cfg):
             while kind != END:
                 if not BY_Q and kind >= LAST and leader:
                     mbarrier_arrive(empty_q + 8 * q_stage_of(nth_row))
-                stage, who = do_stage_of(nth_row), opaque(thread)  # or addresses stay in registers
+                stage = do_stage_of(nth_row)
+                rematerialised_thread = opaque(thread)  # or addresses stay in registers
                 mbarrier_wait(full_do + 8 * stage, do_phase_of(nth_row))
                 part = warpgroup * DO_STAGES + stage
                 dout = words + DO // 4 + part * (PART_BYTES // 4)
                 m, minus_delta = statistics_of(
-                    loaded, smem, dout, stats, row, bh, sizes, dropping, who
+                    loaded, smem, dout, stats, row, bh, sizes, dropping, rematerialised_thread
                 )
-                spot = spot_of(drawn, row, bh, result[2], who)
-                where = where_of(row, bh, result[2], scale, params, who)
+                row_words = row_words_of(drawn, row, bh, result[2], rematerialised_thread)
+                where = where_of(row, bh, result[2], scale, params, rematerialised_thread)
                 rows, acc = (m, row, bh, where), ACC_START
                 dp = issue_dp(place, nth_row, tile, thread)
                 p, dp = under_dp(s, dp, kind, n0, rows, smem, place, tile, masking, scaling, thread)
                 while kind < LAST:
-                    drawing = drawing_of(drawn, spot, dropping, n0, thread)
+                    drawing = drawing_of(drawn, row_words, dropping, n0, thread)
                     acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)
                     tile += one
                     kind, n0, _, _ = descriptor_of(smem, place, tile)
@@ -239,7 +240,7 @@ def make_compute_stream(cfg):
                 if BY_Q and leader:
                     mbarrier_arrive(empty_do + 8 * do_stage_of(nth_row))
                 kind = types.int32(kind - LAST)
-                drawing = drawing_of(drawn, spot, dropping, n0, thread)
+                drawing = drawing_of(drawn, row_words, dropping, n0, thread)
                 # Read before a product that all warps issue: its wait may release the descriptor.
                 _, _, this_row, this_bh = read_descriptor(smem, descriptor_at(words, tile))
                 acc = accumulate(acc, p, dp, kind, minus_delta, drawing, place, tile)

@@ -50,7 +50,7 @@ def make_compute_stream(cfg):
     wait_k, wait_q, k_of, v_of = rings.wait_k, rings.wait_q, rings.k_of, rings.v_of
     finish_row = make_finish_row(cfg)
     where_of, scoring_of = make_scoring(cfg)
-    _, spot_of, drawing_of = make_drawing(cfg)
+    _, row_words_of, drawing_of = make_drawing(cfg)
     straight = make_straight(cfg)
     advance, advance_v = make_advance(cfg.k_stages), make_advance(cfg.v_stages)
 
@@ -59,13 +59,13 @@ def make_compute_stream(cfg):
         """What the scores of a row tile and its dropout go by."""
         heads, scale, params, _, drawn, _ = sources
         where = where_of(m_block, bh, heads, scale, params, thread)
-        return where, spot_of(drawn, m_block, bh, heads, thread)
+        return where, row_words_of(drawn, m_block, bh, heads, thread)
 
     @inlined
-    def scoring_at(where, spot, m_block, n0, sources, thread):
+    def scoring_at(where, row_words, m_block, n0, sources, thread):
         """``scoring`` of a tile of the row."""
         _, scale, params, operands, drawn, dropping = sources
-        drawing = drawing_of(drawn, spot, dropping, n0, thread)
+        drawing = drawing_of(drawn, row_words, dropping, n0, thread)
         return scoring_of(where, m_block, n0, scale, params, thread), operands, drawing
 
     @inlined
@@ -84,12 +84,12 @@ def make_compute_stream(cfg):
             q = q_of(smem, place, zero, warpgroup, thread), zero, zero
             # O of no row, which nobody stores: of no weights, and K instead of V.
             state, prior = start(base, q[0], warpgroup), (k_of(base, zero), types.int32(-1))
-            where, spot = row_at(next_block, next_bh, sources, thread)
+            where, row_words = row_at(next_block, next_bh, sources, thread)
             while kind != END:
                 if kind == FULL and straight(m_block, n0, params, warpgroup):
                     keep, ending = (types.uint32(ALL), types.uint32(ALL)), zero
                     tile = kind, (n0, m_block, bh)
-                    scoring = scoring_at(where, spot, m_block, n0, sources, thread)
+                    scoring = scoring_at(where, row_words, m_block, n0, sources, thread)
                     state, next_tile, q = step_full(
                         state, q, now, prior, tile, keep, ending, smem, place, scoring, ids
                     )
@@ -97,8 +97,8 @@ def make_compute_stream(cfg):
                     kind, ending = kind & ~FIRST, (m_block, bh, result)
                     keep = keep_of(kind, n0, next_block, next_bh, masking, thread)
                     tile = kind, (n0, next_block, next_bh)
-                    where, spot = row_at(next_block, next_bh, sources, thread)
-                    scoring = scoring_at(where, spot, next_block, n0, sources, thread)
+                    where, row_words = row_at(next_block, next_bh, sources, thread)
+                    scoring = scoring_at(where, row_words, next_block, n0, sources, thread)
                     state, next_tile, q = step_first(
                         state, q, now, prior, tile, keep, ending, smem, place, scoring, ids
                     )
@@ -106,7 +106,7 @@ def make_compute_stream(cfg):
                 else:
                     keep, ending = keep_of(kind, n0, m_block, bh, masking, thread), zero
                     tile = kind, (n0, m_block, bh)
-                    scoring = scoring_at(where, spot, m_block, n0, sources, thread)
+                    scoring = scoring_at(where, row_words, m_block, n0, sources, thread)
                     state, next_tile, q = step_masked(
                         state, q, now, prior, tile, keep, ending, smem, place, scoring, ids
                     )

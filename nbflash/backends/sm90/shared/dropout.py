@@ -8,13 +8,14 @@ from nbflash.cuda.tile.dropout import key_of, make_shifts
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import row_of_thread
-from nbflash.cuda.tile.wgmma.dropout import make_call, make_drop, place_words, round_keys
+from nbflash.cuda.tile.wgmma.dropout import make_call, make_drop, words_of_row, round_keys
 from nbflash.cuda.tile.wgmma.gradient import make_row_gradients, make_score_gradients
 
 
 def make_drawing(cfg):
-    """``drawn_of(state)`` of a launch, ``place_of(drawn, row, bh, heads, thread)`` of a row tile,
-    and of its tiles ``drawing_of(drawn, place, dropping, n0, thread)``, which `make_dropped` takes.
+    """``drawn_of(state)`` of a launch; ``row_words_of(drawn, row, bh, heads, thread)`` of a row
+    tile, what is the same for its tiles; and of each of them
+    ``drawing_of(drawn, row_words, dropping, n0, thread)``, which `make_dropped` takes.
     """
     if not cfg.dropout:
 
@@ -23,14 +24,14 @@ def make_drawing(cfg):
             return types.int32(0)
 
         @inlined
-        def nowhere(drawn, row, bh, heads, thread):
+        def no_words(drawn, row, bh, heads, thread):
             return types.int32(0)
 
         @inlined
-        def nothing(drawn, place, dropping, n0, thread):
+        def nothing(drawn, row_words, dropping, n0, thread):
             return types.int32(0)
 
-        return no_key, nowhere, nothing
+        return no_key, no_words, nothing
     TILE_M, (shifts_of, query_at, _) = cfg.tile_m, make_shifts(cfg.dropout)
     call_of = make_call(cfg.dropout, cfg.tile_n)
 
@@ -39,17 +40,17 @@ def make_drawing(cfg):
         return round_keys(key_of(state)), shifts_of(state)
 
     @inlined
-    def place_of(drawn, row, bh, heads, thread):
+    def row_words_of(drawn, row, bh, heads, thread):
         (keys, shifts), (b, h) = drawn, divmod_int32(bh, heads)
         q = types.int32(row * TILE_M + row_of_thread(thread))
-        return place_words(keys, query_at(shifts, q), h, b)
+        return words_of_row(keys, query_at(shifts, q), h, b)
 
     @inlined
-    def drawing_of(drawn, place, dropping, n0, thread):
+    def drawing_of(drawn, row_words, dropping, n0, thread):
         keys, shifts = drawn
-        return keys, place, dropping[0], call_of(shifts, n0, types.uint32(opaque(thread)))
+        return keys, row_words, dropping[0], call_of(shifts, n0, types.uint32(opaque(thread)))
 
-    return drawn_of, place_of, drawing_of
+    return drawn_of, row_words_of, drawing_of
 
 
 def make_dropped(cfg, n, part=0):
@@ -65,8 +66,8 @@ def make_dropped(cfg, n, part=0):
 
     @inlined
     def dropped(p, drawing):
-        keys, place, threshold, call = drawing
-        return drop(p, place, keys, threshold, call)
+        keys, row_words, threshold, call = drawing
+        return drop(p, row_words, keys, threshold, call)
 
     return dropped
 
@@ -87,8 +88,8 @@ def make_gradients(cfg, n):
 
     @inlined
     def dropped_dp(dp, minus_delta, drawing):
-        keys, place, threshold, call = drawing
-        return drop_dp(dp, minus_delta, place, keys, threshold, call)
+        keys, row_words, threshold, call = drawing
+        return drop_dp(dp, minus_delta, row_words, keys, threshold, call)
 
     @inlined
     def full(p, dp, minus_delta):

@@ -167,15 +167,15 @@ def _step(x, y):
 
 
 @unrolled
-def _place_words(keys, number, h, b):
+def _words_of_row(keys, number, h, b):
     queries, by_keys = _head_words(keys, h, b)
     return *map(uniform, by_keys), *_begun(philox.M1, number, queries)
 
 
 @inlined
-def place_words(keys, q, h, b):
+def words_of_row(keys, q, h, b):
     """Of the queries ``q`` and ``q + 8``, which a thread has, of one head."""
-    return _place_words(keys, types.uint32(_queries_of(q)), types.uint32(h), types.uint32(b))
+    return _words_of_row(keys, types.uint32(_queries_of(q)), types.uint32(h), types.uint32(b))
 
 
 def _number(numbers, group, step, second=0):
@@ -216,15 +216,16 @@ def make_call(dropout, n):
 def make_drop(n, part=0):
     """``drop, drop_dp`` for part ``part`` of ``n`` columns, a multiple of 32.
 
-    ``drop(p, place, keys, threshold, call)``: of packed P what is kept. ``drop_dp(dp, minus_delta,
-    …)``: (1 − p) Z ∘ dP − δ, of dP and of −δ of a thread's two rows. ``call``: what the first key
-    of the lane is for the counter, or the first ones in all groups of 32, and then whether the
-    lane's first call is that of the second group.
+    ``drop(p, row_words, keys, threshold, call)``: of packed P what is kept.
+    ``drop_dp(dp, minus_delta, …)``: (1 − p) Z ∘ dP − δ, of dP and of −δ of a thread's two rows.
+    ``row_words``: of `words_of_row`. ``call``: what the first key of the lane is for the counter,
+    or the first ones in all groups of 32, and then whether the lane's first call is that of the
+    second group.
     """
     GROUPS = range(n // 32 * part, n // 32 * (part + 1))
 
-    def halves_of(place, keys, call):
-        mixed, (word, low), (*firsts, second) = place[:2], place[2:], call
+    def halves_of(row_words, keys, call):
+        mixed, (word, low), (*firsts, second) = row_words[:2], row_words[2:], call
         of_query = _apart(philox.M0, (opaque_value(word), low))  # or three words stay in registers
 
         def words_of(group, second=0):
@@ -244,14 +245,14 @@ def make_drop(n, part=0):
                 yield from _step(*_further(x, y, z))
 
     @unrolled
-    def drop(p, place, keys, threshold, call):
-        masks = (kept_halves(word, threshold) for word in halves_of(place, keys, call))
+    def drop(p, row_words, keys, threshold, call):
+        masks = (kept_halves(word, threshold) for word in halves_of(row_words, keys, call))
         return tuple(map(operator.and_, p, masks))
 
     @unrolled
-    def drop_dp(dp, minus_delta, place, keys, threshold, call):
+    def drop_dp(dp, minus_delta, row_words, keys, threshold, call):
         out = []
-        for n, word in enumerate(halves_of(place, keys, call)):
+        for n, word in enumerate(halves_of(row_words, keys, call)):
             minus = minus_delta[n % 2]
             pair = [x + minus for x in dp[2 * n : 2 * n + 2]]
             out += selected(word, threshold, pair, (minus, minus))
