@@ -1,7 +1,7 @@
 """decode on CUDA arrays: split-KV, bound once for all calls of one signature.
 
-A kernel attends a share of each sequence's keys in every block. Of each row tile the block that is
-done last joins the shares, or, where those are many, a second kernel does. How many there are
+A kernel attends one split of a sequence's keys in every block. Of each row tile the block that is
+done last joins the splits, or, where those are many, a second kernel does. How many there are
 depends on capacities and not on lengths, which the kernels read: nothing waits for the device, and
 a CUDA graph may be replayed with other lengths and pages.
 """

@@ -1,4 +1,4 @@
-"""The Hopper decode kernel over caches of one byte, and what their scales may be."""
+"""The Hopper decode kernel over 8-bit quantised caches, and what their scales may be."""
 
 import ml_dtypes
 import numpy as np

@@ -16,12 +16,12 @@ _NEAR_BEST = 1.05
 
 
 def most_splits(tiles: int) -> int:
-    """How many shares so many tiles may be cut into."""
+    """How many splits so many tiles may be cut into."""
     return min(max(tiles // _FEW_TILES, 1), _MOST_SPLITS)
 
 
 def splits_for(items: int, tiles: int, slots: int) -> int:
-    """How many shares the keys are cut into: as in FlashDecoding, by the time of whole waves.
+    """How many splits the keys are cut into: as in FlashDecoding, by the time of whole waves.
 
     ``items · splits`` blocks run in waves of ``slots``, of which the last is as long as a full one.
     A wave takes the time of a block's tiles, of its beginning and of its end. The fewest splits

@@ -1,4 +1,4 @@
-"""Caches of one byte to packed float16, in registers: int8 and fp8 (e4m3)."""
+"""8-bit quantised caches to packed float16, in registers: int8 and fp8 (e4m3)."""
 
 import numpy as np
 

@@ -140,10 +140,10 @@ ROW = (
 LOAD = (
     Mutant(
         "one tile more",
-        "min(begin + (split + 1) * share, end)",
-        "min(begin + (split + 1) * share + 1, end)",
+        "min(begin + (split + 1) * tiles, end)",
+        "min(begin + (split + 1) * tiles + 1, end)",
     ),
-    Mutant("every split from the first tile", "min(begin + split * share, end)", "begin"),
+    Mutant("every split from the first tile", "min(begin + split * tiles, end)", "begin"),
     Mutant("share rounded down", "(end - begin + splits - 1) // splits", "(end - begin) // splits"),
     Mutant("tiles rounded down", "(length + TILE_N - 1) // TILE_N", "length // TILE_N"),
     Mutant("mask of the first plane", "types.int32(row_ptr[plane])", "types.int32(row_ptr[0])"),

@@ -7,7 +7,7 @@ from nbflash.backends.sm90.shared.config import BAD_WORDS, DESCRIPTOR_WORDS, Pan
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 
-# Of a row tile: query tokens × heads that share a key head; and for caches of one byte.
+# Of a row tile: query tokens × heads that share a key head; and for 8-bit quantised caches.
 ROWS, STORED_ROWS = 64, 16
 RAGGED = 1 << 30  # added to the kind of a tile that some row does not see to its end
 SWIZZLED_ROWS = 8  # a box of keys starts where the swizzle does
@@ -27,7 +27,7 @@ class DecodeSm90Config(Panels):
     box : int
         Keys that follow each other in memory: of a page, or of a tile.
     stored : str
-        ``"int8"`` or ``"float8_e4m3fn"`` for caches of one byte; else nothing.
+        ``"int8"`` or ``"float8_e4m3fn"`` for 8-bit quantised caches; else nothing.
     masked : bool
         Whether a schedule says which tiles there are; if not, the causal rule.
     stages : int
@@ -61,7 +61,7 @@ class DecodeSm90Config(Panels):
 
     @property
     def quantised(self):
-        """Whether K and V are of one byte, with scales."""
+        """Whether K and V are quantised to 8 bits, with scales."""
         return bool(self.stored)
 
     @property
@@ -96,7 +96,7 @@ class DecodeSm90Config(Panels):
         if self.tile_n % 32 or self.tile_n > 32 * BAD_WORDS:
             reasons.append(f"tile_n is 32, 64, 96 or 128, got {self.tile_n}")
         if self.quantised and self.tile_n != 64:
-            reasons.append(f"tile_n is 64 for caches of one byte, got {self.tile_n}")
+            reasons.append(f"tile_n is 64 for 8-bit quantised caches, got {self.tile_n}")
         columns = 16 if self.quantised else 8
         if self.head_dim % columns:
             reasons.append(f"head_dim is a multiple of {columns}, got {self.head_dim}")
@@ -131,8 +131,8 @@ class DecodeSm90Config(Panels):
         return self.barriers.end + ALIGNMENT
 
 
-# Head_dims up to a number: tile_n, stages, blocks of a multiprocessor; then for caches of one byte,
-# and with a mask.
+# Head_dims up to a number: tile_n, stages, blocks of a multiprocessor; then for 8-bit quantised
+# caches, and for these with a mask.
 _TABLE = (
     (PANEL, 64, 6, 2),
     (2 * PANEL, 64, 6, 1),

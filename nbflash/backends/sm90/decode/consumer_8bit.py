@@ -1,4 +1,4 @@
-"""Caches of one byte in the Hopper decode kernel: see :mod:`.kernel`.
+"""8-bit quantised caches in the Hopper decode kernel: see :mod:`.kernel`.
 
 A tile of K and V arrives as it is stored, with a scale for each key: the loading warp's lanes fetch
 them while TMA works. Every warp computes for itself, with 16 rows of Q, the keys of a

@@ -3,7 +3,7 @@
 A block takes one part of the keys of one row tile: rows are the query tokens of all heads that
 share a key head (row r is token r // pack, head r % pack of them), so that K and V are read once.
 What bounds it is memory: a warp loads as many tiles as fit, and a warpgroup computes one after the
-other; of caches of one byte its warps compute keys of their own (:mod:`.consumer_8bit`).
+other; of 8-bit quantised caches its warps compute keys of their own (:mod:`.consumer_8bit`).
 The block that is done last of a row tile joins its parts (:mod:`.combine_in_block`), or, where they
 are many, `combine_simt` does.
 
@@ -16,7 +16,7 @@ are many, `combine_simt` does.
     barrier      arrives                               waits
     full_k[s]    loader, bytes of K; descriptor        all that compute, before S of the tile
     full_v[s]    loader, bytes of V; then scales       all that compute, before P V of the tile
-    empty[s]     one that computes (of one byte: one   loader
+    empty[s]     one that computes (of 8 bits: one     loader
                  of each warp), P V of the tile
 
 The loader's lanes send the boxes of different pages. One of them says how many bytes will come, no

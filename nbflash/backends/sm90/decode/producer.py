@@ -35,8 +35,8 @@ def make_tiles_of_part(cfg):
         if MASKED:
             begin, last = types.int32(row_ptr[plane]), types.int32(row_ptr[plane + 1])
             end = first_behind(col_idx, begin, last, end, lane)
-        share = (end - begin + splits - 1) // splits
-        return min(begin + split * share, end), min(begin + (split + 1) * share, end)
+        tiles = (end - begin + splits - 1) // splits
+        return min(begin + split * tiles, end), min(begin + (split + 1) * tiles, end)
 
     return tiles_of_part
 
@@ -83,8 +83,8 @@ def make_load(cfg):
         (base, words), (k_map, v_map) = place, maps
         length, seen_by_all, split, splits, plane, head = part
         stage, phase = types.int32(0), types.int32(1)
-        shares, once = (length, split, splits, plane), evict_first()
-        first, end = tiles_of_part(*shares, schedule[0], schedule[1], lane)
+        once, row_ptr, col_idx = evict_first(), schedule[0], schedule[1]
+        first, end = tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane)
         n0, kind, boxes, page, inside = look_up(first, end, length, pages, schedule, lane)
         held = fetch_scales(n0, length, head, pages, scales, lane)
         for t in range(first, end):

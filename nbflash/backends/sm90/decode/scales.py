@@ -32,7 +32,7 @@ def make_scales(cfg):
     fetch(n0, length, head, pages, scales, lane)    a lane's, of a tile: the bits of K's and V's,
                                                     of each of its keys; 1 behind the last
     put(smem, at, held)                             at the lane's place
-    unit_of(held)                                   the unit of V's, for who sees all of the tile
+    unit_of(held)                                   the unit of V's, where all of a tile is seen
     """
     TILE_N = cfg.tile_n
 
