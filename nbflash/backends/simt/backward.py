@@ -87,7 +87,9 @@ def make_bwd_simt(cfg):
     SCORED, UNIT = cfg.score is not None, ACC(LOG2_E)
     SLOPED, FROM_Q = SCORED and cfg.score.has_slope, ACC(1 if SCORED else LN2)
     places = [(i, j) for i in ROWS[:RM] for j in COLUMNS[:RN]]
-    hold, apply_score, apply_with_slope, rest = make_score(cfg.score, places)
+    score = make_score(cfg.score, places)
+    hold, apply_score, apply_with_slope = score.hold, score.apply, score.apply_with_slope
+    rest = score.rest
     DROPOUT, steps = bool(cfg.dropout), (RM, RN, 4 * TY, 4 * TX)
     draws_of, kept, drop = make_dropout(cfg.dropout, *steps)
 

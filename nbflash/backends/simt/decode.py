@@ -63,7 +63,9 @@ def make_decode_simt(cfg):
     apply_mask = make_apply_mask(
         [r // PACK for r in range(ROWS)], [u * SLOTS for u in range(KEYS)], QUERIES, TILE_N
     )
-    row_max, rescale, probabilities, row_sum, _, _ = make_softmax(ROWS, KEYS, 1)
+    softmax = make_softmax(ROWS, KEYS, 1)
+    row_max, rescale, probabilities = softmax.row_max, softmax.rescale, softmax.probabilities
+    row_sum = softmax.row_sum
     scale_rows, scale_l = make_scale_rows(ROWS, PER_LANE), make_scale_rows(ROWS, 1)
     larger = unrolled(maximum)
 

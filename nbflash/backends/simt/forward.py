@@ -87,11 +87,14 @@ def make_fwd_simt(cfg):
     apply_mask = make_apply_mask(ROWS, COLUMNS[:RN], TILE_M, TILE_N)
     SCORED, UNIT = cfg.score is not None, ACC(LOG2_E)
     places = [(i, j) for i in ROWS for j in COLUMNS[:RN]]
-    hold, apply_score, _, rest = make_score(cfg.score, places)
+    score = make_score(cfg.score, places)
+    hold, apply_score, rest = score.hold, score.apply, score.rest
     DROPOUT, steps = bool(cfg.dropout), (RM, RN, 4 * TY, 4 * TX)
     draws_of, kept, drop = make_dropout(cfg.dropout, *steps)
     scale_rows = make_scale_rows(RM, RD)
-    row_max, rescale, probabilities, row_sum, row_total, inverse = make_softmax(RM, RN, TX)
+    softmax = make_softmax(RM, RN, TX)
+    row_max, rescale, probabilities = softmax.row_max, softmax.rescale, softmax.probabilities
+    row_sum, row_total, inverse = softmax.row_sum, softmax.row_total, softmax.inverse
 
     @unrolled
     def store_p(smem, at, p):

@@ -90,9 +90,9 @@ def make_bwd_sm80(cfg):
         apply_mask, places = make_apply_mask(M_TILES, LENGTH, TILE_M), scores.places()
     numbers_of = make_query_numbers(scores, transposed=COLUMNS)
     slopes_of = cfg.score if cfg.score is not None and cfg.score.has_slope else None
-    exponents, weights, gradients, gradients_masked = make_gradients(
-        M_TILES, LENGTH, slopes_of, transposed=COLUMNS
-    )
+    steps = make_gradients(M_TILES, LENGTH, slopes_of, transposed=COLUMNS)
+    exponents, weights = steps.exponents, steps.weights
+    gradients, gradients_masked = steps.full, steps.masked
     scored, unit_of = make_scored(cfg, places, with_slope=True)
     pack, pack_acc = scores.make_pack(cfg.dtype), output.make_pack(cfg.dtype)
     store_rows = make_store_rows(TILE, M_TILES, cfg.head_dim)

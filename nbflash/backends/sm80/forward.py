@@ -103,7 +103,9 @@ def make_fwd_sm80(cfg):
     poison_rows, clean = make_poison_rows(cfg.dtype, M_TILES, TILE_N, TILE), copy_kv.clean
     apply_mask = make_apply_mask(M_TILES, TILE_N, TILE_M)
     softmax = make_softmax(M_TILES, TILE_N)
-    row_max, has_grown, rescale, probabilities, row_sums, row_total, inverse = softmax
+    row_max, has_grown, rescale = softmax.row_max, softmax.has_grown, softmax.rescale
+    probabilities, row_sums = softmax.probabilities, softmax.row_sums
+    row_total, inverse = softmax.row_total, softmax.inverse
     pack, pack_o = scores.make_pack(cfg.dtype), output.make_pack(cfg.dtype)
     scale_rows, store_rows = output.make_scale_rows(), make_store_rows(TILE, M_TILES, cfg.head_dim)
     store_numbers = make_store_numbers(scores.rows)

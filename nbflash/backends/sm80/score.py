@@ -26,9 +26,9 @@ def make_scored(cfg, places, *, with_slope=False):
             return scale
 
         return same, scale_of
-    hold, apply, apply_with_slope, rest = make_score(cfg.score, places, cfg.dtype)
-    step = apply_with_slope if with_slope and cfg.score.has_slope else apply
-    UNIT = types.float32(LOG2_E)
+    score, UNIT = make_score(cfg.score, places, cfg.dtype), types.float32(LOG2_E)
+    step = score.apply_with_slope if with_slope and cfg.score.has_slope else score.apply
+    hold, rest = score.hold, score.rest
 
     @inlined
     def scored(s, at, params, scale):

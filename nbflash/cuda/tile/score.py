@@ -14,7 +14,9 @@ fragment's place and a constant:
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.score_math import (
@@ -194,17 +196,28 @@ def _form(name, fn, grad, kinds, dtype):
     return _Function(fn, grad)
 
 
-def make_score(code, offsets, dtype=None):
-    """The steps for fragments whose elements are at ``offsets``, (query, key) from their first.
+class ScoreSteps(NamedTuple):
+    """What `make_score` returns; without functions each is None.
 
-    Returns ``hold, apply, apply_with_slope, rest``, or None four times without functions.
-    ``hold(h, params, factor)`` is what of the parameters is read and divided ahead.
-    ``apply(s, held, at, params, factor)`` is x of a fragment at (b, h, query, key);
-    ``apply_with_slope`` is x with what `slope_at` needs. ``rest(params, factor, unit)`` is what x
-    must be multiplied with, which is positive. ``dtype``: of P, than which tanh need not be better.
+    hold(h, params, factor)                  what of the parameters is read and divided ahead
+    apply(s, held, at, params, factor)       x of a fragment at (b, h, query, key)
+    apply_with_slope(s, held, at, …)         x with what `slope_at` needs
+    rest(params, factor, unit)               what x must be multiplied with, which is positive
+    """
+
+    hold: Callable | None = None
+    apply: Callable | None = None
+    apply_with_slope: Callable | None = None
+    rest: Callable | None = None
+
+
+def make_score(code, offsets, dtype=None):
+    """`ScoreSteps` of fragments whose elements are at ``offsets``, (query, key) from their first.
+
+    ``dtype``: of P, than which tanh need not be better.
     """
     if code is None:
-        return (None,) * 4
+        return ScoreSteps()
     parts = zip(code.forms, code.functions, code.kinds, strict=True)
     forms = [_form(name, *functions, kinds, dtype) for name, functions, kinds in parts]
 
@@ -260,7 +273,7 @@ def make_score(code, offsets, dtype=None):
         apply_with_slope = apply
     if not any(form.holds for form in forms):
         hold = hold_nothing
-    return hold, apply, apply_with_slope, rest
+    return ScoreSteps(hold, apply, apply_with_slope, rest)
 
 
 def slope_at(code, x, i):

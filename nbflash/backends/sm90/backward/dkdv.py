@@ -124,13 +124,12 @@ def make_columns_stream(cfg):
     gradients_of, pack = make_gradients_of(cfg)
     (_, unit_of), scoring_of = make_scored(cfg), make_scoring(cfg)
     packed_of, w_of = make_weights_of(cfg, pack)
-    shifts_of, minus_deltas_of, by_keys, _ = make_statistics_of(cfg)
-    draw, dropped, dropped_dp, factor_of = make_dropping(cfg)
-    DROPOUT, ZEROS, finish = (
-        bool(cfg.dropout),
-        (types.float32(0),) * (TILE_M // 4),
-        make_finish(cfg),
-    )
+    statistics, dropping = make_statistics_of(cfg), make_dropping(cfg)
+    shifts_of, minus_deltas_of = statistics.shifts_of, statistics.minus_deltas_of
+    by_keys, factor_of = statistics.by_keys, dropping.factor_of
+    draw, dropped, dropped_dp = dropping.draw, dropping.dropped, dropping.dropped_dp
+    DROPOUT, finish = bool(cfg.dropout), make_finish(cfg)
+    ZEROS = (types.float32(0),) * (TILE_M // 4)
     warpgroup_of, wait_all_but_one, wait_all = (
         make_warpgroup_of(cfg.consumers),
         *map(wgmma_wait, (1, 0)),

@@ -49,9 +49,10 @@ def make_weights(cfg):
     """
     P = cfg.smem.exchange
     probabilities_of, (gradients_of, pack) = make_probabilities_of(cfg), make_gradients_of(cfg)
-    shifts_of, minus_deltas_of, _, less_deltas = make_statistics_of(cfg)
-    draw, dropped, dropped_dp, _ = make_dropping(cfg)
-    DROPOUT = bool(cfg.dropout)
+    statistics, dropping, DROPOUT = make_statistics_of(cfg), make_dropping(cfg), bool(cfg.dropout)
+    shifts_of, minus_deltas_of = statistics.shifts_of, statistics.minus_deltas_of
+    less_deltas, draw = statistics.less_deltas, dropping.draw
+    dropped, dropped_dp = dropping.dropped, dropping.dropped_dp
     (packed_of, w_of), scoring_of = make_weights_of(cfg, pack), make_scoring(cfg)
 
     @inlined
@@ -165,7 +166,7 @@ def make_role(cfg, of_keys):
 
 def make_wide_stream(cfg):
     """``wide_stream(smem, stats, place, result, params, drawing, thread)``, for a consumer."""
-    warpgroup_of, (*_, factor_of) = make_warpgroup_of(2), make_dropping(cfg)
+    warpgroup_of, factor_of = make_warpgroup_of(2), make_dropping(cfg).factor_of
     of_keys, of_values = make_role(cfg, True), make_role(cfg, False)
 
     @inlined

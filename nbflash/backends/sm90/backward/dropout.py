@@ -4,6 +4,9 @@ What the statistics hold is −δ (1 − p), and P and dS are (1 − p) of what 
 dK leave.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from nbflash.backends.sm90.backward.config import PLACE_WORDS
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.dropout import make_shifts
@@ -11,13 +14,24 @@ from nbflash.cuda.tile.ring import read_descriptor
 from nbflash.cuda.tile.wgmma.dropout import make_drop_across, make_firsts
 
 
-def make_dropping(cfg):
-    """``draw, dropped, dropped_dp, factor_of``; without dropout nothing happens.
+class Dropping(NamedTuple):
+    """What `make_dropping` returns.
 
-    ``draw(smem, place, stage, row, pair, drawn, dropping)`` for a tile, by the thread's upper key
-    and first query in it; ``dropped(p, drawn)`` of packed P; ``dropped_dp(dp, minus_deltas,
-    drawn)`` of dP − δ; ``factor_of(dropping)``, 1 / (1 − p).
+    draw(smem, place, stage, row, pair, drawn, dropping)   for a tile, by the thread's upper key and
+                                                           first query in it
+    dropped(p, drawn)                                      of packed P
+    dropped_dp(dp, minus_deltas, drawn)                    of dP − δ
+    factor_of(dropping)                                    1 / (1 − p)
     """
+
+    draw: Callable
+    dropped: Callable
+    dropped_dp: Callable
+    factor_of: Callable
+
+
+def make_dropping(cfg):
+    """`Dropping` of a configuration; without dropout nothing happens."""
     if not cfg.dropout:
 
         @inlined
@@ -36,7 +50,7 @@ def make_dropping(cfg):
         def one(dropping):
             return types.float32(1)
 
-        return nothing, same, same_dp, one
+        return Dropping(nothing, same, same_dp, one)
     PLACES, (_, _, key_at) = cfg.smem.places, make_shifts(cfg.dropout)
     masks_at, drop, drop_dp = make_drop_across(cfg.tile_m)
     firsts_of = make_firsts(cfg.dropout, cfg.tile_m)
@@ -60,4 +74,4 @@ def make_dropping(cfg):
     def factor_of(dropping):
         return dropping[1]
 
-    return draw, dropped, dropped_dp, factor_of
+    return Dropping(draw, dropped, dropped_dp, factor_of)

@@ -110,7 +110,8 @@ def make_compute_stream(cfg):
     (gradients_of, pack), statistics = make_gradients_of(cfg), make_statistics_of(cfg)
     (_, unit_of), scoring_of = make_scored(cfg), make_scoring(cfg)
     packed_of, w_of = make_weights_of(cfg, pack)
-    shifts_of, minus_deltas_of, by_keys, less_deltas = statistics
+    shifts_of, minus_deltas_of = statistics.shifts_of, statistics.minus_deltas_of
+    by_keys, less_deltas = statistics.by_keys, statistics.less_deltas
     left_of, ended = make_ending(cfg)
     store_scores = make_store_fragment(TILE_M, TILE_N)
     finish, ONE = make_finish(cfg), types.float32(1)

@@ -40,7 +40,7 @@ def make_scoring(cfg):
 
         return nothing
     PLACES = cfg.smem.places
-    hold, *_ = make_score(cfg.score, (), cfg.dtype)
+    hold = make_score(cfg.score, (), cfg.dtype).hold
 
     @inlined
     def scoring_of(smem, place, stage, row, pair, scale, params):
@@ -68,8 +68,8 @@ def make_scored(cfg):
 
         return as_they_are, scale_of
     places = [(column_of(i), 8 * row_of(i)) for i in range(cfg.tile_m // 2)]
-    _, apply, apply_with_slope, rest = make_score(code, places, cfg.dtype)
-    step, UNIT = apply_with_slope if code.has_slope else apply, types.float32(LOG2_E)
+    score, UNIT = make_score(code, places, cfg.dtype), types.float32(LOG2_E)
+    step, rest = score.apply_with_slope if code.has_slope else score.apply, score.rest
 
     @inlined
     def scored(s, scoring):

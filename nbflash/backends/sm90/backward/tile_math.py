@@ -1,5 +1,8 @@
 """What a computing warpgroup of the Hopper backward asks of a tile: its descriptor, P and dS."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from masks import BITS, FULL, INTERVAL
 from nbflash.backends.sm90.backward.config import DESCRIPTOR_WORDS
 from nbflash.backends.sm90.backward.score import make_scored
@@ -28,10 +31,23 @@ def make_descriptor_of(cfg):
     return descriptor_of
 
 
-def make_statistics_of(cfg):
-    """``shifts_of, minus_deltas_of`` of ``(stats, place, stage, pair)``; what dP may start with,
-    ``by_keys(minus_deltas)``, and ``less_deltas(dp, …)`` of one that started with zeros.
+class Statistics(NamedTuple):
+    """What `make_statistics_of` returns: of a thread's queries in a tile.
+
+    shifts_of(stats, place, stage, pair)         of the exponents
+    minus_deltas_of(stats, place, stage, pair)   −δ
+    by_keys(minus_deltas)                        what dP may start with
+    less_deltas(dp, stats, place, stage, pair)   dP − δ of one that started with zeros
     """
+
+    shifts_of: Callable
+    minus_deltas_of: Callable
+    by_keys: Callable
+    less_deltas: Callable
+
+
+def make_statistics_of(cfg):
+    """`Statistics` of a configuration."""
     TILE_M, STATS, STAT_WORDS = cfg.tile_m, cfg.smem.statistics // 4, cfg.stat_bytes // 4
     values, by_keys, less = make_statistics(TILE_M, late=cfg.panels > 1)
 
@@ -47,7 +63,7 @@ def make_statistics_of(cfg):
     def less_deltas(dp, stats, place, stage, pair):
         return less(dp, stats, place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair)
 
-    return shifts_of, minus_deltas_of, by_keys, less_deltas
+    return Statistics(shifts_of, minus_deltas_of, by_keys, less_deltas)
 
 
 def make_probabilities_of(cfg):
@@ -60,8 +76,10 @@ def make_probabilities_of(cfg):
     """
     TILE_N, MASK_BYTES, WORDS = cfg.tile_n, cfg.mask_bytes, -(-cfg.tile_n // 32)
     MASKS, DESCRIPTORS = cfg.smem.masks, cfg.smem.descriptors
-    of_scores = make_probabilities(cfg.tile_m, TILE_N, cfg.dtype, cfg.score)
-    (exponents, weights), (interval, bits), full, (p_interval, p_bits) = of_scores
+    steps = make_probabilities(cfg.tile_m, TILE_N, cfg.dtype, cfg.score)
+    exponents, weights, full = steps.exponents, steps.weights, steps.full
+    interval, bits = steps.hide_interval, steps.hide_bits
+    p_interval, p_bits = steps.at_once_interval, steps.at_once_bits
     scored, _ = make_scored(cfg)
 
     @inlined

@@ -21,28 +21,12 @@ def make_compute_stream(cfg):
     """``compute_stream(smem, place, result, masking, operands, params, drawn, thread)``, for every
     thread of the consumer warpgroups.
 
-    A tile's work is that of the configuration's mainloop, halves or a whole, which brings
-
-        q_of(smem, place, stage, warpgroup, thread)   Q as its products take it
-        start(base, q, warpgroup)                     the state before the first tile
-        make_step(masked, first)                      one tile; one form per kind of tile
-        last(state, v_prior, warpgroup)               the last product: O, m, l
-
-    ``step(state, q, now, prior, tile, keep, ending, smem, place, scoring, ids)`` takes
-
-        q         Q, its stage and phase
-        now       stage and phase of the tile's K, and of its V
-        prior     V of the tile before, and its stage
-        tile      kind, and where it is: first key, row tile, batch and head
-        keep      which of a thread's scores count, a word for each of its rows
-        ending    of a row's first tile: the row that ends with the tile before
-        scoring   what score functions, recovery and dropout go by
-        ids       thread, thread of the warpgroup, warpgroup
-
-    and returns the state, the descriptor of the next tile, and q of that.
+    A tile's work is that of the configuration's `Mainloop`, by halves or as a whole.
     """
     warpgroup_of, STAGED = make_warpgroup_of(cfg.consumers), cfg.q_stages > 1
-    q_of, start, make_step, last = make_halves(cfg) if cfg.halves else make_whole(cfg)
+    mainloop = make_halves(cfg) if cfg.halves else make_whole(cfg)
+    q_of, start, last = mainloop.q_of, mainloop.start, mainloop.last
+    make_step = mainloop.make_step
     step_full, step_masked = make_step(False, False), make_step(True, False)
     FULL_TILES = cfg.full_tiles
     step_first = make_step(not FULL_TILES, True)

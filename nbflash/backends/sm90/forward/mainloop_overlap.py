@@ -11,6 +11,7 @@ Accumulators lie in registers as :mod:`.mainloop_pingpong` shows.
 
 from masks import FULL
 from nbflash.backends.sm90.forward.epilogue import PAST, make_finish_row
+from nbflash.backends.sm90.forward.mainloop import Mainloop
 from nbflash.backends.sm90.forward.rings import make_rings
 from nbflash.backends.sm90.shared.config import FIRST
 from nbflash.backends.sm90.shared.dropout import make_dropped
@@ -34,7 +35,7 @@ from nbflash.cuda.tile.wgmma.softmax import make_apply_keep, make_wgmma_softmax,
 
 
 def make_halves(cfg):
-    """``q_of, start, make_step, last``: see :func:`~.consumer.make_compute_stream`.
+    """The `Mainloop` of a configuration that works on a tile by halves.
 
     ``state`` is O, P of the last tile's second half, S of this one's first, m, l, and ``fresh`` of
     the online softmax.
@@ -188,4 +189,4 @@ def make_halves(cfg):
         wait_all()
         return after_wait(acc_o), m_i, l_i
 
-    return q_of, start, make_step, last
+    return Mainloop(q_of, start, make_step, last)

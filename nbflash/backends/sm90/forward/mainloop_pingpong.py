@@ -16,9 +16,13 @@ of warp w, r below 8. A thread has two rows, which the four lanes of a quad shar
 so that m, l and α are pairs, and P, rounded and packed by twos, is P V's A operand where it is.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from masks import FULL
 from nbflash.backends.sm90.forward.alibi_gemm import make_ramp_hooks
 from nbflash.backends.sm90.forward.epilogue import PAST, make_finish_row
+from nbflash.backends.sm90.forward.mainloop import Mainloop
 from nbflash.backends.sm90.forward.recovery import make_recover
 from nbflash.backends.sm90.forward.rings import make_rings
 from nbflash.backends.sm90.forward.score_hooks import make_score_hooks
@@ -34,8 +38,17 @@ from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES, after_wait, lower, make_gemm
 from nbflash.cuda.tile.wgmma.softmax import make_apply_keep, make_wgmma_softmax, scale_fragment
 
 
+class Turns(NamedTuple):
+    """``begin, end`` of a warpgroup's turn to issue, ``open, close`` around all of them."""
+
+    begin: Callable
+    end: Callable
+    open: Callable
+    close: Callable
+
+
 def make_turns(consumers):
-    """``begin_turn, end_turn`` of a warpgroup, ``open_turns, close_turns`` around all of them.
+    """`Turns` of so many consumer warpgroups.
 
         warpgroup 0   products  softmax                    products  softmax
         warpgroup 1             products  softmax                    products  softmax
@@ -68,11 +81,11 @@ def make_turns(consumers):
         if not ALONE and warpgroup == 0:
             bar_sync(TURNS, 256)
 
-    return begin_turn, end_turn, open_turns, close_turns
+    return Turns(begin_turn, end_turn, open_turns, close_turns)
 
 
 def make_whole(cfg):
-    """``q_of, start, make_step, last``: see :func:`~.consumer.make_compute_stream`.
+    """The `Mainloop` of a configuration that works on a tile as a whole.
 
     ``state`` is O, P of the last tile, m, l, ``fresh`` of the online softmax, and whether the stage
     of the last row's Q is owed to the producer: TMA has a tile's time to take O out of it.
@@ -96,7 +109,8 @@ def make_whole(cfg):
     wait_all, wait_for_s = wgmma_wait(0), wgmma_wait(1)
     advance, advance_q = map(make_advance, (cfg.k_stages, cfg.q_stages))
     before = make_before(cfg.q_stages)
-    begin_turn, end_turn, open_turns, close_turns = make_turns(cfg.consumers)
+    turns = make_turns(cfg.consumers)
+    begin_turn, end_turn, open_turns, close_turns = turns.begin, turns.end, turns.open, turns.close
 
     @inlined
     def q_of(smem, place, stage, warpgroup, thread):
@@ -221,4 +235,4 @@ def make_whole(cfg):
         wait_all()
         return after_wait(acc_o), m_i, l_i
 
-    return q_of, start, make_step, last
+    return Mainloop(q_of, start, make_step, last)

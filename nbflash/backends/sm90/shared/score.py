@@ -36,7 +36,7 @@ def make_scoring(cfg):
 
         return nowhere, only_scale
     TILE_M = cfg.tile_m
-    hold, *_ = make_score(cfg.score, (), cfg.dtype)
+    hold = make_score(cfg.score, (), cfg.dtype).hold
 
     @inlined
     def where_of(row, bh, heads, scale, params, thread):
@@ -68,9 +68,9 @@ def make_scored(cfg, n, part, *, with_slope=False):
 
         return same, scale_of
     places = [(8 * row_of(i), n * part + column_of(i)) for i in range(n // 2)]
-    _, apply, apply_with_slope, rest = make_score(cfg.score, places, cfg.dtype)
-    step = apply_with_slope if with_slope and cfg.score.has_slope else apply
-    UNIT = types.float32(LOG2_E)
+    score, UNIT = make_score(cfg.score, places, cfg.dtype), types.float32(LOG2_E)
+    step = score.apply_with_slope if with_slope and cfg.score.has_slope else score.apply
+    rest = score.rest
 
     @inlined
     def scored(s, scoring):

@@ -7,6 +7,9 @@ A query's numbers belong to a lane's rows, or, where keys are down and queries a
 nothing is −∞.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from nbflash.cuda.tile.mma.fragment import Fragment
 from nbflash.cuda.tile.score import slope_at, weighed
 from nbflash.cuda.tile.tracing import equal, exp2, fma, load, load2, select, unrolled
@@ -26,11 +29,25 @@ def make_query_numbers(fragment, *, transposed):
     return of_columns if transposed else of_rows
 
 
-def make_gradients(m_tiles, n, score=None, *, transposed):
-    """``exponents(s, units, shifts)``, ``weights(e)``, ``full(p, s, dp, deltas)`` and
-    ``masked(p, s, dp, deltas)``.
+class Gradients(NamedTuple):
+    """The steps of `make_gradients`.
 
-    The last two are dS. ``score`` is a chain with slopes, and ``s`` what it made of the scores
+    exponents(s, units, shifts)   of P
+    weights(e)                    P
+    full(p, s, dp, deltas)        dS where nothing is hidden
+    masked(p, s, dp, deltas)      dS, 0 where P is
+    """
+
+    exponents: Callable
+    weights: Callable
+    full: Callable
+    masked: Callable
+
+
+def make_gradients(m_tiles, n, score=None, *, transposed):
+    """`Gradients` of a tile.
+
+    ``score`` is a chain with slopes, and ``s`` what it made of the scores
     (:func:`nbflash.cuda.tile.score.make_score`); without one, None, ``s`` is not read.
     """
     fragment = Fragment(m_tiles, n)
@@ -65,4 +82,4 @@ def make_gradients(m_tiles, n, score=None, *, transposed):
         values = (gradient(p, s, dp, deltas, i) for i in range(fragment.size))
         return tuple(select(equal(x, 0.0), 0.0, y) for x, y in zip(p, values, strict=True))
 
-    return exponents, weights, full, masked
+    return Gradients(exponents, weights, full, masked)

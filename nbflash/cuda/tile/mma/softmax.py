@@ -7,6 +7,8 @@
 """
 
 import operator
+from collections.abc import Callable
+from typing import NamedTuple
 
 from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.mma.fragment import Fragment
@@ -15,8 +17,29 @@ from nbflash.cuda.tile.warp_math import any_lane, approximate_reciprocal
 from nbflash.cuda.tile.warp_reduce import QUAD, across_lanes
 
 
+class Softmax(NamedTuple):
+    """The steps of `make_softmax`: ``m'`` is ``m_new``.
+
+    row_max(m, s, unit)             m'
+    has_grown(m, m_new)             whether α is anything but 1 in some row of the warp
+    rescale(m, m_new)               α
+    probabilities(s, m_new, unit)   P
+    row_sums(p)                     Σ P of the lane
+    row_total(l)                    l of all lanes of a row
+    inverse(l)                      1 / l, 0 where l is
+    """
+
+    row_max: Callable
+    has_grown: Callable
+    rescale: Callable
+    probabilities: Callable
+    row_sums: Callable
+    row_total: Callable
+    inverse: Callable
+
+
 def make_softmax(m_tiles, n):
-    """``row_max, has_grown, rescale, probabilities, row_sums, row_total, inverse``."""
+    """`Softmax` of ``m_tiles`` tiles of 16 rows, ``n`` columns."""
     fragment = Fragment(m_tiles, n)
 
     @unrolled
@@ -53,4 +76,4 @@ def make_softmax(m_tiles, n):
     def inverse(l):
         return tuple(select(equal(x, 0.0), 0.0, approximate_reciprocal(x)) for x in l)
 
-    return row_max, has_grown, rescale, probabilities, row_sums, row_total, inverse
+    return Softmax(row_max, has_grown, rescale, probabilities, row_sums, row_total, inverse)

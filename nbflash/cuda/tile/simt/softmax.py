@@ -9,17 +9,35 @@ partial sum per lane until :func:`row_total`.
 """
 
 import operator
+from collections.abc import Callable
+from typing import NamedTuple
 
 from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.tracing import equal, exp2, fma, maximum, reciprocal, select, total, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
 
 
-def make_softmax(rows, columns, tx):
-    """The steps for fragments of ``rows × columns`` over ``tx`` lanes.
+class Softmax(NamedTuple):
+    """The steps of `make_softmax`: ``m'`` is ``m_new``, α is ``alpha``.
 
-    Returns ``row_max, rescale, probabilities, row_sum, row_total, inverse``.
+    row_max(m, s)             m'
+    rescale(m, m_new)         α
+    probabilities(s, m_new)   P
+    row_sum(l, alpha, p)      l'
+    row_total(l)              l of all lanes of a row
+    inverse(l)                1 / l, 0 where l is
     """
+
+    row_max: Callable
+    rescale: Callable
+    probabilities: Callable
+    row_sum: Callable
+    row_total: Callable
+    inverse: Callable
+
+
+def make_softmax(rows, columns, tx):
+    """`Softmax` of fragments of ``rows × columns`` over ``tx`` lanes."""
 
     def row(s, i):
         return s[i * columns : (i + 1) * columns]
@@ -58,7 +76,7 @@ def make_softmax(rows, columns, tx):
     def inverse(l):
         return tuple(select(equal(x, 0.0), 0.0, reciprocal(x)) for x in l)
 
-    return row_max, rescale, probabilities, row_sum, row_total, inverse
+    return Softmax(row_max, rescale, probabilities, row_sum, row_total, inverse)
 
 
 def make_scale_rows(rows, columns):

@@ -11,6 +11,9 @@ query's shift is −∞ if it attends nothing, and NaN if its results must be: t
 dO have been set to zero in masked tiles, where 0 · NaN would reach keys that it does not see.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from nbflash.cuda.ptx.wgmma import wgmma
 from nbflash.cuda.tile.guarded_max import NEG_INF
 from nbflash.cuda.tile.score import slope_at, weighed
@@ -60,15 +63,31 @@ def make_hiding(tile_m, tile_n):
     return in_interval, in_bits
 
 
-def make_probabilities(tile_m, tile_n, dtype, score=None):
-    """``(exponents, weights), in_place, full, at_once``: P of scores, by two steps or by one.
+class Probabilities(NamedTuple):
+    """P of scores, by two steps or by one; ``hide_…`` and ``at_once_…`` as of `make_hiding`.
 
-    ``exponents(s, scales, shifts)``: ``scales`` are those of a thread's two keys, ``shifts`` its
-    queries'; ``weights(x)`` is P of them. What is hidden is masked to −∞ between the two:
-    ``interval, bits`` of ``(x, smem, mask, key)`` in place (see `make_hiding`). Both steps at once:
-    ``full(s, scales, shifts)`` where nothing is hidden; of ``(s, scales, shifts, smem, mask, key)``
-    elsewhere. If score functions have slopes, there is one step alone, and it gives P, packed, and
-    P ∘ ∂S'/∂S beside it: both fragments would be too many registers.
+    exponents(s, scales, shifts)             the first of two steps
+    hide_interval, hide_bits                 of (x, smem, mask, key): −∞ for what is hidden
+    weights(x)                               the second: P
+    full(s, scales, shifts)                  both at once where nothing is hidden
+    at_once_interval, at_once_bits           both at once of (s, scales, shifts, smem, mask, key)
+    """
+
+    exponents: Callable
+    hide_interval: Callable
+    hide_bits: Callable
+    weights: Callable
+    full: Callable
+    at_once_interval: Callable
+    at_once_bits: Callable
+
+
+def make_probabilities(tile_m, tile_n, dtype, score=None):
+    """`Probabilities` of a tile: ``scales`` are those of a thread's two keys, ``shifts`` its
+    queries'.
+
+    If score functions have slopes, there is one step alone, and it gives P, packed, and P ∘ ∂S'/∂S
+    beside it: both fragments would be too many registers.
     """
     elements = range(tile_m // 2)
     sloped = score is not None and score.has_slope
@@ -111,8 +130,16 @@ def make_probabilities(tile_m, tile_n, dtype, score=None):
 
         return in_place, at_once
 
-    in_place, at_once = zip(*map(forms, make_hiding(tile_m, tile_n)), strict=True)
-    return (exponents, weights), in_place, full, at_once
+    interval, bits = map(forms, make_hiding(tile_m, tile_n))
+    return Probabilities(
+        exponents,
+        hide_interval=interval[0],
+        hide_bits=bits[0],
+        weights=weights,
+        full=full,
+        at_once_interval=interval[1],
+        at_once_bits=bits[1],
+    )
 
 
 def make_statistics(tile_m, late):
