@@ -4,18 +4,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+from by_name import in_memory, simulate, strides, tensor_maps
 from decode_runs import flat
-from sm90_runs import storage
 
 from nbflash import testing
 from nbflash.backends.sm90.decode.config import ROWS, decode_config
 from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
 from nbflash.backends.split_kv.splits import heads_together, scale_strides, walk
-from nbflash.cuda import launch
-from nbflash.cuda.simulator.hopper import SimTensorMap
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 
 WORDS = np.float32, np.uint32
+WALKED = "plane_of", "row_ptr", "col_idx", "kinds", "lo", "hi", "bits"
 
 
 def scales_of(scales):
@@ -59,21 +58,25 @@ def parts(
     part_o = testing.poisoned((splits, batch, nq, heads, head_dim), np.float32)
     part_lse = testing.poisoned((splits, batch, heads, nq), np.float32)
     out, lse, counts = results or (np.zeros(1, q.dtype), *(np.zeros(1, t) for t in WORDS))
-    maps = [SimTensorMap(x.view(np.uint16), cfg.box) for x in (k, v)]
-    strides = tuple(s // q.itemsize for s in q.strides[:3])
     pages = np.zeros((1, 0), np.int32) if block_table is None else block_table
-    values, strides_of_scales = scales_of(scales)
-    sizes = pages.shape[1], page_size or 0, capacity, batch, nq, heads, pack
-    arguments = (
-        *maps,
-        *(storage(q).view(np.int32), part_o.reshape(-1), part_lse.reshape(-1)),
-        *(flat(out), lse.reshape(-1), counts, results is not None),
-        *(lengths, np.append(pages, np.int32(0)), *values, strides, *strides_of_scales, *sizes),
-        *(heads // heads_kv, splits, np.float32(max(abs(scale) * LOG2_E, LEAST_SCALE))),
-        *map(np.ravel, tables),
-    )
+    (k_scale, v_scale), (k_scale_stride, v_scale_stride) = scales_of(scales)
     blocks = batch * (heads // pack) * -(-nq * pack // cfg.tile_m) * splits
-    launch.simulate(spec_of(cfg), blocks, arguments)
+    simulate(
+        spec_of(cfg),
+        blocks,
+        **tensor_maps(k_map=(k, cfg.box), v_map=(v, cfg.box)),
+        **{"q": in_memory(q).view(np.int32), "q_stride": strides(q), "lengths": lengths},
+        **{"part_o": part_o.reshape(-1), "part_lse": part_lse.reshape(-1)},
+        **{"out": flat(out), "lse": lse.reshape(-1), "counts": counts},
+        joining=results is not None,
+        **{"k_scale": k_scale, "k_scale_stride": k_scale_stride},
+        **{"v_scale": v_scale, "v_scale_stride": v_scale_stride},
+        **{"table": np.append(pages, np.int32(0)), "table_width": pages.shape[1]},
+        **{"page_size": page_size or 0, "capacity": capacity, "batch": batch, "nq": nq},
+        **{"heads": heads, "pack": pack, "group": heads // heads_kv, "splits": splits},
+        scale=np.float32(max(abs(scale) * LOG2_E, LEAST_SCALE)),
+        **dict(zip(WALKED, map(np.ravel, tables), strict=True)),
+    )
     return part_o, part_lse
 
 

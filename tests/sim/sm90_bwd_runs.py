@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from by_name import SCHEDULE, in_memory, simulate, strides, tensor_maps, words
 from sm90_runs import BLOCK, drawn
 
 from nbflash import reference, testing
@@ -11,8 +12,7 @@ from nbflash.backends.sm90.backward.convert_dq import convert_dq_sm90_spec
 from nbflash.backends.sm90.backward.host import rows_config, tables
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
 from nbflash.backends.sm90.backward.pre_post_process import CHUNK, statistics_sm90_spec
-from nbflash.cuda import launch, score_params
-from nbflash.cuda.simulator.hopper import SimTensorMap
+from nbflash.cuda import score_params
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs.problem import check_forward
@@ -28,21 +28,6 @@ COLUMNS = replace(BROAD, with_dq=False, stages=3)
 SHARED = Sm90BackwardConfig("float16", 136, 2, 64, with_dq=False, k_stages=1)
 # As on a GPU: a gradient goes through one more product and one more rounded operand.
 FACTOR = 3.0
-
-
-def in_memory(x):
-    """All of an array's elements in the order of memory."""
-    order = np.argsort([-s for s in x.strides], kind="stable")
-    return x.transpose(order).reshape(-1)
-
-
-def flat(x):
-    """The same in words."""
-    return in_memory(x).view(np.uint32)
-
-
-def strides(x):
-    return tuple(s // x.itemsize for s in x.strides[:3])
 
 
 def run(
@@ -76,52 +61,47 @@ def run(
     out, lse = out.astype(q.dtype), np.ascontiguousarray(lse, np.float32)
     dlse = np.zeros_like(lse) if dlse is None else dlse
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n).T
-    arrays, live = tables(schedule, p.batch, p.heads, p.group, p.head_dim, blocks)
+    walked, live = tables(schedule, p.batch, p.heads, p.group, p.head_dim, blocks)
     rows = rows_config(cfg)
     n_col, slots = schedule.n_col, p.batch * p.heads * schedule.n_col
     queries = slots * cfg.tile_m
     total = testing.poisoned(queries * rows.lanes * CHUNK)
+    of_rows = {"nq": p.nq, "heads": p.heads, "n_col": n_col}
     if stats is None:
         stats = testing.poisoned(slots * 2 * cfg.tile_m)
-        launch.simulate(
+        simulate(
             statistics(rows),
             rows.statistics_blocks(queries),
-            (
-                *(flat(dout), flat(out), lse.reshape(-1), in_memory(dlse), stats, total),
-                *(strides(dout), strides(out), strides(dlse), p.nq, p.heads, n_col, queries),
-            ),
+            **{"dout": words(dout), "out": words(out), "lse": lse.reshape(-1)},
+            **{"dlse": in_memory(dlse), "stats": stats, "dq": total},
+            **{"do_stride": strides(dout), "o_stride": strides(out), "l_stride": strides(dlse)},
+            **of_rows,
+            rows=queries,
         )
         if dropout:  # as the pass for dQ leaves them
             stats.reshape(slots, 2, -1)[:, 1] /= dropping[1]
     dq, dk, dv = (testing.poisoned(x.shape, q.dtype) for x in (q, k, v))
-    boxes = zip((q, k, v, dout), (cfg.tile_m, cfg.tile_n, cfg.tile_n, cfg.tile_m), strict=True)
-    maps = [SimTensorMap(x.view(np.uint16), n) for x, n in boxes]
-    sizes = (
-        p.nk,
-        p.heads,
-        p.heads // p.group,
-        p.group,
-        schedule.n_row,
-        n_col,
-        len(arrays[0]) // 4,
-        live,
-    )
-    factor = philox.factor(dropout)
-    scales = np.float32(p.scale * (1.0 if code else LOG2_E)), np.float32(p.scale * factor)
-    launch.simulate(
+    m, n, factor = cfg.tile_m, cfg.tile_n, philox.factor(dropout)
+    simulate(
         spec_of(cfg),
         blocks,
-        (
-            *(*maps, total, stats, flat(dk), flat(dv), state, strides(dk), *sizes, *scales),
-            *(*arrays, params, dropping),
-        ),
+        **tensor_maps(q_map=(q, m), k_map=(k, n), v_map=(v, n), do_map=(dout, m)),
+        **{"dq": total, "stats": stats, "dk": words(dk), "dv": words(dv)},
+        **{"state": state, "dropping": dropping, "params": params, "kv_stride": strides(dk)},
+        **{"nk": p.nk, "heads": p.heads, "heads_kv": p.heads // p.group, "group": p.group},
+        **{"n_row": schedule.n_row, "n_col": n_col, "items": len(walked[0]) // 4, "live": live},
+        factor=np.float32(p.scale * (1.0 if code else LOG2_E)),
+        scale=np.float32(p.scale * factor),
+        **dict(zip((*SCHEDULE[:5], "bounds", "bits"), walked, strict=True)),
     )
     if not cfg.with_dq:
         return dk, dv
-    launch.simulate(
+    simulate(
         convert_dq(rows),
         slots * cfg.consumers,
-        (total, flat(dq), strides(dq), p.nq, p.heads, n_col, scales[1]),
+        **{"source": total, "target": words(dq), "stride": strides(dq)},
+        **of_rows,
+        scale=np.float32(p.scale * factor),
     )
     return dq, dk, dv
 

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
-from sm90_bwd_runs import FACTOR, flat, in_memory, strides
+from by_name import SCHEDULE, in_memory, simulate, strides, tensor_maps, words
+from sm90_bwd_runs import FACTOR
 from sm90_runs import BLOCK, drawn
 
 from nbflash import reference, testing
 from nbflash.backends.sm90.backward.dq_config import Sm90DqConfig
 from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
-from nbflash.cuda import launch, score_params
-from nbflash.cuda.simulator.hopper import SimTensorMap
+from nbflash.cuda import score_params
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs.problem import check_forward
@@ -62,21 +62,22 @@ def run(
     dlse = np.zeros_like(lse) if dlse is None else dlse
     stats = statistics_for(cfg, q) if stats is None else stats
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
-    arrays, live = row_tables(schedule, p, blocks)
-    dq = testing.poisoned(q.shape, q.dtype)
-    boxes = zip((q, k, v, dout, dq), (64, cfg.tile_n, cfg.tile_n, 64, 64), strict=True)
-    maps = [SimTensorMap(x.view(np.uint16), n) for x, n in boxes]
-    sizes = p.nq, p.heads, p.group, schedule.n_row, len(arrays[0]) // 2, live
-    factor = philox.factor(dropout)
-    scales = np.float32(p.scale * (1.0 if code else LOG2_E)), np.float32(p.scale * factor)
-    launch.simulate(
+    walked, live = row_tables(schedule, p, blocks)
+    dq, n = testing.poisoned(q.shape, q.dtype), cfg.tile_n
+    boxes = {"q_map": (q, 64), "k_map": (k, n), "v_map": (v, n), "do_map": (dout, 64)}
+    simulate(
         spec_of(cfg),
         blocks,
-        (
-            *(*maps, flat(dq), flat(out), lse.reshape(-1), in_memory(dlse), stats),
-            *(strides(out), strides(dlse), state, strides(dq), *sizes, *scales, *arrays, params),
-            dropping,
-        ),
+        **tensor_maps(**boxes, dq_map=(dq, 64)),
+        **{"dq": words(dq), "out": words(out), "lse": lse.reshape(-1)},
+        **{"dlse": in_memory(dlse), "stats": stats},
+        **{"o_stride": strides(out), "l_stride": strides(dlse), "stride": strides(dq)},
+        **{"nq": p.nq, "heads": p.heads, "group": p.group, "n_row": schedule.n_row},
+        **{"items": len(walked[0]) // 2, "live": live},
+        factor=np.float32(p.scale * (1.0 if code else LOG2_E)),
+        scale=np.float32(p.scale * philox.factor(dropout)),
+        **dict(zip(SCHEDULE, walked, strict=True)),
+        **{"state": state, "dropping": dropping, "params": params},
     )
     return dq
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
+from by_name import SCHEDULE, simulate, strides, tensor_maps, words
 
 from nbflash import reference, testing
 from nbflash.backends.sm90.forward.config import Sm90Config
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
-from nbflash.cuda import launch, score_params
-from nbflash.cuda.simulator.hopper import SimTensorMap
+from nbflash.cuda import score_params
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs.problem import check_forward
@@ -44,51 +44,30 @@ def drawn(dropout, seed, inverse=False):
 
 
 def arguments(cfg, mask, q, k, v, out, lse, scale=None, params=(), drawing=((), ())):
-    """The kernel's, as :class:`nbflash.backends.sm90.executor.Sm90Executor` binds them."""
+    """The kernel's by name, as :class:`nbflash.backends.sm90.executor.Sm90Executor` binds them."""
     p = check_forward(q, k, v, scale)
     schedule = TileSchedule.from_mask(mask, cfg.tile_m, cfg.tile_n)
     if cfg.score and cfg.score.by_place:
         schedule = schedule.outwards
     work, plane_of = schedule.work(p.batch, p.heads), schedule.plane_of(p.batch, p.heads)
     lengths = np.diff(schedule.row_ptr).reshape(schedule.planes, schedule.n_row)[plane_of]
-    rows = (cfg.tile_m, cfg.tile_n, cfg.tile_n, 64)
-    tensors = zip((q, k, v, out), rows, strict=True)
-    maps = [SimTensorMap(x.view(np.uint16), n) for x, n in tensors]
-    strides = tuple(s // out.itemsize for s in out.strides[:3])
-    operands = [storage(x).view(np.uint32) for x in (q, k)]
-    operands.append(drawing[0])
-    operands += [tuple(s // x.itemsize for s in x.strides[:3]) for x in (q, k)]
-    sizes = (
-        p.nq,
-        p.nk,
-        p.heads,
-        p.group,
-        schedule.n_row,
-        len(work),
-        int(np.count_nonzero(lengths)),
-    )
     tables = (work, plane_of, schedule.row_ptr, schedule.col_idx, schedule.kind)
     tables += (schedule.lo, schedule.hi, schedule.bits)
-    factor = np.float32(max(abs(p.scale) * (1.0 if cfg.score else LOG2_E), LEAST_SCALE))
-    words = storage(out).view(np.uint32)
-    return (
-        *maps,
-        words,
-        lse.reshape(-1),
-        strides,
-        *operands,
-        *sizes,
-        factor,
-        *map(np.ravel, tables),
-        params,
-        drawing[1],
-    )
-
-
-def storage(x):
-    """All of an array's elements in the order of memory."""
-    order = np.argsort([-s for s in x.strides], kind="stable")
-    return x.transpose(order).reshape(-1)
+    n = cfg.tile_n
+    return {
+        **tensor_maps(q_map=(q, cfg.tile_m), k_map=(k, n), v_map=(v, n), o_map=(out, 64)),
+        "out": words(out),
+        "lse": lse.reshape(-1),
+        "q": words(q),
+        "k": words(k),
+        **{"o_stride": strides(out), "q_stride": strides(q), "k_stride": strides(k)},
+        **{"nq": p.nq, "nk": p.nk, "heads": p.heads, "group": p.group},
+        **{"n_row": schedule.n_row, "items": len(work), "live": int(np.count_nonzero(lengths))},
+        "scale": np.float32(max(abs(p.scale) * (1.0 if cfg.score else LOG2_E), LEAST_SCALE)),
+        **dict(zip(SCHEDULE, map(np.ravel, tables), strict=True)),
+        "params": params,
+        **dict(zip(("state", "dropping"), drawing, strict=True)),
+    }
 
 
 def run(
@@ -114,7 +93,7 @@ def run(
     out = testing.poisoned(q.shape, q.dtype) if out is None else out
     lse = testing.poisoned((p.batch, p.heads, p.nq), np.float32)
     how = scale, params, drawn(dropout, seed)
-    launch.simulate(spec_of(cfg), blocks, arguments(cfg, mask, q, k, v, out, lse, *how))
+    simulate(spec_of(cfg), blocks, **arguments(cfg, mask, q, k, v, out, lse, *how))
     return out, lse
 
 
