@@ -3,7 +3,7 @@
 import numpy as np
 from numba.cuda import types
 
-from nbflash.cuda.simulator.device import numpy_dtype
+from nbflash.cuda.simulator.dtypes import numpy_dtype
 from nbflash.cuda.simulator.errors import SimError
 from nbflash.cuda.simulator.hopper import SimTensorMap
 

@@ -5,12 +5,10 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
-from numba.cuda import types
-from numba.cuda.np.numpy_support import as_dtype
 
 from nbflash.cuda.simulator import warp
+from nbflash.cuda.simulator.dtypes import numpy_dtype
 from nbflash.cuda.simulator.engine import current
-from nbflash.cuda.simulator.errors import SimError
 from nbflash.cuda.simulator.memory import wrap
 from nbflash.cuda.simulator.storage import local_array
 
@@ -18,15 +16,6 @@ _double = memoryview(bytearray(8)).cast("d")
 _bits = memoryview(_double.cast("B")).cast("Q")
 _single = np.zeros(1, np.float32)
 _LOW_BITS, _HALF_ULP = (1 << 29) - 1, 1 << 28
-
-
-def numpy_dtype(dtype):
-    """The NumPy dtype of a Numba type or of anything NumPy takes."""
-    if isinstance(dtype, types.Type):
-        if "bfloat16" in str(dtype):
-            raise SimError("the simulator carries bfloat16 as uint16 bits")
-        return as_dtype(dtype)
-    return np.dtype(dtype)
 
 
 class Position:

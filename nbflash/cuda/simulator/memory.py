@@ -7,6 +7,7 @@ NumPy. With race detection every access also goes through :class:`.race.Shadow`.
 
 import numpy as np
 
+from nbflash.cuda.simulator.dtypes import numpy_dtype
 from nbflash.cuda.simulator.errors import OutOfBounds, SimError
 from nbflash.cuda.simulator.race import ATOMIC, READ, WRITE
 
@@ -92,8 +93,6 @@ class DeviceArray:
 
     def view(self, dtype):
         """The same bytes as another dtype (a NumPy or a Numba type)."""
-        from nbflash.cuda.simulator.device import numpy_dtype
-
         return wrap(self.data.view(numpy_dtype(dtype)), self.home)
 
     def reshape(self, *shape):
