@@ -224,7 +224,7 @@ def score_backward(
 ) -> tuple[Array, ...]:
     """Gradients of `attention` with respect to the arrays of its score function.
 
-    Apart from `attention_backward`, so that only who learns them pays for them.
+    Kept separate from `attention_backward`: callers without learnable score arrays pay nothing.
 
     Parameters
     ----------

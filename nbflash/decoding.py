@@ -100,8 +100,9 @@ def decode(
         j % page_size]``. Entries behind the last key are not read. `KVCache.block_table` is one.
     mask : masks.Mask or BlockMap, optional
         Shape (q_len, n), n from the longest of ``lengths`` to the capacity: which keys, counted
-        from the first of the sequence, each query attends; plain, per head or per batch. It takes
-        the place of the causal rule. Default: token ``i`` attends the keys up to its own position.
+        from the first of the sequence, each query attends; plain, per head or per batch. It
+        replaces the default causal mask, by which token ``i`` attends the keys up to its own
+        position.
         `masks.sinks` and `masks.window` end at key n - 1: sequences of several lengths have one
         each, see the notes.
     window : (int or None, int or None), optional
