@@ -10,7 +10,7 @@ from compiled import compile_ptx, report_of
 from nbflash.backends.sm90.backward.config import columns_configs
 from nbflash.backends.sm90.backward.host import rows_config
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
-from nbflash.backends.sm90.backward.pre_post_process import statistics_sm90_spec
+from nbflash.backends.sm90.backward.row_statistics import statistics_sm90_spec
 
 CAPABILITY = (9, 0)
 CONFIGS = [

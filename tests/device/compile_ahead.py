@@ -140,7 +140,7 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
     from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
     from nbflash.backends.sm90.backward.host import rows_config
     from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
-    from nbflash.backends.sm90.backward.pre_post_process import statistics_sm90_spec
+    from nbflash.backends.sm90.backward.row_statistics import statistics_sm90_spec
 
     if _not_hopper():
         return []

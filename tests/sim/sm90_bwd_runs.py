@@ -11,7 +11,7 @@ from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
 from nbflash.backends.sm90.backward.convert_dq import convert_dq_sm90_spec
 from nbflash.backends.sm90.backward.host import rows_config, tables
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
-from nbflash.backends.sm90.backward.pre_post_process import CHUNK, statistics_sm90_spec
+from nbflash.backends.sm90.backward.row_statistics import CHUNK, statistics_sm90_spec
 from nbflash.cuda import score_params
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LOG2_E

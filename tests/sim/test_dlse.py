@@ -12,7 +12,7 @@ from sm90_bwd_runs import check as check_sm90
 
 import nbflash.backends.cpu.passes
 from nbflash import reference
-from nbflash.backends.sm90.backward import pre_post_process as bwd_sm90_rows
+from nbflash.backends.sm90.backward import row_statistics as bwd_sm90_rows
 from nbflash.cuda import simulator as sim
 from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import make_qkv, mask_gallery, poisoned

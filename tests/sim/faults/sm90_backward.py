@@ -9,7 +9,7 @@ GRADIENT, CONFIG = "nbflash.cuda.tile.wgmma.gradient", "nbflash.backends.sm90.ba
 TILE, COLUMNS = "nbflash.backends.sm90.backward.tile_math", "nbflash.backends.sm90.backward.dkdv"
 KERNEL, ROWS, CONVERT = (
     "nbflash.backends.sm90.backward.kernel",
-    "nbflash.backends.sm90.backward.pre_post_process",
+    "nbflash.backends.sm90.backward.row_statistics",
     "nbflash.backends.sm90.backward.convert_dq",
 )
 # In the order of their imports.

@@ -6,7 +6,7 @@ Blocks go backwards over the sum: the parts that the main kernel has added to la
 first, as they are in the L2 then.
 """
 
-from nbflash.backends.sm90.backward.pre_post_process import backwards
+from nbflash.backends.sm90.backward.row_statistics import backwards
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.tracing import load4, store4, unrolled

@@ -8,13 +8,13 @@ from where TMA has swizzled it to:
     lane 4 r + q of warp w, step j    rows 16 w + r and 8 below,  columns 32 j + 8 q … + 7
 
 Of the columns past the end dO is zero. The pass over columns, which runs next, reads the same
-statistics from global memory; their layout is that of :mod:`.pre_post_process`.
+statistics from global memory; their layout is that of :mod:`.row_statistics`.
 """
 
 import operator
 
 from nbflash.backends.sm90.backward.dq_config import ROWS
-from nbflash.backends.sm90.backward.pre_post_process import make_product, shift_and_minus_delta
+from nbflash.backends.sm90.backward.row_statistics import make_product, shift_and_minus_delta
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import load4, select, unrolled

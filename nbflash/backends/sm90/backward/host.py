@@ -11,7 +11,7 @@ from nbflash.backends.sm90.backward.choice import columns_config, for_tiles, one
 from nbflash.backends.sm90.backward.convert_dq import convert_dq_sm90_spec
 from nbflash.backends.sm90.backward.dq_host import DqPass
 from nbflash.backends.sm90.backward.kernel import bwd_sm90_spec
-from nbflash.backends.sm90.backward.pre_post_process import RowsConfig, statistics_sm90_spec
+from nbflash.backends.sm90.backward.row_statistics import RowsConfig, statistics_sm90_spec
 from nbflash.cuda import tensor_map
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
