@@ -163,7 +163,7 @@ def test_stages_by_what_arrives():
 
 
 def test_slices_of_heads_by_what_arrives():
-    """None where there is little work; as many as divide the heads, at most, where keys are many."""
+    """One where there is little work; as many as divide the heads where keys are many."""
     butterfly = Sharding.of(masks.butterfly(1 << 16, 128), 4, 128)
     assert part_count(butterfly, 4, 4, "heads") == 4
     assert part_count(butterfly, 6, 4, "heads") == 3

@@ -15,8 +15,8 @@ from nbflash.cuda.tile.wgmma.dropout import (
     make_drop,
     make_drop_across,
     make_firsts,
-    words_of_row,
     round_keys,
+    words_of_row,
 )
 
 ALL = 0xFFFFFFFF

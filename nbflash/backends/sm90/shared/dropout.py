@@ -8,7 +8,7 @@ from nbflash.cuda.tile.dropout import key_of, make_shifts
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import row_of_thread
-from nbflash.cuda.tile.wgmma.dropout import make_call, make_drop, words_of_row, round_keys
+from nbflash.cuda.tile.wgmma.dropout import make_call, make_drop, round_keys, words_of_row
 from nbflash.cuda.tile.wgmma.gradient import make_row_gradients, make_score_gradients
 
 
