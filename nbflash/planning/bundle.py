@@ -6,9 +6,25 @@ what has changed.
 
 from __future__ import annotations
 
+from nbflash.backends.block_selection.best_blocks import (
+    MOST_COLUMNS,
+    best_blocks_config,
+    best_blocks_spec,
+)
+from nbflash.backends.block_selection.block_means import block_means_config, block_means_spec
+from nbflash.backends.block_selection.block_products import BlockProductsConfig, block_products_spec
+from nbflash.backends.block_selection.block_weights import (
+    BlockWeightsConfig,
+    block_weights_spec,
+    softmax_statistics_spec,
+)
+from nbflash.backends.split_kv.merge import MergeConfig, merge_spec
+from nbflash.backends.split_kv.merge_host import LANES
 from nbflash.cuda import bundled, kernel_key, launch, sources, workers
+from nbflash.cuda.pause import pause_spec
+from nbflash.definitions.constants import WARP
 from nbflash.planning.ahead import compile_all
-from nbflash.planning.kernels import common_kernels
+from nbflash.planning.kernels import ALIGNMENT, common_kernels
 
 #: The cubins of 8.6 serve 8.9, too.
 CAPABILITIES = (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)
@@ -19,15 +35,38 @@ MOST_BYTES = 8_000_000  # of a wheel
 
 def packs() -> dict:
     """Name of a pack to its kernels and their compute capability."""
-    return {
-        f"{launch.arch_of(capability)}-{dtype}-{head_dim}": (
-            common_kernels(dtype, head_dim, capability),
-            capability,
-        )
-        for capability in CAPABILITIES
-        for dtype in DTYPES
-        for head_dim in HEAD_DIMS
-    }
+    found = {}
+    for capability in CAPABILITIES:
+        arch = launch.arch_of(capability)
+        for dtype in DTYPES:
+            for head_dim in HEAD_DIMS:
+                specs = common_kernels(dtype, head_dim, capability)
+                specs += kernels_beside(dtype, head_dim)
+                found[f"{arch}-{dtype}-{head_dim}"] = specs, capability
+        found[f"{arch}-selection"] = selection_kernels(), capability
+    return found
+
+
+def kernels_beside(dtype, head_dim) -> list:
+    """What merges parts, or adds them, and makes means of blocks, of aligned contiguous arrays."""
+    merges = [
+        MergeConfig(dtype, dtype, head_dim, LANES, indexed, weighted)
+        for indexed in (False, True)
+        for weighted in (False, True)
+    ]
+    means = block_means_config(dtype, head_dim, ALIGNMENT)
+    return [*map(merge_spec, merges), block_means_spec(means)]
+
+
+def selection_kernels() -> list:
+    """What selection asks of means, whatever their dtype was, and what lets NCCL begin."""
+    weights, columns = BlockWeightsConfig(), 2 * WARP
+    found = [block_products_spec(BlockProductsConfig())]
+    found += [softmax_statistics_spec(weights), block_weights_spec(weights), pause_spec()]
+    while columns <= MOST_COLUMNS:
+        found.append(best_blocks_spec(best_blocks_config(columns)))
+        columns *= 2
+    return found
 
 
 def build(most_workers: int) -> None:

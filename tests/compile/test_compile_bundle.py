@@ -25,10 +25,9 @@ def first(tmp_path_factory):
 
 
 def of_one_kernel(patch, capability):
-    patch.setattr(bundle, "common_kernels", lambda *_: [SPEC])
+    name = f"{launch.arch_of(capability)}-float16-64"
+    patch.setattr(bundle, "packs", lambda: {name: ([SPEC], capability)})
     patch.setattr(bundle, "CAPABILITIES", (capability,))
-    patch.setattr(bundle, "DTYPES", ("float16",))
-    patch.setattr(bundle, "HEAD_DIMS", (64,))
 
 
 @pytest.fixture

@@ -12,7 +12,9 @@ import pytest
 
 import masks
 from nbflash import scores
+from nbflash.backends.block_selection import host as block_selection
 from nbflash.backends.registry import prepare
+from nbflash.backends.split_kv import merge_host
 from nbflash.cuda import device, launch
 from nbflash.cuda.collector import collector_off
 from nbflash.cuda.device import SHARED_MEMORY, Recording
@@ -54,6 +56,35 @@ def test_wheels_carry_the_kernels_of_common_calls(capability):
             mask = CALLS[name](n)
             spec = AttentionSpec(cuda_problem("float16", head_dim, *mask.shape), mask)
             assert set(kernels_of(spec, capability)) <= carried, (name, n, head_dim)
+
+
+class Asked:
+    """A device in the place of a GPU: which kernels are bound."""
+
+    def __init__(self):
+        self.specs, self.empty = set(), np.empty
+
+    def words(self, *_):
+        return []
+
+    def bind(self, spec, *_):
+        self.specs.add(spec)
+        return lambda words: None
+
+
+@pytest.mark.parametrize("head_dim", bundle.HEAD_DIMS)
+def test_wheels_carry_what_merges_and_averages(head_dim, monkeypatch):
+    """Of arrays as an allocator makes them; of rows that follow each other, and of others."""
+    device, part = Asked(), (np.zeros((1, 9, 2, head_dim), np.float16), np.zeros((1, 2, 9), "f4"))
+    for host in (merge_host, block_selection):
+        monkeypatch.setattr(host, "cuda_device", lambda _: device)
+    merge_host._bound.cache_clear()
+    for places in (None, np.arange(9, dtype=np.int32)):
+        merge_host.merge(part, part, part, places)
+        merge_host.add(part[0], part[0], places)
+    merge_host._bound.cache_clear()
+    block_selection.block_means(part[0], 4)
+    assert device.specs == set(bundle.kernels_beside("float16", head_dim))
 
 
 def test_packs_are_of_every_dtype_and_architecture():

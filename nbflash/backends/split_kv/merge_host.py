@@ -9,7 +9,7 @@ from nbflash.backends.split_kv.merge import HEADS, QUERIES, MergeConfig, merge_s
 from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
 
-_LANES = 4  # elements of one access, at most: of half precision a warp then reads 256 bytes
+LANES = 4  # elements of one access, at most: of half precision a warp then reads 256 bytes
 
 
 def merge(part_a, part_b, results, places=None):
@@ -55,7 +55,7 @@ def _bound(device_id, shape, layout, how):
 
 def _lanes(*outs):
     """Elements of one access: a power of two that divides rows, of aligned bytes, at most 16."""
-    lanes = math.gcd(_LANES, outs[0].shape[-1])
+    lanes = math.gcd(LANES, outs[0].shape[-1])
     while any(arrays.alignment_in_memory(x) < lanes * x.itemsize for x in outs):
         lanes //= 2
     return lanes
