@@ -7,6 +7,8 @@
 Importing this imports torch; nothing else in nbflash does, but `nbflash.huggingface`.
 """
 
+from torch._dynamo import trace_rules
+
 from nbflash.torch import scores
 from nbflash.torch.attention import attention, varlen_attention
 from nbflash.torch.decoding import decode
@@ -22,3 +24,6 @@ __all__ = [
     "scores",
     "varlen_attention",
 ]
+
+# A mask that is made inside torch.compile breaks the graph: NumPy is not traced.
+trace_rules.add("masks")

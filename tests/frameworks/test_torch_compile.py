@@ -66,6 +66,22 @@ def test_sequences_are_read_when_a_graph_runs(kind):
     assert counter.frame_count == (3 if kind is list else 2)  # by the number of sequences
 
 
+def test_a_mask_that_is_made_inside_breaks_the_graph():
+    def layer(q, k, v):
+        return nt.attention(2 * q, k, v, masks.window(q.shape[1], left=5, right=0))
+
+    run = torch.compile(layer, backend="aot_eager")
+    for n in (40, 33):
+        q, k, v, dout = qkv(1, n, n)
+        got, want = (
+            (out, *torch.autograd.grad(out, (q, k, v), dout))
+            for out in (run(q, k, v), layer(q, k, v))
+        )
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    with pytest.raises(TorchDynamoException, match="marked as skipped"):
+        compiled(layer)[0](q, k, v)
+
+
 def test_sequences_of_any_length_by_one_graph():
     run, counter = compiled(nt.varlen_attention, dynamic=True)
     counts = []
