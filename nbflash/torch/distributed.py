@@ -157,8 +157,8 @@ def attention(
     reduce : {"wide", "input"}
         As in `nbflash.distributed.attention_backward`.
     **options
-        scale, score, dropout, seed, stages and impl of `nbflash.distributed.attention`. A score is
-        one of `nbflash.scores`, whose arrays get no gradients here.
+        scale, score, dropout, seed, stages, split and impl of `nbflash.distributed.attention`. A
+        score is one of `nbflash.scores`, whose arrays get no gradients here.
 
     Returns
     -------

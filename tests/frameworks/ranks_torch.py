@@ -69,6 +69,7 @@ def main(rank, meeting):
     check(comm, torch.float64, "bshd", deterministic=True)
     check(comm, torch.float32, "bhsd", reduce="input", stages=1)
     check(comm, torch.bfloat16, "bshd")
+    check(comm, torch.float32, "bshd", split="heads", stages=2)
     refused(over_ranks.TorchCommunicator(timeout=2.0))
     print("equal", flush=True)
 
