@@ -87,6 +87,22 @@ def test_wheels_carry_what_merges_and_averages(head_dim, monkeypatch):
     assert device.specs == set(bundle.kernels_beside("float16", head_dim))
 
 
+def test_wheels_carry_what_selects_blocks(monkeypatch):
+    """Products and weights of means, and the best blocks of short rows and of the longest."""
+    device, given = Asked(), np.zeros((1, 2, 8, 4), np.float32)
+    device.integers = lambda sizes: [np.empty(n, np.int32) for n in sizes]
+    monkeypatch.setattr(block_selection, "cuda_device", lambda _: device)
+    block_selection.block_products(given, given)
+    weights, scores = np.zeros((1, 1, 2, 2), np.float32), np.zeros((1, 2, 8, 2), np.float32)
+    block_selection.block_weights(scores, weights, 0, 0, 1.0, (4, 4), 2, 4)
+    for columns in (3, 65, block_selection.MOST_COLUMNS):
+        rows = np.zeros((1, 1, 2, columns), np.float32)
+        block_selection.best_blocks(rows, bytes(8), 2, 0, 0)
+    carried = set(bundle.selection_kernels())
+    assert len(device.specs) == 6
+    assert device.specs <= carried
+
+
 def test_packs_are_of_every_dtype_and_architecture():
     found = {}
     for capability, dtype in itertools.product(bundle.CAPABILITIES, bundle.DTYPES):
