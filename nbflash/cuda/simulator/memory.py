@@ -105,6 +105,10 @@ class DeviceArray:
         self.data[key] = change(old)
         return old
 
+    def vector(self, index, count):
+        """``count`` consecutive elements of a 1-D array as one access."""
+        return tuple(self[index : index + count])
+
     def load(self, index, count):
         """``count`` consecutive elements of a 1-D array as one aligned vector access."""
         self._check_vector(index, count)
@@ -144,7 +148,16 @@ class Array1(DeviceArray):
             pass
         return self._get(index)
 
+    def vector(self, index, count):
+        data = self.data
+        if not 0 <= index <= len(data) - count:
+            raise OutOfBounds(f"elements {index} to {index + count} of {len(data)}")
+        return tuple(data[index : index + count])
+
     def __setitem__(self, index, value):
+        if type(index) is slice:
+            self.data[checked(self.data.shape, index)] = value
+            return
         try:
             if index >= 0:
                 self.data[index] = value
@@ -213,6 +226,15 @@ class TracedArray(DeviceArray):
         value = self.data[key]
         self.note(at, value.itemsize, value.itemsize, READ)
         return value
+
+    def vector(self, index, count):
+        data, (step,) = self.data, self.strides_
+        if step != data.itemsize:
+            return super().vector(index, count)
+        if not 0 <= index <= len(data) - count:
+            raise OutOfBounds(f"elements {index} to {index + count} of {len(data)}")
+        self.note(self.offset + int(index) * step, count * step, step, READ)
+        return tuple(data[index : index + count])
 
     def __setitem__(self, key, value):
         data = self.data

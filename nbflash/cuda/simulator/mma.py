@@ -12,7 +12,7 @@ from nbflash.cuda.simulator.wgmma import floats
 def _product(dtype):
     def mma(*words):
         """Of the words of a, of b, and the numbers of c, over the lanes."""
-        a, b = np.array(words[:4]), np.array(words[4:6])
+        a, b = (np.array(x).astype(np.int64) for x in (words[:4], words[4:6]))
         c = np.array(words[6:])
         # word (i', i), row, quad, one of two  →  row, column
         a = a.astype(np.uint32).T.copy().view(np.uint16).reshape(8, 4, 2, 2, 2)
@@ -29,4 +29,4 @@ def _product(dtype):
 
 def mma(dtype, c, a, b):
     """``mma.sync``: all lanes of the warp must take part."""
-    return _product(dtype)(*(np.uint32(int(x) & 0xFFFFFFFF) for x in (*a, *b)), *c)
+    return _product(dtype)(*a, *b, *c)

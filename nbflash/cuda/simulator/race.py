@@ -62,20 +62,23 @@ class Cell:
 
     ``reads`` and ``writes`` (atomics among them) hold the last access of each thread of
     ``block`` in its present ``generation``; ``earlier`` holds, for each kind, accesses of
-    two different blocks at most: enough to conflict with any third.
+    two different blocks at most, by block and thread: enough to conflict with any third.
     """
 
     __slots__ = ("block", "earlier", "generation", "reads", "writes")
 
-    def __init__(self):
-        self.block = self.generation = None
-        self.reads, self.writes, self.earlier = {}, {}, {}
+    def __init__(self, block, generation):
+        self.block, self.generation = block, generation
+        self.reads, self.writes, self.earlier = {}, {}, None
 
     def copy(self):
-        other = Cell()
-        other.block, other.generation = self.block, self.generation
+        other = Cell(self.block, self.generation)
         other.reads, other.writes = dict(self.reads), dict(self.writes)
-        other.earlier = dict(self.earlier)
+        if self.earlier is not None:
+            other.earlier = {
+                kind: {block: dict(accesses) for block, accesses in blocks.items()}
+                for kind, blocks in self.earlier.items()
+            }
         return other
 
 
@@ -137,27 +140,36 @@ class Shadow:
 
     def _record(self, addresses, access, thread, own):
         """Accesses to the cells ``addresses``, in order after earlier ones of thread ``own``."""
-        tid, kind = access[0], access[2]
-        seen, index, generation = thread.seen, thread.block.index, thread.block.generation
-        cells = self.cells
+        tid, kind, block = access[0], access[2], thread.block
+        seen, index, generation = thread.seen, block.index, block.generation
+        cells, across_blocks = self.cells, self.across_blocks
         for address in addresses:
             cell = cells.get(address)
             if cell is None:
-                cell = cells[address] = Cell()
-            if cell.generation != generation or cell.block is not index:
+                cell = cells[address] = Cell(index, generation)
+            elif cell.generation != generation or cell.block is not index:
                 cell.block, cell.generation = index, generation
-                cell.reads, cell.writes = {}, {}
-            for other in cell.writes.values():
-                if seen[other[0]] < other[1] and other[0] != own and not kind is other[2] is ATOMIC:
-                    _report(other, access)
+                if cell.reads:
+                    cell.reads = {}
+                if cell.writes:
+                    cell.writes = {}
+            if cell.writes:
+                for other in cell.writes.values():
+                    if (
+                        seen[other[0]] < other[1]
+                        and other[0] != own
+                        and not kind is other[2] is ATOMIC
+                    ):
+                        _report(other, access)
             if kind is READ:
                 cell.reads[tid] = access
             else:
-                for other in cell.reads.values():
-                    if seen[other[0]] < other[1] and other[0] != own:
-                        _report(other, access)
+                if cell.reads:
+                    for other in cell.reads.values():
+                        if seen[other[0]] < other[1] and other[0] != own:
+                            _report(other, access)
                 cell.writes[tid] = access
-            if self.across_blocks:
+            if across_blocks:
                 _check_blocks(cell, access, seen)
 
     def note_view(self, view, base, kind):
@@ -187,27 +199,40 @@ def _fenced(clocks, access, thread):
 def _check_blocks(cell, access, seen):
     """Conflicts with other blocks: ``earlier`` keeps up to two blocks' accesses a kind.
 
-    They are the last ones, of all threads that nothing has ordered: what comes before an access
-    conflicts with nothing that it does not.
+    They are the last ones of all threads; those of another block that a count has put before an
+    access go: what comes before an access conflicts with nothing that it does not.
     """
-    kind, block = access[2], access[4]
-    for other_kind, others in cell.earlier.items():
+    kind, block, earlier = access[2], access[4], cell.earlier
+    if earlier is None:
+        cell.earlier = {kind: {block: {access[0]: access}}}
+        return
+    for other_kind, blocks in earlier.items():
         if kind is other_kind and kind is not WRITE:
             continue
-        for other in others:
-            if other[4] != block and not _before(other, access, seen):
-                _report(other, access)
-    kept = [other for other in cell.earlier.get(kind, ()) if not _before(other, access, seen)]
-    blocks = {other[4] for other in kept}
-    if block in blocks or len(blocks) < 2:
-        kept.append(access)
-    cell.earlier[kind] = kept
+        for other_block, accesses in blocks.items():
+            if other_block != block:
+                for other in accesses.values():
+                    if not _before(other, seen):
+                        _report(other, access)
+    kept = earlier.get(kind)
+    if kept is None:
+        kept = earlier[kind] = {}
+    elif seen.after:
+        for other_block in [x for x in kept if x != block]:
+            accesses = kept[other_block]
+            for tid in [tid for tid, other in accesses.items() if _before(other, seen)]:
+                del accesses[tid]
+            if not accesses:
+                del kept[other_block]
+    own = kept.get(block)
+    if own is not None:
+        own[access[0]] = access
+    elif len(kept) < 2:
+        kept[block] = {access[0]: access}
 
 
-def _before(other, access, seen):
-    """Whether an access is ordered before one of the running thread, which has ``seen`` so much."""
-    if other[4] == access[4]:
-        return other[0] == access[0] or seen[other[0]] >= other[1]
+def _before(other, seen):
+    """Whether an access of another block is before a thread's present, which ``seen`` tells."""
     clock = seen.after.get(other[4])
     return clock is not None and clock[other[0]] >= other[1]
 

@@ -24,18 +24,25 @@ def capture(depth=1, limit=8):
         To be compared with :func:`same`. Frames of this package are left out, so that the
         chain starts at the line of the kernel or of a helper of its own.
     """
-    return chain_of(sys._getframe(depth), limit)
+    frame, own, chain = sys._getframe(depth), _OWN_FILES, []
+    while frame is not None:  # as in `chain_of`, a call of which takes a tenth of the time
+        code = frame.f_code
+        if code.co_filename not in own:
+            chain.append((code, frame.f_lasti))
+            limit -= 1
+            if not limit:
+                break
+        frame = frame.f_back
+    return tuple(chain)
 
 
 def chain_of(frame, limit=8):
     """The same from a frame on; no frame, no chain."""
     chain = []
-    while frame is not None:
+    while frame is not None and len(chain) < limit:
         code = frame.f_code
         if code.co_filename not in _OWN_FILES:
             chain.append((code, frame.f_lasti))
-            if len(chain) == limit:
-                break
         frame = frame.f_back
     return tuple(chain)
 

@@ -49,8 +49,8 @@ def over_lanes(fn, group=WARP):
         columns = [np.array(column) for column in zip(*map(values.get, range(group)), strict=True)]
         results = fn(*columns)
         if isinstance(results, tuple):
-            return {lane: tuple(r[lane] for r in results) for lane in range(group)}
-        return {lane: results[lane] for lane in range(group)}
+            return dict(enumerate(zip(*results, strict=True)))
+        return dict(enumerate(results))
 
     def call(*args):
         return warp_collective(op, args, None, group)

@@ -1,5 +1,7 @@
 """8-bit quantised caches to packed float16, in registers: int8 and fp8 (e4m3)."""
 
+import functools
+
 import numpy as np
 
 from nbflash.cuda.ptx._asm import types
@@ -11,15 +13,20 @@ from nbflash.cuda.tile.warp_math import permute, subtract_float16
 def _widened(pair):
     """Two of fp8 (e4m3) as two packed float16: ``cvt.rn.f16x2.e4m3x2``."""
     if not isinstance(pair, Scalar):
-        codes = np.array([pair]).view(np.uint8)[:2]
-        exponent, fraction = (codes >> 3 & 15).astype(np.int32), codes & 7
-        size = np.ldexp(
-            np.where(exponent == 0, fraction, 8 + fraction) / 8, np.maximum(exponent, 1) - 7
-        )
-        size[codes & 127 == 127] = np.nan
-        return np.copysign(size, codes.view(np.int8)).astype(np.float16).view(np.uint32)[0]
+        return _widened_bits(int(pair) & 0xFFFF)
     text = "{ .reg .b16 h; cvt.u16.u32 h, $1; cvt.rn.f16x2.e4m3x2 $0, h; }"
     return emit(text, [pair], types.uint32)
+
+
+@functools.cache
+def _widened_bits(pair):
+    codes = np.array([pair], np.uint16).view(np.uint8)
+    exponent, fraction = (codes >> 3 & 15).astype(np.int32), codes & 7
+    size = np.ldexp(
+        np.where(exponent == 0, fraction, 8 + fraction) / 8, np.maximum(exponent, 1) - 7
+    )
+    size[codes & 127 == 127] = np.nan
+    return np.copysign(size, codes.view(np.int8)).astype(np.float16).view(np.uint32)[0]
 
 
 def _int8(word):

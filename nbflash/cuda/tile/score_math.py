@@ -4,6 +4,7 @@ import numpy as np
 
 from nbflash.cuda.ptx._asm import types
 from nbflash.cuda.ptx.traced import Scalar, call_device, emit
+from nbflash.cuda.tile.cells import as_float32, as_uint32, bits_as
 from nbflash.cuda.tile.tracing import exp2, fma
 from nbflash.cuda.tile.warp_math import approximate_reciprocal
 
@@ -31,8 +32,8 @@ def tanh_of_exponent(x):
 def approximate_tanh(x):
     """``tanh(x)`` within 2^-11 of it: ``tanh.approx.f32``."""
     if not isinstance(x, Scalar):  # as far off as the instruction may be
-        bits = np.tanh(np.float32(x)).view(np.uint32) + np.uint32(0x1000)
-        return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+        bits = int(bits_as(np.tanh(as_float32(x)), np.uint32)) + 0x1000
+        return bits_as(as_uint32(bits & 0xFFFFE000), np.float32)
     return emit("tanh.approx.f32 $0, $1;", [x], x.type)
 
 

@@ -41,7 +41,11 @@ def select(condition, a, b):
     """``a if condition else b`` without a branch."""
     if not isinstance(condition, Scalar):
         chosen, other = (a, b) if condition else (b, a)
-        if isinstance(other, np.generic) and not isinstance(chosen, np.generic):
+        if (
+            type(chosen) is not type(other)
+            and isinstance(other, np.generic)
+            and not isinstance(chosen, np.generic)
+        ):
             return type(other)(chosen)  # a number takes the type of what it stands beside
         return chosen
     return condition.choose(a, b)
@@ -130,7 +134,7 @@ def load2(memory, index, lanes=2):
     """Two consecutive elements; see :func:`load4`."""
     if not isinstance(memory, Memory):
         check_quad(index, lanes)
-        return tuple([memory[index + i] for i in range(lanes)])
+        return memory.vector(index, lanes)
     return memory.load_vector(index, lanes)
 
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.traced import Scalar, emit
+from nbflash.cuda.tile.cells import as_uint32, bytes_by, float32_of, pack_float16
 from nbflash.cuda.tile.tracing import FULL_WARP, select, unrolled
 
-_HALVES, _HALF_FLOATS, _FLOATS = Struct("=2H"), Struct("=2e"), Struct("=2f")
-_WORD, _WORDS = Struct("=I"), Struct("=2I")
+_WORD = Struct("=I")
 
 
 def log2(x):
@@ -31,8 +31,8 @@ def pack_half(dtype, low, high):
     """Two float32 rounded to ``dtype`` and packed: ``cvt.rn.f16x2.f32`` or ``bf16x2``."""
     if not isinstance(low, Scalar):
         if dtype == "float16":
-            return np.array((low, high), np.float16).view(np.uint32)[0]
-        return np.uint32(_bfloat16_bits(low) | _bfloat16_bits(high) << 16)
+            return pack_float16(low, high)
+        return as_uint32(_bfloat16_bits(low) | _bfloat16_bits(high) << 16)
     kind = {"float16": "f16x2", "bfloat16": "bf16x2"}[dtype]
     return emit(f"cvt.rn.{kind}.f32 $0, $1, $2;", [high, low], types.uint32)
 
@@ -67,10 +67,8 @@ def ballot(condition):
 def unpack_half(dtype, word):
     """The two float32 that :func:`pack_half` packed, low half first."""
     if not isinstance(word, Scalar):
-        if dtype == "float16":
-            return tuple(map(np.float32, _HALF_FLOATS.unpack(word)))
-        low, high = _HALVES.unpack(word)
-        return tuple(map(np.float32, _FLOATS.unpack(_WORDS.pack(low << 16, high << 16))))
+        bits, values = int(word), float32_of(dtype)
+        return values[bits & 0xFFFF], values[bits >> 16 & 0xFFFF]
     word = word.bits_as(types.uint32)
     if dtype == "bfloat16":
         return tuple(x.bits_as(types.float32) for x in (word << 16, word & 0xFFFF0000))
@@ -81,17 +79,17 @@ def unpack_half(dtype, word):
 def subtract_float16(a, b):
     """The differences of two packed pairs of float16: ``sub.rn.f16x2``."""
     if not isinstance(a, Scalar):
-        pairs = zip(*(unpack_half("float16", np.uint32(x)) for x in (a, b)), strict=True)
-        return pack_half("float16", *(x - y for x, y in pairs))
+        (a_low, a_high), (b_low, b_high) = unpack_half("float16", a), unpack_half("float16", b)
+        return pack_float16(a_low - b_low, a_high - b_high)
     return emit("sub.rn.f16x2 $0, $1, $2;", [a, a.like(b)], a.type)
 
 
 def permute(a, b, selector):
     """Four bytes of two words, by the nibbles of a uint32: ``prmt.b32``."""
     if not isinstance(a, Scalar):
-        both = int(a) | int(b) << 32
-        taken = (both >> 8 * (int(selector) >> 4 * i & 7) & 0xFF for i in range(4))
-        return np.uint32(sum(byte << 8 * i for i, byte in enumerate(taken)))
+        both = (int(a) | int(b) << 32) & 0xFFFFFFFFFFFFFFFF
+        taken = map(both.to_bytes(8, "little").__getitem__, bytes_by(selector))
+        return as_uint32(int.from_bytes(bytes(taken), "little"))
     return emit("prmt.b32 $0, $1, $2, $3;", [a, a.like(b), a.like(selector)], a.type)
 
 

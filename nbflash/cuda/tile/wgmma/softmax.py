@@ -40,6 +40,7 @@ HEADROOM = 6.0
 HUGE = 2.0**100  # sums of weights below it are sums of finite ones
 
 
+@functools.cache
 def row_of(element):
     """Which of a thread's two rows an element of a fragment belongs to."""
     return element // 2 % 2
@@ -53,13 +54,18 @@ def column_of(element):
 def fold_rows(s, combine, chains=8):
     """Of each row its elements combined, in chains side by side: one would wait at every step."""
     partial = {}
-    for i, x in enumerate(s):
-        chain = row_of(i), i // 4 * 2 % chains + i % 2
+    for x, chain in zip(s, _chain_of(len(s), chains), strict=True):
         partial[chain] = combine(partial[chain], x) if chain in partial else x
     return [
-        functools.reduce(combine, [x for (r, _), x in partial.items() if r == row])
+        functools.reduce(combine, [x for chain, x in partial.items() if chain % 2 == row])
         for row in (0, 1)
     ]
+
+
+@functools.cache
+def _chain_of(size, chains):
+    """A number for the chain of every element; those of the second row are odd."""
+    return [2 * (i // 4 * 2 % chains + i % 2) + row_of(i) for i in range(size)]
 
 
 class Softmax(NamedTuple):
