@@ -60,26 +60,40 @@ class Clock(list):
 class Cell:
     """The accesses to a few bytes that a later access can conflict with.
 
-    ``reads`` and ``writes`` (atomics among them) hold the last access of each thread of
-    ``block`` in its present ``generation``; ``earlier`` holds, for each kind, accesses of
+    ``reads`` holds the last one of each thread of ``block`` in its present ``generation``,
+    ``writes`` or ``atomics`` its last change: atomics, of which all threads may have one on an
+    mbarrier, need not be looked at for another one. ``earlier`` holds, for each kind, accesses of
     two different blocks at most, by block and thread: enough to conflict with any third.
     """
 
-    __slots__ = ("block", "earlier", "generation", "reads", "writes")
+    __slots__ = ("atomics", "block", "earlier", "generation", "reads", "writes")
 
     def __init__(self, block, generation):
         self.block, self.generation = block, generation
-        self.reads, self.writes, self.earlier = {}, {}, None
+        self.reads, self.writes, self.atomics, self.earlier = {}, {}, None, None
 
     def copy(self):
         other = Cell(self.block, self.generation)
         other.reads, other.writes = dict(self.reads), dict(self.writes)
+        other.atomics = self.atomics and dict(self.atomics)
         if self.earlier is not None:
             other.earlier = {
                 kind: {block: dict(accesses) for block, accesses in blocks.items()}
                 for kind, blocks in self.earlier.items()
             }
         return other
+
+    def change(self, tid, kind, access):
+        """Keep a thread's last change in the place of the one before it."""
+        if kind is WRITE:
+            self.writes[tid] = access
+            if self.atomics:
+                self.atomics.pop(tid, None)
+            return
+        if self.atomics is None:
+            self.atomics = {}
+        self.atomics[tid] = access
+        self.writes.pop(tid, None)
 
 
 class Shadow:
@@ -130,7 +144,7 @@ class Shadow:
         addresses = [offset // self.granule for offset in offsets]
         for address in addresses:
             cell = self.cells.get(address)
-            for other in cell.writes.values() if cell else ():
+            for other in (*cell.writes.values(), *(cell.atomics or {}).values()) if cell else ():
                 if type(other[0]) is int and not _fenced(fences.get(other[0], ()), other, thread):
                     raise Race(
                         f"{_who(other)} at {show(other[3])} and {_who(access)} at "
@@ -153,13 +167,14 @@ class Shadow:
                     cell.reads = {}
                 if cell.writes:
                     cell.writes = {}
+                cell.atomics = None
             if cell.writes:
                 for other in cell.writes.values():
-                    if (
-                        seen[other[0]] < other[1]
-                        and other[0] != own
-                        and not kind is other[2] is ATOMIC
-                    ):
+                    if seen[other[0]] < other[1] and other[0] != own:
+                        _report(other, access)
+            if cell.atomics and kind is not ATOMIC:
+                for other in cell.atomics.values():
+                    if seen[other[0]] < other[1] and other[0] != own:
                         _report(other, access)
             if kind is READ:
                 cell.reads[tid] = access
@@ -168,7 +183,7 @@ class Shadow:
                     for other in cell.reads.values():
                         if seen[other[0]] < other[1] and other[0] != own:
                             _report(other, access)
-                cell.writes[tid] = access
+                cell.change(tid, kind, access)
             if across_blocks:
                 _check_blocks(cell, access, seen)
 
