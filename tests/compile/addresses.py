@@ -7,6 +7,8 @@ pointer is followed backwards.
 """
 
 import contextlib
+import functools
+import hashlib
 import re
 
 import llvmlite.binding as llvm
@@ -22,6 +24,7 @@ _ELEMENT = re.compile(r"(?:(?:inbounds|nuw|nusw) )*(.+?), ptr")
 _NUMBER = re.compile(r"(?: |, )(-?\d+)(?=$|,)")
 # What is followed: the others make something else of their operands, or something smaller.
 _FOLLOWED = {"add", "sub", "mul", "shl", "or", "phi", "select", "sext", "zext", "trunc", "freeze"}
+_bitcode = {}  # of device functions, by their text
 _DIVISIONS = {"sdiv", "udiv", "ashr", "lshr"}  # by a number: of words of a few elements
 _POINTERS = {"getelementptr", "addrspacecast", "bitcast", "phi", "select", "inttoptr"}
 
@@ -59,21 +62,37 @@ def narrow_products(modules):
 def _inlined(modules):
     """The text of one module, without calls of device functions and without variables.
 
-    A function's own variables go before it is inlined, which saves half of the time.
+    A function's own variables go before it is inlined, which saves half of the time, and once for
+    all kernels that call it.
     """
-    llvm.initialize_native_target()
-    machine = llvm.Target.from_triple(llvm.get_default_triple()).create_target_machine()
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(0))
-    first, *others = map(llvm.parse_assembly, dict.fromkeys(modules))
-    for module in (first, *others):
-        _without_variables().run(module, builder)
-    for module in others:
-        first.link_in(module)
+    builder = _pass_builder()
+    first, *others = dict.fromkeys(modules)
+    first = llvm.parse_assembly(first)
+    _without_variables().run(first, builder)
+    for text in others:
+        first.link_in(llvm.parse_bitcode(_device_function(text)))
     inliner = llvm.create_new_module_pass_manager()
     inliner.add_always_inliner_pass()
     inliner.run(first, builder)
     _without_variables().run(first, builder)
     return str(first)
+
+
+@functools.cache
+def _pass_builder():
+    llvm.initialize_native_target()
+    machine = llvm.Target.from_triple(llvm.get_default_triple()).create_target_machine()
+    return llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(0))
+
+
+def _device_function(text):
+    """The bitcode of a module without variables: most kernels share most device functions."""
+    digest = hashlib.sha256(text.encode()).digest()
+    if digest not in _bitcode:
+        module = llvm.parse_assembly(text)
+        _without_variables().run(module, _pass_builder())
+        _bitcode[digest] = module.as_bitcode()
+    return _bitcode[digest]
 
 
 def _without_variables():
@@ -89,12 +108,16 @@ class _Kernel:
 
     def __init__(self, text):
         self.lines = {name: (kind, rest) for name, kind, rest in _DEFINITION.findall(text)}
-        self.operands = {
-            name: [x for x in _NAMES.findall(rest) if x in self.lines]
-            for name, (_, rest) in self.lines.items()
-        }
+        self._operands = {}
         head = next(line for line in text.splitlines() if line.startswith("define"))
         self.strides = set(_WIDE.findall(head))
+
+    def operands(self, name):
+        """The values that one is made of."""
+        if name not in self._operands:
+            names = _NAMES.findall(self.lines[name][1])
+            self._operands[name] = [x for x in names if x in self.lines]
+        return self._operands[name]
 
     def found(self):
         """Lines of the text."""
@@ -104,7 +127,7 @@ class _Kernel:
                 indices = _NAMES.findall(rest.partition("ptr")[2])[1:]
                 (tables if _ELEMENT.match(rest)[1] == "i32" else tensors).update(indices)
             elif kind == "inttoptr":
-                tables.update(self.operands[name])
+                tables.update(self.operands(name))
         names = [x for x in self._sources(tensors) if self._is_narrow(x)]
         names += [x for x in self._sources(tables) if self._is_narrow(x, self._of_stride)]
         return sorted({f"{name} = {' '.join(self.lines[name])}" for name in names})
@@ -116,7 +139,7 @@ class _Kernel:
             name = left.pop()
             if name not in found:
                 found.add(name)
-                left += self.operands[name] if self._is_followed(name) else []
+                left += self.operands(name) if self._is_followed(name) else []
         return found
 
     def _is_followed(self, name):
@@ -141,7 +164,7 @@ class _Kernel:
                 return False
             if name not in seen and kind in _POINTERS:
                 seen.add(name)
-                names = self.operands[name]
+                names = self.operands(name)
                 left += names[:1] if kind == "getelementptr" else names
         return True
 
@@ -149,7 +172,7 @@ class _Kernel:
         """Whether it is a product of 32 bits, or one of 64 that is cut; ``which`` products."""
         if self.lines[name][0] != "trunc":
             return self._is_product(name, "i32") and which(name)
-        within = self._sources(self.operands[name])
+        within = self._sources(self.operands(name))
         return any(self._is_product(x, "i64") and which(x) for x in within)
 
     def _of_stride(self, name):
@@ -169,6 +192,6 @@ class _Kernel:
 
     def _undoes_division(self, name):
         """``x // n * n`` is no larger than x."""
-        names = set(self.operands[name])
+        names = set(self.operands(name))
         quotients = [x for x in names if self.lines[x][0] in ("sdiv", "udiv")]
-        return any(set(self.operands[q]) & (names - {q}) for q in quotients)
+        return any(set(self.operands(q)) & (names - {q}) for q in quotients)
