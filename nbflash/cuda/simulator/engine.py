@@ -136,11 +136,12 @@ class Block:
         self.live = set(range(len(self.threads)))
         self._make_ready(self.threads)
         left = self.options.turns * len(self.threads)
+        step = self._step
         while self.live:
             if not left:
                 raise Endless(self._whereabouts(f"no end after {self.options.turns} turns: "))
             left -= 1
-            self._step()
+            step()
         for check in self.checks.values():
             check()
         self.threads.clear()

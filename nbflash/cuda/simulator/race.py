@@ -190,8 +190,13 @@ class Shadow:
     def note_view(self, view, base, kind):
         """Record an access to every element of a NumPy view into this memory."""
         if view.flags.c_contiguous:
-            at = view.__array_interface__["data"][0] - base
-            self.note(at, view.nbytes, view.itemsize, kind)
+            at, nbytes, size = (
+                view.__array_interface__["data"][0] - base,
+                view.nbytes,
+                view.itemsize,
+            )
+            # Whole words of smaller elements need no smaller cells.
+            self.note(at, nbytes, size if (at | nbytes) % 4 else max(size, 4), kind)
         else:
             for index in range(len(view)):
                 self.note_view(

@@ -11,6 +11,7 @@ from nbflash.cuda.simulator.sites import capture, place
 STATIC_SHARED_LIMIT = 48 * 1024
 DYNAMIC_SHARED_LIMIT = 227 * 1024
 ALIGNMENT = 1024
+WORD = 4  # bytes that are told apart at first: see `race.Shadow`
 POISON = 0xFF
 
 
@@ -30,7 +31,7 @@ class SharedMemory:
                 f"the limit is {DYNAMIC_SHARED_LIMIT}"
             )
         self.options = options
-        self.dynamic = self._allocate(dynamic_bytes, 2)
+        self.dynamic = self._allocate(dynamic_bytes, WORD)
         self.static = {}
         self.static_bytes = 0
 
