@@ -93,8 +93,12 @@ def vector_in_a_row(i):
     return tuple(cuda.shared.array((3, 8), float32)[1, i : i + 4])
 
 
+def vector_as_one_access(i):
+    return cuda.shared.array(8, float32).vector(i, 4)
+
+
 ELEMENT = [shared_1d, shared_2d, shared_3d, local_1d, read_1d, read_2d, read_3d, add_1d]
-VECTOR = [vector_of_four, store_of_four, vector_in_a_row]
+VECTOR = [vector_of_four, vector_as_one_access, store_of_four, vector_in_a_row]
 
 
 @pytest.mark.parametrize("race", [False, True], ids=["plain", "race"])
@@ -150,10 +154,13 @@ def test_a_vector_holds_the_elements_in_order():
     def kernel(x, out):
         a, b, c, d = tuple(x[2:6])
         out[1:5] = (d, c, b, a)
+        out[5:8] = x.vector(1, 3)
 
-    x, out = np.arange(8, dtype=np.float32), np.full(8, -1.0, np.float32)
-    run(kernel, x, out)
-    assert out.tolist() == [-1, 5, 4, 3, 2, -1, -1, -1]
+    for race in (False, True):
+        x, out = np.arange(8, dtype=np.float32), np.full(8, -1.0, np.float32)
+        with sim.options(race=race):
+            run(kernel, x, out)
+        assert out.tolist() == [-1, 5, 4, 3, 2, 1, 2, 3]
 
 
 @pytest.mark.parametrize("race", [False, True], ids=["plain", "race"])

@@ -151,7 +151,7 @@ class Array1(DeviceArray):
     def vector(self, index, count):
         data = self.data
         if not 0 <= index <= len(data) - count:
-            raise OutOfBounds(f"elements {index} to {index + count} of {len(data)}")
+            checked(data.shape, slice(index, index + count))
         return tuple(data[index : index + count])
 
     def __setitem__(self, index, value):
@@ -232,7 +232,7 @@ class TracedArray(DeviceArray):
         if step != data.itemsize:
             return super().vector(index, count)
         if not 0 <= index <= len(data) - count:
-            raise OutOfBounds(f"elements {index} to {index + count} of {len(data)}")
+            checked(data.shape, slice(index, index + count))
         self.note(self.offset + int(index) * step, count * step, step, READ)
         return tuple(data[index : index + count])
 

@@ -87,7 +87,7 @@ def subtract_float16(a, b):
 def permute(a, b, selector):
     """Four bytes of two words, by the nibbles of a uint32: ``prmt.b32``."""
     if not isinstance(a, Scalar):
-        both = (int(a) | int(b) << 32) & 0xFFFFFFFFFFFFFFFF
+        both = int(a) & 0xFFFFFFFF | (int(b) & 0xFFFFFFFF) << 32
         taken = map(both.to_bytes(8, "little").__getitem__, bytes_by(selector))
         return as_uint32(int.from_bytes(bytes(taken), "little"))
     return emit("prmt.b32 $0, $1, $2, $3;", [a, a.like(b), a.like(selector)], a.type)
