@@ -278,6 +278,8 @@ class Block:
     def _retire(self, thread):
         """A thread has left the kernel: those that wait for everyone may go on."""
         for key, meetings in self.collectives.items():
+            if not meetings:
+                continue
             number, lane = divmod(thread.tid, key[0])
             if key[1] == number:
                 for meeting in list(meetings):

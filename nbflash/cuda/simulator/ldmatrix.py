@@ -35,5 +35,5 @@ def ldmatrix(address, count, transposed):
             raise SimError(f"ldmatrix: address {int(address)} is not a multiple of {CHUNK}")
         raw, home = current().block.shared.dynamic
         first = place(address, CHUNK, "ldmatrix")
-        row = tuple(wrap(raw[first : first + CHUNK].view(np.uint16), home)[0:8])
+        row = wrap(raw[first : first + CHUNK].view(np.uint16), home).vector(0, 8)
     return warp_collective(_exchange(count, bool(transposed)), row)

@@ -112,10 +112,11 @@ class Shadow:
         offset, nbytes : int
             The bytes touched, from the start of the memory.
         itemsize : int
-            Size of one element in bytes. The cells are as large as the smallest seen.
+            Size of one element in bytes. The cells are as large as the smallest seen, but
+            for accesses to whole cells.
         kind : {READ, WRITE, ATOMIC}
         """
-        if itemsize < self.granule:
+        if itemsize < self.granule and (offset | nbytes) % self.granule:
             self._refine(itemsize)
         thread = getcurrent()
         access = (thread.tid, thread.clock, kind, capture(3, 4), thread.block.index)
@@ -190,13 +191,8 @@ class Shadow:
     def note_view(self, view, base, kind):
         """Record an access to every element of a NumPy view into this memory."""
         if view.flags.c_contiguous:
-            at, nbytes, size = (
-                view.__array_interface__["data"][0] - base,
-                view.nbytes,
-                view.itemsize,
-            )
-            # Whole words of smaller elements need no smaller cells.
-            self.note(at, nbytes, size if (at | nbytes) % 4 else max(size, 4), kind)
+            at = view.__array_interface__["data"][0] - base
+            self.note(at, view.nbytes, view.itemsize, kind)
         else:
             for index in range(len(view)):
                 self.note_view(
