@@ -88,7 +88,7 @@ def simulate(sharding, layer, cluster, split, parts):
     layer : Layer
     cluster : Cluster
     split, parts : str, int
-        What `nbflash.distributed.stages.choose` says.
+        What arrives together, and in how many parts: `nbflash.distributed.stages.part_count`.
 
     Returns
     -------
@@ -107,7 +107,8 @@ def simulate(sharding, layer, cluster, split, parts):
         work = np.repeat([flops.sum(1) / parts], parts, 0)
         casts = np.repeat([_seconds(sharding.traffic, layer.kv_bytes / parts, cluster)], parts, 0)
         copied = 2 * (own + tokens[0]) * layer.kv_bytes / parts / cluster.hbm
-        fixed, walk = np.full(work.shape, cluster.launch) + copied, _walk_heads
+        fixed, walk = np.tile(copied, (parts, 1)), _walk_heads
+        fixed[1:] += cluster.launch
     else:
         work, rows, casts, tokens = [], [], [], []
         for stage in _stage_of(ranks, parts):
@@ -129,6 +130,8 @@ def simulate(sharding, layer, cluster, split, parts):
         ideal = flops.sum() * products / rate / ranks
         found |= {f"{name}_s": float(seconds), f"{name}_of_ideal": float(ideal / seconds)}
         found |= {f"{name}_waiting": float(1 - compute.sum(0).max() / seconds)}
+    if split == "heads":  # two slices at a time, of all keys
+        tokens = (own + tokens) * min(parts, 2) / parts
     return found | {"memory_bytes": float(_memory(own, tokens, layer).max())}
 
 
@@ -180,9 +183,9 @@ def _walk(compute, casts, returns):
 def _walk_heads(compute, casts, returns):
     """The same of slices (rows) of heads."""
     done = arrived = casts[0]
-    for n, slice_ in enumerate(compute):
+    for n, took in enumerate(compute):
         start = np.maximum(done, arrived)
         behind = casts[n + 1] if n + 1 < len(casts) else 0
         back = returns[n - 1] if n and returns is not None else 0
-        arrived, done = start + behind + back, start + slice_
+        arrived, done = start + behind + back, start + took
     return np.maximum(done, arrived) + (0 if returns is None else returns[-1])

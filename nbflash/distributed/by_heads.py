@@ -12,6 +12,7 @@ in one exchange, which begins before the kernels of slice n.
 
 from __future__ import annotations
 
+from nbflash.distributed.parcels import contiguous, pairs
 from nbflash.merging import add_into
 
 
@@ -28,7 +29,7 @@ class HeadWalk:
         call, xp = self._call, self._xp
         out, lses = xp.empty(call.q.shape, call.q.dtype), []
         for _, heads, k, v in self._arriving():
-            q = call.q[:, :, heads]
+            q = queries_of(call.q, heads)
             plan = self._plan.attention(0, q, k, v)
             lses.append(plan.run_forward(q, k, v, out[:, :, heads])[1])
         return out, lses[0] if len(lses) == 1 else xp.concatenate(lses, axis=1)
@@ -41,7 +42,7 @@ class HeadWalk:
         call, xp = self._call, self._xp
         whole = [xp.empty(x.shape, x.dtype) for x in (call.q, call.k, call.v)]
         for n, heads, k, v in self._arriving():
-            q = call.q[:, :, heads]
+            q = queries_of(call.q, heads)
             dout, out = (x[:, :, heads] for x in results[:2])
             lse, dlse = (x if x is None else x[:, heads] for x in results[2:])
             plan = self._plan.attention(0, q, k, v)
@@ -65,11 +66,13 @@ class HeadWalk:
             exchange.wait()
             batch = self._plan.problem.batch
             k, v = (self._stage.receives.ordered(x, batch) for x in arrived)
-            if n + 1 < len(slices) or self._back:
+            started = n + 1 < len(slices) or self._back
+            if started:
                 exchange, arrived = self._start(n + 1)
                 exchange.begun()
             yield n, slice(group * heads.start, group * heads.stop), k, v
-        exchange.wait()
+        if started:
+            exchange.wait()
 
     def _cast(self, n):
         """GroupCast of a slice: ``(sends, receives, memory of K and of V)``."""
@@ -116,7 +119,7 @@ class HeadWalk:
         return self._call.comm.exchange(sends, receives), wholes
 
 
-def pairs(two):
-    """Of two dicts by rank one of pairs."""
-    first, second = two
-    return {rank: (first[rank], second[rank]) for rank in first}
+def queries_of(q, heads):
+    """Some heads of Q. One alone is copied: its address may be aligned unlike that of the next."""
+    q = q[:, :, heads]
+    return contiguous(q) if q.shape[2] == 1 else q

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbflash.distributed.by_heads import HeadWalk, pairs
-from nbflash.distributed.parcels import taken
+from nbflash.distributed.by_heads import HeadWalk
+from nbflash.distributed.parcels import pairs, taken
 from nbflash.distributed.rank_plan import rank_plan
 from nbflash.inputs.arrays import library, native
 from nbflash.inputs.dropout import check_seed

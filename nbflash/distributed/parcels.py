@@ -52,6 +52,12 @@ def contiguous(x):
     return library(x)[0].ascontiguousarray(_integers(x)).view(x.dtype)
 
 
+def pairs(two):
+    """Two dicts by rank, of K and of V, as one of pairs."""
+    first, second = two
+    return {rank: (first[rank], second[rank]) for rank in first}
+
+
 def _integers(x):
     """The same memory: CuPy copies integers of every size, of dtypes that it does not know too."""
     return x.view(f"u{x.dtype.itemsize}")

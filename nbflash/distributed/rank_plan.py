@@ -9,10 +9,13 @@ import numpy as np
 
 import masks
 from nbflash import __version__
+from nbflash.backends.registry import BACKENDS
+from nbflash.cuda.availability import simulator
+from nbflash.distributed.by_heads import queries_of
 from nbflash.distributed.placed_score import placed
 from nbflash.distributed.sharding import positive
 from nbflash.distributed.stages import all_keys, check_split, part_count, stages_of
-from nbflash.inputs.arrays import library, signature
+from nbflash.inputs.arrays import CPU, library, signature
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import check_forward, check_mask
@@ -39,7 +42,7 @@ class RankPlan:
     merges : int
         Stages whose results are merged into those of the first.
     returns : int
-        Messages of gradients of the rank's own keys that come from other ranks.
+        Messages of gradients of the rank's own keys that come from other ranks; of one slice.
     wide : numpy.dtype
         Of sums.
     """
@@ -63,11 +66,25 @@ class RankPlan:
         self.merges = sum(stage.keys > 0 for stage in self.stages[1:])
         self.returns = sum(len(stage.sends.ranks) for stage in self.stages)
         self._plans, self._notes = [None] * len(self.stages), {}
+        if self.dropout:
+            self._check_tile(sharding)
         self._check_first(q, k, v, sharding)
         self._facts = self._facts_of(sharding, count, split)
 
+    def _check_tile(self, sharding):
+        """Raise ValueError on all ranks alike if blocks that dropout looks up do not stay together.
+
+        A rank's first stage may have whole ones, and a later one, planned behind messages, not.
+        """
+        name = "cpu" if self.problem.device == CPU and not simulator() else "simt"
+        block = BACKENDS[name if self._impl == "auto" else self._impl].dropout_block
+        if block and sharding.ranks > 1 and sharding.tile % block:
+            raise ValueError(
+                f"sharding has tile={sharding.tile}: dropout needs a multiple of {block}"
+            )
+
     def _why_not_heads(self, sharding):
-        """Reasons why heads cannot be split: what counts them would begin at 0 in each part."""
+        """What heads are not split with: their numbers would begin at 0 in each slice."""
         given = {
             "a mask that differs by batch or head": sharding.mask.plane_index.size > 1,
             "score=": self._score is not None,
@@ -84,10 +101,12 @@ class RankPlan:
             return
         own = stage.rows.size, stage.receives.size_of(self._rank)
         check_mask(masks.dense(*own), self.problem)
-        heads, xp = self.slices[0], library(k)[0]
+        heads, (xp, device) = self.slices[0], library(k)
         rest = heads.stop - heads.start, self.problem.head_dim
-        keys = xp.empty((self.problem.batch, stage.keys, *rest), k.dtype)
-        self.attention(0, q[:, :, : self.group * heads.stop], keys, keys)
+        with device:
+            keys = xp.empty((self.problem.batch, stage.keys, *rest), k.dtype)
+            q = queries_of(q, slice(0, self.group * heads.stop))
+            self.attention(0, q, keys, keys)
 
     def _facts_of(self, sharding, count, split):
         """What must be equal on all ranks."""

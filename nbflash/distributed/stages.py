@@ -46,7 +46,7 @@ def check_split(split, count, heads_kv, why_not):
     if split not in ("ranks", "heads"):
         raise ValueError(f"split must be 'ranks' or 'heads', got {split!r}")
     if split == "heads" and why_not:
-        raise ValueError(f"split='heads' does not take {', '.join(why_not)}: take 'ranks'")
+        raise ValueError(f"split='heads' does not run with {' or '.join(why_not)} yet")
     if split == "heads" and count and heads_kv % count:
         raise ValueError(f"stages must divide the {heads_kv} heads of k and v, got {count}")
 

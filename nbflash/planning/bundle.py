@@ -48,11 +48,18 @@ def packs() -> dict:
 
 
 def kernels_beside(dtype, head_dim) -> list:
-    """What merges parts, or adds them, and makes means of blocks, of aligned contiguous arrays."""
+    """What merges parts, or adds them, and makes means of blocks, of aligned contiguous arrays.
+
+    Results of stages are merged in their dtype, or where there are several in float32; gradients
+    that come from other ranks are float32, or of the inputs' dtype.
+    """
+    wide = "float32"
+    merged = (dtype, dtype, True), (wide, dtype, True)
+    added = [(total, part, False) for total in (dtype, wide) for part in (dtype, wide)]
     merges = [
-        MergeConfig(dtype, dtype, head_dim, LANES, indexed, weighted)
+        MergeConfig(total, part, head_dim, LANES, indexed, weighted)
         for indexed in (False, True)
-        for weighted in (False, True)
+        for total, part, weighted in (*merged, *added)
     ]
     means = block_means_config(dtype, head_dim, ALIGNMENT)
     return [*map(merge_spec, merges), block_means_spec(means)]

@@ -15,7 +15,7 @@ from nbflash.scores import Score
 from nbflash.torch import autograd
 from nbflash.torch.constants import constant
 from nbflash.torch.handles import handle_of
-from nbflash.torch.late_masks import Documents, LateMask, documents
+from nbflash.torch.late_masks import Documents, LateMask, documents, integers
 from nbflash.torch.scores import TensorScore, stages_of
 
 _LAYOUTS = ("bshd", "bhsd")
@@ -192,20 +192,12 @@ def _held_now(block_map, heads):
 
 def _documents(starts_q, starts_k, causal):
     if not torch.compiler.is_compiling():
-        starts_q = _integers("cu_seqlens_q", starts_q)
-        starts_k = starts_q if starts_k is None else _integers("cu_seqlens_k", starts_k)
+        starts_q = integers("cu_seqlens_q", starts_q)
+        starts_k = starts_q if starts_k is None else integers("cu_seqlens_k", starts_k)
         return documents(starts_q, starts_k, causal)
     starts_q = torch.as_tensor(starts_q).cpu()
     starts_k = starts_q if starts_k is None else torch.as_tensor(starts_k).cpu()
     return LateMask(Documents, (constant(causal),), (starts_q, starts_k))
-
-
-def _integers(name, x):
-    x = x.tolist() if isinstance(x, torch.Tensor) else x
-    try:
-        return tuple(map(int, x))
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be integers, got {x!r}") from error
 
 
 def check_layout(layout):

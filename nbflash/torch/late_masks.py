@@ -7,8 +7,11 @@ was compiled; a `LateMask` goes into the graph as its tensors and as a `Maker`, 
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
 
 import masks
 
@@ -61,7 +64,17 @@ class Documents(Maker):
     count = 2
 
     def mask(self, nq, nk, starts_q, starts_k):
-        return documents(*map(tuple, (starts_q.tolist(), starts_k.tolist())), self.causal)
+        starts = integers("cu_seqlens_q", starts_q), integers("cu_seqlens_k", starts_k)
+        return documents(*starts, self.causal)
+
+
+def integers(name, x):
+    """A sequence of integers, or a tensor, as a tuple of int; TypeError if it is none."""
+    x = x.tolist() if isinstance(x, torch.Tensor) else x
+    try:
+        return tuple(map(operator.index, x))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be integers, got {x!r}") from error
 
 
 @functools.lru_cache(maxsize=256)

@@ -150,7 +150,7 @@ def test_a_sharding_that_cannot_be(change, error, match):
 
 def alone(**options):
     """A call on one rank."""
-    mask = masks.causal(N)
+    mask = options.pop("mask", masks.causal(N))
     q, k, v, dout = make_qkv(1, N, N, 2, 1, 8)
     (comm,) = run(lambda comm: comm, 1)
     how = {"tile": 24} if options.get("dropout") else {}
@@ -172,7 +172,7 @@ def alone(**options):
         ({"split": "heads", "stages": 2}, "stages must divide the 1 heads of k and v, got 2"),
         (
             {"split": "heads", "dropout": 0.5, "seed": 1, "score": scores.softcap(2.0)},
-            "split='heads' does not take score=, dropout=: take 'ranks'",
+            "split='heads' does not run with score= or dropout= yet",
         ),
     ],
 )
@@ -182,15 +182,22 @@ def test_options_that_are_refused(options, match):
 
 
 def test_dropout_needs_tiles_that_its_blocks_divide():
-    sharding = Sharding.of(masks.causal(N), 2, 24)
+    """The first stage of both ranks has whole blocks, the second one of one rank has not."""
+    sharding = Sharding.of(masks.window(256, left=16, right=0), 2, 16)
 
     def rank(comm):
-        q, k, v, _ = make_qkv(1, N, N, 2, 1, 8)
+        q, k, v, _ = make_qkv(1, 256, 256, 2, 1, 8)
         own = [x[:, sharding.positions(comm.rank)] for x in (q, k, v)]
         distributed.attention(*own, sharding, comm, dropout=0.1, seed=1)
 
-    with pytest.raises(ValueError, match="dropout needs tiles of a multiple of 32 tokens"):
+    with pytest.raises(ValueError, match="sharding has tile=16: dropout needs a multiple of 32"):
         run(rank, 2, timeout=20)
+
+
+def test_heads_are_not_split_with_a_mask_of_each():
+    mask = masks.per_head([masks.causal(N), masks.dense(N)])
+    with pytest.raises(ValueError, match="does not run with a mask that differs by batch or head"):
+        alone(mask=mask, split="heads")
 
 
 def test_arrays_of_another_length_are_refused():

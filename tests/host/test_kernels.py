@@ -75,15 +75,18 @@ class Asked:
 @pytest.mark.parametrize("head_dim", bundle.HEAD_DIMS)
 def test_wheels_carry_what_merges_and_averages(head_dim, monkeypatch):
     """Of arrays as an allocator makes them; of rows that follow each other, and of others."""
-    device, part = Asked(), (np.zeros((1, 9, 2, head_dim), np.float16), np.zeros((1, 2, 9), "f4"))
+    device, lse = Asked(), np.zeros((1, 2, 9), "f4")
+    half, wide = (np.zeros((1, 9, 2, head_dim), dtype) for dtype in ("f2", "f4"))
     for host in (merge_host, block_selection):
         monkeypatch.setattr(host, "cuda_device", lambda _: device)
     merge_host._bound.cache_clear()
     for places in (None, np.arange(9, dtype=np.int32)):
-        merge_host.merge(part, part, part, places)
-        merge_host.add(part[0], part[0], places)
+        for x in (half, wide):
+            merge_host.merge((x, lse), (half, lse), (x, lse), places)
+            for part in (half, wide):
+                merge_host.add(x, part, places)
     merge_host._bound.cache_clear()
-    block_selection.block_means(part[0], 4)
+    block_selection.block_means(half, 4)
     assert device.specs == set(bundle.kernels_beside("float16", head_dim))
 
 

@@ -6,6 +6,7 @@ A `TileFunction` of `Dropout` writes it.
 """
 
 import functools
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -62,8 +63,16 @@ def _places(positions, shape):
     return positions.starts(_BLOCK)
 
 
-@functools.cache
+_compiling = threading.Lock()  # ranks that are threads ask for the same function at once
+
+
 def _compiled(real):
+    with _compiling:
+        return _compiled_once(real)
+
+
+@functools.cache
+def _compiled_once(real):
     return compile_tile_function(functools.partial(_tile_function, real), "dropout", real)
 
 

@@ -87,6 +87,29 @@ def test_a_cast_is_hidden_behind_the_stage_before():
     assert slower["forward_waiting"] == pytest.approx(1 / 3)
 
 
+def test_slices_of_heads_hide_behind_each_other():
+    """As the ranks' above, in four slices: the first cast is waited for, and the last return."""
+    sharding = Sharding.of(masks.dense(2048), 2)
+    half = 1024 * 1024 * 4 * 64 * 8 / 1e12
+    size = 1024 * LAYER.kv_bytes
+    rates = {"forward": 1e12, "backward": 2.5e12, "nvlink": size / half}
+    found = simulate(sharding, LAYER, cluster(**rates), "heads", 4)
+    assert found["forward_s"] == pytest.approx(half / 4 + 2 * half)
+    wide = (
+        4 / LAYER.itemsize
+    )  # with a cast a return is on its way: as long as a slice takes, or longer
+    behind = [half / 4, *[max(half / 2, half / 4 * (1 + wide))] * 2, max(half / 2, half / 4 * wide)]
+    expected = half / 4 + max(half / 2, behind[0]) + sum(behind[1:]) + half / 4 * wide
+    assert found["backward_s"] == pytest.approx(expected)
+    slower = simulate(sharding, LAYER, cluster(**rates | {"nvlink": size / half / 4}), "heads", 4)
+    assert slower["forward_s"] == pytest.approx(4 * half + half / 2)
+    later = simulate(sharding, LAYER, cluster(forward=1e12, launch=1.0), "heads", 4)
+    assert later["forward_s"] == pytest.approx(2 * half + 3.0)
+    copied = simulate(sharding, LAYER, cluster(hbm=size), "heads", 4)
+    assert copied["forward_s"] == pytest.approx(4.0)
+    assert found["memory_bytes"] < simulate(sharding, LAYER, cluster(), "heads", 1)["memory_bytes"]
+
+
 def test_one_gpu_is_the_ideal_and_needs_no_link():
     found = simulate(Sharding.of(masks.causal(4096), 1), LAYER, cluster(forward=1e12), "ranks", 4)
     assert found["forward_of_ideal"] == pytest.approx(1)

@@ -17,7 +17,7 @@ from nbflash import distributed
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     sweep = sweeps.load("distributed")
-    sweep["cpu"] |= {"head_dim": 8, "heads": 2, "split": "ranks", "heads_kv": 1, "tile": 32}
+    sweep["cpu"] |= {"head_dim": 8, "heads": 2, "heads_kv": 1, "tile": 32}
     sweep["cpu"]["quick"] = {"rounds": 1, "weak": [96], "strong": [128]}
     found = {"distributed": sweep, "cluster": sweeps.load("cluster")}
     monkeypatch.setattr("experiments.commands.distributed.load", found.get)
@@ -60,6 +60,16 @@ def test_rows_of_both_passes_and_scalings(tmp_path, capsys):
     n, seconds = 128, float(rows[-4]["median_ms"]) / 1e3
     work = 4 * n * (n + 1) / 2 * 8 * 2 / 2  # of one of two ranks, causal, 2 heads of 8
     assert float(rows[-4]["tflops"]) == pytest.approx(work / seconds / 1e12)
+
+
+def test_heads_are_split_where_one_asks_for_it(tmp_path, capsys):
+    status, _, err = run(
+        capsys, *COMMAND, "--mask", "causal", "--split", "heads", "--out", tmp_path
+    )
+    assert status == 0, err
+    rows = read_csv(tmp_path / "distributed.csv")
+    assert {row["split"] for row in rows} == {"heads"}
+    assert all(float(row["error"]) <= float(row["budget"]) for row in rows)
 
 
 @pytest.mark.parametrize("which", ["forward", "backward"])
