@@ -4,6 +4,7 @@ tests/host before those of tests/sim."""
 _MASKS = [
     "host/test_masks_patterns.py",
     "host/test_masks_errors.py",
+    "host/test_masks_ends.py",
     "host/test_masks_restriction.py",
     "host/test_masks_block_tiles.py",
     "host/test_identity.py",
@@ -60,6 +61,7 @@ JUDGES = {
     ],
     "nbflash.planning.cache": _first("host/test_plan.py", _PLANS),
     "nbflash.planning.decode_plan": [
+        "host/test_counts.py",
         "host/test_decode_errors.py",
         "host/test_decode.py",
         "sim/test_decode_api.py",

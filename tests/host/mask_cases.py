@@ -4,8 +4,10 @@ import inspect
 import textwrap
 
 import numpy as np
+from scipy.sparse import csr_array
 
 import masks
+from masks.leaves import Columns, Diagonals
 
 N = 53  # prime: no tile or block size divides it
 BLOCK = 6
@@ -151,6 +153,14 @@ def plain_cases():
         ),
         "two-intervals": (~masks.window(N, left=8, right=3), ~((i - 8 <= j) & (j <= i + 3))),
         "empty": (~masks.dense(N), np.zeros((N, N), bool)),
+        "diagonals-wide": (Diagonals(30, N, [-9, 0, 1, 30]), np.isin(p - j, [-9, 0, 1, 30])),
+        "diagonals-tall": (Diagonals(N, 30, [-3, 0, 17]), np.isin(i - 23 - j[:, :30], [-3, 0, 17])),
+        "columns-wide": (Columns(30, bitmap[0]), np.broadcast_to(bitmap[0], (30, N))),
+        "bits-wide": (masks.from_dense(bitmap[:30]), bitmap[:30]),
+        "blocks-tall": (
+            masks.from_scipy(csr_array(bitmap[:9, :5]), (6, 7), shape=(N, 30)),
+            np.kron(bitmap[:9, :5], np.ones((6, 7), bool))[:N, :30],
+        ),
         "no-diagonals": (masks.toeplitz(N, []), np.zeros((N, N), bool)),
     }
 

@@ -185,10 +185,28 @@ WRONG = {
 }
 
 
-def test_too_many_tiles_are_refused():
-    layout = BlockLayout((1 << 20, 1 << 20), (64, 64), (1, 16), 1 << 14, masks.dense(1 << 20), 16)
-    with pytest.raises(ValueError, match=r"more than 32-bit indices hold: bound its lists"):
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1 << 20, 1 << 20), "may have 4295229440 tiles of 64 x 64"),
+        ((1 << 26, 127 * 64), "may have 2147483648 tiles of 64 x 64"),
+        ((127 * 64, 1 << 26), "may have 2147483648 tiles of 64 x 64"),
+    ],
+    ids=["square", "rows", "columns"],
+)
+def test_too_many_tiles_are_refused(shape, message):
+    """Of rows or of columns: each has a tile of its own, too."""
+    layout = BlockLayout(shape, (64, 64), (1, 16), 1 << 20, masks.dense(1), 16)
+    with pytest.raises(ValueError, match=f"{message}, more than 32-bit indices hold: bound its"):
         BlockTiles(layout, 64, 64)
+
+
+def test_lists_have_room_for_what_the_map_may_name():
+    """Two planes of 4 x 4 blocks of 8, of which a row names three; a tile more for each row."""
+    layout = layout_of(BlockMap(np.zeros((1, 2, 4, 3), int), shape=32, block=8))
+    fine, coarse = BlockTiles(layout, 4, 8), BlockTiles(layout, 16, 8)
+    assert (fine.capacity(False), fine.capacity(True)) == (2 * (24 + 8), 2 * (24 + 4))
+    assert (coarse.capacity(False), coarse.capacity(True)) == (2 * (8 + 2), 2 * (8 + 4))
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG.values(), ids=WRONG)

@@ -130,6 +130,14 @@ def test_the_backend_of_a_device(capability):
     assert kernels_of(half, capability, passes=("forward",))[0].name == f"nbflash_fwd_{expected}"
 
 
+def test_a_problem_of_one_head_in_memory_that_comes_from_an_allocator():
+    problem = cuda_problem("float16", 64, 8, 9)
+    assert (problem.q_shape, problem.kv_shape) == ((1, 8, 1, 64), (1, 9, 1, 64))
+    assert (problem.scale, cuda_problem("float16", 64, 8, 9, 0.5).scale) == (0.125, 0.5)
+    assert (problem.device, problem.device_id, problem.alignment) == ("cuda", 0, 16)
+    assert problem.strides == ((0, 0, 0, 1),) * 3
+
+
 @pytest.mark.parametrize(("name", "n"), itertools.product(PATTERNS, (100, 512)))
 def test_patterns_have_the_length_asked_for(name, n):
     assert PATTERNS[name](n).shape == (n, n)

@@ -270,7 +270,7 @@ USES = {
     "longer": (lambda c: c.truncate(1, 7), ValueError, "length must be at most 6, .* 1, got 7"),
     "length": (lambda c: c.truncate(1, -1), ValueError, "length must be at least 0, got -1"),
     "length-float": (lambda c: c.truncate(1, 2.0), TypeError, "length must be an integer"),
-    "free": (lambda c: c.free([0, 7]), ValueError, "sequences must be allocated .* got 7"),
+    "free": (lambda c: c.free([0, 7, 9]), ValueError, "sequences must be allocated .* got 7"),
     "free-twice": (lambda c: c.free([0, 0]), ValueError, "sequences must be distinct"),
     "lengths": (lambda c: c.lengths([7]), ValueError, "sequences must be allocated"),
     "table": (lambda c: c.block_table([7]), ValueError, "sequences must be allocated"),
@@ -361,3 +361,31 @@ print(KVCache(2, 4, 1, 8, {name!r}).dtype.name)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (found.stdout, found.stderr) == (f"{name}\n", "")
+
+
+def test_what_a_cache_is_unless_told_otherwise():
+    cache = KVCache(5, 4, 2, 256)
+    assert cache.k.shape == cache.v.shape == (5, 4, 2, 256)
+    assert cache.k.dtype == cache.v.dtype == cache.dtype == np.float16
+    assert repr(cache) == ("KVCache(5 pages of 4 tokens, 5 free, 0 sequences, float16, cpu)")
+    assert (cache.allocate(), cache.allocate(2), cache.free_pages) == ([0], [1, 2], 5)
+    assert cache.block_table([]).shape == (0, 0)
+    assert cache.lengths([]).shape == (0,)
+
+
+def test_the_number_of_a_device_is_of_cuda_devices():
+    cache = KVCache(5, 4, HEADS, D, np.float32, device_id=3)
+    cache.append(cache.allocate(), *tokens(1, 3))
+    assert cache.lengths([0]).tolist() == [3]
+
+
+def test_an_append_without_room_says_how_much_is_missing():
+    cache, (a, b) = filled()
+    c = cache.fork(a)
+    cache.append([b], *tokens(1, 11, first=90))
+    message = (
+        "append of 3 tokens to 3 sequences needs 3 pages of 4 tokens, 1 of 8 are free; nothing was "
+        "changed: free sequences first, or make a cache of more pages"
+    )
+    with pytest.raises(MemoryError, match=f"^{message}$"):
+        cache.append([a, b, c], *tokens(3, 3))

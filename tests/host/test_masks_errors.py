@@ -329,6 +329,7 @@ COVERAGE = {
         lambda: masks.coverage(Q, K, M, queries=3),
         "queries: must be a 1-D",
     ),
+    "queries 2-D": (TypeError, lambda: masks.coverage(Q, K, M, queries=[[3]]), "got 2-D int64"),
     "queries dtype": (
         TypeError,
         lambda: masks.coverage(Q, K, M, queries=[0.5]),

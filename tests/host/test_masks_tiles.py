@@ -120,12 +120,32 @@ def test_tiles_are_cached_and_read_only():
         tiles.grid.nq = 1
 
 
+# Who names more tiles than have cells, at some size; and who can only bound how many it names.
+NAME_MORE = {
+    *("butterfly-causal", "strided-token", "dilated", "vertical-slash", "axial", "bits"),
+    *("function", "intersection", "complement", "difference", "diagonals-wide", "bits-wide"),
+}
+BOUNDED = {
+    *("butterfly", "butterfly-radix3", "local", "strided", "fixed", "global-local", "blocks-tall"),
+    *("dilated", "sinks", "axial", "union", "intersection", "two-intervals"),
+    *("diagonals-wide", "diagonals-tall"),
+}
+
+
 @pytest.mark.parametrize("tile", TILES, ids="{0[0]}x{0[1]}".format)
 @pytest.mark.parametrize("name", CASES)
-def test_no_mask_has_more_live_tiles_than_its_size(name, tile):
-    mask = CASES[name][0]
+def test_tiles_without_cells_are_not_visited(name, tile):
+    """What tiling costs; the size, by which an intersection chooses, is as much or a bound."""
+    mask, dense = CASES[name]
     grid = tiles.Grid(*mask.shape, *tile)
-    assert mask._live(grid).size <= mask._size(grid)
+    live, size = mask._live(grid), mask._size(grid)
+    assert (np.diff(live) > 0).all()
+    assert live.size <= size
+    assert name in BOUNDED or live.size == size
+    q, kv = np.nonzero(dense)
+    with_cells = np.unique(q // tile[0] * grid.n_col + kv // tile[1])
+    assert np.isin(with_cells, live).all()
+    assert name in NAME_MORE or (live == with_cells).all()
 
 
 def test_intervals_that_touch_in_some_rows_are_one_there():

@@ -111,6 +111,27 @@ def test_cache_forgets_what_was_used_longest_ago():
     assert [few.get(key) for key in "abc"] == [1, None, 3]
 
 
+def test_cache_holds_256_items_unless_told_otherwise():
+    for made in (cache.Cache(), cache.PlanCache()):
+        for key in range(257):
+            made.put(key, None if key else "first")
+        assert (len(made), made.get(0)) == (256, None)
+        assert 1 in made._items
+
+
+def test_caches_are_cleared_and_kept_alive_only_if_they_ask_for_it():
+    own, of_all = cache.Cache(), cache.Cache(clearable=True)
+    for made in (own, of_all):
+        made.put("a", 1)
+    nbflash.clear_cache()
+    assert (own.get("a"), of_all.get("a")) == (1, None)
+    cache._clearable.remove(of_all)
+    found = weakref.ref(own)
+    del own, made
+    gc.collect()
+    assert found() is None
+
+
 @pytest.fixture
 def plans(monkeypatch):
     """An empty cache of plans."""

@@ -213,6 +213,17 @@ def test_work_of_a_group_adds_the_lengths_of_its_heads():
     assert transpose.work(1, 4, group=2).tolist() == [[0, 1], [1, 1], [0, 0], [1, 0]]
 
 
+def test_tables_are_the_work_list_and_what_it_refers_to():
+    schedule = TileSchedule.from_mask(masks.causal(48), 16, 16)
+    for given, group in ((schedule, 1), (schedule.T, 1), (schedule.T, 2)):
+        named = given.row_ptr, given.col_idx, given.kind, given.lo, given.hi, given.bits
+        expected = given.work(1, 2, group), given.plane_of(1, 2), *named
+        for x, y in zip(given.tables(1, 2, group), expected, strict=True):
+            np.testing.assert_array_equal(x, y)
+    assert (schedule.T.tables(1, 2)[0] == schedule.T.tables(1, 2, 1)[0]).all()
+    assert (schedule.T.work(1, 2) == schedule.T.work(1, 2, 1)).all()
+
+
 @pytest.mark.parametrize("group", [0, -1, 3])
 def test_work_refuses_a_group_that_does_not_divide_the_heads(group):
     transpose = TileSchedule.from_mask(masks.dense(32), 16, 16).T

@@ -80,3 +80,10 @@ def test_rows_of_heads_that_share_keys_stay_together(monkeypatch, at_a_time, les
         walked[2:], ("row_ptr", "col_idx", "kind", "lo", "hi", "bits"), strict=True
     ):
         assert array.tolist() == getattr(schedule, name).ravel().tolist()
+
+
+def test_heads_whose_keys_and_values_are_in_24_MiB_are_worked_on_together():
+    """Half of the L2 of an H100."""
+    problem = cuda_problem("float16", 128, 1, 4096)
+    assert work_list.kv_bytes(problem) == 2 << 20
+    assert [work_list.heads_at_a_time(n << 20) for n in (2, 5, 24, 25)] == [12, 5, 1, 1]

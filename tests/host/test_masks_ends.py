@@ -1,0 +1,225 @@
+"""Arguments that are left out, ends of ranges, and which of several wrong entries is named."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import masks
+from masks import patterns
+from masks.interval import Interval
+from masks.leaves import Columns, Diagonals
+
+N = 48
+# Of each generator a call, and what it takes for granted.
+DEFAULTS = {
+    "axial": ((4, 6), {"causal": False}),
+    "bigbird": ((256, 8), {"n_random": 3, "width": 1, "seed": 0, "causal": False}),
+    "butterfly": ((N, 4), {"stages": 4, "radix": 2, "causal": False}),
+    "causal": ((N,), {"nk": N}),
+    "chunked": ((N, 5), {"causal": True, "nk": N}),
+    "dense": ((N,), {"nk": N}),
+    "dilated": ((N, 2, 3), {"causal": False}),
+    "documents": (([20, 28],), {"lengths_k": [20, 28], "causal": False}),
+    "documents_from_cu_seqlens": (([0, 20, N],), {"cu_seqlens_k": [0, 20, N], "causal": False}),
+    "fixed": ((N, 4, 4), {"summary": 1, "causal": False}),
+    "from_function": ((np.greater, N), {"nk": N}),
+    "from_scipy": ((sparse.eye_array(6).tocsr(),), {"block": 1, "shape": (6, 6)}),
+    "global_local": ((N, 4), {"n_global": 1, "width": 1, "causal": False}),
+    "local": ((N, 4), {"width": 1, "causal": False}),
+    "neighborhood": (((6, 8), 3), {"stride": (1, 1), "dilation": (1, 1)}),
+    "padding": (([20, 28], N), {"nk": N, "causal": False}),
+    "prefix": ((N, 7), {"nk": N}),
+    "random": ((N, 4, 0.3), {"seed": 0, "causal": False}),
+    "sinks": ((N, 2, 5), {"nk": N}),
+    "strided": ((N, 4, 5), {"width": 1, "causal": False}),
+    "toeplitz": ((N, [0, 5]), {"block": 1, "causal": False}),
+    "tree": (([-1, 0, 0],), {"prefix": 0, "nk": 3}),
+    "window": ((N,), {"nk": N, "left": N, "right": N}),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_is_left_out_of_a_call(name):
+    make, (given, implied) = getattr(masks, name), DEFAULTS[name]
+    assert make(*given) == make(*given, **implied)
+
+
+def test_what_is_left_out_of_a_method():
+    mask = masks.causal(300)
+    assert mask.stats() == mask.stats((128, 128), head_dim=64, itemsize=2)
+    assert mask.tiles(96) is mask.tiles(96, 96)
+    assert mask.live_tiles(96) == mask.live_tiles(96, 96)
+    assert (mask.to_scipy() != mask.to_scipy(1)).nnz == 0
+    strided = masks.toeplitz(1024, np.arange(0, 1024, 32), causal=True)
+    assert masks.reorder(strided)[1] == masks.reorder(strided, 64)[1]
+
+
+def test_the_largest_mask():
+    n = 2**31 - 1
+    mask = masks.window(1, n, left=n, right=n)
+    assert mask == masks.dense(1, n)
+    assert (mask.shape, mask.count_nonzero()) == ((1, n), n)
+
+
+# Of several wrong entries the first is named.
+FIRST = {
+    "lengths": (lambda: masks.documents([3, -1, -2]), r"lengths\[1\]=-1: must lie in"),
+    "cu_seqlens": (
+        lambda: masks.documents_from_cu_seqlens([0, 5, 3, 4, 2]),
+        r"cu_seqlens\[2\]=3: must not be less",
+    ),
+    "parents": (lambda: masks.tree([-1, 2, 0, 3, 4]), r"parents\[1\]=2: must come before node 1"),
+    "verticals": (lambda: masks.vertical_slash(9, [2, 5, 2, 5], []), "verticals holds 2 more"),
+    "query": (lambda: masks.dense(4)([3, 4, 5], 0), r"q_idx holds 4: must lie in \[0, 4\)"),
+    "key": (lambda: masks.dense(4)([[0], [0]], [[1, 7], [8, 9]]), "kv_idx holds 7: must lie"),
+    "kept": (lambda: masks.restrict(masks.dense(9), [1, 4, 3, 2]), r"q_idx\[2\]=3: must be gr"),
+    "blocks": (
+        lambda: masks.prefix(12, 4).to_scipy(4),
+        r"block=4: block \(1, 1\) is attended only in part",
+    ),
+    "bsr": (
+        lambda: masks.from_scipy(
+            sparse.bsr_array((np.array([[[1, 1]], [[0, 1]], [[1, 0]]]), [0, 1, 2], [0, 3]))
+        ),
+        "matrix block 1 holds zeros and non-zeros",
+    ),
+    "duplicates": (
+        lambda: masks.from_scipy(_csr([0, 2, 1, 1, 2, 2], [0, 2, 4, 6])),
+        r"matrix.indices\[3\]=1: is duplicated",
+    ),
+    "indptr": (
+        lambda: masks.from_scipy(_csr([0, 1, 2, 1], [0, 3, 2, 1])),
+        r"matrix.indptr\[2\]=2: must not decrease",
+    ),
+    "indices": (
+        lambda: masks.from_scipy(_csr([0, 3, 4, 2], [0, 1, 2, 4])),
+        r"matrix.indices\[1\]=3: must lie in \[0, 2\]",
+    ),
+}
+
+
+def _csr(indices, indptr):
+    matrix = sparse.csr_array((3, 3), dtype=bool)
+    matrix.indptr, matrix.indices = np.array(indptr), np.array(indices)
+    matrix.data = np.ones(len(indices), bool)
+    return matrix
+
+
+@pytest.mark.parametrize(("call", "message"), FIRST.values(), ids=FIRST)
+def test_the_first_wrong_entry_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def picture(mask):
+    return ["".join(".x"[int(cell)] for cell in row) for row in mask.dense()]
+
+
+# More queries than keys, one key, one token: by eye.
+LITERAL = {
+    "chunked tall": (masks.chunked(4, 2, nk=2), ["..", "..", "x.", "xx"]),
+    "chunked both ways": (masks.chunked(4, 2, causal=False, nk=3), ["...", "xx.", "xx.", "..x"]),
+    "prefix tall": (masks.prefix(3, 1, nk=2), ["x.", "x.", "xx"]),
+    "prefix wide": (masks.prefix(2, 1, nk=4), ["xxx.", "xxxx"]),
+    "sinks tall": (masks.sinks(4, 1, 1, nk=2), ["..", "..", "x.", "xx"]),
+    "sinks more than keys": (masks.sinks(2, 9, 1), ["x.", "xx"]),
+    "one column": (masks.vertical_slash(1, [0], [0]), ["x"]),
+    "strided of width 0": (masks.strided(4, 2, 2, 0), ["xx..", "xx..", "..xx", "..xx"]),
+    "toeplitz of blocks": (masks.toeplitz(4, [1, 9], 2), ["..xx", "..xx", "xx..", "xx.."]),
+    "fixed, the last group short": (
+        masks.fixed(5, 1, 3, 2),
+        ["xxx.x", "xxx.x", "xxx.x", ".xxxx", ".xxxx"],
+    ),
+    "global, all": (masks.global_local(3, 1, 9, 0), ["xxx"] * 3),
+    "bigbird of one block": (masks.bigbird(2, 2), ["xx", "xx"]),
+    "bigbird of no token": (masks.bigbird(0, 2), []),
+    "random of one block": (masks.random(2, 2, 0.0), ["xx", "xx"]),
+    "butterfly of one block": (masks.butterfly(1, 4), ["x"]),
+}
+
+
+@pytest.mark.parametrize(("mask", "expected"), LITERAL.values(), ids=LITERAL)
+def test_literal(mask, expected):
+    assert picture(mask) == expected
+
+
+# A seed has the same mask tomorrow, and in another version.
+DRAWN = {
+    "few": (
+        masks.random(8, 1, 0.3, seed=4),
+        "xx..x..x .x..x... ..x..x.. .x.x...x ....x... .....x.x x.....x. x...x..x",
+    ),
+    "many": (
+        masks.random(8, 1, 0.8, seed=4),
+        "x.xx.xx. xxx..x.x xxxxx.xx x.xxxxx. xxxxxxxx xxxxxxx. .xxxxxxx .xxx.xxx",
+    ),
+    "causal": (
+        masks.random(8, 1, 0.6, seed=4, causal=True),
+        "x....... .x...... .xx..... .x.x.... .x..x... x.x.xx.. .xxx.xx. .x.x.xxx",
+    ),
+    "bigbird": (
+        masks.bigbird(8, 1, n_random=2, seed=4),
+        "xxxxxxxx xxx..xxx xxxxxx.x x.xxxxxx x.xxxxxx xxx.xxxx x.xx.xxx xxxxxxxx",
+    ),
+    "bigbird, causal": (
+        masks.bigbird(8, 1, n_random=1, seed=4, causal=True),
+        "x....... xx...... xxx..... xxxx.... x.xxx... x..xxx.. x...xxx. xxxxxxxx",
+    ),
+}
+
+
+@pytest.mark.parametrize(("mask", "expected"), DRAWN.values(), ids=DRAWN)
+def test_a_seed_has_the_same_mask_for_ever(mask, expected):
+    assert picture(mask) == expected.split()
+
+
+def test_places_below_the_diagonal_are_exact_where_roots_are_not():
+    """Numbers up to 2**52: the root of 8 key + 1 is rounded, up or down."""
+    row = np.array([1, 2, 3, 1000, 2**20, 2**26, 94906265], np.int64)
+    first = row * (row - 1) // 2
+    for key, expected in ((first, (row, 0)), (first + row - 1, (row, row - 1))):
+        for got, wanted in zip(patterns._triangle(key), expected, strict=True):
+            assert (got == wanted).all()
+
+
+P = np.arange(9)
+CLOSED = {
+    "causal": (masks.causal(20, 30).T, Interval),
+    "dense": (masks.dense(20, 30).T, Interval),
+    "window": (masks.window(20, left=3, right=2).T, Interval),
+    "documents": (masks.documents([5, 10, 5]).T, Interval),
+    "nothing": ((~masks.dense(20, 30)).T, Interval),
+    "some queries": ((masks.window(20, 10, left=2, right=0)).T, Interval),
+    "touching": (masks.window(9, left=2, right=0) | Interval(9, P + 1, P + 3), Interval),
+    "touching, the other way": (Interval(9, P + 1, P + 3) | masks.window(9, right=0), Interval),
+    "complement": (~masks.causal(9), Interval),
+    "diagonals": (masks.dilated(20, 2, 3).T, Diagonals),
+    "two strides": (masks.strided(20, 1, 3) | masks.strided(20, 1, 5), Diagonals),
+    "columns": (~Columns(8, np.arange(8) > 3), Columns),
+}
+
+
+@pytest.mark.parametrize(("mask", "kind"), CLOSED.values(), ids=CLOSED)
+def test_closed_forms_stay(mask, kind):
+    assert type(mask) is kind
+
+
+@pytest.mark.parametrize(
+    ("n", "tile", "node", "components", "layers"),
+    [
+        (1024, 64, 1, 1, 1023),
+        (1025, 64, 64, 1, 16),
+        (65536, 64, 64, 1, 1023),
+        (65537, 64, 128, 1, 512),
+        (65537, (64, 96), 192, 1, 341),
+    ],
+)
+def test_nodes_of_a_long_band(n, tile, node, components, layers):
+    """Tokens up to 1024, then as many blocks of whole tiles at the most."""
+    stats = masks.window(n, left=1, right=1).stats(tile)
+    assert (stats.node, stats.reach_exact) == (node, node == 1)
+    assert (stats.components, stats.layers) == (components, layers)
+    unit = "tokens" if node == 1 else f"blocks of {node} tokens"
+    bound = "" if node == 1 else ">= "
+    text = f"components      {bound}1 ({unit})\nlayers to reach {bound}{layers}"
+    assert str(stats).endswith(text)
