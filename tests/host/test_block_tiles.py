@@ -107,8 +107,42 @@ def test_a_tile_of_one_block_has_no_bits():
     tiles = BlockTiles(layout_of(made), 4, 8)
     _, _, kind = tiles.lists(made.dense()[0])
     assert (kind == FULL).all()
+    own, other = [FULL, -1], [-1, FULL]
+    assert tiles.kinds(made.dense()[0]).tolist() == [[own, own, other, other]]
     assert not tiles.bits.any()
     assert tiles.bits.shape == (1, 4, 1)
+
+    assert set(tiles.edge_id.tolist()) <= {1}
+
+
+# Extent of the map, its intervals; planes of the lists, those of the map and of the intervals.
+PLANES = {
+    "one": ((1, 1), "all", [[0]], [0], [0]),
+    "batch": ((2, 1), "all", [[0], [1]], [0, 1], [0, 0]),
+    "heads": ((1, 2), "all", [[0, 0, 1, 1]], [0, 1], [0, 0]),
+    "padding": ((1, 1), "padding", [[0], [1]], [0, 0], [0, 1]),
+    "within heads": ((1, 1), "per head", [[0, 1, 2, 3]], [0, 0, 0, 0], [0, 1, 0, 1]),
+    "both": ((2, 2), "padding", [[0, 0, 1, 1], [2, 2, 3, 3]], [0, 1, 2, 3], [0, 0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("tile", [8, 16])
+@pytest.mark.parametrize("name", PLANES)
+def test_arrays_have_the_planes_and_the_types_that_kernels_expect(name, tile):
+    """What is the same for all heads, or all batch elements, is listed once."""
+    extent, within, plane_index, map_plane, within_plane = PLANES[name]
+    indices = np.zeros((*extent, 4, 1), int)
+    made = BlockMap(indices, shape=32, block=8, within=WITHIN[within](32, 32))
+    tiles = BlockTiles(layout_of(made), tile, tile)
+    assert tiles.plane_index.tolist() == plane_index
+    assert tiles.map_plane.tolist() == map_plane
+    assert tiles.within_plane.tolist() == within_plane
+    assert tiles.plane_of(2, 4).tolist() == np.broadcast_to(plane_index, (2, 4)).ravel().tolist()
+    names = "plane_index", "map_plane", "within_plane", "lo", "hi"
+    for name in (*names, "full_lo", "full_hi", "edge_ptr", "edge_col", "edge_id"):
+        array = getattr(tiles, name)
+        assert (array.dtype, array.flags.c_contiguous) == (np.int32, True), name
+    assert tiles.bits.dtype == np.uint32
 
 
 def test_edges_of_tiles_that_are_wider_than_a_word():

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbflash.inputs.decode_problem import Cache, check_decode, decode_inputs
+from nbflash.planning import decode_plan
 from nbflash.planning.decode_plan import _PER_THREAD, _SETS, _Counts
 
 
@@ -45,3 +47,47 @@ def test_every_set_is_given_out(capturing):
     streams = [s for s in range(_SETS + 2) if s != _PER_THREAD]
     found = [counts.find(s, capturing) for s in streams]
     assert found == [*range(_SETS), None]
+
+
+class Recording(Memory):
+    """On the default stream of every thread's own; remembers what it is asked for."""
+
+    def __init__(self):
+        self.cleared = []
+
+    def scratch(self, shapes, dtype):
+        self.shapes, self.dtype = shapes, dtype
+        return lambda: ("memory", ("part_o", "part_lse", "lse", "counts"))
+
+    @staticmethod
+    def stream():
+        return _PER_THREAD, False
+
+    def clear(self, address, nbytes, stream):
+        self.cleared.append((address, nbytes, stream))
+
+
+class Partial:
+    """Of the first kernel: five row tiles that are counted."""
+
+    splits, counted = 3, 5
+
+    def __call__(self, q, cache, *given):
+        self.given = given
+
+
+def test_a_call_clears_its_own_counts_and_nothing_else(monkeypatch):
+    """Behind them in its scratch memory there may be another call's."""
+    device, partial = Recording(), Partial()
+    monkeypatch.setattr(decode_plan, "cuda_device", lambda *which: device)
+    q, k = np.zeros((2, 1, 4, 8), np.float32), np.zeros((2, 6, 2, 8), np.float32)
+    arrays = decode_inputs(q, Cache(k, k, np.array([3, 6], np.int32)))
+    problem = check_decode(*arrays)
+    decoder = decode_plan.CudaDecoder(problem, None, *arrays, lambda *given: partial)
+    assert device.shapes == ((3, 2, 1, 4, 8), (3, 2, 4, 1), (2, 4, 1), (5,))
+    assert device.dtype == "float32"
+    decoder.write(*arrays, "out")
+    assert device.cleared == [("counts", 4 * 5, _PER_THREAD)]
+    assert partial.given == ("part_o", "part_lse", "out", "lse", "counts")
+    decoder.write(*arrays, "out", "own lse")
+    assert partial.given == ("part_o", "part_lse", "out", "own lse", "counts")

@@ -1,5 +1,7 @@
 """Arguments that are left out, ends of ranges, and which of several wrong entries is named."""
 
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -8,6 +10,7 @@ import masks
 from masks import patterns
 from masks.interval import Interval
 from masks.leaves import Columns, Diagonals
+from nbflash.schedule.tile_schedule import TileSchedule
 
 N = 48
 # Of each generator a call, and what it takes for granted.
@@ -61,6 +64,17 @@ def test_the_largest_mask():
     assert (mask.shape, mask.count_nonzero()) == ((1, n), n)
 
 
+def test_what_is_computed_of_a_mask_does_not_change():
+    mask = masks.causal(40)
+    tiles, schedule = mask.tiles(16), TileSchedule.from_mask(mask, 16, 16)
+    for made, name in ((tiles, "lo"), (schedule, "kind"), (mask.stats(16), "tokens")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(made, name, None)
+        assert made in {made}
+    assert schedule != TileSchedule.from_mask(mask, 16, 16)  # it is itself, not its arrays
+    assert mask.stats(16) == masks.causal(40).stats(16)
+
+
 # Of several wrong entries the first is named.
 FIRST = {
     "lengths": (lambda: masks.documents([3, -1, -2]), r"lengths\[1\]=-1: must lie in"),
@@ -91,11 +105,67 @@ FIRST = {
         lambda: masks.from_scipy(_csr([0, 1, 2, 1], [0, 3, 2, 1])),
         r"matrix.indptr\[2\]=2: must not decrease",
     ),
+    "columns": (
+        lambda: masks.from_scipy(_oblong("csc", [0, 2, 3], [0, 1, 2, 3])),
+        r"matrix.indices\[1\]=2: must lie in \[0, 1\]",
+    ),
+    "columns, pointers": (
+        lambda: masks.from_scipy(_oblong("csc", [0, 1], [0, 1, 2])),
+        "matrix.indptr: must start with 0 and have 4 entries",
+    ),
+    "places": (
+        lambda: masks.from_scipy(_oblong("coo", [0, 1, 1, 1, 1], [2, 0, 0, 1, 1])),
+        "holds 3 more than once",
+    ),
+    "place": (
+        lambda: masks.from_scipy(_oblong("coo", [0, 1], [3, 4])),
+        r"matrix.col\[0\]=3: must lie in \[0, 2\]",
+    ),
+    "place above": (
+        lambda: masks.from_scipy(_oblong("coo", [0, -1], [1, 1])),
+        r"matrix.row\[1\]=-1: must lie in \[0, 1\]",
+    ),
+    "queries": (
+        lambda: masks.coverage(Q, Q, masks.dense(3), queries=[1, -1]),
+        r"queries reach from -1 to 1: must be in \[0, 3\)",
+    ),
+    "head_dim": (
+        lambda: masks.coverage(Q[..., :0], Q[..., :0], masks.dense(3)),
+        "head_dim=0: must be at least 1",
+    ),
+    "no heads": (
+        lambda: masks.coverage(Q, Q[:, :, :0], masks.dense(3)),
+        "k has 0 heads: the 2 heads of q must be a multiple",
+    ),
+    "within heads": (
+        lambda: masks.coverage(Q, Q, masks.dense(3), within=masks.per_head(THREE)),
+        "within.heads=3: must be 2 or broadcast",
+    ),
+    "axes": (lambda: masks.from_dense(np.ones(3, bool)), "array has 1 dimensions: must have 2 or"),
+    "more axes": (lambda: masks.from_dense(np.ones((1,) * 5, bool)), "array has 5 dimensions"),
+    "planes": (
+        lambda: masks.per_head([*THREE, masks.dense(4), masks.dense(5)]),
+        r"per_head\[3\].shape=\(4, 4\): must be \(3, 3\)",
+    ),
     "indices": (
         lambda: masks.from_scipy(_csr([0, 3, 4, 2], [0, 1, 2, 4])),
         r"matrix.indices\[1\]=3: must lie in \[0, 2\]",
     ),
 }
+
+
+Q, THREE = np.zeros((1, 3, 2, 4)), [masks.dense(3), masks.causal(3), ~masks.dense(3)]
+
+
+def _oblong(form, first, second):
+    """Two rows, three columns; what says where entries are is set unchecked."""
+    matrix = {"csc": sparse.csc_array, "coo": sparse.coo_array}[form]((2, 3), dtype=bool)
+    if form == "coo":
+        matrix.coords = np.array(first), np.array(second)
+    else:
+        matrix.indices, matrix.indptr = np.array(first), np.array(second)
+    matrix.data = np.ones(len(first), bool)
+    return matrix
 
 
 def _csr(indices, indptr):

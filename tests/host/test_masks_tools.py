@@ -174,6 +174,10 @@ def test_draw():
     assert masks.strided(6, 1, 3, 0).draw(2).splitlines() == ["▒▒▒▒", "▒▒▒▒"]
     assert masks.dense(100, 50).draw(4) == "\n".join(["████"] * 4)
     assert masks.dense(0, 5).draw() == ""
+    cells = np.arange(12).reshape(2, 6)
+    shares = [1, 3, 4, 7, 8, 11, 12]  # of twelve: thirds are of the darker shade
+    drawn = [masks.from_dense(np.kron(cells < n, np.ones((3, 1), bool))).draw(1) for n in shares]
+    assert drawn == ["░░", "░░", "▒▒", "▒▒", "▓▓", "▓▓", "██"]
     assert masks.per_head([masks.dense(2), ~masks.dense(2)]).draw(1).splitlines() == [
         "plane 0",
         "██",
@@ -203,6 +207,8 @@ def test_plot(tmp_path):
     assert axes.images[0].get_extent() == [0, 60, 100, 0]
     for nk in (0, 1):
         assert masks.dense(1, nk).plot(axes).get_xlim() == (0, 1)
+    assert axes.images[0].get_clim() == (0, 1)
+    assert masks.causal(1000).plot(axes).images[-1].get_array().shape == (250, 250)
     same = masks.dense(4).plot(axes)
     assert same is axes
     axes.figure.savefig(tmp_path / "mask.png")
@@ -277,6 +283,16 @@ def test_coverage_of_extremes(qk):
     causal = masks.causal(9, 11)
     assert (masks.coverage(q, k, causal, within=causal) == 1).all()
     assert masks.coverage(q, k, causal).shape == (2, 4)
+
+
+def test_coverage_of_no_key_and_of_one(qk):
+    q, k = qk
+    assert np.isnan(masks.coverage(q, k[:, :0], masks.dense(9, 0))).all()
+    assert (masks.coverage(q[:, :1], k[:, :1], masks.dense(1)) == 1).all()
+    odd = masks.from_function(lambda i, j: j % 2 == 1, 9, 11)
+    allowed = masks.per_head([odd, ~odd, odd, ~odd])
+    some = masks.coverage(q, k, odd, within=allowed)
+    assert (some == [[1, 0, 1, 0]] * 2).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
