@@ -1,9 +1,12 @@
 """BlockMap: lists, maps and CSR against their dense masks, and what is made of wrong contents."""
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
 from api_calls import run_all
+from cuda_arrays import DeviceArray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
@@ -11,6 +14,7 @@ from scipy import sparse
 import masks
 import nbflash
 from nbflash import BlockMap
+from nbflash.planning.dispatch import IMPLEMENTATIONS, plans_on_device
 from nbflash.testing import make_qkv
 
 SEED = st.integers(0, 2**32 - 1)
@@ -233,3 +237,18 @@ def test_repr():
         "<BlockMap 8 x 12, blocks of 4x4, batch=None, heads=None, k=1, in host memory, within "
         "<Interval mask 8 x 12>>"
     )
+
+
+def test_a_map_is_planned_on_the_device_for_kernels_in_its_own_memory(cupy):
+    on_host = BlockMap(np.zeros((1, 1, 2, 1), np.int32), shape=16, block=8)
+    q, on_device = np.zeros((1, 16, 1, 8), np.float32), DeviceArray((1, 16, 1, 8))
+    plans = {impl: plans_on_device(impl, q, on_host) for impl in ("auto", *IMPLEMENTATIONS, None)}
+    kernels = {"sm90", "sm80", "simt"}
+    assert {impl for impl, planned in plans.items() if planned} == kernels
+    of_device = SimpleNamespace(indices=DeviceArray((1, 1, 2, 1), np.int32))
+    of_another = SimpleNamespace(indices=DeviceArray((1, 1, 2, 1), np.int32, device_id=1))
+    for impl in ("auto", "simt", "cpu"):
+        assert plans_on_device(impl, on_device, of_device)
+        assert not plans_on_device(impl, on_device, of_another)
+        assert not plans_on_device(impl, on_device, on_host)
+        assert not plans_on_device(impl, q, of_device)

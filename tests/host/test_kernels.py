@@ -152,6 +152,17 @@ def test_what_no_device_runs():
         kernels_of(spec, (8, 0), impl="sm90")
 
 
+def test_kernels_are_those_of_both_passes_each_once():
+    spec = AttentionSpec(cuda_problem("float16", 64, 256, 256), masks.causal(256))
+    forward, backward = (kernels_of(spec, (8, 0), passes=(x,)) for x in ("forward", "backward"))
+    both = kernels_of(spec, (8, 0))
+    assert len(set(both)) == len(both)
+    assert set(both) == {*forward, *backward}
+    assert set(both) <= set(common_kernels("float16", 64, (8, 0), ["causal"]))
+    empty = AttentionSpec(cuda_problem("float16", 64, 0, 256), masks.causal(0, 256))
+    assert kernels_of(empty, (8, 0)) == []
+
+
 def test_the_passes_have_their_kernels():
     spec = AttentionSpec(cuda_problem("bfloat16", 128, 4096, 4096), masks.dense(4096))
     names = {

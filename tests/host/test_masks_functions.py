@@ -150,6 +150,28 @@ def test_numbers_of_other_types_are_other_numbers():
     assert reading(masks.causal(4)) == reading(masks.causal(4))
 
 
+@pytest.mark.parametrize(
+    ("one", "same", "others"),
+    [
+        ((1, 2), (1, 2), [(2, 1), (1, 2, 2), [1, 2]]),
+        ([1, 2], [1, 2], [[2, 1], [1, 1, 2]]),
+        ({1, 9}, {9, 1}, [{1, 2}, frozenset({1, 9})]),
+        ({"a": 1, "b": 2}, {"a": 1, "b": 2}, [{"a": 2, "b": 1}, {"a": 1, "c": 2}]),
+        (np.arange(3), np.arange(3), [np.arange(3.0), np.arange(3)[::-1], [0, 1, 2]]),
+    ],
+    ids=["tuple", "list", "set", "dict", "array"],
+)
+def test_collections_that_a_function_reads(one, same, others):
+    """The order counts where there is one."""
+
+    def reading(collection):
+        return made(lambda q, kv: (q >= kv) & (len(collection) > 0))
+
+    assert reading(one) == reading(same)
+    assert hash(reading(one)) == hash(reading(same))
+    assert all(reading(one) != reading(other) for other in others)
+
+
 def test_a_number_of_a_module():
     fn = lambda q, kv: abs(q - kv) < SETTINGS.width
     mask = made(fn)

@@ -47,6 +47,7 @@ def test_stats_from_the_dense_matrix(mask, tile):
     rows = [sum(r == row for r, _ in live) for row in range(0, nq, tile_m)]
     assert (stats.row_min, stats.row_max) == (min(rows), max(rows))
     assert stats.row_mean == np.mean(rows)
+    assert stats.imbalance == (max(rows) / np.mean(rows) if max(rows) else 1)
     assert stats.empty_rows == (~dense.any(1)).sum()
 
 

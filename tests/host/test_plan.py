@@ -217,6 +217,19 @@ def test_plans_of_large_scores_are_forgotten_first(plans):
     assert scores.compose(table, biases[0]).nbytes == 3 * 8 + 40 * 40 * 8
 
 
+def test_limits_are_set_one_by_one(plans):
+    default = 2**28
+    assert nbflash.cache_info() == (0, 0, 0, default, default)
+    nbflash.set_cache_limit(device=np.int64(7))
+    assert nbflash.cache_info()[3:] == (default, 7)
+    nbflash.set_cache_limit(host=0)
+    assert nbflash.cache_info()[3:] == (0, 7)
+    nbflash.set_cache_limit(host=5, device=0)
+    assert nbflash.cache_info()[3:] == (5, 0)
+    nbflash.set_cache_limit()
+    assert nbflash.cache_info()[3:] == (5, 0)
+
+
 @pytest.mark.parametrize("name", ["host", "device"])
 def test_a_limit_is_a_number_of_bytes(name):
     for wrong in (1.5, True):
