@@ -75,6 +75,31 @@ def test_what_is_computed_of_a_mask_does_not_change():
     assert mask.stats(16) == masks.causal(40).stats(16)
 
 
+def test_rows_and_tiles_that_are_more_than_is_computed_at_a_time():
+    """A row of more than 2**18 keys, several of fewer, and tiles of more cells."""
+    n = 2**18 + 1
+    assert masks.dense(2, n).dense().all()
+    assert masks.causal(2, n).dense().sum(1).tolist() == [n - 1, n]
+    n = 520
+    cells = np.add.outer(np.arange(n), np.arange(n)) % 7 < 3
+    for mask in (masks.from_dense(cells), masks.from_function(lambda q, kv: (q + kv) % 7 < 3, n)):
+        assert (mask.dense() == cells).all()
+        assert (mask.tiles(n).dense() == cells).all()
+        assert mask.count_nonzero() == mask.tiles(n).count_nonzero() == cells.sum()
+        assert (mask.to_scipy().toarray() == cells).all()
+
+
+def test_tiles_of_planes_are_counted_together():
+    causal, band = masks.causal(64), masks.window(64, left=3, right=3)
+    planes = masks.per_head([causal, masks.dense(64), causal])
+    assert planes.live_tiles(16) == planes.live_tiles(16, 16) == (10 + 16, 6 + 16)
+    assert planes.live_tiles(16, 32) == (6 + 8, 2 + 8)
+    both = masks.per_head([masks.per_batch([causal, band]), causal, band])
+    assert (both.batch, both.heads, len(both.planes)) == (2, 3, 2)
+    assert both.plane_index.tolist() == [[0, 0, 1], [1, 0, 1]]
+    assert both.count_nonzero() == 3 * causal.count_nonzero() + 3 * band.count_nonzero()
+
+
 # Of several wrong entries the first is named.
 FIRST = {
     "lengths": (lambda: masks.documents([3, -1, -2]), r"lengths\[1\]=-1: must lie in"),
@@ -140,6 +165,27 @@ FIRST = {
     "within heads": (
         lambda: masks.coverage(Q, Q, masks.dense(3), within=masks.per_head(THREE)),
         "within.heads=3: must be 2 or broadcast",
+    ),
+    "image": (
+        lambda: masks.axial(2**16, 2**16),
+        rf"height \* width={2**32}: must be at most {2**31 - 1}",
+    ),
+    "volume": (
+        lambda: masks.neighborhood((2**11, 2**11, 2**10), 1),
+        rf"prod\(shape\)={2**32}: must be at most",
+    ),
+    "keys of documents": (
+        lambda: masks.documents([0, 0], [2**30, 2**30]),
+        rf"sum\(lengths_k\)={2**31}: must be at most",
+    ),
+    "tokens of blocks": (
+        lambda: masks.from_scipy(sparse.csr_array((2, 3), dtype=bool), (1, 2**30)),
+        rf"shape\[1\]={3 * 2**30}: must be at most",
+    ),
+    "no image": (lambda: masks.neighborhood((), 1), r"shape=\(\): must have 1 to 3 dimensions"),
+    "strides": (
+        lambda: masks.neighborhood((8, 8), 3, (1, 1, 1)),
+        r"stride=\(1, 1, 1\): must have 2 entries like shape",
     ),
     "axes": (lambda: masks.from_dense(np.ones(3, bool)), "array has 1 dimensions: must have 2 or"),
     "more axes": (lambda: masks.from_dense(np.ones((1,) * 5, bool)), "array has 5 dimensions"),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import masks
-from masks import BITS, FULL, INTERVAL
+from masks import BITS, FULL, INTERVAL, _check
+from nbflash.schedule import block_tiles
 from nbflash.schedule import tile_schedule as schedule_module
 from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.testing import mask_gallery
@@ -246,6 +247,11 @@ def test_too_many_tiles_for_32_bits_is_an_error(monkeypatch, limit, what):
     monkeypatch.setattr(schedule_module, "_INT32_MAX", limit)
     with pytest.raises(ValueError, match=f"the mask has {what} with tile_m=16, tile_n=16"):
         TileSchedule.from_mask(mask, 16, 16)
+
+
+def test_the_limit_is_that_of_32_bits():
+    limits = schedule_module._INT32_MAX, block_tiles._INT32_MAX, _check.INT32_MAX
+    assert set(limits) == {np.iinfo(np.int32).max}
 
 
 def test_a_schedule_is_made_of_a_mask():
