@@ -157,6 +157,29 @@ def test_reorder_undoes_a_shuffle_of_blocks():
     assert (reordered.dense() == mask.dense()[permutation][:, permutation]).all()
 
 
+IMAGE = masks.neighborhood((16, 64), 9)  # patches of 8 x 8 see 2 x 3 patches at the most
+STRIDED = masks.toeplitz(384, np.arange(0, 384, 24))  # 24 documents of 16 tokens
+
+
+@pytest.mark.parametrize(
+    ("mask", "tile", "before", "after"),
+    [
+        (IMAGE, 64, 144, 88),
+        (IMAGE.T, 64, 144, 88),
+        (STRIDED, 32, 144, 12),
+        (STRIDED.T, 32, 144, 12),
+        (masks.causal(384) - ~STRIDED, 32, 78, 12),
+        (STRIDED | masks.neighborhood((16, 24), 5), 32, 144, 36),
+    ],
+    ids=["image", "transposed", "strided", "strided.T", "complement", "both"],
+)
+def test_reorder_knows_patterns_within_others(mask, tile, before, after):
+    permutation, reordered = masks.reorder(mask, tile)
+    assert (mask.tiles(tile).kinds.nnz, reordered.tiles(tile).kinds.nnz) == (before, after)
+    assert permutation.dtype == np.int64
+    assert (reordered.dense() == mask.dense()[permutation][:, permutation]).all()
+
+
 def test_reorder_moves_whole_blocks():
     whole_block = sys.modules["masks.reorder"]._whole_block
     assert whole_block(masks.butterfly(96, 8)) == 8
