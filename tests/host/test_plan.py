@@ -15,10 +15,11 @@ from cuda_arrays import DeviceArray, ForeignByDLPack
 import masks
 import nbflash
 from nbflash import scores
+from nbflash.backends.registry import BACKENDS
 from nbflash.cuda.collector import collector_off
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import check_forward
-from nbflash.planning import cache
+from nbflash.planning import cache, dispatch
 from nbflash.planning import plan as planning
 from nbflash.testing import make_qkv, poisoned
 
@@ -237,6 +238,13 @@ def test_a_limit_is_a_number_of_bytes(name):
             nbflash.set_cache_limit(**{name: wrong})
     with pytest.raises(ValueError, match=f"{name} must be at least 0 bytes, got -1"):
         nbflash.set_cache_limit(**{name: -1})
+
+
+def test_what_keeps_an_implementation_from_running_is_asked_of_the_first_device(monkeypatch):
+    kind = type(BACKENDS["simt"])
+    monkeypatch.setattr(kind, "why_not_here", lambda self, device_id: [f"none of {device_id}"])
+    assert dispatch.why_not_here("simt") == ["none of 0"]
+    assert dispatch.why_not_here("simt", 3) == ["none of 3"]
 
 
 def test_threads_share_plans():
