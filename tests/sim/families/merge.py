@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant("heads of the first block", "block % across * HEADS", "block % across * 0"),
 )
 BOUND = (
-    Mutant("lanes that rows have not", "math.gcd(_LANES, outs[0].shape[-1])", "_LANES"),
+    Mutant("lanes that rows have not", "math.gcd(LANES, outs[0].shape[-1])", "LANES"),
     Mutant("as many blocks as queries need", "* -(-heads // HEADS)", ""),
     Mutant(
         "strides of an array that is like it",
