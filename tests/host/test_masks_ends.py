@@ -47,6 +47,14 @@ def test_what_is_left_out_of_a_call(name):
     assert make(*given) == make(*given, **implied)
 
 
+def test_the_first_head_of_the_first_entry_is_asked_unless_another_is_named():
+    head, entry = ([masks.causal(4), masks.dense(4), masks.dense(4)][:n] for n in (3, 2))
+    for mask in (masks.per_head(head), masks.per_batch(entry)):
+        assert not mask(0, 3)
+        assert mask(3, 0)
+        assert mask(0, 3, head=1, batch=1)
+
+
 def test_what_is_left_out_of_a_method():
     mask = masks.causal(300)
     assert mask.stats() == mask.stats((128, 128), head_dim=64, itemsize=2)
