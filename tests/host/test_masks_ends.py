@@ -55,6 +55,25 @@ def test_the_first_head_of_the_first_entry_is_asked_unless_another_is_named():
         assert mask(0, 3, head=1, batch=1)
 
 
+def test_what_a_mask_says_of_itself():
+    plain, planes = masks.causal(4, 6), masks.padding([3, 4], 4, 6)
+    assert (plain.is_plain, planes.is_plain) == (True, False)
+    assert (plain.batch, plain.heads, planes.batch, planes.heads) == (None, None, 2, None)
+    assert plain.shape == planes.shape == (4, 6)
+    assert plain.planes == (plain,)
+    assert (plain.plane_index.tolist(), planes.plane_index.tolist()) == ([[0]], [[0], [1]])
+    assert plain.nnz == plain.count_nonzero() == 3 + 4 + 5 + 6
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
+def test_a_function_is_not_asked_about_nothing(shape):
+    """It may look for the largest key, say."""
+    mask = masks.from_function(lambda q, kv: kv == kv.max(), *shape)
+    assert mask.dense().shape == shape
+    assert mask.count_nonzero() == mask.tiles(4).kinds.nnz == 0
+    assert mask(np.zeros((0, 1), int), np.zeros((1, 0), int)).shape == (0, 0)
+
+
 def test_what_is_left_out_of_a_method():
     mask = masks.causal(300)
     assert mask.stats() == mask.stats((128, 128), head_dim=64, itemsize=2)

@@ -17,7 +17,7 @@ from nbflash.schedule.tile_schedule import TileSchedule
 CASES = {name: mask for name, (mask, _) in plain_cases().items() if name != "function"}
 CASES["planes"] = masks.padding([3, 8, 0], 8) & masks.per_head([masks.causal(8), masks.dense(8)])
 
-CASES["restricted"] = masks.restrict(masks.axial(6, 8), range(1, 48, 2), range(0, 48, 3))
+CASES["restricted"] = masks.restrict(masks.neighborhood((6, 8), 3), range(1, 48, 2), range(9))
 
 
 def test_a_mask_of_another_process_has_the_hash_of_this_one():
