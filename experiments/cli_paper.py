@@ -63,9 +63,10 @@ def figure3(out, **options):
 @minutes_option
 @click.option("--task", multiple=True, metavar="NAME", help="Only this; may be repeated.")
 @click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@click.option("--speed", is_flag=True, help="A few steps of each: times, alone on the device.")
 @device_option
 @out_option
-def lra(out, **options):
+def lra(out, quick, speed, **options):
     """Table 3: Long Range Arena by form of attention. Needs torch; images need scikit-learn.
 
     ListOps, classification and retrieval of source files, images of digits and Pathfinder, all
@@ -74,7 +75,9 @@ def lra(out, **options):
     """
     from experiments.commands.paper.lra import run
 
-    run(out, **options)
+    if quick and speed:
+        raise BadInput("--quick and --speed exclude each other")
+    run(out, section="quick" if quick else "speed" if speed else "full", **options)
 
 
 @paper.command()
@@ -85,7 +88,7 @@ def lra(out, **options):
 @click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
 @device_option
 @out_option
-def long(out, **options):
+def long(out, quick, **options):
     """Table 5: classification of long texts by length of context. Needs torch.
 
     Source files of eight packages, the first 512 to 16384 bytes of a stretch, by dense and by
@@ -93,7 +96,7 @@ def long(out, **options):
     """
     from experiments.commands.paper.lra import run
 
-    run(out, "long", **options)
+    run(out, "long", "quick" if quick else "full", **options)
 
 
 @paper.command()
@@ -104,7 +107,7 @@ def long(out, **options):
 @click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
 @device_option
 @out_option
-def pathx(out, **options):
+def pathx(out, quick, **options):
     """Table 6: Pathfinder with images that grow, from 64 × 64 to 256 × 256. Needs torch.
 
     A model is trained on small images; its position embeddings are interpolated for larger images,
@@ -112,7 +115,7 @@ def pathx(out, **options):
     """
     from experiments.commands.paper.lra import run
 
-    run(out, "pathx", **options)
+    run(out, "pathx", "quick" if quick else "full", **options)
 
 
 @paper.command()

@@ -20,18 +20,17 @@ def compressed(n):
 
 
 def attend(q, k, v, hidden=None, dropout=0.0):
-    """softmax(Q Kᵀ / √d) V; where ``hidden``, broadcastable to the scores, a key is left out.
+    """softmax(Q Kᵀ / √d) V; where ``hidden``, broadcastable to the scores, a key is left out."""
+    return _weighted(_scores(q, k, hidden), v, dropout)
 
-    Returns
-    -------
-    out : Tensor like q
-    lse : Tensor (..., n)
-    """
+
+def _scores(q, k, hidden):
     s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    if hidden is not None:
-        s = s.masked_fill(hidden, torch.finfo(s.dtype).min)
-    p = functional.dropout(s.softmax(dim=-1), dropout)
-    return p @ v, s.logsumexp(dim=-1)
+    return s if hidden is None else s.masked_fill(hidden, torch.finfo(s.dtype).min)
+
+
+def _weighted(s, v, dropout):
+    return functional.dropout(s.softmax(dim=-1), dropout) @ v
 
 
 def _silenced(x, keep):
@@ -51,7 +50,7 @@ class Linformer(nn.Module):
     def forward(self, q, k, v, keep=None, dropout=0.0):
         k = self.project_k.to(k.dtype) @ _silenced(k, keep)
         v = self.project_v.to(v.dtype) @ _silenced(v, keep)
-        return attend(q, k, v, dropout=dropout)[0]
+        return attend(q, k, v, dropout=dropout)
 
 
 def kernel_attention(q, k, v, keep=None, dropout=0.0):
@@ -127,7 +126,7 @@ class Nystromformer(nn.Module):
         outer = _probabilities(q @ k_mean.transpose(-1, -2) * scale, empty)
         inner = _probabilities(q_mean @ k_mean.transpose(-1, -2) * scale, empty)
         hidden = None if keep is None else ~keep[:, None, None]
-        out, _ = attend(q_mean, k, v, hidden)
+        out = attend(q_mean, k, v, hidden)
         p = functional.dropout(outer @ pseudo_inverse(inner, self.iterations).to(q.dtype), dropout)
         return p @ out
 
@@ -204,8 +203,8 @@ class Smyrf(nn.Module):
         if keep is not None:
             flags = (~keep)[:, None].expand(k_order.shape).gather(2, k_order)
             hidden = flags.unflatten(2, (-1, self.cluster))[..., None, :]
-        parts = chunk(q, q_order), chunk(k, k_order), chunk(v, k_order)
-        out, lse = attend(*parts, hidden, dropout)
+        s = _scores(chunk(q, q_order), chunk(k, k_order), hidden)
+        out, lse = _weighted(s, chunk(v, k_order), dropout), s.logsumexp(dim=-1)
         back = q_order.argsort(dim=-1)
         return _taken(out.flatten(2, 3), back), lse.flatten(2, 3).gather(2, back)
 

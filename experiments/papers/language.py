@@ -39,7 +39,7 @@ def sparse_mask(tokens, block, is_causal):
     return mask & masks.causal(tokens) if is_causal else mask
 
 
-def make_model(spec, tokens, attention, seed, block=128):
+def make_model(spec, tokens, attention, seed, block=128, device="cpu"):
     """A model of transformers without dropout.
 
     Parameters
@@ -52,6 +52,9 @@ def make_model(spec, tokens, attention, seed, block=128):
         One of `ATTENTION`.
     seed : int
         Of the weights, the same whatever the attention.
+    block : int
+    device : str
+        Where the weights are drawn: they differ from one kind of device to another.
     """
     layers, heads, width = spec["layers"], spec["heads"], spec["width"]
     if spec["kind"] == "gpt2":
@@ -67,9 +70,10 @@ def make_model(spec, tokens, attention, seed, block=128):
         config = transformers.BertConfig(vocab_size=spec["vocabulary"], **sizes, **rates)
         cls = transformers.BertForMaskedLM
     name = {SPARSE: NBFLASH}.get(attention, "sdpa" if attention in SDPA else attention)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(seed)
         model = cls._from_config(config, attn_implementation=name)
+    model.to(device)
     if attention == SPARSE:
         huggingface.sparsify(model, sparse_mask(tokens, block, spec["kind"] == "gpt2"))
     return model

@@ -96,7 +96,7 @@ def _with_padding(mask, problem):
 def _plain(problem):
     keep = problem.keep
     hidden = None if keep is None else ~keep[:, None, None]
-    return lambda q, k, v: attend(q, k, v, hidden, problem.dropout)[0]
+    return lambda q, k, v: attend(q, k, v, hidden, problem.dropout)
 
 
 def _sdpa(backend, problem):

@@ -3,7 +3,8 @@
 Every image has two long curves and a few short ones, all dashed, none near another, and two discs
 at ends of long curves: both on one, or one on each. Nothing but where the second disc lies tells
 the classes apart. What differs from the generator that Long Range Arena uses: curves are walks with
-a bounded turn instead of chains of paddles, and contrast does not vary.
+a bounded turn instead of chains of paddles, and contrast does not vary. On an image of more than
+64 × 64 pixels a curve is longer and turns as far, in all, as it does on one of 64 × 64.
 """
 
 import numpy as np
@@ -14,6 +15,7 @@ LEVELS, SMALLEST = 256, 24
 #: Of a dash and of the gap behind it, and least distance of two curves, in pixels.
 DASH, GAP, CLEARANCE = 3.0, 1.6, 6.0
 STEP, TURN = 0.5, 0.12  # pixels, and standard deviation of radians, of a walk
+TURN_SIZE = 64  # of the largest image with this turn
 DISC = 1.4
 
 
@@ -42,12 +44,21 @@ def draw(rng, size, connected, distractors=3):
     first, second = curves[:2]
     ends = (first[0], first[-1]) if connected else (first[0], second[-1])
     dashes = np.concatenate([_dashed(curve) for curve in curves])
-    y, x = np.mgrid[:size, :size]
-    pixels = np.stack([x, y], axis=-1).reshape(-1, 1, 2)
-    far = np.linalg.norm(pixels - dashes, axis=-1).min(axis=1)
-    disc = np.linalg.norm(pixels - np.stack(ends), axis=-1).min(axis=1)
+    far, disc = _distance(dashes, size), _distance(np.stack(ends), size)
     light = np.maximum(np.clip(1.3 - far, 0, 1) * 0.6, np.clip(DISC + 0.5 - disc, 0, 1))
-    return np.round(light * (LEVELS - 1)).astype(np.uint8).reshape(size, size)
+    return np.round(light * (LEVELS - 1)).astype(np.uint8)
+
+
+def _distance(points, size):
+    """float64 (size, size): of each pixel from the nearest point; infinite beyond 2.5 pixels."""
+    around = np.stack(np.meshgrid(*2 * [np.arange(-2, 3)]), axis=-1).reshape(-1, 2)
+    pixels = np.round(points).astype(int)[:, None] + around
+    distance = np.linalg.norm(pixels - points[:, None], axis=-1)
+    inside = ((pixels >= 0) & (pixels < size)).all(axis=-1)
+    found = np.full((size, size), np.inf)
+    x, y = pixels[inside].T
+    np.minimum.at(found, (y, x), distance[inside])
+    return found
 
 
 def _dashed(curve):
@@ -80,8 +91,10 @@ def _apart(a, b):
 
 def _walk(rng, size, steps):
     """A curve that stays inside and does not come near itself; None where it does not."""
-    curvature = np.cumsum(rng.normal(0, TURN / 4, steps)) + rng.normal(0, TURN)
-    angle = rng.uniform(0, 2 * np.pi) + np.cumsum(np.clip(curvature, -TURN, TURN))
+    scale = max(1.0, size / TURN_SIZE)
+    turn = TURN / scale
+    curvature = np.cumsum(rng.normal(0, turn / 4 / scale**0.5, steps)) + rng.normal(0, turn)
+    angle = rng.uniform(0, 2 * np.pi) + np.cumsum(np.clip(curvature, -turn, turn))
     curve = np.cumsum(STEP * np.stack([np.cos(angle), np.sin(angle)], axis=1), axis=0)
     low, high = curve.min(axis=0), curve.max(axis=0)
     room = size - 1 - 2 * DISC - (high - low)

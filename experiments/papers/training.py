@@ -40,19 +40,19 @@ class Trainer:
         a run that was interrupted takes the same ones; ``evaluate()`` is a number for the curve.
     settings : dict
         ``steps``, ``rate``, ``warmup``, ``evaluate`` (steps between two checkpoints).
-    path : pathlib.Path
-        Of the checkpoint.
+    path : pathlib.Path, optional
+        Of the checkpoint; without it nothing is kept.
     """
 
     UNTIMED = 3
 
     def __init__(self, model, task, settings, path):
         self.model, self._task = model, task
-        self._settings, self._path = settings, Path(path)
+        self._settings, self._path = settings, path and Path(path)
         self._device = next(model.parameters()).device.type
         self._optimiser = torch.optim.AdamW(model.parameters(), lr=settings["rate"])
         self.progress = Progress()
-        if self._path.exists():
+        if self._path and self._path.exists():
             self._load()
 
     @property
@@ -74,7 +74,8 @@ class Trainer:
             self.model.eval()
             with torch.no_grad():
                 self.progress.curve.append((end, loss, self._task.evaluate()))
-            self._save()
+            if self._path:
+                self._save()
             if is_late():
                 return
 

@@ -114,6 +114,21 @@ def test_lra(tmp_path, capsys, tiny):
     assert "--task sorting: expected one of listops" in capsys.readouterr().err
 
 
+def test_speed_is_apart_from_what_is_learned(tmp_path, capsys, monkeypatch):
+    tasks = {"text": {"n": 32}}
+    methods = ["pytorch", "nbflash"]
+    shrink(monkeypatch, "paper-lra", "speed", tasks=tasks, methods=methods, steps=6, train=8)
+    command = ("lra", "--device", "cpu", "--out", tmp_path)
+    assert run(*command, "--speed", "--quick") == 2
+    assert "exclude each other" in capsys.readouterr().err
+    assert run(*command, "--speed") == 0
+    rows = read_csv(tmp_path / "paper-lra-speed.csv")
+    assert [row["method"] for row in rows] == methods
+    assert all(float(row["ms_a_step"]) > 0 for row in rows)
+    assert not (tmp_path / "paper-lra.csv").exists()
+    assert "Milliseconds of a step" in capsys.readouterr().out
+
+
 def test_the_table(capsys):
     row = {"task": "text", "method": "pytorch", "accuracy": "0.5", "ms_a_step": "6", "classes": "8"}
     rows = [

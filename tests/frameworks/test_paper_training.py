@@ -52,6 +52,16 @@ def test_training(tmp_path, capsys, tiny):
     assert "gpt2-small 3.5" in text
 
 
+def test_without_checkpoints_nothing_is_kept(tmp_path, monkeypatch):
+    runs, forms = [["tiny", 32, 2, 2], ["tiny", 32, 4, 2]], ["eager"]
+    given = {"runs": runs, "attention": forms, "checkpoints": False}
+    shrink(monkeypatch, "paper-training", "quick", **given)
+    assert run("training", "--quick", "--device", "cpu", "--out", tmp_path) == 0
+    rows = read_csv(tmp_path / "paper-training.csv")
+    assert [row["batch"] for row in rows] == ["2", "4"]
+    assert not list(tmp_path.rglob("*.pt"))
+
+
 def test_quick_and_context_exclude_each_other(tmp_path, capsys):
     assert run("training", "--quick", "--context", "--out", tmp_path) == 2
     assert "exclude each other" in capsys.readouterr().err

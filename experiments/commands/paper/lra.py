@@ -2,7 +2,8 @@
 
 ``paper-lra`` has the tasks of Long Range Arena, ``paper-long`` one task by length of context, and
 ``paper-pathx`` Pathfinder with images that grow: a task with ``start`` begins with the weights that
-were trained for another one, whose position embeddings are interpolated on the image.
+were trained for another one, whose position embeddings are interpolated on the image. ``speed`` is
+a few steps of every model, alone on the device: times of processes side by side say nothing.
 
 Every model is kept at each of its checkpoints: with ``--resume`` a run goes on from there and takes
 the same batches that it would have taken. Several processes with different ``--task`` or
@@ -27,25 +28,28 @@ OWN = {"train", "validation", "test", "steps", "batch", "rate", "warmup", "evalu
 
 
 def run(
-    out, sweep="lra", quick=False, device="auto", resume=False, minutes=None, task=(), method=()
+    out, sweep="lra", section="full", device="auto", resume=False, minutes=None, task=(), method=()
 ):
     """Train what a sweep says; the table and ``paper-<sweep>.csv`` go to ``out``.
 
     Parameters
     ----------
     sweep : {"lra", "long", "pathx"}
+    section : {"full", "quick", "speed"}
+        ``speed`` of ``lra`` has files of its own.
     """
     if reason := why_not_torch("cpu"):
         raise BadInput(f"{sweep} needs torch: {reason}")
-    setup = set_up(f"paper-{sweep}", "quick" if quick else "full", device)
-    journal = Journal(out / f"paper-{sweep}.csv", KEYS, resume, minutes)
+    setup = set_up(f"paper-{sweep}", section, device)
+    stem = f"{sweep}-speed" if section == "speed" else sweep
+    journal = Journal(out / f"paper-{stem}.csv", KEYS, resume, minutes)
     if not resume:
-        for path in (out / sweep).glob("*.pt"):
+        for path in (out / stem).glob("*.pt"):
             path.unlink()
-    train(setup, journal, out / sweep, task, method)
+    train(setup, journal, out / stem, task, method)
     if journal.rows:
         report(journal.rows, setup.settings["paper"])
-        wrote(out / f"paper-{sweep}.csv")
+        wrote(out / f"paper-{stem}.csv")
 
 
 def train(setup, journal, folder, tasks=(), methods=()):
@@ -60,9 +64,9 @@ def train(setup, journal, folder, tasks=(), methods=()):
         if reason:
             left_out(name, "task", reason)
     tasks = [name for name in tasks if not reasons[name]]
-    runs = list(product(tasks, settings["seeds"], methods))
+    runs = list(product(settings["seeds"], tasks, methods))  # one seed of everything first
     with progress("Long Range Arena", len(runs)) as advance:
-        for task, seed, method in runs:
+        for seed, task, method in runs:
             row = {"task": task, "method": method, "seed": seed}
             if row not in journal:
                 if journal.is_late:
@@ -146,6 +150,7 @@ def report(rows, paper):
         table.append([method, *cells, cell + (f" ({printed})" if printed else "")])
     columns = {"method": ""} | dict.fromkeys(names, "") | {"speed-up": ""}
     show("Accuracy in percent, mean ± spread over seeds (the paper's, other data)", columns, table)
+    _show_times(rows, names)
     chance = {row["task"]: 100 / int(row["classes"]) for row in rows}
     say("By chance: " + ", ".join(f"{task} {x:.1f} %" for task, x in chance.items()))
     say(
@@ -154,17 +159,30 @@ def report(rows, paper):
     )
 
 
+def _show_times(rows, tasks):
+    """Milliseconds of a step by method and task, and how many times faster it is than plain."""
+    table = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = []
+        for task in tasks:
+            ms, times = _time(rows, task, method), speedup(rows, task, method)
+            cell = "" if ms is None else f"{ms:.1f}"
+            cells.append(cell + (f" ({times:.2f} ×)" if times else ""))
+        table.append([method, *cells])
+    show("Milliseconds of a step", {"method": ""} | dict.fromkeys(tasks, ""), table)
+
+
 def speedup(rows, task, method):
     """The median time of a step of `STANDARD` over that of a method; None where one lacks."""
-    times = [
-        [float(x["ms_a_step"]) for x in rows if _is(x, task, name) and x["ms_a_step"]]
-        for name in (STANDARD, method)
-    ]
-    return np.median(times[0]) / np.median(times[1]) if all(times) else None
+    standard, own = (_time(rows, task, name) for name in (STANDARD, method))
+    return standard / own if standard and own else None
 
 
-def _is(row, task, method):
-    return (row["task"], row["method"]) == (task, method)
+def _time(rows, task, method):
+    """Median milliseconds of a step; None where nothing was timed."""
+    of = [x for x in rows if (x["task"], x["method"]) == (task, method)]
+    times = [float(x["ms_a_step"]) for x in of if x["ms_a_step"]]
+    return float(np.median(times)) if times else None
 
 
 def _accuracy(rows, paper):

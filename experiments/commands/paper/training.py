@@ -6,6 +6,8 @@ whose attention gives the values back. Losses of the same seed are compared with
 attention.
 """
 
+import gc
+
 import numpy as np
 
 from experiments.harness.console import left_out, progress, say
@@ -14,7 +16,7 @@ from experiments.harness.journal import Journal
 from experiments.harness.setup import set_up
 from experiments.report.tables import show, wrote
 
-KEYS = ("model", "tokens", "attention", "seed")
+KEYS = ("model", "tokens", "batch", "attention", "seed")
 EAGER, NONE = "eager", "none"
 OUT_OF_MEMORY = "out of memory"
 
@@ -41,25 +43,35 @@ def train(setup, journal, folder):
     """Add the rows of the sweep that the journal lacks."""
     settings = setup.settings
     runs = [
-        (dict(zip(KEYS, (model, tokens, attention, seed), strict=True)), batch, steps)
+        (dict(zip(KEYS, (model, tokens, batch, attention, seed), strict=True)), steps)
         for model, tokens, batch, steps in settings["runs"]
         for seed in settings["seeds"]
         for attention in settings["attention"]
     ]
     with progress("Training", len(runs)) as advance:
-        for row, batch, steps in runs:
+        for row, steps in runs:
             if row not in journal:
                 found = None
                 if not journal.is_late:
-                    found = _trained(setup, journal, folder, row, batch, steps)
+                    found = _trained(setup, journal, folder, row, steps)
+                    _release(setup)
                 if found is None:
                     say("Time is over: --resume continues here.")
                     return
-                journal.add(row | {"batch": batch, "steps": steps} | found | setup.origin)
+                journal.add(row | {"steps": steps} | found | setup.origin)
             advance()
 
 
-def _trained(setup, journal, folder, row, batch, steps):
+def _release(setup):
+    """Give back the memory of a model that is done with."""
+    import torch
+
+    gc.collect()
+    if setup.backend.device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _trained(setup, journal, folder, row, steps):
     """The columns of one run; None where it is not done yet."""
     import torch
 
@@ -67,15 +79,16 @@ def _trained(setup, journal, folder, row, batch, steps):
     from experiments.papers.language import Language, make_model
     from experiments.papers.training import Trainer
 
-    settings, (name, tokens, attention, seed) = setup.settings, row.values()
-    how = settings | {"steps": steps}
+    settings, (name, tokens, batch, attention, seed) = setup.settings, row.values()
+    how, device = settings | {"steps": steps}, setup.backend.device
+    path = folder / ("-".join(map(str, row.values())) + ".pt") if settings["checkpoints"] else None
     try:
-        model = make_model(settings["models"][name], tokens, attention, seed, settings["block"])
-        model.to(setup.backend.device)
+        spec, block = settings["models"][name], settings["block"]
+        model = make_model(spec, tokens, attention, seed, block, device)
         given = {"attention": attention, "dtype": settings["dtype"].name, "seed": seed}
         text = [texts.whole(part) for part in ("train", "validation")]
         task = Language(model, *text, tokens, batch, **given)
-        trainer = Trainer(model, task, how, folder / ("-".join(map(str, row.values())) + ".pt"))
+        trainer = Trainer(model, task, how, path)
         trainer.run(lambda: journal.is_late)
     except torch.OutOfMemoryError:
         return _result(OUT_OF_MEMORY)
@@ -109,8 +122,10 @@ def compared(rows):
     """
     of = {tuple(str(row[key]) for key in KEYS): row for row in rows}
     for row in rows:
-        model, tokens, _, seed = (str(row[key]) for key in KEYS)
-        eager, none = (of.get((model, tokens, name, seed)) for name in (EAGER, NONE))
+        eager, none = (
+            of.get(tuple(str((row | {"attention": name})[key]) for key in KEYS))
+            for name in (EAGER, NONE)
+        )
         own, of_eager, of_none = (_number(x, "ms_a_step") for x in (row, eager, none))
         share = 1 - of_none / own if own and of_none else None
         off = None
@@ -126,11 +141,12 @@ def _number(row, column):
 
 def report(rows, paper):
     """A line for each run, and what the paper printed."""
-    columns = {"model": "", "tokens": "d", "attention": "", "ms a step": ".1f", "tokens/s": ",.0f"}
-    columns |= {"× eager": ".2f", "attention's share": ".0%", "Δ loss": ".1e", "validation": ".3f"}
+    columns = {"model": "", "tokens": "d", "batch": "d", "attention": ""}
+    columns |= {"ms a step": ".1f", "tokens/s": ",.0f", "× eager": ".2f"}
+    columns |= {"attention's share": ".0%", "Δ loss": ".1e", "validation": ".3f"}
     table = []
     for row, speedup, share, off in compared(rows):
-        cells = [row["model"], int(row["tokens"]), row["attention"]]
+        cells = [row["model"], int(row["tokens"]), int(row["batch"]), row["attention"]]
         cells += [_number(row, "ms_a_step"), _number(row, "tokens_per_s"), speedup]
         table.append([*cells, share, off, _number(row, "validation")])
         if row["status"]:

@@ -78,6 +78,27 @@ def test_pathfinder_is_solved_by_following_the_ink():
     assert made.labels.mean() == 0.5
 
 
+@pytest.mark.parametrize("size", [24, 64, 256])
+def test_light_is_that_of_the_nearest_point(size):
+    """Near a pixel; further ones are dark whatever their distance."""
+    points = np.random.default_rng(0).uniform(0, size - 1, (40, 2))
+    y, x = np.mgrid[:size, :size]
+    pixels = np.stack([x, y], axis=-1)[..., None, :]
+    whole = np.linalg.norm(pixels - points, axis=-1).min(axis=-1)
+    found = pathfinder._distance(points, size)
+    is_near = whole < 2
+    assert is_near.any()
+    np.testing.assert_array_equal(found[is_near], whole[is_near])
+    assert (found >= whole).all()
+
+
+def test_large_images_have_room():
+    """Curves of Path-X: walks that fail are few, so that images are drawn in time."""
+    made = pathfinder.make(2, 256, seed=0)
+    assert made.tokens.shape == (2, 1, 256 * 256)
+    assert (made.tokens > 200).any(axis=(1, 2)).all()
+
+
 def test_small_images_have_no_room():
     with pytest.raises(ValueError, match="at least 24"):
         pathfinder.make(1, 16, seed=0)
