@@ -10,12 +10,11 @@ import numpy as np
 import masks
 from nbflash import __version__
 from nbflash.backends.registry import BACKENDS
-from nbflash.cuda.availability import simulator
 from nbflash.distributed.by_heads import queries_of
 from nbflash.distributed.placed_score import placed
 from nbflash.distributed.sharding import positive
 from nbflash.distributed.stages import all_keys, check_split, part_count, stages_of
-from nbflash.inputs.arrays import CPU, library, signature
+from nbflash.inputs.arrays import library, signature
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import check_forward, check_mask
@@ -66,9 +65,9 @@ class RankPlan:
         self.merges = sum(stage.keys > 0 for stage in self.stages[1:])
         self.returns = sum(len(stage.sends.ranks) for stage in self.stages)
         self._plans, self._notes = [None] * len(self.stages), {}
+        self._check_first(q, k, v, sharding)
         if self.dropout:
             self._check_tile(sharding)
-        self._check_first(q, k, v, sharding)
         self._facts = self._facts_of(sharding, count, split)
 
     def _check_tile(self, sharding):
@@ -76,9 +75,8 @@ class RankPlan:
 
         A rank's first stage may have whole ones, and a later one, planned behind messages, not.
         """
-        name = "cpu" if self.problem.device == CPU and not simulator() else "simt"
-        block = BACKENDS[name if self._impl == "auto" else self._impl].dropout_block
-        if block and sharding.ranks > 1 and sharding.tile % block:
+        block = BACKENDS[self._plans[0].impl].dropout_block
+        if sharding.ranks > 1 and sharding.tile % block:
             raise ValueError(
                 f"sharding has tile={sharding.tile}: dropout needs a multiple of {block}"
             )
