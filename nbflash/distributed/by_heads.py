@@ -77,19 +77,14 @@ class HeadWalk:
     def _cast(self, n):
         """GroupCast of a slice: ``(sends, receives, memory of K and of V)``."""
         call, stage, heads = self._call, self._stage, self._plan.slices[n]
-        wholes, sends, receives = [], [], []
-        for x in (call.k, call.v):
-            own = x[:, :, heads]
-            rest = own.shape[2:]
-            whole, parts = stage.receives.room(self._xp, len(x), rest, x.dtype, in_place=True)
-            if call.comm.rank in parts:
-                into = parts.pop(call.comm.rank)
-                into[...] = own
-                own = into
-            wholes.append(whole)
-            sends.append(stage.sends.cut(own))
-            receives.append(parts)
-        return pairs(sends), pairs(receives), wholes
+        own = [x[:, :, heads] for x in (call.k, call.v)]
+        count = heads.stop - heads.start
+        wholes, receives = call.rooms(stage.receives, count, call.k.dtype, in_place=True)
+        if places := receives.pop(call.comm.rank, None):
+            for place, x in zip(places, own, strict=True):
+                place[...] = x
+            own = places
+        return pairs(stage.sends.cut(x) for x in own), receives, wholes
 
     def _give_back(self, n, of_keys, dtype):
         """GroupReduce of a slice, to be sent with the next exchange: dK and dV of all its keys."""
@@ -99,11 +94,8 @@ class HeadWalk:
         if own is None:
             own = [x[:, :0] for x in of_keys]
         own = [self._call.summed(x, len(stage.sends.ranks)) for x in own]
-        rooms = [
-            stage.sends.room(self._xp, len(x), x.shape[2:], dtype, in_place=False)[1]
-            for x in of_keys
-        ]
-        receives = pairs(rooms)
+        count = of_keys[0].shape[2]
+        _, receives = self._call.rooms(stage.sends, count, dtype, in_place=False)
         self._sums[n] = own, receives
         self._back = sends, receives
 

@@ -136,18 +136,18 @@ class Call:
     def _cast(self, stage):
         """GroupCast: start to send own keys and values, and to receive those of a stage."""
         sends = pairs(stage.sends.cut(x) for x in (self.k, self.v))
-        whole, parts = self._rooms(stage.receives, self.q.dtype, in_place=True)
+        heads = self.problem.heads_kv
+        whole, parts = self.rooms(stage.receives, heads, self.q.dtype, in_place=True)
         return self.comm.exchange(sends, parts), whole
 
     def _return(self, stage, of_keys, dtype):
         """GroupReduce: start to send dK and dV of a stage to the owners, and to receive own."""
         sends = pairs(stage.receives.cut(x.astype(dtype, copy=False)) for x in of_keys)
-        _, parts = self._rooms(stage.sends, dtype, in_place=False)
+        _, parts = self.rooms(stage.sends, self.problem.heads_kv, dtype, in_place=False)
         return stage, self.comm.exchange(sends, parts), parts
 
-    def _rooms(self, parcels, dtype, *, in_place):
+    def rooms(self, parcels, heads, dtype, *, in_place):
         """Memory for two arrays of messages, and by rank its parts of both."""
-        p = self.problem
-        given = self.xp, p.batch, (p.heads_kv, p.head_dim), dtype
+        given = self.xp, self.problem.batch, (heads, self.problem.head_dim), dtype
         rooms = [parcels.room(*given, in_place=in_place) for _ in range(2)]
         return [whole for whole, _ in rooms], pairs(parts for _, parts in rooms)

@@ -6,23 +6,10 @@ what has changed.
 
 from __future__ import annotations
 
-from nbflash.backends.block_selection.best_blocks import (
-    MOST_COLUMNS,
-    best_blocks_config,
-    best_blocks_spec,
-)
-from nbflash.backends.block_selection.block_means import block_means_config, block_means_spec
-from nbflash.backends.block_selection.block_products import BlockProductsConfig, block_products_spec
-from nbflash.backends.block_selection.block_weights import (
-    BlockWeightsConfig,
-    block_weights_spec,
-    softmax_statistics_spec,
-)
-from nbflash.backends.split_kv.merge import MergeConfig, merge_spec
-from nbflash.backends.split_kv.merge_host import LANES
+from nbflash.backends.block_selection.host import kernels_of_means, kernels_of_selection
+from nbflash.backends.split_kv.merge_host import kernels_of_merging
 from nbflash.cuda import bundled, kernel_key, launch, sources, workers
 from nbflash.cuda.pause import pause_spec
-from nbflash.definitions.constants import WARP
 from nbflash.planning.ahead import compile_all
 from nbflash.planning.kernels import ALIGNMENT, common_kernels
 
@@ -41,38 +28,10 @@ def packs() -> dict:
         for dtype in DTYPES:
             for head_dim in HEAD_DIMS:
                 specs = common_kernels(dtype, head_dim, capability)
-                specs += kernels_beside(dtype, head_dim)
+                specs += kernels_of_merging(dtype, head_dim)
+                specs += kernels_of_means(dtype, head_dim, ALIGNMENT)
                 found[f"{arch}-{dtype}-{head_dim}"] = specs, capability
-        found[f"{arch}-selection"] = selection_kernels(), capability
-    return found
-
-
-def kernels_beside(dtype, head_dim) -> list:
-    """What merges parts, or adds them, and makes means of blocks, of aligned contiguous arrays.
-
-    Results of stages are merged in their dtype, or where there are several in float32; gradients
-    that come from other ranks are float32, or of the inputs' dtype.
-    """
-    wide = "float32"
-    merged = (dtype, dtype, True), (wide, dtype, True)
-    added = [(total, part, False) for total in (dtype, wide) for part in (dtype, wide)]
-    merges = [
-        MergeConfig(total, part, head_dim, LANES, indexed, weighted)
-        for indexed in (False, True)
-        for total, part, weighted in (*merged, *added)
-    ]
-    means = block_means_config(dtype, head_dim, ALIGNMENT)
-    return [*map(merge_spec, merges), block_means_spec(means)]
-
-
-def selection_kernels() -> list:
-    """What selection asks of means, whatever their dtype was, and what lets NCCL begin."""
-    weights, columns = BlockWeightsConfig(), 2 * WARP
-    found = [block_products_spec(BlockProductsConfig())]
-    found += [softmax_statistics_spec(weights), block_weights_spec(weights), pause_spec()]
-    while columns <= MOST_COLUMNS:
-        found.append(best_blocks_spec(best_blocks_config(columns)))
-        columns *= 2
+        found[f"{arch}-selection"] = [*kernels_of_selection(), pause_spec()], capability
     return found
 
 

@@ -87,7 +87,14 @@ def test_wheels_carry_what_merges_and_averages(head_dim, monkeypatch):
                 merge_host.add(x, part, places)
     merge_host._bound.cache_clear()
     block_selection.block_means(half, 4)
-    assert device.specs == set(bundle.kernels_beside("float16", head_dim))
+    for name, value in {
+        "CAPABILITIES": [(9, 0)],
+        "DTYPES": ["float16"],
+        "HEAD_DIMS": [head_dim],
+    }.items():
+        monkeypatch.setattr(bundle, name, value)
+    carried, _ = bundle.packs()[f"sm_90a-float16-{head_dim}"]
+    assert device.specs == set(carried) - set(common_kernels("float16", head_dim, (9, 0)))
 
 
 def test_wheels_carry_what_selects_blocks(monkeypatch):
@@ -101,9 +108,10 @@ def test_wheels_carry_what_selects_blocks(monkeypatch):
     for columns in (3, 65, block_selection.MOST_COLUMNS):
         rows = np.zeros((1, 1, 2, columns), np.float32)
         block_selection.best_blocks(rows, bytes(8), 2, 0, 0)
-    carried = set(bundle.selection_kernels())
+    monkeypatch.setattr(bundle, "HEAD_DIMS", [])
+    carried, _ = bundle.packs()["sm_90a-selection"]
     assert len(device.specs) == 6
-    assert device.specs <= carried
+    assert device.specs <= set(carried)
 
 
 def test_packs_are_of_every_dtype_and_architecture():

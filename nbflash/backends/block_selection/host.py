@@ -28,6 +28,22 @@ _BOUND = 128  # geometries that are remembered
 _PRODUCTS, _WEIGHTS = BlockProductsConfig(), BlockWeightsConfig()
 
 
+def kernels_of_means(dtype, head_dim, alignment):
+    """What means of arrays with rows of so many aligned bytes are made by."""
+    return [block_means_spec(block_means_config(dtype, head_dim, alignment))]
+
+
+def kernels_of_selection():
+    """What selection asks of means, whatever their dtype was."""
+    found = [block_products_spec(_PRODUCTS)]
+    found += [softmax_statistics_spec(_WEIGHTS), block_weights_spec(_WEIGHTS)]
+    columns = 2 * WARP
+    while columns <= MOST_COLUMNS:
+        found.append(best_blocks_spec(best_blocks_config(columns)))
+        columns *= 2
+    return found
+
+
 def block_means(x, size):
     """Means of every ``size`` tokens of x, (batch, n, heads, head_dim), and of those of the last.
 

@@ -12,6 +12,22 @@ from nbflash.inputs import arrays
 LANES = 4  # elements of one access, at most: of half precision a warp then reads 256 bytes
 
 
+def kernels_of_merging(dtype, head_dim):
+    """What merges parts, or adds them, in contiguous arrays.
+
+    Results of stages are merged in their dtype, or where there are several in float32; gradients
+    that come from other ranks are float32, or of the inputs' dtype.
+    """
+    wide = "float32"
+    merged = (dtype, dtype, True), (wide, dtype, True)
+    added = [(total, part, False) for total in (dtype, wide) for part in (dtype, wide)]
+    return [
+        merge_spec(MergeConfig(total, part, head_dim, LANES, indexed, weighted))
+        for indexed in (False, True)
+        for total, part, weighted in (*merged, *added)
+    ]
+
+
 def merge(part_a, part_b, results, places=None):
     """Write the merge of two parts; each is ``(out, lse)`` of native arrays.
 
