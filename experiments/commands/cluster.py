@@ -69,14 +69,8 @@ def row_of(case, ranks, sweep, settings, seed=0, key_cost=0.0):
     tokens = ranks * settings["tokens_per_gpu"]
     sharding = sharding_of(case, ranks, tokens, sweep["gpu"]["tile"], seed, key_cost)
     layer = Layer(*(sweep[x] for x in ("head_dim", "heads", "heads_kv", "itemsize")))
-    cluster = cluster_of(sweep, case["name"])
-    found = simulate(
-        sharding,
-        layer,
-        cluster,
-        "ranks",
-        part_count(sharding, layer.heads_kv, layer.group, "ranks"),
-    )
+    parts = part_count(sharding, layer.heads_kv, layer.group, "ranks")
+    found = simulate(sharding, layer, cluster_of(sweep, case["name"]), "ranks", parts)
     row = {"mask": case["name"], "ranks": ranks, "tokens": tokens, "key_cost": key_cost}
     row["balance"] = sharding.balance
     for name in ("forward", "backward"):

@@ -14,7 +14,9 @@ A message takes as long as the busier end of the slower link needs. What ranks d
 not modelled: no switch is full, and nobody waits for a rank that is late.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -97,42 +99,62 @@ def simulate(sharding, layer, cluster, split, parts):
         time of one GPU over the number of ranks; the largest part of it that is spent waiting for
         keys; the bytes that a rank receives and has, at most.
     """
-    ranks = sharding.ranks
     flops = sharding.work_on * sharding.tile**2 * 4.0 * layer.head_dim * layer.heads
-    own = np.bincount(sharding.query_owner, minlength=ranks) * sharding.tile
-    merge = layer.q_bytes * (1 + 2 * WIDE / layer.itemsize) / cluster.hbm  # of a query
-    wide = WIDE / layer.itemsize  # dK and dV travel in float32
-    if split == "heads":
-        tokens = np.array([sharding.traffic.sum(0)])
-        work = np.repeat([flops.sum(1) / parts], parts, 0)
-        casts = np.repeat([_seconds(sharding.traffic, layer.kv_bytes / parts, cluster)], parts, 0)
-        copied = 2 * (own + tokens[0]) * layer.kv_bytes / parts / cluster.hbm
-        fixed, walk = np.tile(copied, (parts, 1)), _walk_heads
-        fixed[1:] += cluster.launch
-    else:
-        work, rows, casts, tokens = [], [], [], []
-        for stage in _stage_of(ranks, parts):
-            work.append(np.where(stage, flops, 0).sum(1))
-            rows.append(_rows(sharding, stage))
-            moved = np.where(stage.T, sharding.traffic, 0)  # from (row) to (column)
-            casts.append(_seconds(moved, layer.kv_bytes, cluster))
-            tokens.append(moved.sum(0))
-        work, rows, casts, tokens = map(np.array, (work, rows, casts, tokens))
-        fixed, walk = np.zeros(work.shape), _walk
-        fixed[1:] = np.where(work[1:] > 0, cluster.launch, 0) + rows[1:] * merge
-    found = {"received_bytes": float(tokens.sum(0).max() * layer.kv_bytes)}
+    own = np.bincount(sharding.query_owner, minlength=sharding.ranks) * sharding.tile
+    by = _by_heads if split == "heads" else _by_ranks
+    found = by(sharding, layer, cluster, flops, own, parts)
+    row = {"received_bytes": float(found.received.max() * layer.kv_bytes)}
     for name, rate, products, back in (
         ("forward", cluster.forward, 1.0, None),
-        ("backward", cluster.backward, 2.5, casts * wide),
+        ("backward", cluster.backward, 2.5, found.casts * WIDE / layer.itemsize),
     ):
-        compute = work * products / rate + fixed
-        seconds = walk(compute, casts, back).max()
-        ideal = flops.sum() * products / rate / ranks
-        found |= {f"{name}_s": float(seconds), f"{name}_of_ideal": float(ideal / seconds)}
-        found |= {f"{name}_waiting": float(1 - compute.sum(0).max() / seconds)}
-    if split == "heads":  # two slices at a time, of all keys
-        tokens = (own + tokens) * min(parts, 2) / parts
-    return found | {"memory_bytes": float(_memory(own, tokens, layer).max())}
+        compute = found.flops * products / rate + found.fixed
+        seconds = found.walk(compute, found.casts, back).max()
+        ideal = flops.sum() * products / rate / sharding.ranks
+        row |= {f"{name}_s": float(seconds), f"{name}_of_ideal": float(ideal / seconds)}
+        row |= {f"{name}_waiting": float(1 - compute.sum(0).max() / seconds)}
+    return row | {"memory_bytes": float(_memory(own, found.held, layer).max())}
+
+
+class _Parts(NamedTuple):
+    """What arrives together, stages or slices of heads (rows), on every rank (columns).
+
+    FLOPs of the forward pass, seconds beside them, and seconds of each cast; the tokens that a rank
+    receives, and those of others that it has at a time; how ranks go through all this.
+    """
+
+    flops: np.ndarray
+    fixed: np.ndarray
+    casts: np.ndarray
+    received: np.ndarray
+    held: np.ndarray
+    walk: Callable
+
+
+def _by_ranks(sharding, layer, cluster, flops, own, parts):
+    """Stages: the keys of some ranks, all heads."""
+    merge = layer.q_bytes * (1 + 2 * WIDE / layer.itemsize) / cluster.hbm  # of a query
+    work, fixed, casts, tokens = [], [], [], []
+    for stage in _stage_of(sharding.ranks, parts):
+        work.append(np.where(stage, flops, 0).sum(1))
+        launch = np.where(work[-1] > 0, cluster.launch, 0)
+        fixed.append(launch + _rows(sharding, stage) * merge if casts else np.zeros(own.shape))
+        moved = np.where(stage.T, sharding.traffic, 0)  # from (row) to (column)
+        casts.append(_seconds(moved, layer.kv_bytes, cluster))
+        tokens.append(moved.sum(0))
+    work, fixed, casts, tokens = map(np.array, (work, fixed, casts, tokens))
+    return _Parts(work, fixed, casts, tokens.sum(0), tokens, _walk)
+
+
+def _by_heads(sharding, layer, cluster, flops, own, parts):
+    """Slices: all keys, some heads; a rank has two at a time."""
+    tokens = sharding.traffic.sum(0)
+    cast = _seconds(sharding.traffic, layer.kv_bytes / parts, cluster)
+    copied = 2 * (own + tokens) * layer.kv_bytes / parts / cluster.hbm
+    work, casts, fixed = (np.tile(x, (parts, 1)) for x in (flops.sum(1) / parts, cast, copied))
+    fixed[1:] += cluster.launch
+    held = (own + tokens)[None] * min(parts, 2) / parts
+    return _Parts(work, fixed, casts, tokens, held, _walk_heads)
 
 
 def _stage_of(ranks, stages):
