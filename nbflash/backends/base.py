@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbflash.cuda import availability
-from nbflash.definitions.constants import BLOCK
+from nbflash.definitions.constants import DROPOUT_BLOCK
 from nbflash.inputs.arrays import CPU, CUDA
 
 _HOST_ARRAYS = "the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"
@@ -27,7 +27,7 @@ class Backend:
 
     name: str
     memory = CUDA
-    dropout_block = BLOCK
+    dropout_block = DROPOUT_BLOCK
 
     @property
     def score_backward_impl(self):

@@ -12,4 +12,4 @@ WARP = 32
 
 #: Tokens that lie together, from a multiple of their number on, in a rank's part of a sequence with
 #: dropout: CUDA kernels look up the place of each such block.
-BLOCK = 64
+DROPOUT_BLOCK = 64

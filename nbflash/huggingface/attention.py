@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 import masks
-from nbflash.huggingface.in_graph import causal_end, decoded, late_mask
-from nbflash.huggingface.mask_functions import ModelMask, from_tensor, shared
+from nbflash.huggingface.in_graph import LayerMask, causal_end, decoded, late_mask
+from nbflash.huggingface.mask_functions import ModelMask
 from nbflash.inputs.decode_problem import MAX_QUERIES
 from nbflash.torch import attention, merge_sink, scores
-from nbflash.torch.late_masks import documents
 
 OVERRIDE = "nbflash_mask"  # attribute of a module, see `nbflash.huggingface.sparsify`
 
@@ -58,7 +57,7 @@ def attention_of(
     nq, nk, head_dim = q.shape[1], k.shape[1], v.shape[-1]
     if head_dim < q.shape[-1]:
         v = torch.nn.functional.pad(v, (0, q.shape[-1] - head_dim))
-    starts = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    starts = _starts(kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k"))
     override = getattr(module, OVERRIDE, None)
     kind, given, bias = _kind_of(module, attention_mask, is_causal, nq, nk)
     score = _score(softcap, position_bias, bias)
@@ -113,10 +112,15 @@ def _kind_of(module, given, is_causal, nq, nk):
     return "causal", None, None
 
 
+def _starts(of_queries, of_keys):
+    """Where packed sequences begin, of queries and of keys; nothing where none are packed."""
+    if of_queries is None:
+        return ()
+    return of_queries, of_queries if of_keys is None else of_keys
+
+
 def _in_graph(kind, given, override, starts, decodes):
     """The mask of a call that is compiled."""
-    starts_q, starts_k = starts
-    starts = () if starts_q is None else (starts_q, starts_q if starts_k is None else starts_k)
     if kind == "model":
         return late_mask(kind, None, (given.number,), override, starts, decodes)
     if kind == "boolean":
@@ -126,19 +130,12 @@ def _in_graph(kind, given, override, starts, decodes):
 
 def _now(kind, given, override, starts, nq, nk):
     """The mask of a call."""
-    starts_q, starts_k = (None if x is None else tuple(x.tolist()) for x in starts)
+    tensors = starts
     if kind == "model":
-        mask = given.mask
+        kind, given = "given", given.mask
     elif kind == "boolean":
-        mask = shared(from_tensor(given))
-    elif kind == "causal":
-        mask = masks.causal(nq)
-    else:
-        mask = masks.dense(nq, nk) if given is None else given
-    if starts_q is not None:
-        starts_k = starts_q if starts_k is None else starts_k
-        mask = shared(mask & documents(starts_q, starts_k, causal=False))
-    return mask if override is None else shared(mask & override.rows(nq, nk))
+        tensors, given = (given, *starts), None
+    return LayerMask(kind, given, override, bool(starts), False).mask(nq, nk, *tensors)
 
 
 def _score(softcap, *biases):

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from nbflash.definitions.constants import BLOCK
+from nbflash.definitions.constants import DROPOUT_BLOCK
 
 _PAST = 4  # blocks behind the last one that a tile may reach into
 
@@ -49,10 +49,10 @@ class Positions:
         return found
 
     def shifts(self):
-        """What is added to the number of a query, and of a key, by `BLOCK`: two uint32 arrays."""
+        """What is added to the number of a query, and of a key, by `DROPOUT_BLOCK`: two uint32."""
         found = []
-        for starts in self.starts(BLOCK):
-            shifts = starts - BLOCK * np.arange(starts.size)
+        for starts in self.starts(DROPOUT_BLOCK):
+            shifts = starts - DROPOUT_BLOCK * np.arange(starts.size)
             last = shifts[-1:] if shifts.size else np.zeros(1, np.int64)
             found.append(np.append(shifts, np.repeat(last, _PAST)).astype(np.uint32))
         return found

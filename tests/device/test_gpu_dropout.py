@@ -23,7 +23,7 @@ import masks
 import nbflash
 from nbflash import reference
 from nbflash.definitions import philox
-from nbflash.definitions.constants import BLOCK
+from nbflash.definitions.constants import DROPOUT_BLOCK as BLOCK
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.positions import Positions
 from nbflash.inputs.problem import check_forward

@@ -8,7 +8,7 @@ from simt_runs import FACTORS, RESULTS
 
 import masks
 from nbflash import reference, testing
-from nbflash.definitions.constants import BLOCK
+from nbflash.definitions.constants import DROPOUT_BLOCK as BLOCK
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.positions import Positions
 from nbflash.inputs.problem import check_forward

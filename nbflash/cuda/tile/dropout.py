@@ -7,8 +7,8 @@ A fragment has its elements in runs of four keys of four queries, both of which 
 of four: four calls of Philox serve 16 elements. What else they say is of other threads.
 
 A configuration's ``dropout`` is False, True, or PLACED: then its queries and keys are those of a
-longer sequence, of which each `BLOCK` that begins at a multiple of its size lies together, and two
-tables tell by block what is added to the number of a token.
+longer sequence, of which each `DROPOUT_BLOCK` that begins at a multiple of its size lies together,
+and two tables tell by block what is added to the number of a token.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.tracing import equal, load, select, unrolled
 from nbflash.definitions import philox
-from nbflash.definitions.constants import BLOCK
+from nbflash.definitions.constants import DROPOUT_BLOCK
 
 # The state: seed and offset, and where two more words are that change them, or zeros.
 STATE = types.Tuple((types.uint64, types.uint64, types.CPointer(types.uint64)))
@@ -26,7 +26,7 @@ PLACED = "placed"
 
 # What is added to the number of a query, and of a key, by block.
 _SHIFTS = (types.CPointer(types.uint32),) * 2
-_LOG_BLOCK = BLOCK.bit_length() - 1
+_LOG_BLOCK = DROPOUT_BLOCK.bit_length() - 1
 
 #: Elements that a fragment has at most: one bit each.
 KEPT_BITS = 64
