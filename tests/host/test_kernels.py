@@ -146,7 +146,7 @@ def test_a_problem_of_one_head_in_memory_that_comes_from_an_allocator():
     assert problem.strides == ((0, 0, 0, 1),) * 3
 
 
-@pytest.mark.parametrize(("name", "n"), itertools.product(PATTERNS, (100, 512)))
+@pytest.mark.parametrize(("name", "n"), list(itertools.product(PATTERNS, (100, 512))))
 def test_patterns_have_the_length_asked_for(name, n):
     assert PATTERNS[name](n).shape == (n, n)
 
