@@ -45,6 +45,7 @@ def read_ir():
         nvvm.compile_ir = compile_ir
 
 
+@functools.lru_cache(maxsize=4)  # that of a kernel is the same for every architecture
 def narrow_products(modules):
     """The lines of products of 32 bits, or cut to 32 bits, that global addresses are made of.
 
@@ -53,7 +54,7 @@ def narrow_products(modules):
 
     Parameters
     ----------
-    modules : sequence of str
+    modules : tuple of str
         LLVM IR: of a kernel, and of the device functions that it calls.
     """
     return _Kernel(_inlined(modules)).found()

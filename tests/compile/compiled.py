@@ -4,6 +4,7 @@ A kernel's PTX is known by its key and by the versions of the compiler; a report
 assembler.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -16,12 +17,16 @@ from pathlib import Path
 
 import addresses
 from cuda.bindings import nvjitlink, nvvm
+from numba.cuda import compiler
 from suites import observe
 
 from nbflash.cuda import kernel_key, launch, ptxas
 
 DAYS = 14  # that something is kept without being used
+LOWERED = 4  # kernels: tests of several architectures follow each other
+ANY = (8, 0)  # capability of a key that tells kernels apart whatever they run on
 _folder = _list = None
+_lowered = {}
 
 
 def list_in(file):
@@ -76,20 +81,45 @@ def code_of(ptx):
     return re.sub(r"_cudapy_smem_\d+", "smem", "\n".join(lines))
 
 
+@contextlib.contextmanager
+def lowering_kept(kernel):
+    """Let Numba lower ``kernel`` for one architecture only: NVVM alone asks which one it is."""
+    lower = compiler._compile_pyfunc_with_fixup
+
+    def lowered(*arguments, **options):
+        if kernel not in _lowered:
+            while len(_lowered) >= LOWERED:
+                del _lowered[next(iter(_lowered))]
+            _lowered[kernel] = lower(*arguments, **options)
+        return _lowered[kernel]
+
+    compiler._compile_pyfunc_with_fixup = lowered
+    try:
+        yield
+    finally:
+        compiler._compile_pyfunc_with_fixup = lower
+
+
 def _checked_ptx(spec, capability):
     """A line with the products that `addresses` finds, and the PTX."""
     with addresses.read_ir() as modules:
         ptx = launch.compile_ptx(spec, capability)
-    return f"{json.dumps(addresses.narrow_products(modules))}\n{ptx}"
+    return f"{json.dumps(addresses.narrow_products(tuple(modules)))}\n{ptx}"
 
 
 def _kept_ptx(spec, capability):
     key = kernel_key.of(spec, capability)
     if key is None:
         return _checked_ptx(spec, capability)
+    kernel = kernel_key.of(spec, ANY)
     checks = Path(addresses.__file__).read_text()
     versions = importlib.metadata.version("numba-cuda"), nvvm.version()
-    return cached(lambda: _checked_ptx(spec, capability), key, repr(versions), checks)
+
+    def make():
+        with lowering_kept(kernel):
+            return _checked_ptx(spec, capability)
+
+    return cached(make, key, repr(versions), checks)
 
 
 def report_of(ptx, arch):

@@ -51,7 +51,7 @@ FAULTS = {
 def found(spec):
     with addresses.read_ir() as modules:
         launch.compile_ptx(spec, CAPABILITY)
-    return addresses.narrow_products(modules)
+    return addresses.narrow_products(tuple(modules))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

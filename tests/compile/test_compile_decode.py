@@ -26,9 +26,9 @@ def assert_in_registers(report, dtype, spills=0):
     assert ".f64" not in report.ptx or dtype == "float64"
 
 
+@pytest.mark.parametrize("arch", CAPABILITIES)
 @pytest.mark.parametrize(("head_dim", "splits"), [(5, 1), (128, 3), (256, 64)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("arch", CAPABILITIES)
 def test_combine(arch, dtype, head_dim, splits):
     assert_in_registers(
         compiled(combine_simt_spec(combine_config(dtype, head_dim, splits)), arch), dtype
@@ -60,8 +60,8 @@ def partial_name(problem):
     return words + "-masked" * masked + "-scalar" * (not vectors)
 
 
-@pytest.mark.parametrize("problem", PARTIALS, ids=partial_name)
 @pytest.mark.parametrize("arch", CAPABILITIES)
+@pytest.mark.parametrize("problem", PARTIALS, ids=partial_name)
 def test_partial(arch, problem):
     dtype, cache, head_dim, nq, group, masked, vectors = problem
     how = {"nq": nq, "group": group, "masked": masked, "vectors": vectors}

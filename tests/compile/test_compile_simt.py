@@ -32,7 +32,7 @@ KERNELS = ("fwd", "rows", "columns", "atomic")
 # (architecture, dtype, head_dim, vectors). Every architecture at the head dims of the tables'
 # measured rows; other dtypes, odd head dims and scalar loads where they differ most.
 PROBLEMS = (
-    *((arch, "float32", head_dim, True) for arch in CAPABILITIES for head_dim in (64, 128)),
+    *((arch, "float32", head_dim, True) for head_dim in (64, 128) for arch in CAPABILITIES),
     ("sm_80", "float16", 64, True),
     ("sm_80", "bfloat16", 128, True),
     ("sm_90a", "bfloat16", 64, True),
@@ -84,11 +84,11 @@ class Target:
         return bwd_simt_spec(next(c for c in configs if self.kernel in (c.walk, "atomic")))
 
 
-TARGETS = [Target(*problem, kernel) for problem in PROBLEMS for kernel in KERNELS]
+TARGETS = [Target(*problem, kernel) for kernel in KERNELS for problem in PROBLEMS]
 TARGETS += [
     Target(arch, "float32", head_dim, True, "fill")
-    for arch in CAPABILITIES
     for head_dim in (64, 128)
+    for arch in CAPABILITIES
 ]
 
 

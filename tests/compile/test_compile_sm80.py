@@ -94,9 +94,9 @@ PROBLEMS = [
 ]
 TARGETS = [
     target
-    for problem in PROBLEMS
     for kernel in KERNELS
     for full_tiles in (False, True)
+    for problem in PROBLEMS
     if (target := Target(*problem, kernel, full_tiles)).config
 ]
 
