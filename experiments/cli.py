@@ -337,22 +337,29 @@ def peers(out, section, library, mask, head_dim, seqlen, **options):
     BACKWARD,
     text="forward, backward, or one after the other: each has configurations of its own.",
 )
+@click.option(
+    "--impl",
+    type=click.Choice(["sm90", "sm80"]),
+    default="sm90",
+    show_default=True,
+    help="Whose kernels: Hopper's, or the portable ones.",
+)
 @head_dims_option
 @masks_option
 @results_options
-def tune(out, seed, quick, passes, mask, head_dim):
-    """GPU: the configurations of the Hopper kernels against each other, and against the tables.
+def tune(out, seed, quick, passes, impl, mask, head_dim):
+    """GPU: the configurations of tensor-core kernels against each other, and against the tables.
 
     For each head dimension and mask, dense, causal and block-sparse: the rows of the tables in
-    nbflash/backends/sm90/forward/config.py and backward/config.py and the candidates of
-    experiments/sweeps/tune.toml, the fastest marked, and whether the table chooses it. Needs a
-    Hopper GPU.
+    nbflash/backends/sm90/forward/config.py and backward/config.py, or sm80/config.py, and the
+    candidates of experiments/sweeps/tune.toml, the fastest marked, and whether the table chooses
+    it. Needs a Hopper GPU, or for sm80 one of compute capability 8.0 or later.
     """
     from experiments.commands.tune import run
 
     if BOTH in passes:
         raise BadInput("--passes both: the passes have configurations of their own")
-    run(out, seed, quick, passes, names=mask, head_dims=head_dim)
+    run(out, seed, quick, passes, impl, names=mask, head_dims=head_dim)
 
 
 @cli.command("tune-decode")

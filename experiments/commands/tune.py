@@ -1,4 +1,4 @@
-"""Configurations of the Hopper kernels against each other: what their tables are chosen from.
+"""Configurations of tensor-core kernels against each other: what their tables are chosen from.
 
 For each head dimension and mask the rows of the table in the source and the candidates of
 ``sweeps/tune.toml`` are checked and timed in shuffled rounds, each configuration in the place of a
@@ -14,6 +14,7 @@ from experiments.harness.console import left_out, say
 from experiments.harness.errors import OutOfBudget
 from experiments.harness.passes import BACKWARD, DENSE, FORWARD, flops
 from experiments.harness.setup import set_up
+from experiments.harness.tables import tables_of
 from experiments.libraries.nbflash import Nbflash
 from experiments.report.tables import show, size_of, write_csv, wrote
 
@@ -21,34 +22,11 @@ PROBLEM = ("dtype", "head_dim", "negate")
 SAID = ("consumers", "tile_m", "tile_n", "full_tiles")  # by the size of the tile and the mask
 
 
-def table_of(which, dtype, head_dim):
-    """The configurations that the source has for a problem; none where it has no row."""
-    from nbflash.backends.sm90.backward import config as bwd_sm90_config
-    from nbflash.backends.sm90.forward import config as sm90_config
-
-    if which == FORWARD:
-        return sm90_config.forward_configs(dtype, head_dim)
-    return bwd_sm90_config.backward_configs(dtype, head_dim)
-
-
-def others_of(which, dtype, head_dim, specs):
-    """The candidates of a sweep: those of the least reach that the problem is within."""
-    from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
-    from nbflash.backends.sm90.forward.config import Sm90Config
-
-    cls = Sm90Config if which == FORWARD else Sm90BackwardConfig
-    return [cls(dtype, head_dim, **_arguments(spec)) for spec in within_reach(head_dim, specs)]
-
-
 def within_reach(head_dim, specs):
     """The candidates of the least ``reach`` that a head dimension is within, without it."""
     least = min((spec["reach"] for spec in specs if head_dim <= spec["reach"]), default=None)
     chosen = (spec for spec in specs if spec["reach"] == least)
     return [{key: value for key, value in spec.items() if key != "reach"} for spec in chosen]
-
-
-def _arguments(found):
-    return found | {"registers": tuple(found["registers"])} if "registers" in found else found
 
 
 def name_of(config):
@@ -65,36 +43,28 @@ def _plain(value):
     return "/".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def candidates(which, dtype, head_dim, specs):
+def candidates(tables, which, dtype, head_dim, specs):
     """Name to configuration, the table's rows first; a line for each that does not fit."""
-    table = table_of(which, dtype, head_dim)
+    table = tables.of(which, dtype, head_dim)
     if not table:
         left_out(f"d={head_dim}", which, "the table has no row for it")
         return {}
     found = {}
-    for config in (*table, *others_of(which, dtype, head_dim, specs)):
-        if reasons := config.why_not():
+    others = (tables.made(which, dtype, head_dim, row) for row in within_reach(head_dim, specs))
+    for config in (*table, *others):
+        if reasons := tables.why_not(config):
             left_out(name_of(config), f"{which}, d={head_dim}", "; ".join(reasons))
         else:
             found.setdefault(name_of(config), config)
     return found
 
 
-def executor_of(which, config, spec):
-    """The Hopper executor with one configuration for a pass and the table's for the other."""
-    from nbflash.backends.sm90.executor import Sm90Executor
-
-    if which == FORWARD:
-        return Sm90Executor(spec, config=config)
-    return Sm90Executor(spec, backward=config)
-
-
 class Configured(Nbflash):
     """nbflash with one configuration for one pass, as a library of its own."""
 
-    def __init__(self, q, k, v, *, which, name, config):
+    def __init__(self, q, k, v, *, tables, which, name, config):
         super().__init__(q, k, v)
-        self._which, self._name, self._config = which, name, config
+        self._tables, self._which, self._name, self._config = tables, which, name, config
 
     def label(self, case):
         return self._name
@@ -105,7 +75,8 @@ class Configured(Nbflash):
         from nbflash.inputs.problem import check_forward
 
         spec = AttentionSpec(check_forward(*self._inputs), case.mask)
-        return AttentionPlan(spec, "sm90", executor_of(self._which, self._config, spec))
+        executor = self._tables.executor(self._which, self._config, spec)
+        return AttentionPlan(spec, self._tables.impl, executor)
 
 
 def schedule_of(config, mask):
@@ -113,15 +84,6 @@ def schedule_of(config, mask):
     from nbflash.schedule.tile_schedule import TileSchedule
 
     return TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
-
-
-def choice_of(which, table, mask):
-    """The name of what the table chooses for a mask."""
-    from nbflash.backends.sm90.forward.config import choose
-
-    if which == BACKWARD:
-        return name_of(table[0])  # the others are for slopes of scores
-    return name_of(choose(table, mask, partial(schedule_of, mask=mask))[0])
 
 
 def judged(rows, choice):
@@ -219,18 +181,18 @@ def _regime(row):
     return row["pass"], row["head_dim"], row["mask"]
 
 
-def run(out, seed=0, quick=False, passes=(FORWARD, BACKWARD), **chosen):
+def run(out, seed=0, quick=False, passes=(FORWARD, BACKWARD), impl="sm90", **chosen):
     """Measure, print the tables, write ``tune.csv`` to the directory ``out``.
 
     Takes the options of the command; ``chosen`` are ``names`` and ``head_dims`` of `read_cases`.
     OutOfBudget is raised, last, where what the table chooses is wrong or does not run.
     """
     section = "quick" if quick else "full"
-    setup = set_up("tune", section, "cuda", seed=seed, impl="sm90", **chosen)
-    rows, missing = [], []
+    setup = set_up("tune", section, "cuda", seed=seed, impl=impl, **chosen)
+    tables, rows, missing = tables_of(impl), [], []
     for which in passes:
         for shape in setup.cases:
-            found = compare(setup, which, shape, missing)
+            found = compare(setup, tables, which, shape, missing)
             if found:
                 show_rows(found)
                 rows += [row | setup.origin for row in found]
@@ -244,19 +206,20 @@ def run(out, seed=0, quick=False, passes=(FORWARD, BACKWARD), **chosen):
     return rows
 
 
-def compare(setup, which, shape, missing):
+def compare(setup, tables, which, shape, missing):
     """Rows of one pass at one shape; cases whose choice by the table failed go to ``missing``."""
     dtype, head_dim, cases = setup.settings["dtype"].name, shape[3], setup.cases[shape]
-    configs = candidates(which, dtype, head_dim, setup.settings.get(which, []))
+    listed = setup.settings[tables.impl].get(which, [])
+    configs = candidates(tables, which, dtype, head_dim, listed)
     if not configs:
         return []
     factories = {
-        name: partial(Configured, which=which, name=name, config=config)
+        name: partial(Configured, tables=tables, which=which, name=name, config=config)
         for name, config in configs.items()
     }
     measured, setup = [], replace(setup, cases={shape: cases})
     measure_all(setup, factories, (which,), measured.extend)
-    table = table_of(which, dtype, head_dim)
+    table = tables.of(which, dtype, head_dim)
     names, found = set(map(name_of, table)), []
     for case in cases:
         rows = [
@@ -264,7 +227,8 @@ def compare(setup, which, shape, missing):
             for row in measured
             if row["mask"] == case.name
         ]
-        rows = judged(rows, choice_of(which, table, case.mask)) if rows else []
+        choice = name_of(tables.chosen(which, table, case.mask))
+        rows = judged(rows, choice) if rows else []
         if not any(row["table_chooses"] for row in rows):
             missing.append(f"{which}, {describe(case)}")
         found += rows

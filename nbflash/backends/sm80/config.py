@@ -1,6 +1,6 @@
 """Frozen configurations of the portable tensor-core kernels and the tables they come from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nbflash.cuda.ptx._asm import types
 from nbflash.cuda.tile.mma.copy import ChunkCopy
@@ -43,6 +43,8 @@ class Sm80Config:
     score : ScoreCode, optional
     dropout : bool
         Only where ``tile_n`` is a multiple of 32.
+    speed : float
+        Measured scores a second, over those of the first row of the table.
     """
 
     dtype: str
@@ -56,6 +58,7 @@ class Sm80Config:
     full_tiles: bool = False
     score: ScoreCode | None = None
     dropout: bool = False
+    speed: float = field(default=1.0, repr=False, compare=False)
 
     def __post_init__(self):
         if self.head_dim % 8 or self.tile_n % (32 if self.dropout else 16) or self.stages < 2:
@@ -102,7 +105,7 @@ class Sm80BackwardConfig:
 
     Attributes
     ----------
-    dtype, head_dim, warps, m_tiles, min_blocks, negate, full_tiles, score, dropout
+    dtype, head_dim, warps, m_tiles, min_blocks, negate, full_tiles, score, dropout, speed
         As in :class:`Sm80Config`; the rows that a warp owns are those that are kept.
     length : int
         Rows of a tile that is walked, a multiple of 16.
@@ -133,6 +136,7 @@ class Sm80BackwardConfig:
     full_tiles: bool = False
     score: ScoreCode | None = None
     dropout: bool = False
+    speed: float = field(default=1.0, repr=False, compare=False)
 
     def __post_init__(self):
         if self.head_dim % 8 or self.length % (32 if self.dropout else 16) or self.stages < 1:
@@ -210,55 +214,78 @@ class Sm80BackwardConfig:
         return ALIGNMENT + self.smem.end
 
 
-# Rows (head_dim up to, warps, m_tiles, tile_n, stages, min_blocks), best first among those of which
-# a multiprocessor holds as many blocks as they say. Measured on an H100, of which 163 and 227 KB
-# choose alike; what serves devices with 99 KB follows flash-attn-2's choices (notes/sm80.md).
+# Rows (head_dim up to, warps, m_tiles, tile_n or length, stages, min_blocks, speed), best first
+# among those of which a multiprocessor holds as many blocks as they say. Measured on an H100, of
+# which 163 and 227 KB choose alike; what serves devices with 99 KB follows flash-attn-2's choices.
+# The second table of a direction has 64 × 64 tiles, for masks of small blocks (notes/sm80.md).
 _FORWARD = (
-    (64, 4, 2, 64, 3, 3),
-    (64, 4, 2, 64, 2, 2),
-    (128, 4, 2, 64, 3, 2),
-    (128, 4, 2, 32, 2, 2),
-    (256, 8, 1, 64, 2, 1),
-    (256, 4, 1, 64, 2, 1),
+    (64, 4, 2, 64, 3, 3, 1.0),
+    (64, 4, 2, 64, 2, 2, 1.0),
+    (128, 4, 2, 64, 3, 2, 1.0),
+    (128, 4, 2, 32, 2, 2, 1.0),
+    (256, 8, 1, 64, 2, 1, 1.0),
+    (256, 4, 1, 64, 2, 1, 1.0),
 )
-# Rows (head_dim up to, warps, m_tiles, length, stages, min_blocks), likewise.
+_FORWARD_OF_64 = (
+    (64, 2, 2, 64, 3, 6, 0.85),
+    (64, 2, 2, 64, 2, 4, 0.85),
+    (128, 2, 2, 64, 2, 4, 0.85),
+    (128, 2, 2, 64, 2, 2, 0.85),
+)
 _BACKWARD = (
-    (64, 4, 2, 32, 2, 2),
-    (64, 4, 2, 32, 1, 2),
-    (128, 8, 1, 64, 2, 1),
-    (128, 8, 1, 32, 1, 1),
-    (256, 8, 1, 32, 2, 1),
-    (256, 4, 1, 32, 2, 1),
-    (256, 4, 1, 16, 2, 1),
-    (256, 2, 1, 32, 2, 1),  # for dropout, which takes rows by 32
+    (64, 4, 2, 32, 2, 2, 1.0),
+    (64, 4, 2, 32, 1, 2, 1.0),
+    (128, 8, 1, 64, 2, 1, 1.0),
+    (128, 8, 1, 32, 1, 1, 1.0),
+    (256, 8, 1, 32, 2, 1, 1.0),
+    (256, 4, 1, 32, 2, 1, 1.0),
+    (256, 4, 1, 16, 2, 1, 1.0),
+    (256, 2, 1, 32, 2, 1, 1.0),  # for dropout, which takes rows by 32
+)
+_BACKWARD_OF_64 = (
+    (64, 2, 2, 64, 2, 3, 0.8),
+    (64, 2, 2, 32, 2, 3, 0.8),
+    (128, 4, 1, 64, 2, 2, 0.8),
+    (128, 4, 1, 32, 2, 2, 0.8),
+    (128, 4, 1, 32, 1, 1, 0.8),
 )
 _BOTH_SUMS = 128  # the largest head_dim of which the registers hold dK and dV
 _RESERVED = 1024  # bytes of shared memory that every block has besides
 
 
-def _fits(config, smem_limit):
+def fits(config, smem_limit):
     """Whether a multiprocessor holds ``min_blocks``: it has 1 KB more than a block may have."""
     return config.min_blocks * (config.smem_bytes + _RESERVED) <= smem_limit + _RESERVED
 
 
-def forward_config(dtype, head_dim, *, smem_limit):
-    """The first row of the table that fits the shared memory of a device, or None."""
-    for reach, *geometry in _FORWARD:
-        config = Sm80Config(dtype, head_dim, *geometry) if head_dim <= reach else None
-        if config and _fits(config, smem_limit):
-            return config
-    return None
+def forward_configs(dtype, head_dim, *, smem_limit):
+    """Of either table the first row that fits the shared memory of a device; none at worst."""
+    found = []
+    for table in (_FORWARD, _FORWARD_OF_64):
+        rows = _rows(table, head_dim, "tile_n")
+        configs = (Sm80Config(dtype, head_dim, **row) for row in rows)
+        found += [config for config in configs if fits(config, smem_limit)][:1]
+    return found
 
 
 def backward_configs(dtype, head_dim, *, smem_limit, deterministic, vector_red, dropout=False):
-    """The passes of a backward: one or two with atomics, one more without; empty if none fits."""
-    for reach, *geometry in _BACKWARD:
-        base = Sm80BackwardConfig(dtype, head_dim, *geometry)
-        if head_dim <= reach and not (dropout and base.length % 32):
-            passes = passes_of(base, deterministic=deterministic, vector_red=vector_red)
-            if all(_fits(config, smem_limit) for config in passes):
-                return passes
-    return ()
+    """The same of a backward: the passes of each, of which the last one walks columns.
+
+    They are one or two with atomics, and one more without.
+    """
+    how, found = {"deterministic": deterministic, "vector_red": vector_red}, []
+    for table in (_BACKWARD, _BACKWARD_OF_64):
+        rows = _rows(table, head_dim, "length")
+        bases = (Sm80BackwardConfig(dtype, head_dim, **row) for row in rows)
+        passes = (passes_of(b, **how) for b in bases if not (dropout and b.length % 32))
+        found += [each for each in passes if all(fits(c, smem_limit) for c in each)][:1]
+    return found
+
+
+def _rows(table, head_dim, walked):
+    """The rows of a table for a head_dim, by the names of attributes."""
+    names = "warps", "m_tiles", walked, "stages", "min_blocks", "speed"
+    return [dict(zip(names, row[1:], strict=True)) for row in table if head_dim <= row[0]]
 
 
 def passes_of(base, *, deterministic, vector_red):

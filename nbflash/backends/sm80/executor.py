@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nbflash.backends.block_plan.host import schedule_of
+from nbflash.backends.block_plan.host import fitting, schedule_of
 from nbflash.backends.sm80.backward import bwd_sm80_spec
-from nbflash.backends.sm80.config import backward_configs, forward_config
+from nbflash.backends.sm80.config import backward_configs, forward_configs
 from nbflash.backends.sm80.forward import fwd_sm80_spec
 from nbflash.backends.sm80.row_kernels import (
     RowConfig,
@@ -25,6 +25,7 @@ from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
+from nbflash.schedule.tile_choice import fastest
 
 ALIGNMENT = 16  # bytes, of the rows of every tensor
 
@@ -61,26 +62,21 @@ class Sm80Executor:
         self._score, params = score_params.prepare(spec.score, problem, capability)
         self._params, self._state = self._device.params(params), DropoutState(self._device, spec)
         self._backward_configs, self._backwards = backward, {}
-        self._config = config or self._fitting(
-            "forward",
-            forward_config(problem.dtype, problem.head_dim, smem_limit=self._device.smem_limit),
-        )
+        self._config = config or self._table_forward()
         self.schedule = self._schedule_of(self._config)
         self._qkv_strides = tuple(three[:3] for three in problem.strides)
 
     def _schedule_of(self, config):
         return schedule_of(self._device, self._spec, config.tile_m, config.tile_n)
 
-    def _fitting(self, direction, found):
-        if not found:
-            raise ValueError(
-                f"impl='sm80' has no {direction} kernel for head_dim {self._problem.head_dim} "
-                f"within the {self._device.smem_limit} bytes of shared memory of this device"
-            )
-        return found
+    def _table_forward(self):
+        configs = forward_configs(
+            self._problem.dtype, self._problem.head_dim, smem_limit=self._device.smem_limit
+        )
+        return self._fastest("forward", configs)
 
     def _table_backward(self, deterministic):
-        configs = backward_configs(
+        found = backward_configs(
             self._problem.dtype,
             self._problem.head_dim,
             smem_limit=self._device.smem_limit,
@@ -88,7 +84,16 @@ class Sm80Executor:
             vector_red=self._device.vector_red,
             dropout=bool(self._spec.dropout),
         )
-        return self._fitting("backward", configs)
+        passes = {by_columns: (*others, by_columns) for *others, by_columns in found}
+        return passes[self._fastest("backward", list(passes))]
+
+    def _fastest(self, direction, configs):
+        if not configs:
+            raise ValueError(
+                f"impl='sm80' has no {direction} kernel for head_dim {self._problem.head_dim} "
+                f"within the {self._device.smem_limit} bytes of shared memory of this device"
+            )
+        return fastest(fitting(configs, self._spec.mask), self._spec.mask)
 
     def _complete(self, config, schedule):
         """A row of a table with what the spec asks for besides."""

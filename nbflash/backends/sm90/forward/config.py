@@ -12,6 +12,7 @@ from nbflash.backends.sm90.shared.config import (
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, ROW_BYTES
+from nbflash.schedule.tile_choice import fastest
 
 
 @dataclass(frozen=True)
@@ -165,16 +166,8 @@ def choose(configs, mask, tiled):
     tiled : callable
         ``tiled(config)`` is the mask's `TileSchedule` for its tiles.
     """
-    config = configs[0]
-    if len(configs) > 1:
-        config = min(configs, key=lambda c: _work(c, mask) / c.speed)
+    config = fastest(configs, mask)
     schedule = tiled(config)
     # By halves 0 to 4 % faster; whole tiles at d=128 up to 3 % where rows are short, and 2 to 5 %
     # slower where they are long (NVIDIA H100 80GB HBM3, 2026-11-22).
     return replace(config, full_tiles=config.halves and schedule.full_tiles), schedule
-
-
-def _work(config, mask):
-    """Its scores; those of masked tiles, which take 1.8 to 2.6 times as long, count twice."""
-    live, full = mask.live_tiles(config.tile_m, config.tile_n)
-    return (2 * live - full) * config.tile_m * config.tile_n

@@ -6,16 +6,19 @@ from command_runs import FakeClock, command, read_csv, stand_in
 
 import masks
 from experiments.commands import tune
-from experiments.commands.tune import candidates, judged, name_of, table_of, table_row
+from experiments.commands.tune import candidates, judged, name_of, table_row
 from experiments.harness import sweeps
 from experiments.harness.errors import BadInput, OutOfBudget
 from experiments.harness.grid import read_cases
 from experiments.harness.passes import BACKWARD, FORWARD
+from experiments.harness.tables import Sm80Tables, Sm90Tables
 from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
 from nbflash.backends.sm90.forward.config import Sm90Config
+from nbflash.cuda.device import SHARED_MEMORY
 
 DTYPE = "bfloat16"
+TABLES = Sm90Tables()
 
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -26,18 +29,43 @@ HEAD_DIMS = (64, 96, 128, 192, 256)
 def test_every_row_of_the_tables_fits_and_is_a_candidate(dtype, head_dim, capsys):
     sweep = sweeps.load("tune")
     for which in (FORWARD, BACKWARD):
-        table = table_of(which, dtype, head_dim)
+        table = TABLES.of(which, dtype, head_dim)
         assert not any(config.why_not() for config in table)
-        found = candidates(which, dtype, head_dim, sweep[which])
+        found = candidates(TABLES, which, dtype, head_dim, sweep["sm90"][which])
         assert list(found)[: len(table)] == list(map(name_of, table))
         # All that the sweep lists fit as well, and no two are the same.
-        reach = min((s["reach"] for s in sweep[which] if head_dim <= s["reach"]), default=None)
-        listed = sum(spec["reach"] == reach for spec in sweep[which]) if table else 0
+        reach = min(
+            (s["reach"] for s in sweep["sm90"][which] if head_dim <= s["reach"]), default=None
+        )
+        listed = sum(spec["reach"] == reach for spec in sweep["sm90"][which]) if table else 0
         assert len(found) == len(table) + listed
         assert all(config.head_dim == head_dim for config in found.values())
     said = capsys.readouterr().out
     wide = f"d={head_dim} is left out (backward): the table has no row for it\n"
-    assert said == ("" if table_of(BACKWARD, dtype, head_dim) else wide)
+    assert said == ("" if TABLES.of(BACKWARD, dtype, head_dim) else wide)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_tables_and_candidates_of_the_portable_kernels(head_dim, capsys):
+    tables, sweep = Sm80Tables(SHARED_MEMORY[9, 0], True), sweeps.load("tune")["sm80"]
+    for which in (FORWARD, BACKWARD):
+        table = tables.of(which, DTYPE, head_dim)
+        assert [(c.tile_m, c.tile_n) for c in table[1:]] == [(64, 64)] * (head_dim <= 128)
+        found = candidates(tables, which, DTYPE, head_dim, sweep[which])
+        assert list(found)[: len(table)] == list(map(name_of, table))
+        assert (len(found) > len(table)) == (head_dim <= 128)
+        small = masks.random(4096, 64, density=0.1, seed=0)
+        assert tables.chosen(which, table, masks.dense(4096)) == table[0]
+        assert tables.chosen(which, table, small) == table[-1]
+    assert capsys.readouterr().out == ""
+
+
+def test_portable_kernels_that_do_not_fit():
+    tables = Sm80Tables(SHARED_MEMORY[8, 6], False)
+    row = {"warps": 4, "m_tiles": 2, "stages": 3, "min_blocks": 2}
+    (reason,) = tables.why_not(tables.made(FORWARD, DTYPE, 128, row | {"tile_n": 64}))
+    assert reason == "2 blocks do not fit 101376 bytes of shared memory"
+    assert tables.why_not(tables.made(BACKWARD, DTYPE, 128, row | {"length": 64})) == [reason]
 
 
 def test_the_sweep_has_every_regime_at_every_head_dim():
@@ -54,8 +82,8 @@ def test_what_does_not_fit_is_said(capsys):
     big = {"reach": 64, "consumers": 2, "tile_n": 128, "k_stages": 11}
     many = {"reach": 64, "consumers": 3, "tile_n": 64, "registers": [24, 242]}
     odd = {"reach": 64, "consumers": 2, "tile_n": 144, "k_stages": 2}
-    found = candidates(FORWARD, DTYPE, 64, [big, many, odd])
-    assert list(found) == [name_of(config) for config in table_of(FORWARD, DTYPE, 64)]
+    found = candidates(TABLES, FORWARD, DTYPE, 64, [big, many, odd])
+    assert list(found) == [name_of(config) for config in TABLES.of(FORWARD, DTYPE, 64)]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("128×128 k_stages=11 is left out (forward, d=64): 2")
     assert lines[0].endswith("bytes of shared memory, there are 233472")
@@ -111,7 +139,7 @@ def made(monkeypatch):
     """The CPU kernels in the place of the Hopper kernels; what they were asked for."""
     made = []
 
-    def executor_of(which, config, spec):
+    def executor(self, which, config, spec):
         made.append((which, config))
         return CpuExecutor(spec)
 
@@ -119,7 +147,7 @@ def made(monkeypatch):
     sweep["quick"] |= {"seqlen": [256], "rounds": 3}
     monkeypatch.setattr(sweeps, "load", lambda name: sweep)
     stand_in(monkeypatch, Clock)
-    monkeypatch.setattr(tune, "executor_of", executor_of)
+    monkeypatch.setattr(Sm90Tables, "executor", executor)
     return made
 
 
@@ -127,7 +155,7 @@ def test_a_run_measures_every_candidate_and_judges_the_tables(tmp_path, capsys, 
     tune.run(tmp_path, quick=True, names=("dense", "random-64"), head_dims=(64,))
     rows = read_csv(tmp_path / "tune.csv")
     for which in (FORWARD, BACKWARD):
-        names = list(candidates(which, DTYPE, 64, sweeps.load("tune")[which]))
+        names = list(candidates(TABLES, which, DTYPE, 64, sweeps.load("tune")["sm90"][which]))
         for mask in ("dense", "random-64"):
             group = [row for row in rows if (row["pass"], row["mask"]) == (which, mask)]
             assert [row["config"] for row in group] == names
@@ -150,13 +178,13 @@ def test_a_wrong_choice_of_the_table_is_refused(tmp_path, monkeypatch, made, cap
             super().forward(q, k, v, out, lse)
             out[...] = np.nan
 
-    wrong = name_of(table_of(FORWARD, DTYPE, 128)[0])
+    wrong = name_of(TABLES.of(FORWARD, DTYPE, 128)[0])
 
-    def executor_of(which, config, spec):
+    def executor(self, which, config, spec):
         cls = Wrong if name_of(config) == wrong else CpuExecutor
         return cls(spec)
 
-    monkeypatch.setattr(tune, "executor_of", executor_of)
+    monkeypatch.setattr(Sm90Tables, "executor", executor)
     with pytest.raises(OutOfBudget, match="the table's choice failed: forward, dense, d=128"):
         tune.run(tmp_path, quick=True, passes=(FORWARD,), names=("dense",), head_dims=(128,))
     printed = capsys.readouterr().out

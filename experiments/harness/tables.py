@@ -1,0 +1,120 @@
+"""The tables of tensor-core configurations in the source, as ``experiments tune`` measures them."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from experiments.harness.passes import BACKWARD, FORWARD
+
+
+class Sm90Tables:
+    """Those of the Hopper kernels."""
+
+    impl = "sm90"
+
+    def of(self, which, dtype, head_dim):
+        """The configurations that the source has for a problem; none where it has no row."""
+        from nbflash.backends.sm90.backward.config import backward_configs
+        from nbflash.backends.sm90.forward.config import forward_configs
+
+        return (forward_configs if which == FORWARD else backward_configs)(dtype, head_dim)
+
+    def made(self, which, dtype, head_dim, row):
+        """The configuration of a candidate of the sweep."""
+        from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
+        from nbflash.backends.sm90.forward.config import Sm90Config
+
+        if "registers" in row:
+            row = row | {"registers": tuple(row["registers"])}
+        return (Sm90Config if which == FORWARD else Sm90BackwardConfig)(dtype, head_dim, **row)
+
+    def why_not(self, config):
+        """Reasons why a configuration does not run."""
+        return config.why_not()
+
+    def executor(self, which, config, spec):
+        """The executor with one configuration for a pass and the table's for the other."""
+        from nbflash.backends.sm90.executor import Sm90Executor
+
+        return Sm90Executor(spec, **{"config" if which == FORWARD else "backward": config})
+
+    def chosen(self, which, table, mask):
+        """What the table chooses for a mask."""
+        from nbflash.backends.sm90.forward.config import choose
+        from nbflash.schedule.tile_schedule import TileSchedule
+
+        if which == BACKWARD:
+            return table[0]  # the others are for slopes of scores
+
+        def tiled(config):
+            return TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
+
+        return choose(table, mask, tiled)[0]
+
+
+@dataclass(frozen=True)
+class Sm80Tables:
+    """Those of the portable tensor-core kernels, on a device.
+
+    Attributes
+    ----------
+    smem_limit : int
+        Shared memory of a block, in bytes.
+    vector_red : bool
+    """
+
+    smem_limit: int
+    vector_red: bool
+    impl = "sm80"
+
+    def of(self, which, dtype, head_dim):
+        """As of `Sm90Tables`; the geometry of a backward, whatever its passes are."""
+        from nbflash.backends.sm80 import config
+
+        if which == FORWARD:
+            return config.forward_configs(dtype, head_dim, smem_limit=self.smem_limit)
+        found = config.backward_configs(
+            *(dtype, head_dim), smem_limit=self.smem_limit, deterministic=True, vector_red=False
+        )
+        return [passes[-1] for passes in found]
+
+    def made(self, which, dtype, head_dim, row):
+        from nbflash.backends.sm80.config import Sm80BackwardConfig, Sm80Config
+
+        return (Sm80Config if which == FORWARD else Sm80BackwardConfig)(dtype, head_dim, **row)
+
+    def why_not(self, config):
+        from nbflash.backends.sm80.config import Sm80BackwardConfig, fits
+
+        passes = [config]
+        if isinstance(config, Sm80BackwardConfig):
+            passes = self._passes(config, deterministic=False)
+        if all(fits(each, self.smem_limit) for each in passes):
+            return []
+        return [f"{config.min_blocks} blocks do not fit {self.smem_limit} bytes of shared memory"]
+
+    def _passes(self, config, deterministic):
+        from nbflash.backends.sm80.config import passes_of
+
+        return passes_of(config, deterministic=deterministic, vector_red=self.vector_red)
+
+    def executor(self, which, config, spec):
+        from nbflash.backends.sm80.executor import Sm80Executor
+
+        if which == FORWARD:
+            return Sm80Executor(spec, config=config)
+        return Sm80Executor(spec, backward=partial(self._passes, config))
+
+    def chosen(self, which, table, mask):
+        from nbflash.schedule.tile_choice import fastest
+
+        return fastest(table, mask)
+
+
+def tables_of(impl):
+    """The tables of an implementation, of the first CUDA device."""
+    if impl == Sm90Tables.impl:
+        return Sm90Tables()
+    from nbflash.cuda.device import cuda_device
+
+    device = cuda_device(0)
+    return Sm80Tables(device.smem_limit, device.vector_red)
