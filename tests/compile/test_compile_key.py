@@ -15,7 +15,7 @@ from nbflash import scores
 from nbflash.backends.simt.configs import forward_config
 from nbflash.backends.simt.forward import fwd_simt_spec
 from nbflash.backends.simt.row_statistics import RowConfig, delta_simt_spec
-from nbflash.backends.sm80.config import forward_config as forward_sm80
+from nbflash.backends.sm80.config import forward_configs as forward_sm80
 from nbflash.backends.sm80.forward import fwd_sm80_spec
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
@@ -28,7 +28,7 @@ SIMT = forward_config("float32", 64, vectors=True, smem_limit=99 << 10)
 SPECS = {
     "simt": fwd_simt_spec(SIMT),
     "delta": delta_simt_spec(RowConfig("float32", 4)),
-    "sm80": fwd_sm80_spec(forward_sm80("bfloat16", 64, smem_limit=99 << 10)),
+    "sm80": fwd_sm80_spec(forward_sm80("bfloat16", 64, smem_limit=99 << 10)[0]),
     "sm90": fwd_sm90_spec(forward_configs("bfloat16", 64)[0]),
 }
 

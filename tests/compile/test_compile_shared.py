@@ -3,7 +3,7 @@
 import compiled
 import pytest
 
-from nbflash.backends.sm80.config import forward_config
+from nbflash.backends.sm80.config import forward_configs
 from nbflash.backends.sm80.forward import fwd_sm80_spec
 from nbflash.cuda import launch
 from nbflash.cuda.ptx import _shared
@@ -121,7 +121,7 @@ def test_a_kernel_after_others_is_the_kernel_alone(capability, known, monkeypatc
     monkeypatch.setattr(_shared, "_OURS", "nbflash")
 
     def code(dtype, capability=capability):
-        spec = fwd_sm80_spec(forward_config(dtype, 64, smem_limit=99 << 10))
+        spec = fwd_sm80_spec(forward_configs(dtype, 64, smem_limit=99 << 10)[0])
         return compiled.code_of(launch.compile_ptx(spec, capability))
 
     code("float16", (8, 6))

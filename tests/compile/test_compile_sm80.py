@@ -12,7 +12,7 @@ from assembly import assemble
 from compiled import compile_ptx
 
 from nbflash.backends.sm80.backward import bwd_sm80_spec
-from nbflash.backends.sm80.config import backward_configs, forward_config
+from nbflash.backends.sm80.config import backward_configs, forward_configs
 from nbflash.backends.sm80.forward import fwd_sm80_spec
 from nbflash.backends.sm80.row_kernels import (
     RowConfig,
@@ -47,6 +47,8 @@ SPILLS = {
     ("sm_100a", 128, "fwd", True): 4,
     ("sm_100a", 128, "atomic", True): 8,
     ("sm_120a", 128, "atomic", True): 8,
+    ("sm_120a", 128, "atomic", True, "small"): 12,
+    ("sm_90a", 128, "columns", True, "small"): 16,
 }
 
 
@@ -59,9 +61,10 @@ class Target:
     head_dim: int
     kernel: str
     full_tiles: bool
+    small: bool = False  # tiles of 64 × 64
 
     def __str__(self):
-        tiles = "-full" if self.full_tiles else ""
+        tiles = "-full" * self.full_tiles + "-small" * self.small
         return f"{self.arch}-{self.dtype}-d{self.head_dim}-{self.kernel}{tiles}"
 
     @property
@@ -69,7 +72,7 @@ class Target:
         """Of the table; None if there is no such kernel."""
         capability, limit = ARCHITECTURES[self.arch]
         if self.kernel == "fwd":
-            found = [forward_config(self.dtype, self.head_dim, smem_limit=limit)]
+            found = [forward_configs(self.dtype, self.head_dim, smem_limit=limit)[self.small]]
         else:
             found = backward_configs(
                 self.dtype,
@@ -77,7 +80,7 @@ class Target:
                 smem_limit=limit,
                 deterministic=self.kernel in ("rows", "columns"),
                 vector_red=capability >= (9, 0),
-            )
+            )[self.small]
             found = [c for c in found if self.kernel in (c.walk, c.sums, "atomic" * c.atomic_dq)]
         return replace(found[-1], full_tiles=self.full_tiles) if found else None
 
@@ -92,12 +95,20 @@ PROBLEMS = [
     *((arch, "bfloat16", head_dim) for arch in ("sm_80", "sm_86") for head_dim in (64, 256)),
     *(("sm_86", "float16", 72), ("sm_80", "float16", 192)),
 ]
+SMALL = [(*problem, True) for problem in PROBLEMS if problem[2] in (64, 128)]
+SMALL += [("sm_80", "bfloat16", 128, False)]
 TARGETS = [
     target
     for kernel in KERNELS
     for full_tiles in (False, True)
     for problem in PROBLEMS
     if (target := Target(*problem, kernel, full_tiles)).config
+]
+TARGETS += [
+    target
+    for kernel in KERNELS
+    for *problem, full_tiles in SMALL
+    if (target := Target(*problem, kernel, full_tiles, small=True)).config
 ]
 
 
@@ -110,7 +121,7 @@ def test_kernel(target):
     spec, config = target.spec, target.config
     report = compiled(spec, target.arch)
     problem = target.arch, target.head_dim, target.kernel, target.full_tiles
-    allowed = SPILLS.get(problem, 0)
+    allowed = SPILLS.get((*problem, "small") if target.small else problem, 0)
     assert report.spill_stores <= allowed
     if not allowed:
         assert (report.spill_loads, report.stack) == (0, 0)
@@ -159,8 +170,14 @@ def test_tables_fit_every_head_dim(arch):
     """So that `why_not` need not ask for shared memory."""
     limit = ARCHITECTURES[arch][1]
     for head_dim in range(8, 257, 8):
-        assert forward_config("float16", head_dim, smem_limit=limit), head_dim
+        (first, *small) = forward_configs("float16", head_dim, smem_limit=limit)
+        assert first.tile_m == 128 or head_dim > 128
+        assert [(config.tile_m, config.tile_n) for config in small] == [(64, 64)] * (
+            head_dim <= 128
+        )
         for deterministic, dropout in itertools.product((False, True), repeat=2):
             how = {"deterministic": deterministic, "vector_red": False, "dropout": dropout}
             found = backward_configs("float16", head_dim, smem_limit=limit, **how)
-            assert [replace(config, dropout=dropout) for config in found], head_dim
+            assert len(found) == 1 + (head_dim <= 128), head_dim
+            for passes in found:
+                assert [replace(config, dropout=dropout) for config in passes], head_dim

@@ -55,7 +55,7 @@ def test_a_plan_reads_the_lists_of_the_call():
     plan, same = (nbflash.plan(q, k, v, x, impl="sm80") for x in (made, other))
     assert plan._base is same._base
     assert repr(plan.schedule) == (
-        "BlockSchedule(3x70, tiles 128x64 by rows, 1 plane(s), blocks of (64, 64), k=1)"
+        "BlockSchedule(3x70, tiles 64x64 by rows, 1 plane(s), blocks of (64, 64), k=1)"
     )
     plan._executor.bind_backward()
     assert callable(plan._executor.bind_forward())
