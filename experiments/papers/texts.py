@@ -3,7 +3,8 @@
 Long Range Arena has film reviews and papers that cite each other, which no package ships. Here a
 document is a stretch of a source file: its class is the package that it is from, and two documents
 belong together if they are from one file. Training, validation and test have different files. The
-sources are those of the Python that runs: its version is in every row of results.
+sources are those of the Python that runs: its version is in every row of results. The packages are
+ones that no distribution splits off.
 """
 
 import sysconfig
@@ -12,21 +13,22 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.harness.errors import BadInput
 from experiments.papers.dataset import Dataset, stacked
 
 PACKAGES = (
     "asyncio",
     "email",
-    "idlelib",
+    "importlib",
     "multiprocessing",
-    "tkinter",
+    "json",
     "unittest",
     "xml",
     "encodings",
 )
 PARTS = ("train", "validation", "test")
 VOCABULARY = 257
-SHORTEST = 400
+SHORTEST, FEWEST = 400, 5  # bytes of a file, and files of a package
 
 
 def files_of(part):
@@ -35,6 +37,10 @@ def files_of(part):
     found = {}
     for package in PACKAGES:
         paths = [x for x in (root / package).rglob("*.py") if x.stat().st_size >= SHORTEST]
+        if len(paths) < FEWEST:
+            raise BadInput(
+                f"{package}: {len(paths)} sources in {root}, at least {FEWEST} are needed"
+            )
         # An order that says nothing about a file, the same on every machine.
         paths.sort(key=lambda path: zlib.crc32(path.relative_to(root).as_posix().encode()))
         few = max(1, len(paths) // 10)

@@ -1,7 +1,5 @@
 """The paper's figures, drawn from rows of our own measurements."""
 
-from itertools import cycle
-
 import numpy as np
 
 from experiments.report.figures import (
@@ -77,21 +75,28 @@ def _draw_right(ax, rows, fit):
 def draw_figure3(rows, paper, path):
     """Runtime and memory of forward and backward against length, the paper's own beside them."""
     variants = [x["variant"] for x in rows]
-    variant = "dropout mask" if "dropout mask" in variants else variants[0]  # as the paper's
+    lengths = {x: len({y["seqlen"] for y in rows if y["variant"] == x}) for x in variants}
+    # The one that was run furthest, if it can be the paper's.
+    variant = max(lengths, key=lambda x: (lengths[x], x == "dropout mask"))
     of = [x for x in rows if (x["variant"], x["pass"]) == (variant, "both") and not x["status"]]
     figure, axes = axes_of(2, width=6.5, height=6.0)
     printed = {"median_ms": paper.get(variant, {}).get("both", {}), "memory_mb": paper["memory"]}
     labels = {"median_ms": "median runtime (ms)", "memory_mb": "memory (MB)"}
     names = list(dict.fromkeys(x["method"] for x in of))
     for ax, (column, label) in zip(axes, labels.items(), strict=True):
-        for name, colour, marker in zip(names, cycle(COLOURS), cycle(MARKERS), strict=False):
+        styles = [
+            {"linestyle": line, "marker": marker, "color": colour}
+            for line in ("-", "--", ":")
+            for marker, colour in zip(MARKERS, COLOURS, strict=True)
+        ]
+        for name, style in zip(names, styles, strict=False):
             points = [
                 (int(x["seqlen"]), float(x[column]))
                 for x in of
                 if x["method"] == name and x[column]
             ]
             if points:
-                ax.plot(*zip(*points, strict=True), marker=marker, color=colour, label=name)
+                ax.plot(*zip(*points, strict=True), **style, label=name)
         for name, line in zip(("nbflash", "nbflash-butterfly"), ("-", ":"), strict=True):
             if values := printed[column].get(name):
                 shown = name.replace("nbflash", "FlashAttention")
@@ -104,7 +109,7 @@ def draw_figure3(rows, paper, path):
     figure.suptitle(
         f"Forward and backward, {variant or 'neither dropout nor mask'}, {first['device']}, "
         f"{first['dtype']}, batch={first['batch']}, heads={first['heads']}, "
-        f"d={first['head_dim']}, commit {first['commit']}",
+        f"d={first['head_dim']}, commit {', '.join(dict.fromkeys(x['commit'] for x in of))}",
         fontsize=9,
     )
     save(figure, path)

@@ -121,9 +121,15 @@ class TestTexts:
             assert train
             assert validation
             assert test
-            assert len(train) > len(test)
+            assert len(train) >= len(test)
         counts = [sum(len(x) for x in part.values()) for part in files]
         assert counts[0] > 2 * (counts[1] + counts[2])
+
+    def test_a_package_without_sources(self, monkeypatch):
+        """Some distributions leave out a part of the library."""
+        monkeypatch.setattr(texts, "PACKAGES", ("email", "no_such_package"))
+        with pytest.raises(BadInput, match="no_such_package: 0 sources"):
+            texts.whole("train")
 
     def test_classes_are_packages(self):
         made = texts.classification(64, 256, 0, "test")
