@@ -150,7 +150,8 @@ def report(rows, paper):
         table.append([method, *cells, cell + (f" ({printed})" if printed else "")])
     columns = {"method": ""} | dict.fromkeys(names, "") | {"speed-up": ""}
     show("Accuracy in percent, mean ± spread over seeds (the paper's, other data)", columns, table)
-    _show_times(rows, names)
+    if any(row["ms_a_step"] for row in rows):
+        _show_times(rows, names)
     chance = {row["task"]: 100 / int(row["classes"]) for row in rows}
     say("By chance: " + ", ".join(f"{task} {x:.1f} %" for task, x in chance.items()))
     say(
