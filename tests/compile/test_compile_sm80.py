@@ -47,7 +47,8 @@ SPILLS = {
     ("sm_100a", 128, "fwd", True): 4,
     ("sm_100a", 128, "atomic", True): 8,
     ("sm_120a", 128, "atomic", True): 8,
-    ("sm_120a", 128, "atomic", True, "small"): 12,
+    ("sm_80", 64, "atomic", True, "small"): 8,
+    ("sm_120a", 128, "atomic", True, "small"): 60,
     ("sm_90a", 128, "columns", True, "small"): 16,
 }
 
