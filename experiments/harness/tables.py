@@ -39,7 +39,7 @@ class Sm90Tables:
 
     def chosen(self, which, table, mask):
         """What the table chooses for a mask."""
-        from nbflash.backends.sm90.forward.config import choose
+        from nbflash.backends.sm90.forward.choice import choose
         from nbflash.schedule.tile_schedule import TileSchedule
 
         if which == BACKWARD:

@@ -92,7 +92,8 @@ def _recorded(bind, problem, score, dropout=0.0, learned=False):
 
 def sm90_forward_specs(problem, score=None, dropout=0.0, mask=None):
     """What Hopper chooses for a mask, or may choose for any; nothing elsewhere."""
-    from nbflash.backends.sm90.forward.config import choose, forward_configs
+    from nbflash.backends.sm90.forward.choice import choose
+    from nbflash.backends.sm90.forward.config import forward_configs
     from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
     from nbflash.schedule.tile_schedule import TileSchedule
 

@@ -68,6 +68,7 @@ HOST = (
     *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
     *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
     "nbflash.backends.split_kv.merge_host",
+    f"{HOPPER}.forward.choice",
     *(f"{HOPPER}.backward.choice", f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host"),
     f"{HOPPER}.decode.host",
     "nbflash.backends.block_selection.host",

@@ -112,7 +112,8 @@ def test_a_pattern_is_looked_at_once(looked_at):
 
 
 def test_a_mask_is_tiled_for_the_chosen_configuration_alone(monkeypatch):
-    from nbflash.backends.sm90.forward.config import choose, forward_configs
+    from nbflash.backends.sm90.forward.choice import choose
+    from nbflash.backends.sm90.forward.config import forward_configs
 
     tiled = []
     monkeypatch.setattr("masks.tiles.build", lambda *given: pytest.fail("tiled"))

@@ -7,7 +7,8 @@ import pytest
 import masks
 from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
 from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
-from nbflash.backends.sm90.forward.config import Sm90Config, choose, forward_configs
+from nbflash.backends.sm90.forward.choice import choose
+from nbflash.backends.sm90.forward.config import Sm90Config, forward_configs
 from nbflash.schedule.tile_schedule import TileSchedule
 
 WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))

@@ -5,7 +5,8 @@ from functools import cached_property
 from nbflash.backends.block_plan.host import fitting, schedule_of
 from nbflash.backends.sm90.backward import choice
 from nbflash.backends.sm90.backward import host as sm90_backward
-from nbflash.backends.sm90.forward.config import choose, forward_configs
+from nbflash.backends.sm90.forward.choice import choose
+from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.backends.sm90.forward.kernel import fwd_sm90_spec
 from nbflash.cuda import score_params, tensor_map
 from nbflash.cuda.device import cuda_device

@@ -12,7 +12,6 @@ from nbflash.backends.sm90.shared.config import (
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, ROW_BYTES
-from nbflash.schedule.tile_choice import fastest
 
 
 @dataclass(frozen=True)
@@ -152,22 +151,3 @@ def forward_configs(dtype, head_dim, negate=False, score=None, dropout=False):
     if dropout or (score and not configs[0].ramp):  # registers that three warpgroups have not
         return [replace(c, tile_n=96) if c.consumers == 3 else c for c in configs]
     return configs
-
-
-def choose(configs, mask, tiled):
-    """The pair of configuration and schedule that takes the least time; without masks if it can be.
-
-    The mask is tiled for one configuration alone: the others are judged by numbers of tiles.
-
-    Parameters
-    ----------
-    configs : list of Sm90Config
-    mask : masks.Mask
-    tiled : callable
-        ``tiled(config)`` is the mask's `TileSchedule` for its tiles.
-    """
-    config = fastest(configs, mask)
-    schedule = tiled(config)
-    # By halves 0 to 4 % faster; whole tiles at d=128 up to 3 % where rows are short, and 2 to 5 %
-    # slower where they are long (NVIDIA H100 80GB HBM3, 2026-11-22).
-    return replace(config, full_tiles=config.halves and schedule.full_tiles), schedule
