@@ -21,6 +21,7 @@ from numba.cuda import compiler
 from suites import observe
 
 from nbflash.cuda import kernel_key, launch, ptxas
+from nbflash.cuda.collector import collector_off
 
 DAYS = 14  # that something is kept without being used
 LOWERED = 4  # kernels: tests of several architectures follow each other
@@ -102,9 +103,10 @@ def lowering_kept(kernel):
 
 def _checked_ptx(spec, capability):
     """A line with the products that `addresses` finds, and the PTX."""
-    with addresses.read_ir() as modules:
+    with collector_off(), addresses.read_ir() as modules:
         ptx = launch.compile_ptx(spec, capability)
-    return f"{json.dumps(addresses.narrow_products(tuple(modules)))}\n{ptx}"
+        narrow = addresses.narrow_products(tuple(modules))
+    return f"{json.dumps(narrow)}\n{ptx}"
 
 
 def _kept_ptx(spec, capability):
