@@ -98,9 +98,9 @@ test-compile: $(installed)-test
 
 # What another Python may break: the API on the CPU, and the simulator's engine.
 test-smoke: $(installed)-smoke
-	$(run) pytest -q --timeout=300 tests/host/test_api.py tests/host/test_masks_tiles.py
-	NUMBA_ENABLE_CUDASIM=1 $(run) pytest -q --timeout=300 tests/sim/test_simt_api.py \
-		$(wildcard tests/sim/test_engine_*.py)
+	$(run) pytest -q --timeout=300 tests/host/api/test_api.py tests/host/masks/test_masks_tiles.py
+	NUMBA_ENABLE_CUDASIM=1 $(run) pytest -q --timeout=300 tests/sim/simt/test_simt_api.py \
+		$(wildcard tests/sim/engine/test_engine_*.py)
 
 # The score functions that Numba compiles are those of a file, and so of a process.
 test-frameworks: $(installed)-frameworks

@@ -1,4 +1,4 @@
-"""A row of NaN in one of the inputs: which results show it, and which may not.
+"""A row of NaN in one of the inputs: which results show it, and which may not; what no cell has.
 
 Every tier holds its implementations to it.
 """
@@ -51,3 +51,11 @@ def check(run, mask, inputs, which, at, names=NAMES, must=True, **how):
 
 def _results(forward, backward, mask, q, k, v, dout, **how):
     return *forward(q, k, v, mask, **how), *backward(dout, q, k, v, mask, **how)
+
+
+def unused(mask, batch, heads, heads_kv):
+    """Rows (batch, nq, heads) and keys (batch, nk, heads_kv) that take part in nothing."""
+    keep = np.broadcast_to(mask.dense(), (batch, heads, *mask.shape))
+    rows = ~keep.any(axis=3).transpose(0, 2, 1)
+    groups = keep.any(axis=2).reshape(batch, heads_kv, -1, mask.shape[1])
+    return rows, ~groups.any(axis=2).transpose(0, 2, 1)

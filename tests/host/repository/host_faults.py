@@ -3,12 +3,12 @@
 from mutants import Mutant
 
 SM90, SIMT = "nbflash.backends.sm90", "nbflash.backends.simt"
-HOPPER, PORTABLE = "tests/sim/test_sm90_api.py::", "tests/sim/test_simt_api.py::"
-DECODE = "tests/sim/test_decode_api.py::"
-IDENTITY, MERGING = "tests/host/test_identity.py::", "tests/host/test_merging.py::"
-SOURCES, CACHE = "tests/host/test_sources.py", "tests/host/test_kv_cache.py::"
-QUANTISED = "tests/host/test_quantised_cache.py::"
-GRADIENTS = "tests/host/test_score_gradients.py::"
+HOPPER, PORTABLE = "tests/sim/sm90/test_sm90_api.py::", "tests/sim/simt/test_simt_api.py::"
+DECODE = "tests/sim/decode/test_decode_api.py::"
+IDENTITY, MERGING = "tests/host/api/test_identity.py::", "tests/host/merging/test_merging.py::"
+SOURCES, CACHE = "tests/host/planning/test_sources.py", "tests/host/decode/test_kv_cache.py::"
+QUANTISED = "tests/host/decode/test_quantised_cache.py::"
+GRADIENTS = "tests/host/scores/test_score_gradients.py::"
 
 ANOTHER_MASK = f"{IDENTITY}test_each_parameter_makes_another_mask"
 ANOTHER_PLAN = f"{IDENTITY}test_plans_differ_in_what_calls_differ"
@@ -34,7 +34,7 @@ KEYS = [
             '("layout", signature(q), signature(k), signature(v))',
             '("layout", signature(q), signature(k))',
         ),
-        "tests/host/test_plan.py::test_another_layout_of_one_array_is_planned_again[v]",
+        "tests/host/planning/test_plan.py::test_another_layout_of_one_array_is_planned_again[v]",
     ),
     (
         "nbflash.planning.plan",
@@ -209,11 +209,11 @@ TABLES = [
             "(planes == planes[:, :1]).all()",
             "(planes[:1] == planes[:1, :1]).all()",
         ),
-        "tests/host/test_decode.py::test_heads_go_together_where_every_sequence_lets_them",
+        "tests/host/decode/test_decode.py::test_heads_go_together_where_every_sequence_lets_them",
     ),
 ]
 
-PLAN, COUNTS = "nbflash.planning.decode_plan", "tests/host/test_counts.py"
+PLAN, COUNTS = "nbflash.planning.decode_plan", "tests/host/api/test_counts.py"
 STREAMS = [
     (
         PLAN,

@@ -6,7 +6,7 @@ import pytest
 from judges import JUDGES, LEFT_OUT
 from mutation import Change, equivalent, meaning, path_of
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 def test_judges_exist():

@@ -55,14 +55,6 @@ def test_heads_of_a_group_that_see_nothing(alive, form):
     check(FORMS[form], mask, *make_qkv(1, *mask.shape, 3, 1, 8))
 
 
-def unused(mask, batch, heads, heads_kv):
-    """Rows (batch, nq, heads) and keys (batch, nk, heads_kv) that take part in nothing."""
-    keep = np.broadcast_to(mask.dense(), (batch, heads, *mask.shape))
-    rows = ~keep.any(axis=3).transpose(0, 2, 1)
-    groups = keep.any(axis=2).reshape(batch, heads_kv, -1, mask.shape[1])
-    return rows, ~groups.any(axis=2).transpose(0, 2, 1)
-
-
 @forms
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
@@ -72,7 +64,7 @@ def test_garbage_where_nothing_attends(name, poison, form):
     """Padding of Q, K, V and dO changes no bit of any result, NaN or not."""
     mask = mask_gallery(2 * T - 1, 2 * T + 1)[name]
     clean = make_qkv(2, *mask.shape, 2, 1, 8)
-    rows, keys = unused(mask, 2, 2, 1)
+    rows, keys = poisoned_rows.unused(mask, 2, 2, 1)
     assert rows.any() | keys.any()
     dirty = [x.copy() for x in clean]
     for x, where in zip(dirty, (rows, keys, keys, rows), strict=True):

@@ -198,7 +198,7 @@ assert np.isnan(x[0])
 
 
 def test_tier_refuses_a_process_that_imported_numba_before():
-    here = os.path.dirname(__file__)
-    code = f"import numba, pytest; pytest.main(['-q', '--collect-only', {here!r}])"
+    tier = os.path.dirname(os.path.dirname(__file__))
+    code = f"import numba, pytest; pytest.main(['-q', '--collect-only', {tier!r}])"
     result = in_new_process(code)
     assert "run `pytest tests/sim` by itself" in result.stdout + result.stderr

@@ -7,7 +7,6 @@ import poisoned_rows
 import pytest
 from simt_runs import RESULTS, assert_close, expected
 from sm80_runs import DTYPES, Geometry, check, run
-from test_simt_hazards import unused
 
 from nbflash import scores
 from nbflash.testing import make_qkv, mask_gallery
@@ -41,7 +40,7 @@ def test_garbage_where_nothing_attends(name, poison, form):
     dtype = DTYPES["bfloat16" if name == "padding" else "float16"]
     batch = mask.batch or 1
     clean = make_qkv(batch, *mask.shape, 2, 1, 8, dtype)
-    rows, keys = unused(mask, batch, 2, 1)
+    rows, keys = poisoned_rows.unused(mask, batch, 2, 1)
     assert rows.any() | keys.any()
     dirty = [x.copy() for x in clean]
     for x, where in zip(dirty, (rows, keys, keys, rows), strict=True):

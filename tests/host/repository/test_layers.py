@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 AMPERE, HOPPER, TILE = "nbflash.backends.sm80", "nbflash.backends.sm90", "nbflash.cuda.tile"
 
 # From the top. Rooms of one floor do not import each other.

@@ -251,7 +251,7 @@ def test_bound_kernels_end_without_the_collector(monkeypatch):
 def test_device_tests_name_their_kernels(impl, monkeypatch):
     """What is compiled before they run, without a device."""
     monkeypatch.setattr(device, "cuda_device", lambda number: Recording((9, 0)))
-    path = Path(__file__).parents[1] / "device" / "compile_ahead.py"
+    path = Path(__file__).parents[2] / "device" / "compile_ahead.py"
     ahead = types.SimpleNamespace(**runpy.run_path(path))
     monkeypatch.setitem(ahead.sm90_specs.__globals__, "_not_hopper", list)
     problem, mask = ahead.problem_of("bfloat16", 64, sizes=(2, 63, 129, 4)), masks.dense(63, 129)

@@ -13,7 +13,7 @@ import pytest
 
 import nbflash
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MAX_LINES = 400
 TEXT = {".py", ".md", ".cfg", ".toml", ".csv", ".yml", ".yaml", ".txt", ""}
 
