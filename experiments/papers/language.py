@@ -60,8 +60,9 @@ def make_model(spec, tokens, attention, seed, block=128, device="cpu"):
     if spec["kind"] == "gpt2":
         sizes = {"n_layer": layers, "n_head": heads, "n_embd": width, "n_positions": tokens}
         rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        ends = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
-        config = transformers.GPT2Config(vocab_size=spec["vocabulary"], **sizes, **rates, **ends)
+        rest = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
+        rest |= {"activation_function": "gelu_pytorch_tanh"}  # the same as gelu_new, in one kernel
+        config = transformers.GPT2Config(vocab_size=spec["vocabulary"], **sizes, **rates, **rest)
         cls = transformers.GPT2LMHeadModel
     else:
         sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width}

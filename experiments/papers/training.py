@@ -50,7 +50,8 @@ class Trainer:
         self.model, self._task = model, task
         self._settings, self._path = settings, path and Path(path)
         self._device = next(model.parameters()).device.type
-        self._optimiser = torch.optim.AdamW(model.parameters(), lr=settings["rate"])
+        fused = self._device == "cuda"
+        self._optimiser = torch.optim.AdamW(model.parameters(), lr=settings["rate"], fused=fused)
         self.progress = Progress()
         if self._path and self._path.exists():
             self._load()
