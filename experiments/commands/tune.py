@@ -12,13 +12,12 @@ from functools import partial
 from experiments.harness.comparison import describe, measure_all
 from experiments.harness.console import left_out, say
 from experiments.harness.errors import OutOfBudget
+from experiments.harness.kernel_tables import PROBLEM, tables_of
 from experiments.harness.passes import BACKWARD, DENSE, FORWARD, flops
 from experiments.harness.setup import set_up
-from experiments.harness.tables import tables_of
 from experiments.libraries.nbflash import Nbflash
 from experiments.report.tables import show, size_of, write_csv, wrote
 
-PROBLEM = ("dtype", "head_dim", "negate")
 SAID = ("consumers", "tile_m", "tile_n", "full_tiles")  # by the size of the tile and the mask
 
 
@@ -109,38 +108,29 @@ def judged(rows, choice):
     ]
 
 
-def detailed(row, config, mask, in_source):
-    """A row of the comparison with its configuration and its speed over the scores of its tiles.
-
-    Parameters
-    ----------
-    in_source : bool
-        Whether the configuration is a row of the table: its recorded speed stands beside this one.
-    """
+def tile_speed(row, config, mask):
+    """The share of all scores that tiles hold, and TFLOP/s over those."""
     n, schedule = row["seqlen"], schedule_of(config, mask)
     walked = schedule.col_idx.size * config.tile_m * config.tile_n / (schedule.planes * n * n)
     shape = row["batch"], n, row["heads"], row["head_dim"]
-    speed = flops(shape, walked, row["pass"]) / row["median_ms"] / 1e9
-    changed = {"walked": walked, "tile_tflops": speed, "in_source": in_source}
-    recorded = getattr(config, "speed", None) if in_source else None
-    rest = {key: value for key, value in row.items() if key != "library"}
-    first = {"config": row["library"], "table_row": table_row(config, speed)}
-    return first | rest | changed | {"tile_tflops_in_source": recorded}
+    return walked, flops(shape, walked, row["pass"]) / row["median_ms"] / 1e9
 
 
-def table_row(config, speed):
-    """A configuration as a row of the table in the source, without defaults at its end."""
-    from nbflash.backends.sm90.forward.config import Sm90Config
-
-    # The forward's speeds are TFLOP/s; those of the others are of the same table's first row.
-    relative = () if isinstance(config, Sm90Config) else ("speed",)
-    row, kept = [], 0
-    for field in fields(config):
-        if field.name not in (*PROBLEM, *relative):
-            value = round(speed) if field.name == "speed" else getattr(config, field.name)
-            row.append(value)
-            kept = kept if value == field.default else len(row)
-    return f"({config.head_dim}, {', '.join(map(str, row[:kept]))})"
+def detailed(rows, tables, configs, table, mask):
+    """Rows of the comparison of one mask with their configurations, and their speeds over tiles."""
+    speeds = {row["library"]: tile_speed(row, configs[row["library"]], mask) for row in rows}
+    in_source = list(map(name_of, table))
+    first = speeds.get(in_source[0], (1.0, 1.0))[1]
+    found = []
+    for row in rows:
+        name = row["library"]
+        config, (walked, speed) = configs[name], speeds[name]
+        rest = {key: value for key, value in row.items() if key != "library"}
+        changed = {"walked": walked, "tile_tflops": speed, "in_source": name in in_source}
+        recorded = config.speed if name in in_source else None
+        written = {"config": name, "table_row": tables.row(config, speed, first)}
+        found.append(written | rest | changed | {"tile_tflops_in_source": recorded})
+    return found
 
 
 def show_rows(rows):
@@ -219,14 +209,10 @@ def compare(setup, tables, which, shape, missing):
     }
     measured, setup = [], replace(setup, cases={shape: cases})
     measure_all(setup, factories, (which,), measured.extend)
-    table = tables.of(which, dtype, head_dim)
-    names, found = set(map(name_of, table)), []
+    table, found = tables.of(which, dtype, head_dim), []
     for case in cases:
-        rows = [
-            detailed(row, configs[row["library"]], case.mask, row["library"] in names)
-            for row in measured
-            if row["mask"] == case.name
-        ]
+        rows = [row for row in measured if row["mask"] == case.name]
+        rows = detailed(rows, tables, configs, table, case.mask)
         choice = name_of(tables.chosen(which, table, case.mask))
         rows = judged(rows, choice) if rows else []
         if not any(row["table_chooses"] for row in rows):

@@ -19,6 +19,7 @@ from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import check_forward, check_mask
 from nbflash.planning import cache
+from nbflash.planning.dispatch import choose
 from nbflash.planning.plan import plan_of
 from nbflash.scores import Score, check_score
 
@@ -65,9 +66,9 @@ class RankPlan:
         self.merges = sum(stage.keys > 0 for stage in self.stages[1:])
         self.returns = sum(len(stage.sends.ranks) for stage in self.stages)
         self._plans, self._notes = [None] * len(self.stages), {}
-        self._check_first(q, k, v, sharding)
         if self.dropout:
             self._check_tile(sharding)
+        self._check_first(q, k, v, sharding)
         self._facts = self._facts_of(sharding, count, split)
 
     def _check_tile(self, sharding):
@@ -75,8 +76,9 @@ class RankPlan:
 
         A rank's first stage may have whole ones, and a later one, planned behind messages, not.
         """
-        block = BACKENDS[self._plans[0].impl].dropout_block
-        if sharding.ranks > 1 and sharding.tile % block:
+        spec = AttentionSpec(self.problem, self.stages[0].mask, None, self.dropout)
+        block = BACKENDS[choose(self._impl, spec)].dropout_block
+        if block and sharding.ranks > 1 and sharding.tile % block:
             raise ValueError(
                 f"sharding has tile={sharding.tile}: dropout needs a multiple of {block}"
             )

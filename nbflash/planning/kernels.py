@@ -74,9 +74,9 @@ PATTERNS = {
     "block": lambda n: masks.butterfly(n, 128),
     "small-block": lambda n: masks.butterfly(n, 64),
 }
-# A tile's edge, short rows, long ones ragged and whole: between them every kernel of a pattern is
+# Tiles' edges, short rows, long ones ragged and whole: between them every kernel of a pattern is
 # chosen.
-LENGTHS = 100, 512, 8100, 8192
+LENGTHS = 64, 100, 128, 192, 512, 576, 1088, 8100, 8192
 
 
 def common_kernels(dtype, head_dim, capability, patterns=tuple(PATTERNS), **how) -> list:

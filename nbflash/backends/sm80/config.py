@@ -44,7 +44,7 @@ class Sm80Config:
     dropout : bool
         Only where ``tile_n`` is a multiple of 32.
     speed : float
-        Measured scores a second, over those of the first row of the table.
+        Measured scores a second, over those of the table of large tiles.
     """
 
     dtype: str
@@ -215,9 +215,11 @@ class Sm80BackwardConfig:
 
 
 # Rows (head_dim up to, warps, m_tiles, tile_n or length, stages, min_blocks, speed), best first
-# among those of which a multiprocessor holds as many blocks as they say. Measured on an H100, of
-# which 163 and 227 KB choose alike; what serves devices with 99 KB follows flash-attn-2's choices.
-# The second table of a direction has 64 × 64 tiles, for masks of small blocks (notes/sm80.md).
+# among those of which a multiprocessor holds as many blocks as they say. Measured on an H100; what
+# serves devices with 99 KB follows flash-attn-2's choices. The second table of a direction is for
+# masks of small blocks: tiles have 64 keys and 64 or 32 queries (H200, notes/sm80.md; of the rows
+# below the first of a head_dim only `stages=1` and `length=32` were timed). Speeds are over those
+# of the first table.
 _FORWARD = (
     (64, 4, 2, 64, 3, 3, 1.0),
     (64, 4, 2, 64, 2, 2, 1.0),
@@ -229,6 +231,7 @@ _FORWARD = (
 _FORWARD_OF_64 = (
     (64, 2, 2, 64, 3, 6, 0.93),
     (64, 2, 2, 64, 2, 4, 0.93),
+    (64, 2, 2, 64, 2, 3, 0.93),
     (128, 2, 2, 64, 2, 4, 0.95),
     (128, 2, 2, 64, 2, 2, 0.95),
 )
@@ -244,7 +247,7 @@ _BACKWARD = (
 )
 _BACKWARD_OF_64 = (
     (64, 2, 2, 32, 2, 3, 0.98),
-    (64, 4, 1, 32, 2, 2, 0.81),
+    (64, 4, 1, 32, 2, 2, 0.74),
     (128, 4, 1, 64, 2, 2, 0.93),
     (128, 4, 1, 64, 1, 2, 0.9),
     (128, 4, 1, 64, 1, 1, 0.9),

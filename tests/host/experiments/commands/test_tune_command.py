@@ -6,12 +6,12 @@ from command_runs import FakeClock, command, read_csv, stand_in
 
 import masks
 from experiments.commands import tune
-from experiments.commands.tune import candidates, judged, name_of, table_row
+from experiments.commands.tune import candidates, judged, name_of
 from experiments.harness import sweeps
 from experiments.harness.errors import BadInput, OutOfBudget
 from experiments.harness.grid import read_cases
+from experiments.harness.kernel_tables import Sm80Tables, Sm90Tables
 from experiments.harness.passes import BACKWARD, FORWARD
-from experiments.harness.tables import Sm80Tables, Sm90Tables
 from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
 from nbflash.backends.sm90.forward.config import Sm90Config
@@ -45,19 +45,31 @@ def test_every_row_of_the_tables_fits_and_is_a_candidate(dtype, head_dim, capsys
     assert said == ("" if TABLES.of(BACKWARD, dtype, head_dim) else wide)
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0)])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_tables_and_candidates_of_the_portable_kernels(head_dim, capsys):
-    tables, sweep = Sm80Tables(SHARED_MEMORY[9, 0], True), sweeps.load("tune")["sm80"]
+def test_tables_and_candidates_of_the_portable_kernels(head_dim, capability, capsys):
+    hopper, sweep = capability == (9, 0), sweeps.load("tune")["sm80"]
+    tables = Sm80Tables(SHARED_MEMORY[capability], hopper)
     for which in (FORWARD, BACKWARD):
         table = tables.of(which, DTYPE, head_dim)
         assert [max(c.tile_m, c.tile_n) for c in table[1:]] == [64] * (head_dim <= 128)
         found = candidates(tables, which, DTYPE, head_dim, sweep[which])
         assert list(found)[: len(table)] == list(map(name_of, table))
-        assert (len(found) > len(table)) == (head_dim <= 128)
+        assert not any("sums" in name or "red" in name for name in found)
+        if hopper:
+            assert (len(found) > len(table)) == (head_dim <= 128)
         small = masks.random(4096, 64, density=0.1, seed=0)
         assert tables.chosen(which, table, masks.dense(4096)) == table[0]
         assert tables.chosen(which, table, small) == table[-1]
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "" or not hopper
+
+
+def test_rows_of_the_portable_kernels_are_those_of_the_source():
+    tables = Sm80Tables(SHARED_MEMORY[9, 0], True)
+    first, small = tables.of(FORWARD, DTYPE, 128)
+    assert tables.row(first, 351.2, 351.2) == "(128, 4, 2, 64, 3, 2, 1.00)"
+    assert tables.row(small, 332.4, 351.2) == "(128, 2, 2, 64, 2, 4, 0.95)"
+    assert tables.row(tables.of(BACKWARD, DTYPE, 192)[0], 99, 90) == "(192, 8, 1, 32, 2, 1, 1.10)"
 
 
 def test_portable_kernels_that_do_not_fit():
@@ -95,10 +107,10 @@ def test_what_does_not_fit_is_said(capsys):
 def test_names_and_rows_say_what_differs():
     config = Sm90Config(DTYPE, 128, 2, 128, registers=(56, 224), q_stages=1, speed=600)
     assert name_of(config) == "128×128 q_stages=1 registers=56/224"
-    assert table_row(config, 612.6) == "(128, 2, 128, 3, 2, 1, (56, 224), 1, False, 613)"
+    assert TABLES.row(config, 612.6, 600) == "(128, 2, 128, 3, 2, 1, (56, 224), 1, False, 613)"
     backward = Sm90BackwardConfig(DTYPE, 64, 2, 128)
     assert name_of(backward) == "128×128"
-    assert table_row(backward, 500) == "(64, 2, 128)"
+    assert TABLES.row(backward, 500, 500) == "(64, 2, 128)"
     assert Sm90Config(DTYPE, 128, *(2, 128, 3, 2, 1, (56, 224), 1, False, 600)) == config
 
 
@@ -122,11 +134,9 @@ def test_the_speed_is_that_over_the_tiles_that_are_walked():
     config = Sm90Config(DTYPE, 64, 2, 128)
     row = {"library": "x", "pass": FORWARD, "batch": 1, "seqlen": 256, "heads": 2, "head_dim": 64}
     row |= {"median_ms": 1.0}
-    found = tune.detailed(row, config, masks.causal(256), in_source=False)
-    # Three of four tiles hold the triangle.
-    assert found["walked"] == 0.75
-    assert found["tile_tflops"] == pytest.approx(0.75 * 4 * 256**2 * 64 * 2 / 1e9)
-    assert found["tile_tflops_in_source"] is None
+    walked, speed = tune.tile_speed(row, config, masks.causal(256))
+    assert walked == 0.75  # three of four tiles hold the triangle
+    assert speed == pytest.approx(0.75 * 4 * 256**2 * 64 * 2 / 1e9)
 
 
 class Clock(FakeClock):

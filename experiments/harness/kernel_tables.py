@@ -1,25 +1,59 @@
 """The tables of tensor-core configurations in the source, as ``experiments tune`` measures them."""
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 from experiments.harness.passes import BACKWARD, FORWARD
 
+PROBLEM = ("dtype", "head_dim", "negate")  # attributes that are no choice
 
-class Sm90Tables:
+
+class KernelTables(ABC):
+    """Those of an implementation; a pass is `FORWARD` or `BACKWARD`."""
+
+    impl: str
+
+    @abstractmethod
+    def of(self, which, dtype, head_dim):
+        """The configurations that the source has for a pass; none where it has no row."""
+
+    @abstractmethod
+    def made(self, which, dtype, head_dim, row):
+        """The configuration of a candidate of the sweep."""
+
+    @abstractmethod
+    def why_not(self, config):
+        """Reasons why a configuration does not run."""
+
+    @abstractmethod
+    def executor(self, which, config, spec):
+        """The executor with one configuration for a pass and the table's for the other."""
+
+    @abstractmethod
+    def chosen(self, which, table, mask):
+        """What the table chooses for a mask."""
+
+    @abstractmethod
+    def row(self, config, speed, first):
+        """The row of the source's table for a configuration.
+
+        ``speed``: TFLOP/s over its tiles; ``first``: that of the table's first row.
+        """
+
+
+class Sm90Tables(KernelTables):
     """Those of the Hopper kernels."""
 
     impl = "sm90"
 
     def of(self, which, dtype, head_dim):
-        """The configurations that the source has for a problem; none where it has no row."""
         from nbflash.backends.sm90.backward.config import backward_configs
         from nbflash.backends.sm90.forward.config import forward_configs
 
         return (forward_configs if which == FORWARD else backward_configs)(dtype, head_dim)
 
     def made(self, which, dtype, head_dim, row):
-        """The configuration of a candidate of the sweep."""
         from nbflash.backends.sm90.backward.config import Sm90BackwardConfig
         from nbflash.backends.sm90.forward.config import Sm90Config
 
@@ -28,17 +62,14 @@ class Sm90Tables:
         return (Sm90Config if which == FORWARD else Sm90BackwardConfig)(dtype, head_dim, **row)
 
     def why_not(self, config):
-        """Reasons why a configuration does not run."""
         return config.why_not()
 
     def executor(self, which, config, spec):
-        """The executor with one configuration for a pass and the table's for the other."""
         from nbflash.backends.sm90.executor import Sm90Executor
 
         return Sm90Executor(spec, **{"config" if which == FORWARD else "backward": config})
 
     def chosen(self, which, table, mask):
-        """What the table chooses for a mask."""
         from nbflash.backends.sm90.forward.choice import choose
         from nbflash.schedule.tile_schedule import TileSchedule
 
@@ -50,9 +81,22 @@ class Sm90Tables:
 
         return choose(table, mask, tiled)[0]
 
+    def row(self, config, speed, first):
+        """Without defaults at its end; speeds of the forward are TFLOP/s, others are left out."""
+        from nbflash.backends.sm90.forward.config import Sm90Config
+
+        left_out = () if isinstance(config, Sm90Config) else ("speed",)
+        row, kept = [], 0
+        for field in fields(config):
+            if field.name not in (*PROBLEM, *left_out):
+                value = round(speed) if field.name == "speed" else getattr(config, field.name)
+                row.append(value)
+                kept = kept if value == field.default else len(row)
+        return f"({config.head_dim}, {', '.join(map(str, row[:kept]))})"
+
 
 @dataclass(frozen=True)
-class Sm80Tables:
+class Sm80Tables(KernelTables):
     """Those of the portable tensor-core kernels, on a device.
 
     Attributes
@@ -67,15 +111,16 @@ class Sm80Tables:
     impl = "sm80"
 
     def of(self, which, dtype, head_dim):
-        """As of `Sm90Tables`; the geometry of a backward, whatever its passes are."""
-        from nbflash.backends.sm80 import config
+        """Of a backward the geometry, whatever its passes are."""
+        from nbflash.backends.sm80.config import backward_configs, forward_configs
 
+        how = {"smem_limit": self.smem_limit}
         if which == FORWARD:
-            return config.forward_configs(dtype, head_dim, smem_limit=self.smem_limit)
-        found = config.backward_configs(
-            *(dtype, head_dim), smem_limit=self.smem_limit, deterministic=True, vector_red=False
-        )
-        return [passes[-1] for passes in found]
+            return forward_configs(dtype, head_dim, **how)
+        how |= {"deterministic": False, "vector_red": self.vector_red}
+        geometry = {"sums": "both", "atomic_dq": False, "vector_red": False}
+        found = backward_configs(dtype, head_dim, **how)
+        return [replace(passes[-1], **geometry) for passes in found]
 
     def made(self, which, dtype, head_dim, row):
         from nbflash.backends.sm80.config import Sm80BackwardConfig, Sm80Config
@@ -108,6 +153,13 @@ class Sm80Tables:
         from nbflash.schedule.tile_choice import fastest
 
         return fastest(table, mask)
+
+    def row(self, config, speed, first):
+        from nbflash.backends.sm80.config import Sm80Config
+
+        walked = config.tile_n if isinstance(config, Sm80Config) else config.length
+        values = config.warps, config.m_tiles, walked, config.stages, config.min_blocks
+        return f"({', '.join(map(str, [config.head_dim, *values]))}, {speed / first:.2f})"
 
 
 def tables_of(impl):
