@@ -57,6 +57,10 @@ JUDGES = {
         "host/schedule/test_block_tiles.py",
         "host/inputs/test_block_map.py",
     ],
+    "nbflash.schedule.tile_choice": [
+        "host/backends/test_sm80_configs.py",
+        "host/backends/test_sm90_configs.py",
+    ],
     "nbflash.schedule.tile_schedule": [
         "host/schedule/test_schedule.py",
         "host/api/test_pickles.py",

@@ -1,4 +1,4 @@
-"""A row of NaN in one of the inputs: which results show it, and which may not; what no cell has.
+"""A row of NaN in one of the inputs: which results show it, and which may not.
 
 Every tier holds its implementations to it.
 """

@@ -71,7 +71,8 @@ def make_model(spec, tokens, attention, seed, block=128, device="cpu"):
         config = transformers.BertConfig(vocab_size=spec["vocabulary"], **sizes, **rates)
         cls = transformers.BertForMaskedLM
     name = {SPARSE: NBFLASH}.get(attention, "sdpa" if attention in SDPA else attention)
-    with torch.random.fork_rng(), torch.device(device):
+    devices = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.device(device):
         torch.manual_seed(seed)
         model = cls._from_config(config, attn_implementation=name)
     model.to(device)

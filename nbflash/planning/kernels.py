@@ -76,7 +76,7 @@ PATTERNS = {
 }
 # Tiles' edges, short rows, long ones ragged and whole: between them every kernel of a pattern is
 # chosen.
-LENGTHS = 64, 100, 128, 192, 512, 576, 1088, 8100, 8192
+LENGTHS = 64, 100, 128, 192, 512, 576, 1088, 4160, 8100, 8192
 
 
 def common_kernels(dtype, head_dim, capability, patterns=tuple(PATTERNS), **how) -> list:

@@ -3,6 +3,8 @@
 import compiled
 import pytest
 
+from nbflash.backends.simt.configs import forward_config as simt_forward
+from nbflash.backends.simt.forward import fwd_simt_spec
 from nbflash.backends.sm80.config import forward_configs
 from nbflash.backends.sm80.forward import fwd_sm80_spec
 from nbflash.cuda import launch
@@ -133,3 +135,18 @@ def test_a_kernel_after_others_is_the_kernel_alone(capability, known, monkeypatc
         known.clear()
         alone.append(code(dtype))
     assert after_others == alone
+
+
+@pytest.mark.parametrize("make", [fwd_sm80_spec, fwd_simt_spec])
+def test_numba_lowers_a_kernel_alike_for_every_architecture(make, monkeypatch):
+    """Which is what `compiled.lowering_kept` rests on."""
+    monkeypatch.setattr(compiled, "_lowered", {})
+    configs = {fwd_sm80_spec: forward_configs("float16", 64, smem_limit=99 << 10)}
+    configs[fwd_simt_spec] = [simt_forward("float32", 64, vectors=True, smem_limit=99 << 10)]
+    spec = make(configs[make][0])
+    found = []
+    for capability in ((8, 0), (9, 0)):
+        with compiled.lowering_kept("kernel"):
+            found.append(compiled.code_of(launch.compile_ptx(spec, capability)))
+    assert list(compiled._lowered) == ["kernel"]
+    assert found[1] == compiled.code_of(launch.compile_ptx(spec, (9, 0))) != found[0]

@@ -4,7 +4,6 @@ The configurations are those that the tables choose for the shared memory of eac
 registers are not quite enough, ``SPILLS`` bounds the bytes that a thread stores instead.
 """
 
-import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -164,21 +163,3 @@ def test_row_kernel(make, arch):
     assert (report.spill_stores, report.spill_loads, report.stack) == (0, 0, 0)
     assert report.registers <= 64
     assert ".f64" not in report.ptx
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_tables_fit_every_head_dim(arch):
-    """So that `why_not` need not ask for shared memory."""
-    limit = ARCHITECTURES[arch][1]
-    for head_dim in range(8, 257, 8):
-        (first, *small) = forward_configs("float16", head_dim, smem_limit=limit)
-        assert first.tile_m == 128 or head_dim > 128
-        assert [(config.tile_m, config.tile_n) for config in small] == [(64, 64)] * (
-            head_dim <= 128
-        )
-        for deterministic, dropout in itertools.product((False, True), repeat=2):
-            how = {"deterministic": deterministic, "vector_red": False, "dropout": dropout}
-            found = backward_configs("float16", head_dim, smem_limit=limit, **how)
-            assert len(found) == 1 + (head_dim <= 128), head_dim
-            for passes in found:
-                assert [replace(config, dropout=dropout) for config in passes], head_dim

@@ -58,6 +58,16 @@ def test_wheels_carry_the_kernels_of_common_calls(capability):
             assert set(kernels_of(spec, capability)) <= carried, (name, n, head_dim)
 
 
+@pytest.mark.parametrize(("impl", "capability"), [("sm90", (9, 0)), ("sm80", (8, 0))])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_has_all_kernels_of_any_length(pattern, impl, capability):
+    """As they are compiled ahead, one pattern at a time."""
+    carried = set(common_kernels("float16", 128, capability, patterns=[pattern], impl=impl))
+    for n in (64, 128, 320, 448, 1600, 2112, 4288):
+        spec = AttentionSpec(cuda_problem("float16", 128, n, n), PATTERNS[pattern](n))
+        assert set(kernels_of(spec, capability, impl=impl)) <= carried, n
+
+
 class Asked:
     """A device in the place of a GPU: which kernels are bound."""
 

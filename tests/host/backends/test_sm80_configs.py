@@ -1,0 +1,57 @@
+"""Configurations of the portable tensor-core kernels: what fits a device, and a mask's tiles."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+import masks
+from nbflash.backends.sm80.config import backward_configs, fits, forward_configs
+from nbflash.backends.sm80.executor import Sm80Executor
+from nbflash.cuda.device import SHARED_MEMORY, Recording
+from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.block_layout import BlockLayout
+from nbflash.planning.kernels import cuda_problem
+
+N = 4096
+DEVICES = [capability for capability in SHARED_MEMORY if capability >= (8, 0)]
+SMALL = masks.random(N, 64, density=0.1, seed=0)
+
+
+@pytest.mark.parametrize("capability", DEVICES)
+def test_tables_fit_every_head_dim(capability):
+    """So that `why_not` need not ask for shared memory."""
+    limit = SHARED_MEMORY[capability]
+    for head_dim in range(8, 257, 8):
+        first, *small = forward_configs("float16", head_dim, smem_limit=limit)
+        assert first.tile_m == 128 or head_dim > 128
+        assert [(c.tile_m, c.tile_n) for c in small] == [(64, 64)] * (head_dim <= 128)
+        assert fits(first, limit)
+        for deterministic, dropout in product((False, True), repeat=2):
+            how = {"deterministic": deterministic, "vector_red": False, "dropout": dropout}
+            found = backward_configs("float16", head_dim, smem_limit=limit, **how)
+            assert len(found) == 1 + (head_dim <= 128), head_dim
+            for passes in found:
+                assert [replace(config, dropout=dropout) for config in passes], head_dim
+                assert all(fits(config, limit) for config in passes)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "mask", "forward", "backward"),
+    [
+        (128, masks.dense(N), (128, 64), (64, 128)),
+        (128, masks.causal(N), (128, 64), (64, 128)),
+        (128, masks.butterfly(N, 128), (128, 64), (64, 128)),
+        (128, SMALL, (64, 64), (64, 64)),
+        (64, SMALL, (64, 64), (32, 64)),
+        (192, SMALL, (128, 64), (32, 128)),
+        (128, BlockLayout((N, N), (64, 64), (1, 1), 8, masks.dense(N), 1), (64, 64), (64, 64)),
+        (128, BlockLayout((N, N), (128, 128), (1, 1), 8, masks.dense(N), 1), (128, 64), (64, 128)),
+    ],
+)
+def test_tiles_of_a_mask(head_dim, mask, forward, backward):
+    spec = AttentionSpec(cuda_problem("bfloat16", head_dim, N, N), mask)
+    executor = Sm80Executor(spec, device=Recording((9, 0)))
+    *_, by_columns = executor._table_backward(False)
+    assert (executor._config.tile_m, executor._config.tile_n) == forward
+    assert (by_columns.tile_m, by_columns.tile_n) == backward
