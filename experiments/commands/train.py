@@ -7,7 +7,6 @@ anything is timed.
 
 from functools import partial
 
-import masks
 from experiments.harness import sweeps
 from experiments.harness.backends import open_backend
 from experiments.harness.console import progress, say
@@ -18,7 +17,7 @@ from experiments.harness.timing import WallClock, host_time, interleave
 from experiments.report.tables import show, write_csv, wrote
 from nbflash.testing import assert_within_reference
 
-SDPA, SPARSE = "sdpa", "nbflash, sparse"
+SDPA, SPARSE = "sdpa", "nbflash-sparse"
 _CHECKED = 4096  # tokens whose scores all heads hold in float64 at once
 COLUMNS = {"model": "", "tokens": "d", "batch": "d", "attention": "", "ms a step": ".2f"}
 COLUMNS |= {"p10": ".2f", "p90": ".2f", "tokens/s": ",.0f", "/ sdpa": ".3f", "loss": ".3f"}
@@ -79,28 +78,11 @@ def _of_size(device, sweep, settings, size, seed):
 
 
 def _model(sweep, name, tokens, attention, device, seed):
-    import torch
-    import transformers
-
-    import nbflash.huggingface
+    from experiments.papers.language import make_model
 
     layers, heads, width = sweep["models"][name]
-    sizes = {"n_layer": layers, "n_head": heads, "n_embd": width, "n_positions": tokens}
-    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    tokenless = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None}
-    gelu = {"activation_function": "gelu_pytorch_tanh"}  # the same as gelu_new, in one kernel
-    config = transformers.GPT2Config(**sizes, **rates, **tokenless, **gelu, use_cache=False)
-    torch.manual_seed(seed)
-    implementation = SDPA if attention == SDPA else NBFLASH
-    given = {"attn_implementation": implementation}
-    model = transformers.GPT2LMHeadModel._from_config(config, **given).to(device)
-    if attention == SPARSE:
-        block, width = sweep["mask"]["block"], sweep["mask"]["width"]
-        while tokens // block < 16:
-            block //= 2
-        mask = masks.butterfly(tokens, block) | masks.local(tokens, block, width=width)
-        nbflash.huggingface.sparsify(model, mask)
-    return model
+    spec = {"kind": "gpt2", "layers": layers, "heads": heads, "width": width, "vocabulary": 256}
+    return make_model(spec, tokens, attention, seed, sweep["block"], device)
 
 
 def _batches(tokens, batch, device, seed):

@@ -50,7 +50,7 @@ def draw(rng, size, connected, distractors=3):
 
 
 def _distance(points, size):
-    """float64 (size, size): of each pixel from the nearest point; infinite beyond 2.5 pixels."""
+    """float64 (size, size): of each pixel from the nearest point; of distant ones infinite."""
     around = np.stack(np.meshgrid(*2 * [np.arange(-2, 3)]), axis=-1).reshape(-1, 2)
     pixels = np.round(points).astype(int)[:, None] + around
     distance = np.linalg.norm(pixels - points[:, None], axis=-1)

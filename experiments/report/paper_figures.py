@@ -1,5 +1,7 @@
 """The paper's figures, drawn from rows of our own measurements."""
 
+from itertools import cycle
+
 import numpy as np
 
 from experiments.report.figures import (
@@ -83,13 +85,13 @@ def draw_figure3(rows, paper, path):
     printed = {"median_ms": paper.get(variant, {}).get("both", {}), "memory_mb": paper["memory"]}
     labels = {"median_ms": "median runtime (ms)", "memory_mb": "memory (MB)"}
     names = list(dict.fromkeys(x["method"] for x in of))
+    styles = [
+        {"linestyle": line, "marker": marker, "color": colour}
+        for line in ("-", "--", ":")
+        for marker, colour in zip(MARKERS, COLOURS, strict=True)
+    ]
     for ax, (column, label) in zip(axes, labels.items(), strict=True):
-        styles = [
-            {"linestyle": line, "marker": marker, "color": colour}
-            for line in ("-", "--", ":")
-            for marker, colour in zip(MARKERS, COLOURS, strict=True)
-        ]
-        for name, style in zip(names, styles, strict=False):
+        for name, style in zip(names, cycle(styles), strict=False):
             points = [
                 (int(x["seqlen"]), float(x[column]))
                 for x in of

@@ -45,6 +45,6 @@ def test_experiment(tmp_path, monkeypatch):
     cli.main(["train", "--quick", "--device", "cpu", "--out", str(tmp_path)])
     with (tmp_path / "train.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["attention"] for row in rows] == ["sdpa", "nbflash", "nbflash, sparse"]
+    assert [row["attention"] for row in rows] == ["sdpa", "nbflash", "nbflash-sparse"]
     assert float(rows[0]["over_sdpa"]) == 1
     assert all(float(row["tokens_per_s"]) > 0 for row in rows)

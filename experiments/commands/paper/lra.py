@@ -48,7 +48,7 @@ def run(
             path.unlink()
     train(setup, journal, out / stem, task, method)
     if journal.rows:
-        report(journal.rows, setup.settings["paper"])
+        report(journal.rows, setup.settings["paper"], learned=section != "speed")
         wrote(out / f"paper-{stem}.csv")
 
 
@@ -137,8 +137,8 @@ def _trained(setup, journal, folder, row):
     }
 
 
-def report(rows, paper):
-    """Accuracy over seeds, and the time of a step over that of plain attention."""
+def report(rows, paper, learned=True):
+    """Accuracy over seeds, of models that have ``learned``, and times beside plain attention's."""
     names = list(dict.fromkeys(row["task"] for row in rows))
     table = []
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -149,11 +149,13 @@ def report(rows, paper):
         cell = f"{np.exp(np.log(speed).mean()):.2f}" if speed else ""
         table.append([method, *cells, cell + (f" ({printed})" if printed else "")])
     columns = {"method": ""} | dict.fromkeys(names, "") | {"speed-up": ""}
-    show("Accuracy in percent, mean ± spread over seeds (the paper's, other data)", columns, table)
+    if learned:
+        title = "Accuracy in percent, mean ± spread over seeds (the paper's, other data)"
+        show(title, columns, table)
+        chance = {row["task"]: 100 / int(row["classes"]) for row in rows}
+        say("By chance: " + ", ".join(f"{task} {x:.1f} %" for task, x in chance.items()))
     if any(row["ms_a_step"] for row in rows):
         _show_times(rows, names)
-    chance = {row["task"]: 100 / int(row["classes"]) for row in rows}
-    say("By chance: " + ", ".join(f"{task} {x:.1f} %" for task, x in chance.items()))
     say(
         "Speed-up: plain attention's time of a step over that of the method, the geometric mean "
         "over tasks. Data are of our own making: experiments/papers says what differs."

@@ -120,12 +120,13 @@ def compared(rows):
     ------
     (dict, float or None, float or None, float or None)
     """
-    of = {tuple(str(row[key]) for key in KEYS): row for row in rows}
+
+    def key(row, **other):
+        return tuple(str((row | other)[name]) for name in KEYS)
+
+    of = {key(row): row for row in rows}
     for row in rows:
-        eager, none = (
-            of.get(tuple(str((row | {"attention": name})[key]) for key in KEYS))
-            for name in (EAGER, NONE)
-        )
+        eager, none = (of.get(key(row, attention=name)) for name in (EAGER, NONE))
         own, of_eager, of_none = (_number(x, "ms_a_step") for x in (row, eager, none))
         share = 1 - of_none / own if own and of_none else None
         off = None
