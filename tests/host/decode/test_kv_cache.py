@@ -331,6 +331,7 @@ NEW = {
     "page-size": ({"page_size": 1.5}, TypeError, "page_size must be an integer, got 1.5"),
     "heads": ({"heads_kv": True}, TypeError, "heads_kv must be an integer, got True"),
     "head-dim": ({"head_dim": 257}, ValueError, "head_dim must be 1 to 256, got 257"),
+    "no-head-dim": ({"head_dim": 0}, ValueError, "head_dim must be at least 1, got 0"),
     "dtype": ({"dtype": np.int16}, TypeError, "dtype must be one of float16, .* got int16"),
     "dtype-word": ({"dtype": "half4"}, TypeError, "dtype must be one of float16, .* got 'half4'"),
     "byte-order": (

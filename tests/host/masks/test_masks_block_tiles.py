@@ -8,7 +8,7 @@ from scipy import sparse
 
 import masks
 from masks.interval import Interval
-from masks.tiles import Grid, _BitPool
+from masks.tiles import BITS, INTERVAL, Grid, _BitPool
 from nbflash.schedule.tile_schedule import TileSchedule
 
 SIZES = [(8, 8), (2, 4), (16, 16), (16, 8), (12, 7), (3, 5), (32, 24)]
@@ -121,6 +121,20 @@ def test_a_mask_is_tiled_for_the_chosen_configuration_alone(monkeypatch):
     config, _ = choose(forward_configs("bfloat16", 64), mask, lambda c: tiled.append(c) or EMPTY)
     assert tiled == [config]
     assert config.tile_n == 64
+
+
+def test_blocks_of_a_grid_and_no_bits():
+    assert block_mask(90, 101, (8, 16)).grid_shape == (12, 7)
+    assert masks.causal(40).tiles(8, 16).bit_cells().shape == (0, 8, 16)
+
+
+def test_a_row_of_a_union_that_one_interval_lacks_is_the_others():
+    """The intervals of the second row do not meet: the union is none, and its first row one."""
+    lacks, has = (Interval(8, *np.array(bounds)) for bounds in ([[0, 0], [0, 2]], [[5, 5], [8, 8]]))
+    for mask in (lacks | has, has | lacks):
+        tiles = mask.tiles(1, 8)
+        assert tiles.kinds.toarray()[:, 0].tolist() == [INTERVAL, BITS]
+        assert (tiles.lo[0], tiles.hi[0]) == (5, 8)
 
 
 EMPTY = TileSchedule.from_mask(masks.dense(1), 64, 64)

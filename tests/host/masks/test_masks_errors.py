@@ -50,8 +50,8 @@ VALUE = {
         r"cu_seqlens starts with \[\]: must start with 0",
     ),
     "cu_seqlens order": (
-        lambda: masks.documents_from_cu_seqlens([0, 5, 3]),
-        r"cu_seqlens\[2\]=3: must not be less",
+        lambda: masks.documents_from_cu_seqlens([0, 5, 4]),
+        r"cu_seqlens\[2\]=4: must not be less",
     ),
     "cu_seqlens_k order": (
         lambda: masks.documents_from_cu_seqlens([0, 1], [0, -1]),
@@ -238,6 +238,7 @@ TYPE = {
     "dense ints": (lambda: masks.from_dense(np.ones((2, 2))), "array has dtype float64: must be"),
     "function": (lambda: masks.from_function(3, 4), "fn is int: must be callable"),
     "function dtype": (lambda: masks.from_function(lambda q, kv: q + kv, 4), "fn returned dtype"),
+    "function text": (lambda: masks.from_function(lambda q, kv: "yes", 4), "fn returned dtype"),
     "scipy": (lambda: masks.from_scipy(np.eye(3)), "matrix is ndarray: must be a scipy.sparse"),
     "scipy dtype": (lambda: masks.from_scipy(csr(dtype=complex)), "matrix has dtype complex128"),
     "scipy shape": (lambda: masks.from_scipy(csr(), 4, shape=5), "shape=5: must be a pair"),

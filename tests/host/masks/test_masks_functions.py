@@ -1,6 +1,7 @@
 """A mask of a function is the function as it was: what it reads is part of the mask."""
 
 import functools
+import itertools
 import types
 
 import numpy as np
@@ -176,8 +177,11 @@ def test_a_number_of_a_module():
     fn = lambda q, kv: abs(q - kv) < SETTINGS.width
     mask = made(fn)
     assert made(fn) == mask
-    SETTINGS.width = 5
-    assert made(fn) != mask
+    found = [mask]
+    for width in (5, 1, True, 1.0, 0.0, -0.0):  # equal numbers are not the same
+        SETTINGS.width = width
+        found.append(made(fn))
+    assert all(one != other for one, other in itertools.combinations(found, 2))
 
 
 class Layer:

@@ -183,6 +183,7 @@ def test_reorder_knows_patterns_within_others(mask, tile, before, after):
 def test_reorder_moves_whole_blocks():
     whole_block = sys.modules["masks.reorder"]._whole_block
     assert whole_block(masks.butterfly(96, 8)) == 8
+    assert whole_block(masks.butterfly(24, 8)) == 8
     assert whole_block(masks.butterfly(92, 8)) == whole_block(masks.causal(96)) == 1
 
 
