@@ -11,6 +11,7 @@ from placed_runs import check
 from simt_runs import Geometry
 from sm90_runs import HALVES
 
+from nbflash.backends.simt.executor import SimtExecutor
 from nbflash.backends.sm90.executor import Sm90Executor
 from nbflash.cuda.tile.dropout import PLACED
 
@@ -18,6 +19,11 @@ from nbflash.cuda.tile.dropout import PLACED
 def test_simt_in_two_passes():
     geometry = Geometry(tx=4, ty=4, rm=8, rn=8)
     check(geometry.executor_of, np.float32, 8, deterministic=True)
+
+
+def test_simt_in_tiles_of_two_blocks():
+    """Those of the table: keys 64 behind each other are not so in the sequence."""
+    check(SimtExecutor, np.float32, 8)
 
 
 def test_halves_of_a_tile():

@@ -10,8 +10,10 @@ from scipy import sparse
 
 import masks
 from nbflash import scores
+from nbflash.distributed.placed_score import placed
 from nbflash.inputs.arrays import signature
 from nbflash.inputs.decode_problem import Cache, DecodeProblem, check_decode, decode_inputs
+from nbflash.inputs.positions import Positions
 from nbflash.inputs.problem import Problem, check_forward
 from nbflash.planning.plan import lookup
 
@@ -282,3 +284,19 @@ def test_every_field_of_a_problem_counts(kind):
         assert one == replace(one)
         assert one != other, field.name
         assert hash(one) != hash(other), field.name
+
+
+def test_positions_tell_queries_from_keys():
+    one, other = Positions([0, 1], [2]), Positions([0], [1, 2])
+    assert one == Positions([0, 1], [2])
+    assert one != other
+    assert hash(one) != hash(other)
+
+
+def test_a_placed_score_knows_the_shape_of_the_whole():
+    """ALiBi counts distances from its last query and key."""
+    positions = Positions(np.arange(4), np.arange(4))
+    one, other = (placed(scores.alibi(0.5), positions, shape) for shape in ((8, 8), (8, 10)))
+    assert one.stages(4, 4)[0][2][2] == 0
+    assert other.stages(4, 4)[0][2][2] == 2
+    assert one != other

@@ -71,6 +71,13 @@ def test_what_differs_between_ranks_is_an_error_on_all(name):
             raise ValueError(told.text)
 
 
+def test_seeds_of_a_later_call_are_compared_too():
+    """What the ranks' plans keep of a call holds no seed."""
+    assert run(attended, RANKS, timeout=20) == [None] * RANKS
+    for told in run(attended, RANKS, another_seed, timeout=20):
+        assert "seed differs between ranks" in told.text
+
+
 def test_another_version_of_nbflash_is_an_error_on_all():
     def older(comm, given, options):
         agree = comm.agree

@@ -321,6 +321,15 @@ def test_a_graph_keeps_the_plan_and_what_a_call_allocates(records, cupy, executo
     assert list(graphs._owners.values()) == ([plan] if records else [])
 
 
+def test_a_graph_keeps_every_plan_that_it_records(cupy, executor, monkeypatch):
+    _Graphs(cupy, monkeypatch)
+    q, k, v = device_arrays(3)
+    plans = [nbflash.plan(q, k, v, impl="simt", scale=scale) for scale in (0.5, 0.25)]
+    for plan in plans:
+        plan(q, k, v)
+    assert list(graphs._owners.values()) == plans
+
+
 def test_a_graph_has_memory_of_other_libraries_already(cupy, executor, monkeypatch):
     machine = _Graphs(cupy, monkeypatch)
     machine.allocate = lambda nbytes: types.SimpleNamespace(mem=machine.UnownedMemory())

@@ -137,6 +137,12 @@ def made(indices, counts=None, **changes):
     return BlockMap(np.array(indices), counts, **given)
 
 
+def test_each_axis_of_the_lists_is_in_the_key_of_a_plan():
+    shapes = (1, 1, 2, 2), (2, 1, 2, 2), (1, 2, 2, 2), (1, 1, 2, 3)
+    layouts = [made(np.zeros(shape, np.int32)).layout for shape in shapes]
+    assert len(set(layouts)) == len(shapes)
+
+
 def test_too_many_entries_are_an_error_that_says_how_many():
     counts = np.array([[[1, 7]]])
     full = made([[[[0, 1], [2, 1]]]], counts)

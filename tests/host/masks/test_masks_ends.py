@@ -366,3 +366,9 @@ def test_nodes_of_a_long_band(n, tile, node, components, layers):
     bound = "" if node == 1 else ">= "
     text = f"components      {bound}1 ({unit})\nlayers to reach {bound}{layers}"
     assert str(stats).endswith(text)
+
+
+def test_a_window_beyond_all_keys():
+    """The first of 10 queries stands 7 before the first of 3 keys."""
+    assert masks.window(10, 3, right=10) == masks.window(10, 3, right=10**9) == masks.dense(10, 3)
+    assert masks.window(3, 10, left=10) == masks.window(3, 10, left=10**9) == masks.dense(3, 10)

@@ -158,7 +158,11 @@ def test_numbers_of_other_types_are_other_numbers():
         ([1, 2], [1, 2], [[2, 1], [1, 1, 2]]),
         ({1, 9}, {9, 1}, [{1, 2}, frozenset({1, 9})]),
         ({"a": 1, "b": 2}, {"a": 1, "b": 2}, [{"a": 2, "b": 1}, {"a": 1, "c": 2}]),
-        (np.arange(3), np.arange(3), [np.arange(3.0), np.arange(3)[::-1], [0, 1, 2]]),
+        (
+            np.arange(3),
+            np.arange(3),
+            [np.arange(3.0), np.arange(3)[::-1], np.arange(3)[:, None], [0, 1, 2]],
+        ),
     ],
     ids=["tuple", "list", "set", "dict", "array"],
 )
@@ -173,8 +177,15 @@ def test_collections_that_a_function_reads(one, same, others):
     assert all(reading(one) != reading(other) for other in others)
 
 
-def test_a_number_of_a_module():
-    fn = lambda q, kv: abs(q - kv) < SETTINGS.width
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda q, kv: abs(q - kv) < SETTINGS.width,
+        lambda q, kv: (lambda: abs(q - kv) < SETTINGS.width)(),
+    ],
+    ids=["by itself", "in an inner function"],
+)
+def test_a_number_of_a_module(fn):
     mask = made(fn)
     assert made(fn) == mask
     found = [mask]

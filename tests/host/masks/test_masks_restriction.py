@@ -115,3 +115,12 @@ def test_indices_that_are_refused(index, match):
 def test_only_masks_are_restricted():
     with pytest.raises(TypeError, match="mask is ndarray: must be a Mask"):
         masks.restrict(np.ones((2, 2), bool))
+
+
+def test_a_last_run_with_a_gap_is_no_whole_tile():
+    """It ends where one does, but has fewer queries, or keys."""
+    mask = masks.toeplitz(8, [0, 3])
+    for q, kv in (([0, 1, 3], None), (None, [4, 6, 7]), ([4, 5, 7], [0, 2, 3])):
+        restricted = masks.restrict(mask, q, kv)
+        assert (restricted.tiles(4).dense() == restricted.dense()).all()
+        assert restricted.count_nonzero() == np.count_nonzero(restricted.dense())

@@ -342,3 +342,10 @@ def test_import_needs_numpy_and_scipy_only():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_what_a_mask_of_everything_keeps_is_everything():
+    """Kept and whole sums are of float64, and the same to the bit."""
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, n, 1, 8)).astype(np.float32) for n in (16, 5000))
+    assert masks.coverage(q, k, masks.dense(16, 5000)) == 1

@@ -201,6 +201,7 @@ def test_a_function_that_calls_itself(monkeypatch):
 
 def test_equal_values_of_other_types_differ():
     values = 1, 1.0, True, 1 + 0j, "1", b"1", np.int64(1), np.float32(1), np.True_, (1,), [1], {1}
+    values += np.uint64(1), np.float32(0), np.int32(0)  # the same bytes
     values += 0.0, -0.0, None, ..., {1: 2}, {2: 1}, float("nan"), abs, min, np.float64, float
     assert len({content_of(x).digest for x in values}) == len(values)
     assert content_of({3, 1, 2}) == content_of({2, 3, 1})

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda_arrays import LSE_SHAPE, SHAPE, DeviceArray
 
 import masks
 from nbflash import scores
 from nbflash.backends.block_selection import host as block_selection
 from nbflash.backends.registry import prepare
+from nbflash.backends.simt.executor import SimtLaunches
 from nbflash.backends.split_kv import merge_host
 from nbflash.cuda import device, launch
 from nbflash.cuda.collector import collector_off
@@ -276,3 +278,37 @@ def test_device_tests_name_their_kernels(impl, monkeypatch):
     assert learned == around | {f"nbflash_fwd_{impl}", "nbflash_dscore_simt"}
     (decode,) = ahead.decode_specs("bfloat16", "int8", 64, 2, (4, 2))
     assert decode.name == "nbflash_decode_sm90"
+
+
+def test_scratch_arrays_begin_at_whole_vectors():
+    """Of 16 bytes, in the memory of one allocation."""
+    gpu = object.__new__(device.Gpu)
+    gpu._alloc = lambda nbytes: types.SimpleNamespace(ptr=4096, size=nbytes)
+    memory, starts = gpu.scratch([(3, 2), (1,), (5,)], np.float32)()
+    assert starts == [4096, 4128, 4144]
+    assert memory.size == 80
+
+
+@pytest.mark.parametrize("least", [4, 16])
+def test_vectors_are_read_where_the_gradient_allows_it_too(least):
+    launches = object.__new__(SimtLaunches)
+    launches.problem = types.SimpleNamespace(dtype="float32", head_dim=8, alignment=16)
+    assert launches.vectors_with(DeviceArray(SHAPE, address=2**40 + least)) is (least == 16)
+
+
+@pytest.mark.parametrize("which", [0, 2, 4])
+def test_parts_are_merged_in_vectors_where_all_allow_it(which, monkeypatch):
+    """Of part a, of part b and of the result."""
+    found = []
+    run = (lambda words: None), types.SimpleNamespace(words=list)
+
+    def bound(device_id, shape, layout, how):
+        found.append(how[0])
+        return run
+
+    monkeypatch.setattr(merge_host, "_bound", bound)
+    tensors = [np.zeros((LSE_SHAPE if i % 2 else SHAPE), np.float32) for i in range(6)]
+    merge_host.merge(tensors[:2], tensors[2:4], tensors[4:])
+    tensors[which] = np.zeros(tensors[0].size + 1, np.float32)[1:].reshape(SHAPE)
+    merge_host.merge(tensors[:2], tensors[2:4], tensors[4:])
+    assert found == [4, 1]

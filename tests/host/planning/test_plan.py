@@ -172,6 +172,13 @@ def test_cache_keeps_to_its_bytes(plans):
     assert nbflash.cache_info() == (0, 0, 0, 479, 2**28)
 
 
+def test_what_stood_under_a_key_counts_no_more(plans):
+    """Two threads may make the same plan at once."""
+    for n in (8, 16):
+        plans.put("key", np.zeros(n))
+    assert nbflash.cache_info()[:2] == (1, 128)
+
+
 def test_plans_of_large_masks_are_forgotten_first(plans):
     """Each call has a mask of its own: the cache does not hold on to them all."""
     nbflash.set_cache_limit(host=3 * 2**18)

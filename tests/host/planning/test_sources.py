@@ -1,5 +1,6 @@
 """What decides a cubin: none of the definitions that a kernel is made of may be left out."""
 
+import ast
 import importlib
 import sys
 import textwrap
@@ -151,6 +152,12 @@ def test_what_is_executed_counts(change, planted):
     assert first.digest != second.digest
     assert not first.is_current
     assert planted() == first
+
+
+def test_values_that_are_false_are_told_apart():
+    texts = "x = 0", "x = False", "x = None", "x = ''", "x = 0j"
+    found = {repr(sources._executed(ast.parse(text))) for text in texts}
+    assert len(found) == len(texts)
 
 
 def test_the_unit_is_a_definition(planted):

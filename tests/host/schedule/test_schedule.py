@@ -317,3 +317,14 @@ def test_density_and_repr():
     empty = TileSchedule.from_mask(masks.dense(0, 3), 8, 8)
     assert empty.density == 0.0
     assert "no tiles" in repr(empty)
+
+
+def test_an_edge_that_begins_within_the_last_tile_is_more_than_an_edge():
+    """Key 9 of 10, the second one of the tile."""
+    inside, whole = (
+        TileSchedule.from_mask(masks.documents([0, 4], keys), 4, 4) for keys in ([9, 1], [8, 2])
+    )
+    for schedule in (inside, inside.T):
+        assert not schedule.full_but_edge
+    for schedule in (whole, whole.T):
+        assert schedule.full_but_edge

@@ -237,6 +237,12 @@ def test_equal_scores_have_equal_contents():
     assert len(pickle.dumps(large._key)) < large.nbytes
 
 
+def test_the_shape_of_a_parameter_counts():
+    """Its bytes do not tell it."""
+    one, other = (scores.custom(_indexed, params=(np.zeros(n), 0)) for n in ((2, 3), (3, 2)))
+    assert one != other
+
+
 def test_a_function_without_a_gradient_has_no_backward_pass():
     q, k, v, dout = make_qkv(1, 6, 6, 1, 1, 8)
     score = scores.custom(_log)

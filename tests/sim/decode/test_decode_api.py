@@ -23,8 +23,11 @@ def test_a_paged_cache_of_two_lengths(impl):
         q, k_pages, v_pages, LENGTHS, block_table=table, impl=impl, return_lse=True
     )
     check(got, q, k, v, LENGTHS)
-    again = nbflash.decode(q, k_pages, v_pages, LENGTHS, block_table=table, impl=impl)
-    np.testing.assert_array_equal(again, got[0])
+    wide = np.full((2, table.shape[1] + 3), -1, np.int32)
+    wide[:, : table.shape[1]] = table
+    for given in (table, wide[:, : table.shape[1]]):  # rows of their own, or parts of longer ones
+        again = nbflash.decode(q, k_pages, v_pages, LENGTHS, block_table=given, impl=impl)
+        np.testing.assert_array_equal(again, got[0])
 
 
 @pytest.mark.parametrize("impl", ["simt", "sm90"])
@@ -42,6 +45,16 @@ def test_scales_of_v_are_laid_out_by_themselves(impl):
         got = nbflash.decode(q, k, v, lengths, impl=impl, return_lse=True, **named)
         real = [dequantise(*x, np.dtype(np.float32)) for x in zip((k, v), scales, strict=True)]
         check(got, q, *real, lengths)
+
+
+@pytest.mark.parametrize("impl", ["simt", "sm90"])
+def test_a_window_is_refused_behind_a_call_without_one(impl):
+    q, k, v = (
+        x.astype(np.float16) for x in contiguous(2, (4, 2), 64, lengths=LENGTHS, capacity=104)
+    )
+    nbflash.decode(q, k, v, LENGTHS, impl=impl)
+    with pytest.raises(ValueError, match="window= runs on cpu only"):
+        nbflash.decode(q, k, v, LENGTHS, window=(3, 0), impl=impl)
 
 
 @pytest.mark.parametrize("impl", ["simt", "sm90"])

@@ -60,6 +60,17 @@ def test_scales_of_zero(which):
     check(got, q, *real(caches, scales), LENGTHS)
 
 
+@pytest.mark.parametrize("least", [1e-34, 1e-36])
+def test_values_next_to_the_least_numbers(least):
+    """The unit of their scales ends where its inverse does."""
+    lengths = np.array([T + 5], np.int32)
+    q, caches, scales = stored(1, lengths=lengths)
+    scales[1][...] = least
+    got = run(q, *caches, lengths, scales=scales)
+    assert got[0].any()
+    check(got, q, *real(caches, scales), lengths)
+
+
 def test_lse_of_a_single_score_of_zero_is_zero():
     lengths = np.ones(1, np.int32)
     q, caches, scales = stored(1, lengths=lengths)

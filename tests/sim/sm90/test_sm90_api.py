@@ -58,6 +58,16 @@ def test_an_out_that_no_tensor_map_describes():
     np.testing.assert_array_equal(out, nbflash.attention(q, k, v, causal=True, impl="sm90"))
 
 
+@pytest.mark.parametrize("steps", [(292, 32, 16), (328, 36, 16), (360, 40, 20)], ids=str)
+def test_an_out_of_which_one_stride_is_off(steps):
+    """No multiple of 8 elements, which the others are."""
+    q, k, v, _ = inputs(9, 20, batch=2)
+    memory = testing.poisoned(2 * steps[0], q.dtype)
+    out = np.lib.stride_tricks.as_strided(memory, q.shape, [2 * n for n in (*steps, 1)])
+    got = nbflash.attention(q, k, v, impl="sm90", out=out)
+    np.testing.assert_array_equal(got, nbflash.attention(q, k, v, impl="sm90"))
+
+
 def test_an_axis_of_length_one_has_any_stride():
     """Nothing steps along it, and a map with a stride of 18 bytes would be refused."""
     q, k, v, dout = inputs(20, 20, heads=(1, 1))
