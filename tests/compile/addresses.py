@@ -21,9 +21,11 @@ _NAME = r'%(?:"[^"]+"|[-\w.$]+)'
 _DEFINITION = re.compile(rf"^\s+({_NAME}) = (?:tail |musttail )?(\w+) (.*)$", re.M)
 _NAMES, _WIDE = re.compile(_NAME), re.compile(rf"i64 (?:noundef )?({_NAME})")
 _ELEMENT = re.compile(r"(?:(?:inbounds|nuw|nusw) )*(.+?), ptr")
+_PLACE = re.compile(r", ([\d, ]+)$")  # in a tuple
 _NUMBER = re.compile(r"(?: |, )(-?\d+)(?=$|,)")
 # What is followed: the others make something else of their operands, or something smaller.
 _FOLLOWED = {"add", "sub", "mul", "shl", "or", "phi", "select", "sext", "zext", "trunc", "freeze"}
+_TUPLES = {"extractvalue", "insertvalue"}  # what device functions take and return
 _bitcode = {}  # of device functions, by their text
 _DIVISIONS = {"sdiv", "udiv", "ashr", "lshr"}  # by a number: of words of a few elements
 _POINTERS = {"getelementptr", "addrspacecast", "bitcast", "phi", "select", "inttoptr"}
@@ -57,7 +59,9 @@ def narrow_products(modules):
     modules : tuple of str
         LLVM IR: of a kernel, and of the device functions that it calls.
     """
-    return _Kernel(_inlined(modules)).found()
+    text = _inlined(modules)
+    through_tuples = _Kernel(text, _FOLLOWED | _TUPLES).found_of_strides()
+    return sorted({*_Kernel(text).found(), *through_tuples})
 
 
 def _inlined(modules):
@@ -107,7 +111,8 @@ def _without_variables():
 class _Kernel:
     """Its values by name: what makes them, and the operands."""
 
-    def __init__(self, text):
+    def __init__(self, text, followed=_FOLLOWED):
+        self._followed = followed
         self.lines = {name: (kind, rest) for name, kind, rest in _DEFINITION.findall(text)}
         self._operands = {}
         head = next(line for line in text.splitlines() if line.startswith("define"))
@@ -117,11 +122,44 @@ class _Kernel:
         """The values that one is made of."""
         if name not in self._operands:
             names = _NAMES.findall(self.lines[name][1])
+            if self.lines[name][0] == "extractvalue":
+                names = [self._element(name)]
             self._operands[name] = [x for x in names if x in self.lines]
         return self._operands[name]
 
+    def _element(self, name):
+        """What was put into a tuple where ``name`` is taken from; or the tuple."""
+        rest = self.lines[name][1]
+        tuple_, at = _NAMES.findall(rest)[0], _PLACE.search(rest)[1]
+        while tuple_ in self.lines and self.lines[tuple_][0] == "insertvalue":
+            rest = self.lines[tuple_][1]
+            if (place := _PLACE.search(rest)[1]) == at:
+                return _NAMES.findall(rest)[-1] if rest.count("%") else tuple_
+            if place.startswith(f"{at},") or at.startswith(f"{place},"):
+                break  # a tuple in a tuple
+            before = _NAMES.findall(rest.partition(", ")[0])
+            if not before:
+                break
+            tuple_ = before[-1]
+        return tuple_
+
     def found(self):
         """Lines of the text."""
+        tensors, tables = self._indices()
+        names = [x for x in self._sources(tensors) if self._is_narrow(x)]
+        names += [x for x in self._sources(tables) if self._is_narrow(x, self._of_stride)]
+        return self._texts(names)
+
+    def found_of_strides(self):
+        """Those of products with a stride, or another argument of 64 bits, alone."""
+        names = self._sources(set.union(*self._indices()))
+        return self._texts(x for x in names if self._is_narrow(x, self._of_stride))
+
+    def _texts(self, names):
+        return sorted({f"{name} = {' '.join(self.lines[name])}" for name in names})
+
+    def _indices(self):
+        """The values that global addresses are made of: of tensors, and of tables."""
         tensors, tables = set(), set()
         for name, (kind, rest) in self.lines.items():
             if kind == "getelementptr" and self._is_global(name):
@@ -129,9 +167,7 @@ class _Kernel:
                 (tables if _ELEMENT.match(rest)[1] == "i32" else tensors).update(indices)
             elif kind == "inttoptr":
                 tables.update(self.operands(name))
-        names = [x for x in self._sources(tensors) if self._is_narrow(x)]
-        names += [x for x in self._sources(tables) if self._is_narrow(x, self._of_stride)]
-        return sorted({f"{name} = {' '.join(self.lines[name])}" for name in names})
+        return tensors, tables
 
     def _sources(self, names):
         """The values that a few are made of, with these."""
@@ -147,7 +183,7 @@ class _Kernel:
         kind, rest = self.lines[name]
         if kind in _DIVISIONS:
             return _NUMBER.search(rest) is not None
-        return kind in _FOLLOWED and not self._is_of_rows(name)
+        return kind in self._followed and not self._is_of_rows(name)
 
     def _is_of_rows(self, name):
         """Whether a product of 64 bits is by the elements of a row: int32 can count the rows."""
@@ -179,7 +215,9 @@ class _Kernel:
     def _of_stride(self, name):
         """Whether an argument of 64 bits is among its factors."""
         within = self._sources([name])
-        return any(self.strides & set(_NAMES.findall(self.lines[x][1])) for x in within)
+        taken = {self._element(x) for x in within if self.lines[x][0] == "extractvalue"}
+        named = {y for x in within for y in _NAMES.findall(self.lines[x][1])}
+        return bool(self.strides & (named | taken))
 
     def _is_product(self, name, size):
         """Whether it is one of two variables, or by a number beyond those of a tile."""

@@ -7,16 +7,21 @@ import pytest
 from mutants import Mutant, mutated_modules
 
 from nbflash.backends.simt.row_statistics import RowConfig
+from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.split_kv.combine import CombineConfig
 from nbflash.cuda import launch
 
-CAPABILITY = (8, 0)
+CAPABILITY = (9, 0)
 ROWS, CONVERT = "nbflash.backends.simt.row_statistics", "nbflash.backends.simt.convert_dq"
+DECODE, PRODUCER, CONSUMER = (
+    f"nbflash.backends.sm90.decode.{name}" for name in ("kernel", "producer", "consumer")
+)
 COMBINE, PARTS = "nbflash.backends.split_kv.combine", "nbflash.cuda.tile.split_kv"
 SPECS = {
     ROWS: lambda module: module.delta_simt_spec(RowConfig("float16", 64)),
     CONVERT: lambda module: module.convert_dq_simt_spec(RowConfig("float16", 64)),
     COMBINE: lambda module: module.combine_simt_spec(CombineConfig("float16", 64, 4)),
+    DECODE: lambda module: module.decode_sm90_spec(decode_config("float16", 64, None)),
 }
 OF_ROW = "delta[(b * heads + h) * nq + i]"
 FAULTS = {
@@ -41,6 +46,10 @@ FAULTS = {
         (COMBINE, COMBINE),
         Mutant("store", "lse[at] =", "lse[types.int32(at)] ="),
     ),
+    "a stride in a tuple, of words": (
+        (PRODUCER, CONSUMER, DECODE),
+        Mutant("word", "types.int32(to), q, at)", "types.int32(to), q, types.int32(at))"),
+    ),
     "a device function's": (
         (PARTS, COMBINE),
         Mutant("part", "part_lse[s * rows + at])", "part_lse[types.int32(s * rows) + at])"),
@@ -56,8 +65,8 @@ def found(spec):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_narrow_address_is_found(fault):
-    (module, kernel), mutant = FAULTS[fault]
-    planted = mutated_modules(module, mutant, [kernel])
+    (module, *others), mutant = FAULTS[fault]
+    kernel, planted = others[-1], mutated_modules(module, mutant, others)
     assert found(SPECS[kernel](planted[kernel]))
 
 

@@ -299,7 +299,7 @@ def make_stored_part(cfg):
         first, count, pack, start = rows
         token, head = divmod_int32(types.int32(min(first + row, count - 1)), pack)
         at = (start + token * q_stride[1] + head * q_stride[2]) // 2
-        return load_q_row(q, types.int32(at), types.int32(thread % 4))
+        return load_q_row(q, at, types.int32(thread % 4))
 
     @inlined
     def run(smem, place, q, q_stride, rows, where, seen, bits, scale, parts, thread):
