@@ -185,7 +185,8 @@ def test_collections_that_a_function_reads(one, same, others):
     ],
     ids=["by itself", "in an inner function"],
 )
-def test_a_number_of_a_module(fn):
+def test_a_number_of_a_module(fn, monkeypatch):
+    monkeypatch.setattr(SETTINGS, "width", 3)
     mask = made(fn)
     assert made(fn) == mask
     found = [mask]
