@@ -1,10 +1,5 @@
 """Attention over ranks: the result of one process, for every mask; ranks are threads."""
 
-import math
-import pickle
-import queue
-from types import SimpleNamespace
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,9 +8,7 @@ import masks
 import nbflash
 from nbflash import distributed, reference, scores
 from nbflash.distributed import Sharding, gather, rank_plan, run, scatter
-from nbflash.distributed.call import Call
 from nbflash.distributed.communicator import messages
-from nbflash.distributed.local import LocalCommunicator
 from nbflash.distributed.stages import part_count, stages_of
 from nbflash.testing import (
     assert_within_reference,
@@ -351,28 +344,6 @@ def test_only_what_the_mask_asks_for_travels():
     assert (whole == 128 * (1 - np.eye(4))).all()
 
 
-def test_scatter_and_gather_are_inverse():
-    sharding = Sharding.of(masks.causal(100, 180), 3, TILE)
-    x = np.arange(2 * 180).reshape(2, 180)
-    places = [sharding.positions(rank, "keys") for rank in range(3)]
-    assert (np.sort(np.concatenate(places)) == np.arange(180)).all()
-    for whole in run(back_again, 3, sharding, x):
-        np.testing.assert_array_equal(whole, x)
-
-
-def back_again(comm, sharding, x):
-    own = scatter(x, sharding, comm.rank, of="keys")
-    np.testing.assert_array_equal(own, x[:, sharding.positions(comm.rank, "keys")])
-    return gather(own, sharding, comm, of="keys")
-
-
-def test_positions_are_what_rotary_embeddings_need():
-    sharding = Sharding.of(masks.causal(256), 2, 64)
-    assert (sharding.positions(0) == np.r_[0:64, 192:256]).all()
-    assert (sharding.positions(1) == np.r_[64:192]).all()
-    assert math.isclose(sharding.balance, 1)
-
-
 def test_a_warm_call_plans_nothing(monkeypatch):
     """Nor does it check what the plan of its rank fixes; another scale is another plan."""
     sharding, inputs = Sharding.of(masks.causal(140), 2, TILE), make_inputs(1, 140, 140, 2, 1, 16)
@@ -388,69 +359,3 @@ def test_a_warm_call_plans_nothing(monkeypatch):
     assert planned == []
     over_ranks(sharding, inputs, {"scale": 0.4})
     assert planned.count("plan_of") == 4  # of two ranks, two stages
-
-
-def test_equal_shardings_share_what_is_planned():
-    """One that is made anew in every step costs no other plans."""
-    one, again = (Sharding.of(masks.documents([40, 88]), 2, TILE) for _ in range(2))
-    other = Sharding.of(masks.documents([41, 87]), 2, TILE)
-    assert one == again == pickle.loads(pickle.dumps(one))
-    assert len({one, again, other}) == 2
-    assert one.digest == again.digest != other.digest
-    assert stages_of(one, 0, 1) is stages_of(again, 0, 1)
-    assert one != "sharding"
-
-
-def test_the_tile_of_a_sharding_counts():
-    one, other = (Sharding.of(masks.dense(100), 2, tile) for tile in (64, 96))
-    assert (one.query_owner == other.query_owner).all()
-    assert one != other
-    assert one.positions(1).size == 36
-    assert other.positions(1).size == 4
-
-
-def test_the_heads_that_have_a_plane_are_in_the_digest():
-    a, b = masks.causal(64), masks.window(64, left=7, right=0)
-    one, other = (
-        Sharding.of(masks.per_head(planes), 2, TILE) for planes in ([a, b, a, b], [a, b, b, a])
-    )
-    assert one.mask.planes == other.mask.planes
-    assert (one.query_owner == other.query_owner).all()
-    assert one.digest != other.digest
-
-
-@pytest.mark.parametrize("shape", [(65, 290), (290, 65)])
-def test_traffic_counts_the_keys_that_are_sent(shape):
-    sharding = Sharding.of(masks.dense(*shape), 4, TILE)
-    for source in range(4):
-        for target in set(range(4)) - {source}:
-            sent = sharding.sent(source, target).size
-            assert sharding.traffic[source, target] == sent
-    assert sharding.traffic.sum() > 0
-
-
-def test_what_was_sent_may_change():
-    """A message that has not been taken yet is the array as it was."""
-    boxes = [[queue.SimpleQueue() for _ in range(2)] for _ in range(2)]
-    one, other = (LocalCommunicator(rank, boxes) for rank in range(2))
-    x, got = np.zeros(3), np.empty(3)
-    one.exchange({1: x}, {}).wait()
-    x[:] = 1
-    other.exchange({}, {0: got}).wait()
-    assert got.tolist() == [0, 0, 0]
-
-
-def sum_of_ranks(comm, values):
-    return Call._over_ranks(SimpleNamespace(comm=comm, xp=np), values[comm.rank : comm.rank + 1])
-
-
-def test_ranks_add_in_one_order():
-    """The same bits on each; in another order 1 is lost."""
-    values = np.array([1, 1e16, -1e16])
-    assert run(sum_of_ranks, 3, values) == [1, 1, 1]
-
-
-def test_what_is_merged_more_than_once_is_wide():
-    x, call = np.zeros(1, np.float16), SimpleNamespace(_wide=np.dtype(np.float32))
-    found = [Call.summed(call, x, times).dtype.itemsize for times in range(4)]
-    assert found == [2, 2, 4, 4]
