@@ -128,20 +128,19 @@ class _Kernel:
         return self._operands[name]
 
     def _element(self, name):
-        """What was put into a tuple where ``name`` is taken from; or the tuple."""
+        """What was put into a tuple where ``name`` is taken from; or the tuple; "" of a number."""
         rest = self.lines[name][1]
-        tuple_, at = _NAMES.findall(rest)[0], _PLACE.search(rest)[1]
-        while tuple_ in self.lines and self.lines[tuple_][0] == "insertvalue":
-            rest = self.lines[tuple_][1]
-            if (place := _PLACE.search(rest)[1]) == at:
-                return _NAMES.findall(rest)[-1] if rest.count("%") else tuple_
+        at, of_tuple = _PLACE.search(rest)[1], "".join(_NAMES.findall(rest)[:1])
+        while self.lines.get(of_tuple, ("",))[0] == "insertvalue":
+            rest = self.lines[of_tuple][1]
+            place, names = _PLACE.search(rest)[1], _NAMES.findall(rest)
+            value = names.pop() if names and rest.endswith(f"{names[-1]}, {place}") else ""
+            if place == at:
+                return value
             if place.startswith(f"{at},") or at.startswith(f"{place},"):
                 break  # a tuple in a tuple
-            before = _NAMES.findall(rest.partition(", ")[0])
-            if not before:
-                break
-            tuple_ = before[-1]
-        return tuple_
+            of_tuple = "".join(names)
+        return of_tuple
 
     def found(self):
         """Lines of the text."""

@@ -7,6 +7,7 @@ import pytest
 from mutants import Mutant, mutated_modules
 
 from nbflash.backends.simt.row_statistics import RowConfig
+from nbflash.backends.sm80 import row_kernels
 from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.split_kv.combine import CombineConfig
 from nbflash.cuda import launch
@@ -73,3 +74,14 @@ def test_a_narrow_address_is_found(fault):
 @pytest.mark.parametrize("kernel", SPECS)
 def test_the_kernels_as_they_are_have_none(kernel):
     assert not found(SPECS[kernel](importlib.import_module(kernel)))
+
+
+@pytest.mark.parametrize(
+    "make", [row_kernels.statistics_sm80_spec, row_kernels.convert_dq_sm80_spec]
+)
+def test_rows_of_an_accumulator(make, monkeypatch):
+    """Products by a row's numbers count here: there are more of these than int32 counts."""
+    monkeypatch.setattr(addresses, "TILE", 32)
+    with addresses.read_ir() as modules:
+        launch.compile_ptx(make(row_kernels.RowConfig("float16", 128, width=128)), CAPABILITY)
+    assert not addresses.narrow_products.__wrapped__(tuple(modules))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import masks
+from nbflash.backends.sm90.backward.host import tables
 from nbflash.cuda.tile.ring import item_of
 from nbflash.planning.kernels import cuda_problem
 from nbflash.schedule import work_list
@@ -87,3 +88,20 @@ def test_heads_whose_keys_and_values_are_in_24_MiB_are_worked_on_together():
     problem = cuda_problem("float16", 128, 1, 4096)
     assert work_list.kv_bytes(problem) == 2 << 20
     assert [work_list.heads_at_a_time(n << 20) for n in (2, 5, 24, 25)] == [12, 5, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "masked"),
+    [
+        (masks.dense(64), masks.causal(64), 1),
+        (masks.causal(64), masks.dense(64), 1),
+        (~masks.dense(64), masks.dense(64), 0),
+    ],
+    ids=["second-masked", "first-masked", "first-empty"],
+)
+def test_all_heads_of_a_group_say_what_a_column_has(first, second, masked):
+    """Key tile, batch element, head of K and V, and whether it is masked."""
+    schedule = TileSchedule.from_mask(masks.per_head([first, second]), 64, 64).T
+    walked, live = tables(schedule, 1, 2, 2, 16, 1)
+    assert walked[0].tolist() == [0, 0, 0, masked]
+    assert live == 1

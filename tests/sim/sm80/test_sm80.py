@@ -9,9 +9,10 @@ import pytest
 from sm80_runs import DTYPES, Geometry, check, run
 
 import masks
+import nbflash
 from nbflash import scores
 from nbflash.cuda import simulator as sim
-from nbflash.testing import make_qkv, mask_gallery
+from nbflash.testing import make_qkv, mask_gallery, poisoned
 
 AXES = axes.AXES | {
     "geometry": (
@@ -111,3 +112,19 @@ def test_strides(form):
         np.ascontiguousarray(x.swapaxes(1, 2)) for x in make_qkv(2, 33, 40, 2, 1, 16, np.float16)
     ]
     check(FORMS[form], mask, *(x.swapaxes(1, 2) for x in packed))
+
+
+@pytest.mark.parametrize("which", ["dout", "out"])
+def test_rows_off_whole_chunks_are_copied(which):
+    """Of what comes with the backward: its columns begin 4 bytes off."""
+    q, k, v, dout = make_qkv(1, 9, 12, 2, 1, 8, np.float16)
+    out, lse = nbflash.attention(q, k, v, impl="sm80", return_lse=True)
+    given = {"dout": dout, "out": out}
+    expected = nbflash.attention_backward(dout, q, k, v, out, lse, impl="sm80", deterministic=True)
+    given[which] = poisoned((1, 9, 2, 12), np.float16)[..., 2:10]
+    given[which][...] = {"dout": dout, "out": out}[which]
+    got = nbflash.attention_backward(
+        given["dout"], q, k, v, given["out"], lse, impl="sm80", deterministic=True
+    )
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -83,6 +83,18 @@ def test_an_axis_of_length_one_has_any_stride():
     np.testing.assert_array_equal(got, want)
 
 
+def test_queries_of_all_sequences_that_attend_nothing():
+    """Whole row tiles of the pass over rows; there are more queries than keys."""
+    q, k, v, dout = inputs(200, 20, batch=2)
+    plan = nbflash.plan(q, k, v, causal=True, impl="sm90")
+    out, lse = plan(q, k, v)
+    dq, *others = (testing.poisoned(x.shape, x.dtype) for x in (q, k, v))
+    plan._executor.backward(dout, q, k, v, out, lse, np.zeros_like(lse), dq, *others, True)
+    assert not dq[:, :180].any()
+    assert dq[:, 181:].any(axis=(2, 3)).all()
+    assert np.isfinite(dq).all()
+
+
 def test_dropout():
     """With a dO that is nowhere aligned."""
     q, k, v, dout = inputs(70, 100, heads=(2, 2))
