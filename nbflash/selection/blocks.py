@@ -195,7 +195,8 @@ def enough(blocks, weights, threshold, most, sinks, local):
     sorted_weights = xp.take_along_axis(weights, order, axis=-1)
     before = xp.cumsum(sorted_weights, axis=-1) - sorted_weights
     needed = (before < threshold * weights.sum(axis=-1, keepdims=True)) & (sorted_weights > 0)
-    counts = xp.maximum(needed.sum(axis=-1), always.sum(axis=-1))
+    always = xp.take_along_axis(xp.broadcast_to(always, weights.shape), order, axis=-1)
+    counts = (needed | always).sum(axis=-1)
     k = min(most, columns)
     return blocks.map_of(order[..., :k], xp.minimum(counts, k).astype(np.int32))
 

@@ -9,6 +9,7 @@ import pytest
 import masks
 import nbflash
 from nbflash import selection
+from nbflash.selection.blocks import check_blocks, enough
 from nbflash.testing import make_qkv
 
 # nq, nk, heads, heads_kv, block: ragged, more keys than queries, blocks that are not square.
@@ -242,6 +243,16 @@ WRONG = {
 def test_wrong_arguments_are_named(name, changes, message):
     with pytest.raises(ValueError, match=message):
         call(name, **changes)
+
+
+def test_a_block_that_always_is_chosen_takes_no_place_of_one_that_is_needed():
+    """Though its weight is 0, the two behind it have to reach the share."""
+    x = np.zeros((1, 3, 1, 8), np.float32)
+    blocks, _ = check_blocks(x[:, :1], x, 1, False)
+    weights = np.array([0, 0.5, 0.5], np.float32).reshape(1, 1, 1, 3)
+    found = enough(blocks, weights, 0.9, 3, 1, 0)
+    assert found.counts.tolist() == [[[3]]]
+    assert np.sort(found.indices[0, 0, 0]).tolist() == [0, 1, 2]
 
 
 def test_the_weights_of_a_long_map_are_summed_in_float64():
