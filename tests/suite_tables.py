@@ -123,7 +123,7 @@ class Results:
         elif report.passed and "mutant" not in found:
             path, _, test = report.nodeid.partition("::")
             function, _, parameters = test.partition("[")
-            tier = Path(path).parent.name
+            tier = Path(path).parts[1]  # tests/tier/room/file.py
             tests = self.launched[tier][f"{Path(path).name}::{function}"]
             tests[parameters.removesuffix("]")] = tuple(found["launched"])
 

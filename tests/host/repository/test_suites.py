@@ -1,6 +1,8 @@
 """The tables of the suites: every signature keeps a test, the cheapest ones that do."""
 
-from suite_tables import choose, table_from
+from types import SimpleNamespace
+
+from suite_tables import Results, choose, table_from
 
 EMPTY = {"functions": {}, "signatures": {}}
 
@@ -48,3 +50,15 @@ def test_the_table_of_other_functions_stays():
     assert table["signatures"]["b"] == table["signatures"]["c"] == "g.py::test[z]"
     assert table["functions"]["f.py::test_one"]["run"] == {"x": 0.12}
     assert table["functions"]["g.py::test"] == before["functions"]["g.py::test"]
+
+
+def test_tests_of_rooms_belong_to_their_tier():
+    option = SimpleNamespace(derive=True, suite="ci", keyword="")
+    results = Results(SimpleNamespace(option=option, args=[]), "tests")
+    name, launched = "tests/sim/room/test_x.py::test_y[1]", (0.1, ["kernel"])
+    results.pytest_runtest_logreport(
+        SimpleNamespace(
+            when="call", passed=True, nodeid=name, user_properties=[("launched", launched)]
+        )
+    )
+    assert results.launched == {"sim": {"test_x.py::test_y": {"1": launched}}}
