@@ -60,8 +60,12 @@ def narrow_products(modules):
         LLVM IR: of a kernel, and of the device functions that it calls.
     """
     text = _inlined(modules)
-    through_tuples = _Kernel(text, _FOLLOWED | _TUPLES).found_of_strides()
-    return sorted({*_Kernel(text).found(), *through_tuples})
+    lines = {name: (kind, rest) for name, kind, rest in _DEFINITION.findall(text)}
+    head = next(line for line in text.splitlines() if line.startswith("define"))
+    kernel, through_tuples = (
+        _Kernel(lines, head, followed) for followed in (_FOLLOWED, _FOLLOWED | _TUPLES)
+    )
+    return sorted({*kernel.found(), *through_tuples.found_of_strides()})
 
 
 def _inlined(modules):
@@ -111,11 +115,8 @@ def _without_variables():
 class _Kernel:
     """Its values by name: what makes them, and the operands."""
 
-    def __init__(self, text, followed=_FOLLOWED):
-        self._followed = followed
-        self.lines = {name: (kind, rest) for name, kind, rest in _DEFINITION.findall(text)}
-        self._operands = {}
-        head = next(line for line in text.splitlines() if line.startswith("define"))
+    def __init__(self, lines, head, followed):
+        self.lines, self._followed, self._operands = lines, followed, {}
         self.strides = set(_WIDE.findall(head))
 
     def operands(self, name):

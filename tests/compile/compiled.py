@@ -113,12 +113,11 @@ def _kept_ptx(spec, capability):
     key = kernel_key.of(spec, capability)
     if key is None:
         return _checked_ptx(spec, capability)
-    kernel = kernel_key.of(spec, ANY)
     checks = Path(addresses.__file__).read_text()
     versions = importlib.metadata.version("numba-cuda"), nvvm.version()
 
     def make():
-        with lowering_kept(kernel):
+        with lowering_kept(kernel_key.of(spec, ANY)):
             return _checked_ptx(spec, capability)
 
     return cached(make, key, repr(versions), checks)

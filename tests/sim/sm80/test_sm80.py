@@ -119,12 +119,10 @@ def test_rows_off_whole_chunks_are_copied(which):
     """Of what comes with the backward: its columns begin 4 bytes off."""
     q, k, v, dout = make_qkv(1, 9, 12, 2, 1, 8, np.float16)
     out, lse = nbflash.attention(q, k, v, impl="sm80", return_lse=True)
-    given = {"dout": dout, "out": out}
     expected = nbflash.attention_backward(dout, q, k, v, out, lse, impl="sm80", deterministic=True)
-    given[which] = poisoned((1, 9, 2, 12), np.float16)[..., 2:10]
-    given[which][...] = {"dout": dout, "out": out}[which]
-    got = nbflash.attention_backward(
-        given["dout"], q, k, v, given["out"], lse, impl="sm80", deterministic=True
-    )
+    part = poisoned((1, 9, 2, 12), np.float16)[..., 2:10]
+    part[...] = dout if which == "dout" else out
+    dout, out = (part, out) if which == "dout" else (dout, part)
+    got = nbflash.attention_backward(dout, q, k, v, out, lse, impl="sm80", deterministic=True)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_array_equal(a, b)
