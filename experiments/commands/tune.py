@@ -12,7 +12,7 @@ from functools import partial
 from experiments.harness.comparison import describe, measure_all
 from experiments.harness.console import left_out, say
 from experiments.harness.errors import OutOfBudget
-from experiments.harness.kernel_tables import PROBLEM, tables_of
+from experiments.harness.kernel_tables import PROBLEM, schedule_of, tables_of
 from experiments.harness.passes import BACKWARD, DENSE, FORWARD, flops
 from experiments.harness.setup import set_up
 from experiments.libraries.nbflash import Nbflash
@@ -76,13 +76,6 @@ class Configured(Nbflash):
         spec = AttentionSpec(check_forward(*self._inputs), case.mask)
         executor = self._tables.executor(self._which, self._config, spec)
         return AttentionPlan(spec, self._tables.impl, executor)
-
-
-def schedule_of(config, mask):
-    """The tiles of a mask that a configuration walks."""
-    from nbflash.schedule.tile_schedule import TileSchedule
-
-    return TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
 
 
 def judged(rows, choice):

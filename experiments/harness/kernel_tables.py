@@ -9,6 +9,13 @@ from experiments.harness.passes import BACKWARD, FORWARD
 PROBLEM = ("dtype", "head_dim", "negate")  # attributes that are no choice
 
 
+def schedule_of(config, mask):
+    """The tiles of a mask that a configuration walks."""
+    from nbflash.schedule.tile_schedule import TileSchedule
+
+    return TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
+
+
 class KernelTables(ABC):
     """Those of an implementation; a pass is `FORWARD` or `BACKWARD`."""
 
@@ -71,15 +78,10 @@ class Sm90Tables(KernelTables):
 
     def chosen(self, which, table, mask):
         from nbflash.backends.sm90.forward.choice import choose
-        from nbflash.schedule.tile_schedule import TileSchedule
 
         if which == BACKWARD:
             return table[0]  # the others are for slopes of scores
-
-        def tiled(config):
-            return TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
-
-        return choose(table, mask, tiled)[0]
+        return choose(table, mask, partial(schedule_of, mask=mask))[0]
 
     def row(self, config, speed, first):
         """Without defaults at its end; speeds of the forward are TFLOP/s, others are left out."""
