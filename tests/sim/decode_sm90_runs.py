@@ -8,8 +8,9 @@ from by_name import in_memory, simulate, strides, tensor_maps
 from decode_runs import flat
 
 from nbflash import testing
-from nbflash.backends.sm90.decode.config import ROWS, decode_config
+from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
+from nbflash.backends.split_kv.part import TOKENS
 from nbflash.backends.split_kv.splits import heads_together, scale_strides, walk
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 
@@ -54,7 +55,7 @@ def parts(
     sizes = {"batch": batch, "nq": nq, "heads": heads, "heads_kv": heads_kv, "capacity": capacity}
     p = SimpleNamespace(**sizes)
     pack = heads_together(p, mask)
-    _, _, tables = walk(p, mask, ROWS, cfg.tile_n, pack)
+    _, _, tables = walk(p, mask, TOKENS, cfg.tile_n, pack)
     part_o = testing.poisoned((splits, batch, nq, heads, head_dim), np.float32)
     part_lse = testing.poisoned((splits, batch, heads, nq), np.float32)
     out, lse, counts = results or (np.zeros(1, q.dtype), *(np.zeros(1, t) for t in WORDS))

@@ -43,7 +43,17 @@ class Sm80(Backend):
             )
         return reasons
 
+    def why_not_decode(self, problem, mask, q, cache) -> list[str]:
+        from nbflash.backends.sm80.decode import host
+
+        return [*self.why_not_rules(problem), *host.why_not(problem, q, cache)]
+
     def executor(self, spec, device=None):
         from nbflash.backends.sm80.executor import Sm80Executor
 
         return Sm80Executor(spec, device=device)
+
+    def decode_partial(self, device, problem, mask, q, cache):
+        from nbflash.backends.sm80.decode.host import Sm80Partial
+
+        return Sm80Partial(device, problem, mask, q, cache)

@@ -13,23 +13,21 @@ largest. Every row has its own. It goes by the largest exponent up to here: of t
 FULL tiles, and in others of the products themselves, so that a key which a row does not see,
 whatever its scale, takes nothing from that row. What has been added up in a smaller unit shrinks; O
 is multiplied by it last.
-
-    merged        m = max_w m_w     f_w = 2^(m_w − m)     l = Σ_w f_w l_w     O = Σ_w f_w O_w / l
 """
 
 from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED
 from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
 from nbflash.backends.sm90.decode.producer import COMPUTING
-from nbflash.backends.sm90.decode.rows import make_rows
 from nbflash.backends.sm90.decode.scales import LEAST_UNIT, unit_above
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.nan_watch import poisoned
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
+from nbflash.backends.split_kv.join_warps import make_join_warps
+from nbflash.backends.split_kv.part import make_rows
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.tile.float_bits import EXPONENT, INVERSE, ONES, bits_float, float_bits
-from nbflash.cuda.tile.guarded_max import NEG_INF, guarded
 from nbflash.cuda.tile.mma.quantised_gemm import (
     WARPS,
     StoredLayout,
@@ -41,10 +39,7 @@ from nbflash.cuda.tile.ring import divmod_int32, make_advance, read_descriptor
 from nbflash.cuda.tile.tracing import (
     either,
     equal,
-    exp2,
-    fma,
     load2,
-    load4,
     maximum,
     opaque,
     select,
@@ -52,12 +47,11 @@ from nbflash.cuda.tile.tracing import (
     store4,
     unrolled,
 )
-from nbflash.cuda.tile.warp_math import any_lane, approximate_reciprocal
+from nbflash.cuda.tile.warp_math import any_lane
 from nbflash.cuda.tile.warp_reduce import QUAD, across_lanes
 from nbflash.cuda.tile.wgmma.softmax import (
     column_of,
     fold_rows,
-    log_of_sum,
     make_apply_keep,
     make_wgmma_softmax,
     row_of,
@@ -226,6 +220,7 @@ def make_merge(cfg):
     layout, K, SCALES = StoredLayout(cfg), cfg.smem.k, cfg.smem.scales
     WIDTH, OF_WARP, STATISTICS = layout.width, ROWS * layout.width, 2 * ROWS
     OF_LANE = 2 * layout.span
+    join = make_join_warps(WARPS, OF_WARP, STATISTICS)
 
     @inlined
     def rotation_of(row, c):
@@ -258,24 +253,6 @@ def make_merge(cfg):
         if c == 0:
             put_statistics(smem, types.int32(words + SCALES // 4 + warp * STATISTICS + 2 * r), m, l)
         bar_sync(COMPUTING, 32 * WARPS)
-
-    @unrolled
-    def join(smem, at, statistics):
-        pairs = [load2(smem, statistics + w * STATISTICS) for w in range(WARPS)]
-        pairs = [[bits_float(x) for x in pair] for pair in pairs]
-        best = None
-        for m, l in pairs:
-            known = select(equal(l, 0.0), NEG_INF, m)
-            best = known if best is None else maximum(best, known)
-        total = bits_float(statistics * 0)
-        o = [total] * 4
-        for w, (m, l) in enumerate(pairs):
-            factor = select(equal(l, 0.0), 0.0, exp2(m - guarded(best)))
-            total = fma(factor, l, total)
-            of_warp = map(bits_float, load4(smem, at + w * OF_WARP))
-            o = [fma(factor, x, sum_) for x, sum_ in zip(of_warp, o, strict=True)]
-        inverse = select(equal(total, 0.0), 0.0, approximate_reciprocal(total))
-        return *(x * inverse for x in o), log_of_sum(best, total)
 
     @inlined
     def merged(smem, words, row, column):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nbflash.backends.sm90.decode.combine_in_block import joined_by_the_last
-from nbflash.backends.sm90.decode.config import ROWS, decode_config
+from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
+from nbflash.backends.split_kv.part import TOKENS
 from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
 from nbflash.cuda import tensor_map
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
@@ -54,7 +55,7 @@ class Sm90Partial:
 
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
         p, cfg, pack = problem, config or config_for(problem, mask), heads_together(problem, mask)
-        _, tiles, tables = walk(p, mask, ROWS, cfg.tile_n, pack)
+        _, tiles, tables = walk(p, mask, TOKENS, cfg.tile_n, pack)
         row_tiles = -(-p.nq * pack // cfg.tile_m)
         items = p.batch * (p.heads // pack) * row_tiles
         slots = device.multiprocessors * cfg.min_blocks

@@ -2,9 +2,10 @@
 
 from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED, ROWS
-from nbflash.backends.sm90.decode.scales import located, make_scales
+from nbflash.backends.sm90.decode.scales import make_scales
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.tile_stream import write_descriptor
+from nbflash.backends.split_kv.part import located, make_tiles_of_part
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import (
     bar_sync,
@@ -16,29 +17,9 @@ from nbflash.cuda.ptx.mbarrier import (
 from nbflash.cuda.ptx.tma import evict_first, tma_load_4d_once
 from nbflash.cuda.tile.ring import divmod_int32, make_advance
 from nbflash.cuda.tile.tracing import load4, opaque, store4, unrolled
-from nbflash.cuda.tile.warp_reduce import first_behind
 from nbflash.cuda.tile.wgmma.gemm import PANEL, ROW_BYTES
 
 COMPUTING = 1  # the named barrier of those that compute
-
-
-def make_tiles_of_part(cfg):
-    """``tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane)``: the first, the end.
-
-    Counted are the sequence's tiles, or those before its end that the mask lists.
-    """
-    TILE_N, MASKED = cfg.tile_n, cfg.masked
-
-    @inlined
-    def tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane):
-        begin, end = types.int32(0), types.int32((length + TILE_N - 1) // TILE_N)
-        if MASKED:
-            begin, last = types.int32(row_ptr[plane]), types.int32(row_ptr[plane + 1])
-            end = first_behind(col_idx, begin, last, end, lane)
-        tiles = (end - begin + splits - 1) // splits
-        return min(begin + split * tiles, end), min(begin + (split + 1) * tiles, end)
-
-    return tiles_of_part
 
 
 def make_load(cfg):

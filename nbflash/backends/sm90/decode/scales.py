@@ -1,8 +1,8 @@
-"""Pages and scales, as the loading warp of the Hopper decode kernel finds them."""
+"""Scales, as the loading warp of the Hopper decode kernel finds them."""
 
+from nbflash.backends.split_kv.part import located
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.float_bits import EXPONENT, ONES
-from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import maximum, store, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
 
@@ -13,17 +13,6 @@ ROOM = 14 << 23  # P ∘ scale / unit is below 2^15: as much of float16 as there
 def unit_above(exponent):
     """The bits of the unit for numbers whose largest exponent, in place, is ``exponent``."""
     return maximum(exponent - ROOM, LEAST_UNIT)
-
-
-@inlined
-def located(key, pages):
-    """The page of a key, and where it is in there."""
-    table, first_page, page_size, sequence = pages
-    page, inside = sequence, key
-    if page_size > 0:
-        nth, inside = divmod_int32(key, page_size)
-        page = types.int32(table[first_page + nth])
-    return page, inside
 
 
 def make_scales(cfg):

@@ -1,0 +1,1 @@
+"""Decode by mma and cp.async."""

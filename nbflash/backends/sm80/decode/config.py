@@ -1,0 +1,115 @@
+"""Frozen configurations of ``decode_sm80`` and the table they are chosen from."""
+
+from dataclasses import dataclass
+
+from nbflash.backends.sm80.config import fits
+from nbflash.cuda.tile.mma.copy import ChunkCopy
+from nbflash.cuda.tile.mma.layout import ALIGNMENT, SharedTile
+from nbflash.cuda.tile.smem_layout import smem_layout
+from nbflash.definitions.constants import WARP
+
+ROWS = 16  # of a block: query tokens × heads that share a key head
+KEYS = 16  # of a tile, that one warp has
+_PAD = 8  # columns of O in shared memory: eight rows meet every bank once
+
+
+@dataclass(frozen=True)
+class DecodeSm80Config:
+    """Geometry of ``decode_sm80``.
+
+    Attributes
+    ----------
+    dtype : {"float16", "bfloat16"}
+    head_dim : int
+        A multiple of 8.
+    warps : int
+        Each has 16 keys of every tile.
+    stages : int
+        Tiles of K and V that shared memory holds: at least 2.
+    min_blocks : int
+        Blocks a multiprocessor should hold: bounds the registers.
+    masked : bool
+        A schedule says which tiles there are; if not, the causal rule.
+    negate : bool
+        The scale is negative.
+    """
+
+    dtype: str
+    head_dim: int
+    warps: int = 4
+    stages: int = 3
+    min_blocks: int = 2
+    masked: bool = False
+    negate: bool = False
+
+    def __post_init__(self):
+        if self.head_dim % 8 or self.stages < 2:
+            raise ValueError(f"no such kernel: {self}")
+
+    @property
+    def threads(self):
+        return WARP * self.warps
+
+    @property
+    def tile_n(self):
+        return KEYS * self.warps
+
+    @property
+    def tile(self):
+        """How rows of Q, K and V lie in shared memory."""
+        return SharedTile(-(-self.head_dim // 16) * 16)
+
+    @property
+    def copy(self):
+        """Copies of a warp's keys by that warp."""
+        return ChunkCopy(self.tile, KEYS, WARP, self.head_dim, self.dtype)
+
+    @property
+    def stage_bytes(self):
+        """Of one warp: K, then V."""
+        return 2 * KEYS * self.tile.row_bytes
+
+    @property
+    def o_words(self):
+        """From one row of O to the next."""
+        return self.tile.width + _PAD
+
+    @property
+    def smem(self):
+        """Shared memory, in bytes from the first aligned one; at last O, m and l of every warp are
+        where the stages have been.
+        """
+        results = 4 * ROWS * (self.o_words + 2)
+        ring = max(self.stages * self.stage_bytes, -(-results // ALIGNMENT) * ALIGNMENT)
+        return smem_layout(q=ROWS * self.tile.row_bytes, rings=self.warps * ring)
+
+    @property
+    def ring_bytes(self):
+        """Of one warp."""
+        return (self.smem.end - self.smem.rings) // self.warps
+
+    @property
+    def smem_bytes(self):
+        """Dynamic shared memory of a block."""
+        return ALIGNMENT + self.smem.end
+
+
+# head_dim up to, warps, stages, blocks of a multiprocessor; best first among those that fit.
+_TABLE = (
+    (64, 4, 3, 4),
+    (64, 4, 3, 3),
+    (64, 4, 2, 2),
+    (128, 4, 3, 2),
+    (128, 4, 2, 2),
+    (128, 4, 2, 1),
+    (256, 4, 3, 1),
+    (256, 4, 2, 1),
+    (256, 2, 2, 1),
+)
+
+
+def decode_config(dtype, head_dim, *, smem_limit, masked=False, negate=False):
+    """The first row that fits the shared memory of a device."""
+    rows = (row[1:] for row in _TABLE if head_dim <= row[0])
+    configs = (DecodeSm80Config(dtype, head_dim, *row, masked, negate) for row in rows)
+    return next(config for config in configs if fits(config, smem_limit))
