@@ -2,6 +2,7 @@
 
 import decode_axes
 import decode_runs
+import decode_sm80_runs
 import decode_sm90_runs
 import pytest
 
@@ -21,7 +22,14 @@ SIMT = decode_axes.design(
 SM90 = decode_axes.design(
     {"dtype": ("f16", "bf16"), "head_dim": (16, 32), "page_size": (None, 8, 24)}
 )
-TILE, TILE_SM90 = 16, 64
+SM80 = decode_axes.design(
+    {
+        **{"dtype": ("f16", "bf16"), "head_dim": (8, 24, 32), "page_size": (None, 16, 48)},
+        **{"stored": (None,), "warps": (1, 2), "stages": (2, 3)},
+    },
+    warps=1,
+)
+TILE, TILE_SM90, TILE_SM80 = 16, 64, 32
 
 
 def of(cases):
@@ -60,5 +68,20 @@ def test_sm90(seed):
         how = {"scale": given.scale, "splits": case["splits"], "scales": scales}
         with sim.options(seed=seed):
             return decode_sm90_runs.run(*laid_out, given.lengths, table, given.mask, **how)
+
+    given.check(run)
+
+
+@pytest.mark.design
+@of(SM80)
+def test_sm80(seed):
+    case = SM80[seed]
+    given = problem(case, TILE_SM80)
+
+    def run(laid_out, table, scales):
+        options = {name: case[name] for name in ("warps", "stages", "splits")}
+        with sim.options(seed=seed):
+            more = {"scale": given.scale, **options}
+            return decode_sm80_runs.decoded(*laid_out, given.lengths, table, given.mask, **more)
 
     given.check(run)

@@ -11,10 +11,11 @@ from faults.decode_sm90 import (
     KERNEL,
     LOADING,
     MUTANTS,
+    PART,
     PRODUCTS,
-    ROWS,
     SCALES,
     STORED,
+    WARPS,
 )
 from mutant_family import Family
 from mutants import TWO_STAGES
@@ -224,7 +225,7 @@ BYTES = outlier_bytes, sink_bytes, uneven_bytes, poisoned_bytes, low_bytes
 BYTES += wide_bytes, masked_bytes, bytes_with_scales
 JOINS = join_spans, join_row_tiles, join_heads, join_rounds, join_steps
 CASES = WORDS + JOINS + BYTES
-CASES_OF = {JOINING: JOINS, STORED: BYTES, PRODUCTS: BYTES, SCALES: BYTES}
+CASES_OF = {JOINING: JOINS, STORED: BYTES, WARPS: BYTES, PRODUCTS: BYTES, SCALES: BYTES}
 
 
 def reach(target):
@@ -240,7 +241,7 @@ FAMILY = Family(
     CHAIN,
     {case.__name__: case_of(case) for case in CASES},
     MUTANTS,
-    generate=(ROWS, LOADING, COMPUTING, STORED, JOINING, KERNEL),
+    generate=(PART, LOADING, COMPUTING, STORED, JOINING, KERNEL),
     reach=reach,
     survivors={"decode.consumer: compute: mbarrier_arrive stage shifted": TWO_STAGES},
 )

@@ -3,13 +3,14 @@
 from mutants import Mutant, lines, swapped, without
 
 ROOM = "nbflash.backends.sm90.decode"
-PRODUCTS, SCALES, ROWS, LOADING, COMPUTING, STORED, JOINING, KERNEL = CHAIN = (
+PRODUCTS, PART, WARPS, SCALES, LOADING, COMPUTING, STORED, JOINING, KERNEL = CHAIN = (
     "nbflash.cuda.tile.mma.quantised_gemm",
+    "nbflash.backends.split_kv.part",
+    "nbflash.backends.split_kv.join_warps",
     *(
         f"{ROOM}.{name}"
         for name in (
-            *("scales", "rows", "producer", "consumer", "consumer_8bit", "combine_in_block"),
-            "kernel",
+            *("scales", "producer", "consumer", "consumer_8bit", "combine_in_block", "kernel"),
         )
     ),
 )
@@ -104,8 +105,6 @@ PRODUCT = (
 SCALE = (
     Mutant("scale of K for V", "v = v_scale[", "v = k_scale["),
     Mutant("scales behind the length", "if key < length:", "if True:"),
-    Mutant("first page of all", "table[first_page + nth]", "table[first_page]"),
-    Mutant("pages by tokens", "nth, inside = divmod_int32(key, page_size)", "nth = key"),
     Mutant("scales of the lower keys twice", "n0 + lane + 32", "n0 + lane"),
     Mutant("scales of V in the place of K's", "at + (TILE_N + 32 * i)", "at + 32 * i"),
     Mutant("scales of the first head", "head * k_stride[2]", "0"),
@@ -115,7 +114,7 @@ SCALE = (
         "unit of K's scales", "(v & EXPONENT for _, v in held)", "(k & EXPONENT for k, _ in held)"
     ),
 )
-ROW = (
+PARTS = (
     Mutant("the same end for all tokens", "types.int32(length - nq + token + 1)", "length"),
     Mutant("place of a row that is none", "if row >= nq * pack:", "if False:"),
     Mutant("bounds of the first plane", "i = plane * nq + token", "i = token"),
@@ -136,8 +135,6 @@ ROW = (
         "lse_at = types.int64((part * heads + head) * nq + token)",
         "lse_at = types.int64((part * nq + token) * heads + head)",
     ),
-)
-LOAD = (
     Mutant(
         "one tile more",
         "min(begin + (split + 1) * tiles, end)",
@@ -148,6 +145,15 @@ LOAD = (
     Mutant("tiles rounded down", "(length + TILE_N - 1) // TILE_N", "length // TILE_N"),
     Mutant("mask of the first plane", "types.int32(row_ptr[plane])", "types.int32(row_ptr[0])"),
     Mutant("tiles behind the length", "first_behind(col_idx, begin, last, end, lane)", "last"),
+    Mutant("first page of all", "table[first_page + nth]", "table[first_page]"),
+    Mutant("pages by tokens", "nth, inside = divmod_int32(key, page_size)", "nth = key"),
+)
+JOIN_WARPS = (
+    Mutant("warps' m apart", "exp2(m - guarded(best))", "exp2(m * 0.0)"),
+    Mutant("O of the first warp", "at + w * o_words", "at"),
+    Mutant("m of warps without keys", "known = select(equal(l, 0.0), NEG_INF, m)", "known = m"),
+)
+LOAD = (
     Mutant("ragged tiles in full", "if n0 + TILE_N > seen_by_all:", "if False:"),
     Mutant("bytes of all boxes", "(full_k, boxes", "(full_k, TILE_N // BOX"),
     Mutant("boxes one upon the other", "+ lane * BOX * ROW_BYTES", ""),
@@ -242,8 +248,6 @@ STORE = (
     without("sum over the lanes", "l = row_total(l)"),
     Mutant("place of n-tiles", "at + 8 * i * WIDTH + column", "at + column"),
     Mutant("m of the upper row", "store(smem, at + 16 * i, ", "store(smem, at, "),
-    Mutant("warps' m apart", "exp2(m - guarded(best))", "exp2(m * 0.0)"),
-    Mutant("O of the first warp", "at + w * OF_WARP", "at"),
     Mutant(
         "columns where they are not", "(column ^ rotation_of(row, column // OF_LANE % 4))", "column"
     ),
@@ -251,7 +255,6 @@ STORE = (
     Mutant("rows behind the last", "min(count - first, ROWS)", "ROWS"),
     Mutant("Q behind the last row", "min(first + row, count - 1)", "first + row"),
     Mutant("upper row's place", "types.int32(first + r + 8)", "types.int32(first + r)"),
-    Mutant("m of warps without keys", "known = select(equal(l, 0.0), NEG_INF, m)", "known = m"),
 )
 PLACES = (
     Mutant("counts of splits", "(counts, tile)", "(counts, split)"),
@@ -288,7 +291,7 @@ PLACES = (
 MUTANTS = [
     (target, mutant)
     for target, mutants in zip(
-        CHAIN, (PRODUCT, SCALE, ROW, LOAD, COMPUTE, STORE, JOIN, PLACES), strict=True
+        CHAIN, (PRODUCT, PARTS, JOIN_WARPS, SCALE, LOAD, COMPUTE, STORE, JOIN, PLACES), strict=True
     )
     for mutant in mutants
 ]

@@ -6,7 +6,7 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.cp_async import cp_async16, cp_async_commit
 from nbflash.cuda.tile.mma.layout import CHUNK
 from nbflash.cuda.tile.ring import divmod_int32
-from nbflash.cuda.tile.tracing import both, opaque, unrolled
+from nbflash.cuda.tile.tracing import both, unrolled
 
 
 def make_copies(cfg):
@@ -14,11 +14,12 @@ def make_copies(cfg):
 
     send_q(to, q, q_stride, rows, thread)         the block's rows
     look_up(t, end, part, pages, col_idx)         of the keys that a warp has in tile t: how many
-                                                  there are, −1 without such a tile; their page,
-                                                  and the first one's place in it
+                                                  there are; their page, and the first one's place
+                                                  in it
     send(to, caches, found, head, lane)           K and V of what was found: a group of copies
 
-    A warp's 16 keys of a tile are in one page, because pages are of a multiple of 16.
+    A warp's 16 keys of a tile are in one page, because pages are of a multiple of 16. Keys behind
+    the length become zeros if there are others before them, and stay what they are if not.
     """
     CHUNKS, TILE = cfg.tile.chunks, cfg.tile
     TILE_N, MASKED, USED = cfg.tile_n, cfg.masked, cfg.head_dim // CHUNK
@@ -41,7 +42,7 @@ def make_copies(cfg):
     @inlined
     def look_up(t, end, part, pages, col_idx):
         length, own = part
-        valid, page, inside = types.int32(-1), NONE, NONE
+        valid, page, inside = NONE, NONE, NONE
         if t < end:
             tile = types.int32(col_idx[t] if MASKED else t)
             key = types.int32(tile * TILE_N + own)
@@ -52,16 +53,13 @@ def make_copies(cfg):
 
     @inlined
     def send(to, caches, found, head, lane):
-        """Keys behind the length become zeros; a tile that there is not, nothing."""
         (k, k_stride), (v, v_stride) = caches
         valid, page, inside = found
-        if valid >= 0:
-            # Made anew, or the distances of 16 rows stay in registers.
-            k_token, v_token = opaque(k_stride[1]), opaque(v_stride[1])
-            k_at = page * k_stride[0] + inside * k_token + head * k_stride[2]
-            copy(to, k, k_at, k_token, valid, lane)
-            v_at = page * v_stride[0] + inside * v_token + head * v_stride[2]
-            copy(types.int32(to + V), v, v_at, v_token, valid, lane)
+        if valid > 0:
+            k_at = page * k_stride[0] + inside * k_stride[1] + head * k_stride[2]
+            copy(to, k, k_at, k_stride[1], valid, lane)
+            v_at = page * v_stride[0] + inside * v_stride[1] + head * v_stride[2]
+            copy(types.int32(to + V), v, v_at, v_stride[1], valid, lane)
         cp_async_commit()
 
     return send_q, look_up, send

@@ -67,12 +67,8 @@ def make_decode_sm80(cfg):
     M_START = (types.float32(-math.inf),) * 2
 
     send_q, look_up, send = make_copies(cfg)
-    scan, clean = cfg.copy.scan, cfg.copy.clean
-    wait, wait_q, advance = (
-        cp_async_wait(STAGES - 2),
-        cp_async_wait(STAGES - 1),
-        make_advance(STAGES),
-    )
+    scan, clean, advance = cfg.copy.scan, cfg.copy.clean, make_advance(STAGES)
+    wait, wait_q = cp_async_wait(STAGES - 2), cp_async_wait(STAGES - 1)
     gemm_qk = make_gemm_abt(cfg.dtype, 1, KEYS, TILE, negate=cfg.negate)
     gemm_pv = make_gemm_pb(cfg.dtype, 1, KEYS, TILE)
     poison_rows = make_poison_rows(cfg.dtype, 1, KEYS, TILE)

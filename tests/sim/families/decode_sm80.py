@@ -1,0 +1,101 @@
+"""The portable decode kernel."""
+
+import numpy as np
+from decode_cases import DTYPES, check, contiguous, paged
+from decode_sm80_runs import decoded
+from faults.decode_sm80 import BINDING, CHAIN, COPIES, KERNEL, MUTANTS, RESULTS
+from mutant_family import Family
+
+import masks
+from nbflash.cuda import simulator as sim
+
+T, CAPACITY, NQ = 32, 112, 3
+LENGTHS = np.array([1, T + 1, 3 * T + 6], np.int32)
+
+
+def causal(host):
+    """Pages of 48, rows of the table apart, columns that fill no step, V in an order of its own."""
+    q, k, v = contiguous(NQ, (4, 2), 24, DTYPES["bf16"], LENGTHS, CAPACITY)
+    k_pages, v_pages, table = paged(k, v, lengths=LENGTHS, page_size=48)
+    v_pages = np.ascontiguousarray(v_pages.swapaxes(0, 2)).swapaxes(0, 2)
+    table = np.pad(table, ((0, 0), (0, 5)))[:, :-5]
+    check(decoded(q, k_pages, v_pages, LENGTHS, table, host=host, stages=2), q, k, v, LENGTHS)
+
+
+def races(host):
+    """One sequence, under many schedules of the warps."""
+    lengths = np.array([3 * T + 6], np.int32)
+    q, k, v = contiguous(NQ, (2, 1), 16, DTYPES["f16"], lengths, CAPACITY)
+    for seed in range(2):
+        with sim.options(race=True, seed=seed):
+            got = decoded(q, k, v, lengths, host=host, splits=1, stages=2)
+        check(got, q, k, v, lengths)
+
+
+def masked(host):
+    """Of every sequence and group of heads its own, over keys whose NaN nobody sees."""
+    rows, columns = np.ogrid[:NQ, :CAPACITY]
+    bits = masks.from_dense((5 * rows + 7 * columns) % 11 < 4)
+    second = masks.from_dense((columns % T >= T // 2) & (rows >= 0))
+    windows = [masks.window(NQ, CAPACITY, left=30 * (b + 1)) for b in range(3)]
+    pairs = zip(windows, (bits, second, masks.from_dense(columns % 3 == rows)), strict=True)
+    mask = masks.per_batch([masks.per_head([w] * 2 + [o] * 2) for w, o in pairs])
+    q, k, v = contiguous(NQ, (4, 2), 16, DTYPES["f16"], LENGTHS, CAPACITY)
+    dense = np.broadcast_to(mask.dense(), (3, 4, NQ, CAPACITY))
+    seen = dense.reshape(3, 2, 2, NQ, CAPACITY).any(axis=(2, 3)).swapaxes(1, 2)
+    k[~seen], v[~seen] = np.nan, np.nan
+    got = decoded(q, k, v, LENGTHS, mask=mask, host=host)
+    clean = [np.nan_to_num(x) for x in (k, v)]
+    check(got, q, *clean, LENGTHS, keep=lambda b: dense[b, ..., : LENGTHS[b]])
+
+
+def by_head(host):
+    """Masks that the heads of a group do not share."""
+    mask = masks.per_head([masks.window(NQ, CAPACITY, left=9 * i, right=None) for i in range(4)])
+    q, k, v = contiguous(NQ, (4, 2), 16, DTYPES["f16"], LENGTHS, CAPACITY)
+    dense = np.broadcast_to(mask.dense(), (3, 4, NQ, CAPACITY))
+    got = decoded(q, k, v, LENGTHS, mask=mask, host=host)
+    check(got, q, k, v, LENGTHS, keep=lambda b: dense[b, ..., : LENGTHS[b]])
+
+
+def poisoned(host):
+    """V of the last token is infinite: tokens before it do not attend it."""
+    lengths = np.array([T + 1], np.int32)
+    q, k, v = contiguous(NQ, (2, 1), 16, DTYPES["f16"], lengths, CAPACITY)
+    v[0, lengths[0] - 1] = np.inf
+    with sim.options(race=True, seed=1):
+        out, lse = decoded(q, k, v, lengths, host=host, splits=1)
+    assert not np.isfinite(out[:, 2]).any()
+    check((out[:, :2], lse[..., :2]), q[:, :2], k, v, lengths - 1)
+
+
+def rows(host):
+    """Two blocks of rows, of a scale below zero."""
+    lengths = np.array([40], np.int32)
+    q, k, v = contiguous(20, (1, 1), 16, DTYPES["bf16"], lengths, 64)
+    check(decoded(q, k, v, lengths, scale=-0.4, host=host), q, k, v, lengths, scale=-0.4)
+
+
+def beyond(host):
+    """A length that counts up to the capacity, which is no whole tile: behind it are no pages."""
+    lengths = np.array([48], np.int32)
+    q, k, v = contiguous(NQ, (2, 2), 16, DTYPES["f16"], lengths, 48)
+    check(decoded(q, k, v, lengths + 9, splits=1, host=host), q, k, v, lengths)
+    *pages, table = paged(k, v, lengths=lengths, page_size=16)
+    check(decoded(q, *pages, lengths, table, splits=1, host=host), q, k, v, lengths)
+
+
+CASES = beyond, rows, poisoned, by_head, races, masked, causal
+
+
+def case_of(case):
+    return lambda modules: case(modules[BINDING])
+
+
+FAMILY = Family(
+    "decode_sm80",
+    CHAIN,
+    {case.__name__: case_of(case) for case in CASES},
+    MUTANTS,
+    generate=(COPIES, RESULTS, KERNEL),
+)
