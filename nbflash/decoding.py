@@ -119,7 +119,7 @@ def decode(
         With one, tokens before the first key of a sequence attend nothing. An array with an axis
         of queries or keys has the capacity's length along it.
     return_lse : bool
-    impl : {"auto", "sm90", "simt", "cpu"}
+    impl : {"auto", "sm90", "sm80", "simt", "cpu"}
         As of `attention`.
 
     Returns

@@ -59,6 +59,10 @@ class Backend:
         """Reasons of its own why it cannot run a `DecodeProblem` in a layout, on any machine."""
         return [f"decode does not run on {self.name}"]
 
+    def faster_decode(self, problem, mask) -> str | None:
+        """The name of an implementation that "auto" prefers, if it can run a `DecodeProblem`."""
+        return None
+
     def why_not_rules(self, problem) -> list[str]:
         """Why kernels without window and score cannot run a `DecodeProblem`."""
         given = {"window": problem.window, "score": problem.score}

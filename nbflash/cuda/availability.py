@@ -75,6 +75,15 @@ def why_not_cuda() -> list[str]:
     return [] if count else ["no CUDA device is visible"]
 
 
+def why_not_ptxas() -> list[str]:
+    """Reasons why kernels that are assembled as whole programs cannot be."""
+    from nbflash.cuda import ptxas
+
+    if ptxas.find_ptxas() is None:
+        return ["ptxas is not installed: pip install nvidia-cuda-nvcc"]
+    return []
+
+
 def capability(device_id: int) -> tuple[int, int]:
     """Compute capability of a CUDA device: ``(9, 0)``."""
     import cupy

@@ -46,7 +46,8 @@ class Sm80(Backend):
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         from nbflash.backends.sm80.decode import host
 
-        return [*self.why_not_rules(problem), *host.why_not(problem, q, cache)]
+        reasons = [*self.why_not_rules(problem), *host.why_not(problem, q, cache)]
+        return reasons or ([] if availability.simulator() else availability.why_not_ptxas())
 
     def executor(self, spec, device=None):
         from nbflash.backends.sm80.executor import Sm80Executor

@@ -26,11 +26,7 @@ class Sm90(Backend):
             return []
         if reasons := self.why_not_capability(availability.capability(device_id)):
             return reasons
-        from nbflash.cuda import ptxas
-
-        if ptxas.find_ptxas() is None:
-            return ["ptxas is not installed: pip install nvidia-cuda-nvcc"]
-        return []
+        return availability.why_not_ptxas()
 
     def why_not_capability(self, capability) -> list[str]:
         if capability == (9, 0):
@@ -59,6 +55,13 @@ class Sm90(Backend):
         from nbflash.backends.sm90.decode import host
 
         return [*self.why_not_rules(problem), *host.why_not(problem, mask, q, cache)]
+
+    def faster_decode(self, problem, mask) -> str | None:
+        """Where memory bounds it: few rows, and nothing to convert (notes/sm80.md)."""
+        from nbflash.backends.split_kv.splits import heads_together
+
+        rows = problem.nq * heads_together(problem, mask)
+        return "sm80" if rows <= 16 and problem.cache_dtype == problem.dtype else None
 
     def executor(self, spec, device=None):
         from nbflash.backends.sm90.executor import Sm90Executor

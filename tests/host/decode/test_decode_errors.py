@@ -13,7 +13,7 @@ from nbflash import scores
 from nbflash.backends.cpu.executor import CpuExecutor
 from nbflash.backends.reference import EmptyExecutor
 from nbflash.backends.registry import BACKENDS
-from nbflash.cuda import availability
+from nbflash.cuda import availability, ptxas
 from nbflash.inputs.decode_problem import Cache, check_decode
 from nbflash.planning import dispatch
 
@@ -267,10 +267,34 @@ def test_cuda_arrays_are_refused_with_the_reason(monkeypatch):
         dispatch.choose_decode("simt", on_cuda, None, None, None)
 
 
+def test_what_auto_prefers(monkeypatch):
+    """On Hopper the portable kernel where few rows attend keys of 16 bits, if it can run at all."""
+    monkeypatch.setattr(availability, "why_not_kernels", list)
+    monkeypatch.setattr(availability, "capability", lambda device_id: (9, 0))
+    monkeypatch.setattr(ptxas, "find_ptxas", lambda: "ptxas")
+    caches = (np.zeros((1, 32, 2, 64), np.float16) for _ in range(2))
+    arrays = np.zeros((1, 4, 8, 64), np.float16), Cache(*caches, ints(5))
+    given = replace(check_decode(*arrays), device="cuda", page_size=16)
+    heads = masks.per_head([masks.window(4, 32, left=i) for i in range(8)])
+
+    def chosen(mask=None, **changed):
+        problem = replace(given, **changed)
+        return dispatch.choose_decode("auto", problem, mask, *arrays)
+
+    assert chosen() == "sm80"
+    assert chosen(nq=5) == "sm90"  # 20 rows
+    assert chosen(nq=5, mask=heads) == "sm80"  # of heads that have nothing in common
+    assert chosen(page_size=8) == "sm90"
+    assert chosen(cache_dtype="int8") == "sm90"
+    assert chosen(dtype="float32", cache_dtype="float32") == "simt"
+    monkeypatch.setattr(ptxas, "find_ptxas", lambda: None)
+    assert chosen() == "simt"
+
+
 def test_kernels_without_window_and_score_say_so():
     cache = Cache(**{k: v for k, v in PLAIN.items() if k != "q"})
     given = check_decode(PLAIN["q"], cache, None, (5, None), scores.softcap(3.0))
-    for impl in ("simt", "sm90"):
+    for impl in ("simt", "sm80", "sm90"):
         reasons = BACKENDS[impl].why_not_decode(given, None, PLAIN["q"], cache)
         assert reasons[:2] == [
             f"decode with window= runs on cpu only, not yet on {impl}",

@@ -70,7 +70,7 @@ HOST = (
     "nbflash.backends.split_kv.merge_host",
     f"{HOPPER}.forward.choice",
     *(f"{HOPPER}.backward.choice", f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host"),
-    f"{HOPPER}.decode.host",
+    *(f"{AMPERE}.decode.host", f"{HOPPER}.decode.host"),
     "nbflash.backends.block_selection.host",
 )
 # A mask is its tiles and their kinds, to these.
@@ -102,6 +102,7 @@ OUTSIDE = {
     "nbflash.backends.cpu": ("numpy scipy numba llvmlite", "ml_dtypes"),
     AMPERE: ("", ""),
     f"{AMPERE}.executor": ("numpy", ""),
+    f"{AMPERE}.decode.host": ("numpy", ""),
     "nbflash.backends.simt": ("", ""),
     "nbflash.backends.simt.executor": ("numpy", ""),
     "nbflash.backends.simt.decode_host": ("numpy", ""),
