@@ -272,6 +272,7 @@ def test_what_auto_prefers(monkeypatch):
     monkeypatch.setattr(availability, "why_not_kernels", list)
     monkeypatch.setattr(availability, "capability", lambda device_id: (9, 0))
     monkeypatch.setattr(ptxas, "find_ptxas", lambda: "ptxas")
+    monkeypatch.setattr("nbflash.inputs.arrays.alignment", lambda array: 16)
     caches = (np.zeros((1, 32, 2, 64), np.float16) for _ in range(2))
     arrays = np.zeros((1, 4, 8, 64), np.float16), Cache(*caches, ints(5))
     given = replace(check_decode(*arrays), device="cuda", page_size=16)
