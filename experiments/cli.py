@@ -238,6 +238,9 @@ def simt(out, seed, quick):
 @cli.command()
 @device_option
 @click.option("--quick", is_flag=True, help="Small sizes and fewer rounds.")
+@click.option(
+    "--impl", "impls", multiple=True, metavar="NAME", help="This implementation, too; repeatable."
+)
 @results_options
 def decode(out, **options):
     """Rate at which decode reads cached keys and values, beside that of a copy.
@@ -364,17 +367,24 @@ def tune(out, seed, quick, passes, impl, mask, head_dim):
 
 @cli.command("tune-decode")
 @click.option("--quick", is_flag=True, help="One head dimension, two sizes, fewer rounds.")
+@click.option(
+    "--impl",
+    type=click.Choice(["sm90", "sm80"]),
+    default="sm90",
+    show_default=True,
+    help="Whose kernel.",
+)
 @results_options
-def tune_decode(out, seed, quick):
-    """GPU: geometries and numbers of shares of the Hopper kernel of decode.
+def tune_decode(out, seed, quick, impl):
+    """GPU: geometries and numbers of shares of the decode kernels of tensor cores.
 
-    What the table in nbflash/backends/sm90/decode/config.py and the rule in
+    What the table in decode/config.py of nbflash/backends/sm90 or sm80 and the rule in
     nbflash/backends/split_kv/splits.py choose, against other numbers of shares and the candidates
-    of experiments/sweeps/tune-decode.toml. Needs a Hopper GPU.
+    of experiments/sweeps/tune-decode.toml. Needs a GPU that runs the implementation.
     """
     from experiments.commands.tune_decode import run
 
-    run(out, seed, quick)
+    run(out, seed, quick, impl)
 
 
 for command in (paper, distributed, cluster):

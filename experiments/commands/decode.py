@@ -129,12 +129,17 @@ def quantised(backend, problem, name):
     return caches, scales, problem.expected(*values)
 
 
-def nbflash_tasks(backend, problem, sweep, seed):
-    """Tasks by the cache that they read, with what is known of each.
+def library_of(impl):
+    """How a table calls nbflash, or one implementation of it."""
+    return NBFLASH if impl == "auto" else f"{NBFLASH} {impl}"
+
+
+def nbflash_tasks(backend, problem, sweep, seed, impls=("auto",)):
+    """Tasks by library and the cache that they read, with what is known of each.
 
     Returns
     -------
-    dict of str to (Task, dict)
+    dict of (str, str) to (Task, dict)
         ``bytes`` that a call reads, and the ``density`` of the mask.
     """
     batch, keys, dtype = problem.batch, problem.keys, problem.q.dtype
@@ -144,9 +149,11 @@ def nbflash_tasks(backend, problem, sweep, seed):
     size, found = k.nbytes + v.nbytes, {}
 
     def add(name, *caches, read=size, density=1.0, expected=problem.plain, **options):
-        call = partial(nbflash.decode, q, *caches, lengths, **options)
-        task = Task(call, lambda out: problem.check(backend.numpy(out), expected))
-        found[name] = task, {"bytes": read * density, "density": density}
+        for impl in impls:
+            call = partial(nbflash.decode, q, *caches, lengths, impl=impl, **options)
+            task = Task(call, lambda out: problem.check(backend.numpy(out), expected))
+            known = {"bytes": read * density, "density": density}
+            found[library_of(impl), name] = task, known
 
     add("contiguous", k, v)
     for page_size in sweep["pages"]:
@@ -203,19 +210,19 @@ def copy_task(backend, nbytes):
 
 
 def _left_out(key, error, stage):
-    """Whether torch has no kernel for this; that is said in a line."""
-    if key[0] in (NBFLASH, COPY) or not isinstance(error, RuntimeError):
+    """Whether torch, or a named implementation, has no kernel for this; a line says so."""
+    none = ValueError if key[0].startswith(NBFLASH) else RuntimeError
+    if key[0] in (NBFLASH, COPY) or not isinstance(error, none):
         return False
     say(f"{key[0]} is left out: {str(error).splitlines()[0]}")
     return True
 
 
-def measure(setup, problem):
+def measure(setup, problem, impls=("auto",)):
     """Rows of one size."""
     backend, settings = setup.backend, setup.settings
-    own = nbflash_tasks(backend, problem, settings, settings["seed"])
+    tasks = nbflash_tasks(backend, problem, settings, settings["seed"], impls)
     peers = torch_tasks(backend, problem)
-    tasks = {(NBFLASH, cache): found for cache, found in own.items()}
     tasks |= {(library, "contiguous"): found for library, found in peers.items()}
     tasks[COPY, ""] = copy_task(backend, settings["copied"])
     makers = {key: lambda task=task: task for key, (task, _) in tasks.items()}
@@ -226,7 +233,7 @@ def measure(setup, problem):
     for key, task in timed.items():
         known = tasks[key][1]
         rate = known["bytes"] / task.timing.median / 1e6
-        on_host = key[0] == NBFLASH and backend.device == "cuda"
+        on_host = key[0].startswith(NBFLASH) and backend.device == "cuda"
         host = host_time(task.call, settings["host_calls"]) if on_host else None
         row = dict(zip(("library", "cache"), key, strict=True)) | problem.sizes
         row |= {"density": known["density"], "error": task.error, "bytes": known["bytes"]}
@@ -246,11 +253,14 @@ def problems(settings, head_dims):
             yield Problem(q, k[0], v[0])
 
 
-def run(out, device="auto", seed=0, quick=False):
-    """Measure, print the table, write ``decode.csv`` to the directory ``out``."""
+def run(out, device="auto", seed=0, quick=False, impls=()):
+    """Measure, print the table, write ``decode.csv`` to the directory ``out``.
+
+    ``impls`` are implementations of nbflash to measure beside the one that "auto" chooses.
+    """
     setup, rows = set_up("decode", "quick" if quick else "full", device, seed=seed), []
     for problem in problems(setup.settings, [setup.settings["head_dim"]]):
-        rows += [row | setup.origin for row in measure(setup, problem)]
+        rows += [row | setup.origin for row in measure(setup, problem, ("auto", *impls))]
         write_csv(out / "decode.csv", rows)
     show("decode", COLUMNS, [[row[key] for key in KEYS] for row in rows])
     wrote(out / "decode.csv")

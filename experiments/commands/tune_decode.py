@@ -1,4 +1,4 @@
-"""Hopper's decode kernel: geometries and numbers of shares against each other.
+"""The decode kernels of tensor cores: geometries and numbers of shares against each other.
 
 For each size and dtype of the cache the table's row with the rule's number of shares; the same with
 numbers that fill other whole waves; and the candidates of ``sweeps/tune-decode.toml`` with theirs.
@@ -6,8 +6,10 @@ All are checked, then timed in shuffled rounds. Table and rule agree where their
 fastest, or is not told from it: its median is within the fastest one's 90th percentile.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,33 +43,61 @@ def name_of(config, *splits):
     return ", ".join([of_config, *(f"{n} shares" for n in splits)])
 
 
-def others_of(config, specs):
-    """The candidates of a sweep: those of the least reach that the head dimension is within."""
-    for changed in within_reach(config.head_dim, specs):
-        box = changed.get("tile_n", config.tile_n)  # all keys of a tile: caches are contiguous
-        yield replace(config, box=box, **changed)
+class Kernel(NamedTuple):
+    """A decode kernel for one problem: what binds it, the table's row, and other geometries."""
+
+    binding: type
+    chosen: Any
+    others: list
+    why_not: Callable
 
 
-def candidates(problem, multiprocessors, sweep):
+def hopper(problem, device, sweep):
+    """The `Kernel` of ``sm90``."""
+    from nbflash.backends.sm90.decode.host import Sm90Partial, config_for
+
+    chosen = config_for(problem, None)
+    specs = within_reach(chosen.head_dim, sweep["stored" if chosen.quantised else "wide"])
+    # A box has all keys of a tile: caches are contiguous.
+    boxed = ({"box": changed.get("tile_n", chosen.tile_n)} | changed for changed in specs)
+    others = [replace(chosen, **changed) for changed in boxed]
+    return Kernel(Sm90Partial, chosen, others, type(chosen).why_not)
+
+
+def portable(problem, device, sweep):
+    """The `Kernel` of ``sm80``."""
+    from nbflash.backends.sm80.config import fits
+    from nbflash.backends.sm80.decode.host import Sm80Partial
+
+    def why_not(config):
+        fit = fits(config, device.smem_limit)
+        return [] if fit else [f"{config.min_blocks} blocks do not fit shared memory"]
+
+    chosen = Sm80Partial.config_for(device, problem, None)
+    specs = within_reach(chosen.head_dim, sweep["portable"])
+    others = [replace(chosen, **changed) for changed in specs]
+    return Kernel(Sm80Partial, chosen, others, why_not)
+
+
+KERNELS = {"sm90": hopper, "sm80": portable}
+
+
+def candidates(kernel, problem, multiprocessors, waves):
     """(config, splits): the table's row with the rule's number first."""
-    from nbflash.backends.sm90.decode.host import config_for
-
-    chosen, found = config_for(problem, None), []
-    for config in (chosen, *others_of(chosen, sweep["stored" if chosen.quantised else "wide"])):
-        if reasons := config.why_not():
+    found = []
+    for config in (kernel.chosen, *kernel.others):
+        if reasons := kernel.why_not(config):
             left_out(name_of(config), f"d={config.head_dim}", "; ".join(reasons))
             continue
-        numbers = shares_of(problem, config, multiprocessors, sweep["waves"])
-        found += [(config, splits) for splits in numbers]
+        found += [(config, n) for n in shares_of(problem, config, multiprocessors, waves)]
     return list(dict.fromkeys(found))
 
 
-def decoder_of(config, splits, problem, q, cache):
+def decoder_of(binding, config, splits, problem, q, cache):
     """A decode with one geometry and number of shares: a function that gives ``out``."""
-    from nbflash.backends.sm90.decode.host import Sm90Partial
     from nbflash.planning.decode_plan import CudaDecoder
 
-    make = partial(Sm90Partial, config=config, splits=splits)
+    make = partial(binding, config=config, splits=splits)
     decoder = CudaDecoder(problem, None, q, cache, make)
     return lambda: decoder(q, cache, False)[0]
 
@@ -82,15 +112,15 @@ def caches_of(backend, problem, name):
     return Cache(*(x.view(problem.q.dtype) for x in caches), lengths), problem.plain
 
 
-def compare(setup, problem, name):
+def compare(setup, problem, name, impl="sm90"):
     """Rows of one size and cache, the choice of table and rule first."""
     backend = setup.backend
     q, (cache, expected) = backend.array(problem.q), caches_of(backend, problem, name)
     checked, dtype = check_decode(q, cache), cache.k_cache.dtype.name
-    choices = {
-        name_of(*choice): choice
-        for choice in candidates(checked, multiprocessors_of(checked), setup.settings)
-    }
+    device = device_of(checked)
+    kernel = KERNELS[impl](checked, device, setup.settings)
+    numbers = device.multiprocessors, setup.settings["waves"]
+    choices = {name_of(*choice): choice for choice in candidates(kernel, checked, *numbers)}
     first = next(iter(choices))
 
     def check(out):
@@ -103,7 +133,9 @@ def compare(setup, problem, name):
         return True
 
     makers = {
-        key: lambda choice=choice: Task(decoder_of(*choice, checked, q, cache), check)
+        key: lambda choice=choice: Task(
+            decoder_of(kernel.binding, *choice, checked, q, cache), check
+        )
         for key, choice in choices.items()
     }
     runner = Runner(setup.clock, setup.settings, leave_out)
@@ -118,11 +150,11 @@ def compare(setup, problem, name):
     return judged(rows, first)
 
 
-def multiprocessors_of(problem):
-    """Of the problem's device."""
+def device_of(problem):
+    """The problem's device."""
     from nbflash.cuda.device import cuda_device
 
-    return cuda_device(problem.device_id).multiprocessors
+    return cuda_device(problem.device_id)
 
 
 def show_rows(rows):
@@ -135,16 +167,16 @@ def show_rows(rows):
     show(f"\n{title}", COLUMNS, cells)
 
 
-def run(out, seed=0, quick=False):
+def run(out, seed=0, quick=False, impl="sm90"):
     """Measure, print the tables, write ``tune-decode.csv`` to the directory ``out``.
 
     OutOfBudget is raised where what table and rule choose is wrong; other candidates are left out.
     """
     section, rows = "quick" if quick else "full", []
-    setup = set_up("tune-decode", section, "cuda", seed=seed, impl="sm90")
+    setup = set_up("tune-decode", section, "cuda", seed=seed, impl=impl)
     for problem in problems(setup.settings, setup.settings["head_dim"]):
-        for name in ("", *setup.settings["quantised"]):
-            found = compare(setup, problem, name)
+        for name in ("", *(setup.settings["quantised"] if impl == "sm90" else ())):
+            found = compare(setup, problem, name, impl)
             show_rows(found)
             rows += [row | setup.origin for row in found]
             write_csv(out / "tune-decode.csv", rows)

@@ -41,6 +41,14 @@ def test_every_cache(tmp_path, capsys):
     assert "sinks and window" in capsys.readouterr().out
 
 
+def test_an_implementation_beside_what_auto_chooses(tmp_path, capsys):
+    command("decode --quick --device cpu --impl cpu --impl sm80 --out", tmp_path)
+    rows = read_csv(tmp_path / "decode.csv")
+    assert {row["library"] for row in rows} == {"nbflash", "nbflash cpu", "copy"}
+    assert [row["cache"] for row in rows if row["library"] == "nbflash cpu"] == CACHES * 2
+    assert "nbflash sm80 is left out: decode: impl='sm80' cannot run" in capsys.readouterr().out
+
+
 def test_a_wrong_result_is_not_timed(monkeypatch):
     q, *_ = make_qkv(2, 1, 1, 4, 2, 16, np.float32)
     _, k, v, _ = make_qkv(1, 1, 256, 4, 2, 16, np.float32)

@@ -8,7 +8,7 @@ from command_runs import command, read_csv, stand_in
 
 import nbflash
 from experiments.commands import tune_decode
-from experiments.commands.tune_decode import candidates, shares_of
+from experiments.commands.tune_decode import KERNELS, candidates, shares_of
 from experiments.harness import sweeps
 from experiments.harness.errors import BadInput, OutOfBudget
 from experiments.harness.timing import WallClock
@@ -16,6 +16,7 @@ from nbflash.backends.sm90.decode.host import config_for
 from nbflash.backends.split_kv.splits import splits_for
 
 MULTIPROCESSORS = 132
+DEVICE = SimpleNamespace(multiprocessors=MULTIPROCESSORS, smem_limit=227 * 1024)
 
 
 def problem_of(stored="bfloat16", head_dim=128, batch=1, capacity=65536):
@@ -24,11 +25,16 @@ def problem_of(stored="bfloat16", head_dim=128, batch=1, capacity=65536):
     return SimpleNamespace(**sizes, **kinds)
 
 
+def candidates_of(impl, problem, sweep):
+    kernel = KERNELS[impl](problem, DEVICE, sweep)
+    return candidates(kernel, problem, MULTIPROCESSORS, sweep["waves"])
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("stored", ["bfloat16", "int8", "float8_e4m3fn"])
 def test_every_candidate_fits_and_the_choice_is_the_first(stored, head_dim, capsys):
     sweep, problem = sweeps.load("tune-decode"), problem_of(stored, head_dim)
-    found, chosen = candidates(problem, MULTIPROCESSORS, sweep), config_for(problem, None)
+    found, chosen = candidates_of("sm90", problem, sweep), config_for(problem, None)
     tiles, slots = problem.capacity // chosen.tile_n, MULTIPROCESSORS * chosen.min_blocks
     assert found[0] == (chosen, splits_for(8, tiles, slots))
     assert len(set(found)) == len(found)
@@ -38,11 +44,22 @@ def test_every_candidate_fits_and_the_choice_is_the_first(stored, head_dim, caps
     assert capsys.readouterr().out == ""
 
 
-def test_what_does_not_fit_is_left_out(capsys):
-    sweep = sweeps.load("tune-decode") | {"wide": [{"reach": 128, "stages": 60}]}
-    found = candidates(problem_of(), MULTIPROCESSORS, sweep)
-    assert {config.stages for config, _ in found} == {6}
-    assert "64 keys, 60 stages, 1 blocks is left out (d=128): " in capsys.readouterr().out
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_candidates_of_the_portable_kernel(head_dim, capsys):
+    sweep, problem = sweeps.load("tune-decode"), problem_of(head_dim=head_dim)
+    found = candidates_of("sm80", problem, sweep)
+    listed = sum(spec["reach"] == head_dim for spec in sweep["portable"])
+    assert len({config for config, _ in found}) == 1 + listed >= 3
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("impl", "named"), [("sm90", "wide"), ("sm80", "portable")])
+def test_what_does_not_fit_is_left_out(impl, named, capsys):
+    sweep = sweeps.load("tune-decode") | {named: [{"reach": 128, "stages": 60}]}
+    found = candidates_of(impl, problem_of(), sweep)
+    assert len({config.stages for config, _ in found}) == 1
+    assert "64 keys, 60 stages, " in (said := capsys.readouterr().out)
+    assert " blocks is left out (d=128): " in said
 
 
 def test_shares_fill_waves_of_two_tiles_or_more():
@@ -58,7 +75,7 @@ def made(monkeypatch):
     """`impl="cpu"` in the place of the kernel; what it was asked for."""
     made = []
 
-    def decoder_of(config, splits, problem, q, cache):
+    def decoder_of(binding, config, splits, problem, q, cache):
         made.append((config, splits))
         k, v, lengths, _, k_scale, v_scale = cache
         return lambda: nbflash.decode(q, k, v, lengths, k_scale=k_scale, v_scale=v_scale)
@@ -67,7 +84,7 @@ def made(monkeypatch):
     sweep["quick"] = {"rounds": 3, "seconds": 3.0, "head_dim": [64], "sizes": [[2, 512]]}
     monkeypatch.setattr(sweeps, "load", lambda name: sweep)
     stand_in(monkeypatch, lambda sample_ms: WallClock())
-    monkeypatch.setattr(tune_decode, "multiprocessors_of", lambda problem: MULTIPROCESSORS)
+    monkeypatch.setattr(tune_decode, "device_of", lambda problem: DEVICE)
     monkeypatch.setattr(tune_decode, "decoder_of", decoder_of)
     return made
 
@@ -95,8 +112,8 @@ def test_a_wrong_result_is_not_timed(chosen, tmp_path, monkeypatch, capsys, made
     """Without the choice of table and rule there is nothing to judge."""
     right, wrong = tune_decode.decoder_of, 6 if chosen else 12
 
-    def decoder_of(config, splits, problem, q, cache):
-        call = right(config, splits, problem, q, cache)
+    def decoder_of(binding, config, splits, problem, q, cache):
+        call = right(binding, config, splits, problem, q, cache)
         return (lambda: call() * np.nan) if config.stages == wrong else call
 
     monkeypatch.setattr(tune_decode, "decoder_of", decoder_of)
@@ -121,5 +138,5 @@ def test_the_command_needs_a_hopper_gpu(tmp_path, monkeypatch):
 def test_the_command(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(tune_decode, "run", lambda *arguments: given.append(arguments))
-    command("tune-decode --seed 3 --quick --out", tmp_path)
-    assert given == [(tmp_path, 3, True)]
+    command("tune-decode --seed 3 --quick --impl sm80 --out", tmp_path)
+    assert given == [(tmp_path, 3, True, "sm80")]
