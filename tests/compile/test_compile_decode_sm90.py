@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from compiled import compile_ptx, report_of
+from decode_bound import Array, Device, recorded, words_of
 
 import masks
 from nbflash.backends.sm90.decode import host as sm90_decode
-from nbflash.backends.sm90.decode.combine_in_block import joined_by_the_last
 from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
+from nbflash.backends.split_kv.combine_in_block import joined_by_the_last
 from nbflash.cuda import launch
-from nbflash.cuda.device import Gpu
 from nbflash.inputs.decode_problem import Cache, check_decode
 from nbflash.planning import decode_plan
 
@@ -32,29 +32,6 @@ def test_kernel(stored, head_dim, masked):
     assert ".f64" not in ptx
 
 
-class Array:
-    """What the executor asks of an array on the device."""
-
-    def __init__(self, x):
-        self.shape, self.strides, self.ndim = x.shape, x.strides, x.ndim
-        self.itemsize, self.data = x.itemsize, SimpleNamespace(ptr=x.__array_interface__["data"][0])
-
-
-class Device(Gpu):
-    """A GPU as far as what is bound can tell."""
-
-    multiprocessors, _id, capability, _stream = 132, 0, (9, 0), None
-
-    def __init__(self):
-        pass
-
-    def resident(self, tables):
-        return [Array(np.asarray(x)) for x in tables]
-
-    def maps(self, *_):
-        return None
-
-
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("paged", [False, True])
 def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypatch):
@@ -65,23 +42,14 @@ def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypat
     arrays = Cache(k, k.copy(), lengths, table, scale, scale.copy())
     mask = masks.dense(3, 64) if masked else None
     problem = check_decode(q, arrays)
-    found = []
-
-    class Recorder:
-        def __init__(self, spec, blocks, trailing, *of_device):
-            found.append((spec, trailing))
-
-        def __call__(self, words, maps):
-            found.append((words, maps))
-
-    monkeypatch.setattr(launch, "bind", Recorder)
+    found = recorded(monkeypatch)
     monkeypatch.setattr(sm90_decode, "_layout", lambda *_: [0] * (launch.MAP_WORDS - 1))
     cache = Cache(*(None if x is None else Array(x) for x in arrays))
     partial = sm90_decode.Sm90Partial(Device(), problem, mask, Array(q), cache)
     partial(Array(q), cache, 64, 128)
     partial(Array(q), cache, 64, 128, 192, 256, 320)
     (spec, trailing), (apart, _), (words, maps) = found
-    kinds = [word for kind in spec.signature for word in launch._words_of(kind)]
+    kinds = words_of(spec)
     assert len(maps) == spec.maps
     assert len(maps) + len(words) + len(trailing) == len(kinds)
     assert [address for address, _ in maps] == [cache.k_cache.data.ptr, cache.v_cache.data.ptr]

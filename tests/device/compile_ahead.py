@@ -174,18 +174,28 @@ def _code(score, problem):
 
 
 def decode_specs(dtype, stored, head_dim, nq, heads, page_size=None, masked=False):
-    """The first kernel, of queries and caches of two dtypes; ``page_size`` None: contiguous."""
+    """First kernels, of queries and caches of two dtypes; ``page_size`` None: contiguous."""
     from nbflash.backends.simt import decode_configs as decode_simt_config
     from nbflash.backends.simt.decode import decode_simt_spec
+    from nbflash.backends.sm80.decode import config as decode_sm80_config
+    from nbflash.backends.sm80.decode.kernel import decode_sm80_spec
     from nbflash.backends.sm90.decode import config as decode_sm90_config
     from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
+    from nbflash.cuda.device import cuda_device
 
+    found = []
+    if dtype == stored and dtype in ("float16", "bfloat16") and not head_dim % 8:
+        known = {"smem_limit": cuda_device(0).smem_limit, "masked": masked}
+        config = decode_sm80_config.decode_config(dtype, head_dim, **known)
+        found.append(decode_sm80_spec(config))
     if dtype in ("float16", "bfloat16") and not _not_hopper():
         of_one_byte = stored if stored != dtype else ""
         given = dtype, head_dim, page_size, of_one_byte
         config = decode_sm90_config.decode_config(*given, masked=masked)
         if not config.why_not():
-            return [decode_sm90_spec(config)]
+            found.append(decode_sm90_spec(config))
+    if found:
+        return found
     how = {"group": heads[0] // heads[1], "masked": masked, "vectors": head_dim % 4 == 0}
     return [
         decode_simt_spec(decode_simt_config.decode_config(dtype, stored, head_dim, nq=nq, **how))

@@ -14,6 +14,7 @@ import masks
 import nbflash
 from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.planning import cache, decode_plan
+from nbflash.planning.dispatch import why_not_here
 
 CAPACITY, PAGE = 2048, 16
 LENGTHS = np.array([0, 1, 2, 63, 64, 65, 255, 257, 1000, CAPACITY], np.int32)
@@ -53,28 +54,38 @@ def run(q, k, v, lengths, **named):
 
 
 run_both = of_both_caches(run, LENGTHS)
+HALF = ("sm90", "sm80") if not why_not_here("sm90") else ("sm80",)
+EACH = [(dtype, impl) for dtype in DTYPES for impl in (HALF if "f16" in dtype else ("simt",))]
+each = pytest.mark.parametrize(("dtype", "impl"), EACH)
+SOME = [pair for pair in EACH if pair[0] in ("bf16", "f32")]
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (8, 2), (6, 1)], ids=lambda h: f"{h[0]}:{h[1]}")
 @pytest.mark.parametrize("nq", [1, 3, 64])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_values(dtype, nq, heads):
+@each
+def test_values(dtype, impl, nq, heads):
     q, k, v = problem(nq, heads, dtype=dtype)
-    check(run_both(q, k, v), q, k, v, LENGTHS)
+    check(run_both(q, k, v, impl=impl), q, k, v, LENGTHS)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("head_dim", [5, 40, 72, 128, 192, 256])
-def test_head_dims(head_dim, dtype):
+@pytest.mark.parametrize(("dtype", "impl"), SOME)
+@pytest.mark.parametrize("head_dim", [40, 72, 128, 192, 256])
+def test_head_dims(head_dim, dtype, impl):
     q, k, v = problem(2, head_dim=head_dim, dtype=dtype)
+    check(run_both(q, k, v, impl=impl), q, k, v, LENGTHS)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_head_dim_of_no_whole_chunk(dtype):
+    q, k, v = problem(2, head_dim=5, dtype=dtype)
     check(run_both(q, k, v), q, k, v, LENGTHS)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("page_size", [1, 16, 64, 128, 256])
+@pytest.mark.parametrize("page_size", [1, 8, 16, 64, 128, 256])
 def test_page_sizes(page_size, dtype):
     q, k, v = problem(2, dtype=dtype)
-    if page_size % 8:  # another kernel than that of the contiguous cache may take them
+    if page_size % 16:  # another kernel than that of the contiguous cache may take them
         k_pages, v_pages, table = paged(k, v, lengths=LENGTHS, page_size=page_size)
         check(run(q, k_pages, v_pages, LENGTHS, block_table=table), q, k, v, LENGTHS)
     else:
@@ -102,12 +113,12 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize(("dtype", "impl"), SOME)
 @pytest.mark.parametrize("name", MASKS)
-def test_masks(name, dtype):
+def test_masks(name, dtype, impl):
     q, k, v = problem(NQ, dtype=dtype)
     dense = np.broadcast_to(MASKS[name].dense(), (len(LENGTHS), 8, NQ, CAPACITY))
-    got = run_both(q, k, v, mask=MASKS[name])
+    got = run_both(q, k, v, mask=MASKS[name], impl=impl)
     check(got, q, k, v, LENGTHS, keep=lambda b: dense[b, ..., : LENGTHS[b]])
 
 
@@ -199,7 +210,7 @@ def call(storage, capacity=CAPACITY):
     """Arguments on the device for kernels whose last blocks join the parts."""
     lengths = np.minimum(LENGTHS, np.int32(capacity))
     q, k, v = contiguous(2, (8, 2), 64, DTYPES["f16"], lengths, capacity)
-    named = {"return_lse": True}
+    named = {"return_lse": True, "impl": "sm90"}
     if storage:
         (k, k_scale), (v, v_scale) = (quantise(x, STORAGE[storage]) for x in (k, v))
         named |= {"k_scale": k_scale, "v_scale": v_scale}

@@ -127,6 +127,19 @@ KERNELS = (
     Mutant("the next stage alone", "            stage, _ = advance(stage, NONE)\n", ""),
     Mutant("one stage that is free", "            free = stage\n", ""),
     Mutant("the sign of the scale", "negate=cfg.negate", "negate=False"),
+    Mutant("counts of splits", "(counts, tile)", "(counts, split)"),
+    Mutant(
+        "joined from the first rows",
+        "b, packed * pack, rows[0], types",
+        "b, packed * pack, NONE, types",
+    ),
+    Mutant("joined behind the last row", "types.int32(min(nq * pack - rows[0], ROWS))", "ROWS"),
+    Mutant("joined in the first heads", "b, packed * pack, rows[0]", "b, NONE, rows[0]"),
+    Mutant(
+        "joined in the first sequence",
+        "rows = b, packed * pack, rows[0]",
+        "rows = NONE, packed * pack, rows[0]",
+    ),
 )
 BIND = (
     Mutant("blocks for all tokens alike", "-(-p.nq * pack // ROWS)", "1"),
@@ -140,6 +153,7 @@ BIND = (
     Mutant("scale of natural scores", "abs(p.scale) * LOG2_E", "abs(p.scale)"),
     Mutant("the sign of the scale", "p.scale < 0", "False"),
     Mutant("a table as if contiguous", "table.strides[0] // table.itemsize", "table.shape[1]"),
+    Mutant("never joined", "(address(counts), True)", "(address(counts), False)"),
     Mutant("tiles of the mask", "walk(p, mask, TOKENS, cfg", "walk(p, mask, ROWS, cfg"),
 )
 MUTANTS = [

@@ -3,16 +3,11 @@
 from mutants import Mutant, lines, swapped, without
 
 ROOM = "nbflash.backends.sm90.decode"
-PRODUCTS, PART, WARPS, SCALES, LOADING, COMPUTING, STORED, JOINING, KERNEL = CHAIN = (
+SHARED = "nbflash.backends.split_kv"
+PRODUCTS, PART, WARPS, JOINING, SCALES, LOADING, COMPUTING, STORED, KERNEL = CHAIN = (
     "nbflash.cuda.tile.mma.quantised_gemm",
-    "nbflash.backends.split_kv.part",
-    "nbflash.backends.split_kv.join_warps",
-    *(
-        f"{ROOM}.{name}"
-        for name in (
-            *("scales", "producer", "consumer", "consumer_8bit", "combine_in_block", "kernel"),
-        )
-    ),
+    *(f"{SHARED}.{name}" for name in ("part", "join_warps", "combine_in_block")),
+    *(f"{ROOM}.{name}" for name in ("scales", "producer", "consumer", "consumer_8bit", "kernel")),
 )
 MEETING = "        bar_sync(COMPUTING, WARPS * WARP)\n"
 JOIN = (
@@ -291,7 +286,7 @@ PLACES = (
 MUTANTS = [
     (target, mutant)
     for target, mutants in zip(
-        CHAIN, (PRODUCT, PARTS, JOIN_WARPS, SCALE, LOAD, COMPUTE, STORE, JOIN, PLACES), strict=True
+        CHAIN, (PRODUCT, PARTS, JOIN_WARPS, JOIN, SCALE, LOAD, COMPUTE, STORE, PLACES), strict=True
     )
     for mutant in mutants
 ]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nbflash.backends.sm80.config import fits
+from nbflash.backends.split_kv.combine_in_block import Room
 from nbflash.cuda.tile.mma.copy import ChunkCopy
 from nbflash.cuda.tile.mma.layout import ALIGNMENT, SharedTile
 from nbflash.cuda.tile.smem_layout import smem_layout
@@ -51,6 +52,11 @@ class DecodeSm80Config:
         return WARP * self.warps
 
     @property
+    def tile_m(self):
+        """Rows of a block."""
+        return ROWS
+
+    @property
     def tile_n(self):
         return KEYS * self.warps
 
@@ -81,7 +87,12 @@ class DecodeSm80Config:
         """
         results = 4 * ROWS * (self.o_words + 2)
         ring = max(self.stages * self.stage_bytes, -(-results // ALIGNMENT) * ALIGNMENT)
-        return smem_layout(q=ROWS * self.tile.row_bytes, rings=self.warps * ring)
+        return smem_layout(q=max(ROWS * self.tile.row_bytes, 1024), rings=self.warps * ring)
+
+    @property
+    def join_room(self):
+        """For the last block's join: all warps, all their stages."""
+        return Room(self.warps, self.smem.rings, self.smem.end - self.smem.rings)
 
     @property
     def ring_bytes(self):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from nbflash.backends.sm80.decode.config import KEYS, ROWS, decode_config
 from nbflash.backends.sm80.decode.kernel import decode_sm80_spec
+from nbflash.backends.split_kv.combine_in_block import joined_by_the_last
 from nbflash.backends.split_kv.part import TOKENS
 from nbflash.backends.split_kv.splits import heads_together, splits_for, walk
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
@@ -33,7 +32,7 @@ def why_not(problem, q, cache) -> list[str]:
 
 
 class Sm80Partial:
-    """As `nbflash.backends.simt.decode_host.SimtPartial` is, with tensor cores and cp.async.
+    """As `nbflash.backends.sm90.decode.host.Sm90Partial` is, with mma and cp.async.
 
     Parameters
     ----------
@@ -45,8 +44,6 @@ class Sm80Partial:
         Instead of what the rule gives.
     """
 
-    counted = 0  # row tiles: see `nbflash.backends.sm90.decode.host.Sm90Partial`
-
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
         p, pack = problem, heads_together(problem, mask)
         cfg = config or self.config_for(device, p, mask)
@@ -54,14 +51,14 @@ class Sm80Partial:
         items = p.batch * (p.heads // pack) * -(-p.nq * pack // ROWS)
         slots = device.multiprocessors * cfg.min_blocks
         self.splits = splits or splits_for(items, tiles, slots)
+        self.counted = items if joined_by_the_last(cfg, p.nq * pack, self.splits) else 0
         table, group = cache.block_table, p.heads // p.heads_kv
         paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
         sizes = *paging, p.capacity, p.batch, p.nq, p.heads, pack, group, self.splits
         strides = map(arrays.strides, (q, cache.k_cache, cache.v_cache))
         constants = *strides, *sizes, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
         self._run = device.bind(decode_sm80_spec(cfg), items * self.splits, constants, tables)
-        self._words = device.words
-        (self._no_table,) = device.resident((np.zeros(1, np.int32),))
+        self._address = device.address
 
     @staticmethod
     def config_for(device, p, mask):
@@ -69,8 +66,10 @@ class Sm80Partial:
         known = {"masked": mask is not None, "negate": p.scale < 0}
         return decode_config(p.dtype, p.head_dim, smem_limit=device.smem_limit, **known)
 
-    def __call__(self, q, cache, part_o, part_lse):
-        """Write ``part_o`` and ``part_lse``."""
+    def __call__(self, q, cache, part_o, part_lse, out=0, lse=0, counts=None):
+        """Write ``part_o`` and ``part_lse``, and with ``counts`` ``out`` and ``lse``."""
+        address = self._address
         k, v, lengths, table, _, _ = cache
-        table = self._no_table if table is None else table
-        self._run(self._words((q, k, v, lengths, table, part_o, part_lse)))
+        arrays_ = q, k, v, lengths, 0 if table is None else table, part_o, part_lse, out, lse
+        counted = (0, False) if counts is None else (address(counts), True)
+        self._run([*map(address, arrays_), *counted])

@@ -13,7 +13,8 @@ own: it waits for no other warp until all are joined at the end.
         S  = −∞                            behind the length, or where mask or causal rule hide it
         m' = max(m, rowmax S);  α = 2^(m − m');  P = 2^(S − m');  l = α l + rowsum P
         O  = α O + P V;   m = m'
-    O, m, l of all warps → shared memory → O / l, LSE → memory, in float32
+    O, m, l of all warps → shared memory → O / l, LSE → memory, in float32;  the block that is
+    done last of its rows: O, LSE of all parts (`combine_in_block`)
 
 A tile with keys that some row does not see is looked through for infinities and NaN in V: rows
 that attend one are poisoned, then it is cleaned (:mod:`nbflash.cuda.tile.mma.poison`).
@@ -29,11 +30,13 @@ from masks import FULL
 from nbflash.backends.sm80.decode.config import KEYS, ROWS
 from nbflash.backends.sm80.decode.copies import make_copies
 from nbflash.backends.sm80.decode.results import make_results
+from nbflash.backends.split_kv.combine_in_block import make_join_parts
 from nbflash.backends.split_kv.part import make_rows, make_tiles_of_part
 from nbflash.cuda.kernel_spec import INDEX, SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.cp_async import cp_async_commit, cp_async_wait
 from nbflash.cuda.tile.addresses import shared_address
+from nbflash.cuda.tile.convert import STORAGE
 from nbflash.cuda.tile.float_bits import unsigned
 from nbflash.cuda.tile.mma.fragment import Fragment
 from nbflash.cuda.tile.mma.gemm import make_gemm_abt, make_gemm_pb
@@ -51,7 +54,8 @@ def make_decode_sm80(cfg):
     """The kernel for a :class:`~.config.DecodeSm80Config`.
 
     Arguments of the kernel: q, k_cache, v_cache; lengths; block table; part_o (splits, batch, nq,
-    heads, head_dim) and part_lse (splits, batch, heads, nq); strides of q (batch, sequence, head)
+    heads, head_dim) and part_lse (splits, batch, heads, nq); out and lse, contiguous; a count for
+    each 16 rows, 0; whether the last block joins the parts; strides of q (batch, sequence, head)
     and of the caches (page or batch, token, head) in elements; entries of a table's row; page_size,
     0 where there is none; capacity, beyond which no length counts; batch, nq, heads, pack (heads
     that share rows), group (heads that share a key head), splits; |scale| · log2 e; then the
@@ -77,7 +81,7 @@ def make_decode_sm80(cfg):
     probabilities, row_sums = softmax.probabilities, softmax.row_sums
     scale_rows, apply_keep = Fragment(1, TILE.width).make_scale_rows(), make_apply_keep(KEYS, 0)
     (row_at, keep_of), tiles_of_part = make_rows(cfg), make_tiles_of_part(cfg)
-    store_results = make_results(cfg)
+    store_results, join_parts = make_results(cfg), make_join_parts(cfg)
 
     @unrolled
     def places(start, thread):
@@ -108,6 +112,10 @@ def make_decode_sm80(cfg):
         table,
         part_o,
         part_lse,
+        out,
+        lse,
+        counts,
+        joining,
         q_stride,
         k_stride,
         v_stride,
@@ -200,7 +208,13 @@ def make_decode_sm80(cfg):
             stage, _ = advance(stage, NONE)
         word = types.int32((first_address - start) // 4)
         seen = where, plane, length, lo, hi
-        store_results(smem, word, rows, seen, (acc, m, l), (part_o, part_lse), thread)
+        parts = part_o, part_lse
+        store_results(smem, word, rows, seen, (acc, m, l), parts, thread)
+        if joining:
+            tile, _ = divmod_int32(types.int32(cuda.blockIdx.x), splits)
+            sizes = splits, nq, heads, types.int64(batch * nq * heads)
+            rows = b, packed * pack, rows[0], types.int32(min(nq * pack - rows[0], ROWS)), pack
+            join_parts(smem, word, (counts, tile), rows, sizes, parts, (out, lse), thread)
 
     return decode_sm80
 
@@ -209,5 +223,6 @@ def decode_sm80_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
     tensor, floats, size = types.CPointer(types.uint16), types.CPointer(types.float32), types.int32
     pointers = *(tensor,) * 3, INDEX, INDEX, floats, floats
-    signature = *pointers, *(STRIDES,) * 3, *(size,) * 9, types.float32, *SCHEDULE[1:]
+    results = types.CPointer(STORAGE[cfg.dtype]), floats, types.CPointer(types.uint32), size
+    signature = *pointers, *results, *(STRIDES,) * 3, *(size,) * 9, types.float32, *SCHEDULE[1:]
     return KernelSpec("nbflash_decode_sm80", make_decode_sm80, cfg, signature, whole_program=True)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from nbflash.backends.sm90.shared.config import BAD_WORDS, DESCRIPTOR_WORDS, Panels
+from nbflash.backends.split_kv.combine_in_block import Room
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 
@@ -118,6 +119,11 @@ class DecodeSm90Config(Panels):
             descriptors=self.stages * 4 * DESCRIPTOR_WORDS,
             bad_keys=self.stages * 4 * BAD_WORDS,
         )
+
+    @property
+    def join_room(self):
+        """For the last block's join: four warps, all stages of K and V."""
+        return Room(4, self.smem.k, 2 * self.stages * self.stored_bytes)
 
     @property
     def barriers(self):

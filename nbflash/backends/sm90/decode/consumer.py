@@ -2,10 +2,11 @@
 
 from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED, ROWS
-from nbflash.backends.sm90.decode.producer import COMPUTING, make_load_q
+from nbflash.backends.sm90.decode.producer import make_load_q
 from nbflash.backends.sm90.shared.config import BAD_WORDS, DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.nan_watch import make_clean_key, poisoned
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
+from nbflash.backends.split_kv.combine_in_block import COMPUTING
 from nbflash.backends.split_kv.part import make_rows
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait

@@ -18,11 +18,11 @@ is multiplied by it last.
 from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED
 from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
-from nbflash.backends.sm90.decode.producer import COMPUTING
 from nbflash.backends.sm90.decode.scales import LEAST_UNIT, unit_above
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.nan_watch import poisoned
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
+from nbflash.backends.split_kv.combine_in_block import COMPUTING
 from nbflash.backends.split_kv.join_warps import make_join_warps
 from nbflash.backends.split_kv.part import make_rows
 from nbflash.cuda.ptx._asm import cuda, inlined, types

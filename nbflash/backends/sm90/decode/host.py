@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nbflash.backends.sm90.decode.combine_in_block import joined_by_the_last
 from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
+from nbflash.backends.split_kv.combine_in_block import joined_by_the_last
 from nbflash.backends.split_kv.part import TOKENS
 from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
 from nbflash.cuda import tensor_map

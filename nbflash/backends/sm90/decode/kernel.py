@@ -4,8 +4,8 @@ A block takes one part of the keys of one row tile: rows are the query tokens of
 share a key head (row r is token r // pack, head r % pack of them), so that K and V are read once.
 What bounds it is memory: a warp loads as many tiles as fit, and a warpgroup computes one after the
 other; of 8-bit quantised caches its warps compute keys of their own (:mod:`.consumer_8bit`).
-The block that is done last of a row tile joins its parts (:mod:`.combine_in_block`), or, where they
-are many, `combine_simt` does.
+The block that is done last of a row tile joins its parts (`split_kv.combine_in_block`), or, where
+they are many, `combine_simt` does.
 
     for each tile t of the part
         wait for K;  S = Q Kᵀ;  wait
@@ -27,10 +27,10 @@ replayed with others. FlashDecoding (Dao, Haziza, Massa and Sizov, 2023); PagedA
 al., 2023, arXiv 2309.06180).
 """
 
-from nbflash.backends.sm90.decode.combine_in_block import make_join_parts
 from nbflash.backends.sm90.decode.consumer import make_part
 from nbflash.backends.sm90.decode.consumer_8bit import WARPS, make_stored_part
 from nbflash.backends.sm90.decode.producer import make_load
+from nbflash.backends.split_kv.combine_in_block import make_join_parts
 from nbflash.cuda.kernel_spec import INDEX, SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_init

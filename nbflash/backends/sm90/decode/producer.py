@@ -5,6 +5,7 @@ from nbflash.backends.sm90.decode.config import RAGGED, ROWS
 from nbflash.backends.sm90.decode.scales import make_scales
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.tile_stream import write_descriptor
+from nbflash.backends.split_kv.combine_in_block import COMPUTING
 from nbflash.backends.split_kv.part import located, make_tiles_of_part
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import (
@@ -18,8 +19,6 @@ from nbflash.cuda.ptx.tma import evict_first, tma_load_4d_once
 from nbflash.cuda.tile.ring import divmod_int32, make_advance
 from nbflash.cuda.tile.tracing import load4, opaque, store4, unrolled
 from nbflash.cuda.tile.wgmma.gemm import PANEL, ROW_BYTES
-
-COMPUTING = 1  # the named barrier of those that compute
 
 
 def make_load(cfg):

@@ -1,4 +1,4 @@
-"""The parts of a row tile joined by the block that is done last: see :mod:`.kernel`.
+"""The parts of a row tile joined by the block that is done last, at the end of a decode kernel.
 
     each block     part → memory;  all that compute meet;  one thread counts
     the last one   all that compute meet;  rows of the tile, a warp each in turn: O and LSE
@@ -15,7 +15,8 @@ m and l are found. A lane reads what it has copied itself: four columns.
     w of 32 parts, warp w             where Q has been;  behind those of all: whether it is the last
 """
 
-from nbflash.backends.sm90.decode.producer import COMPUTING
+from typing import NamedTuple
+
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.atom import atom_inc
 from nbflash.cuda.ptx.mbarrier import bar_sync
@@ -23,28 +24,36 @@ from nbflash.cuda.tile.addresses import global_address
 from nbflash.cuda.tile.convert import as_stored
 from nbflash.cuda.tile.cp_async import cp_async4, make_wait
 from nbflash.cuda.tile.float_bits import bits_float, float_bits
-from nbflash.cuda.tile.mma.quantised_gemm import WARPS
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.split_kv import make_statistics, weight_of
 from nbflash.cuda.tile.tracing import equal, fma, load4, opaque, select, store4, unrolled
 from nbflash.cuda.tile.warp_math import approximate_reciprocal
 from nbflash.definitions.constants import WARP
 
+COMPUTING = 1  # the named barrier of those that compute
 SPAN = 4 * WARP  # columns that a warp joins at once
 TOGETHER = 4  # parts that are added in one step
 MOST_ROUNDS = 2  # of copies, one after the other: more take longer than a second kernel
 
 
+class Room(NamedTuple):
+    """What a decode configuration has for it, as its ``join_room``."""
+
+    warps: int  # that compute
+    stages: int  # the byte of shared memory where stages begin; before it, Q's or 528 others
+    size: int  # bytes of all stages
+
+
 def parts_ahead(cfg):
     """How many parts of a span are under way: a weight for each lane, and room for them all."""
-    room = 2 * cfg.stages * cfg.stored_bytes // (4 * SPAN * WARPS)
+    room = cfg.join_room.size // (4 * SPAN * cfg.join_room.warps)
     return min(WARP, room // TOGETHER * TOGETHER)
 
 
 def joined_by_the_last(cfg, rows, splits):
     """Whether a block may join the parts of a tile of so many rows, or a second kernel does."""
     spans = min(rows, cfg.tile_m) * -(-cfg.head_dim // SPAN)
-    return -(-spans // WARPS) * -(-splits // parts_ahead(cfg)) <= MOST_ROUNDS
+    return -(-spans // cfg.join_room.warps) * -(-splits // parts_ahead(cfg)) <= MOST_ROUNDS
 
 
 def make_join_parts(cfg):
@@ -54,7 +63,7 @@ def make_join_parts(cfg):
     number); ``tile`` its batch, first head, first row, number of rows and heads that share them;
     ``sizes`` are splits, tokens, heads and rows of one split.
     """
-    HEAD_DIM, AHEAD, STAGES = cfg.head_dim, parts_ahead(cfg), cfg.smem.k
+    HEAD_DIM, AHEAD, (WARPS, STAGES, _) = cfg.head_dim, parts_ahead(cfg), cfg.join_room
     SPANS, LAST = -(-HEAD_DIM // SPAN), WARPS * WARP
     ZERO, O_START = types.float32(0), (types.float32(0),) * 4
     statistics, lse_of = make_statistics(types.float32)
