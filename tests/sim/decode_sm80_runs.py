@@ -19,6 +19,7 @@ def decoded(
     splits=2,
     scale=None,
     warps=2,
+    stages=3,
     **options,
 ):
     """``(out, lse)`` of kernels bound by ``host``; ``options`` are of the configuration."""
@@ -28,7 +29,7 @@ def decoded(
 
     def partial(device, problem, mask, q, cache):
         config = host.Sm80Partial.config_for(device, problem, mask)
-        how = {"config": replace(config, warps=warps, **options), "splits": splits}
+        how = {"config": replace(config, warps=warps, stages=stages, **options), "splits": splits}
         return host.Sm80Partial(device, problem, mask, q, cache, **how)
 
     return CudaDecoder(problem, mask, q, cache, partial)(q, cache)

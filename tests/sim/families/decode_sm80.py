@@ -70,10 +70,11 @@ def poisoned(host):
 
 
 def rows(host):
-    """Two blocks of rows, of a scale below zero."""
+    """Two blocks of rows, whose parts eight warps are enough to join; a scale below zero."""
     lengths = np.array([40], np.int32)
     q, k, v = contiguous(20, (1, 1), 16, DTYPES["bf16"], lengths, 64)
-    check(decoded(q, k, v, lengths, scale=-0.4, host=host), q, k, v, lengths, scale=-0.4)
+    how = {"scale": -0.4, "warps": 8, "host": host}
+    check(decoded(q, k, v, lengths, **how), q, k, v, lengths, scale=-0.4)
 
 
 def beyond(host):
