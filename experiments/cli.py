@@ -18,6 +18,7 @@ from experiments.options import (
     device_option,
     head_dims_option,
     impl_option,
+    kernels_option,
     masks_option,
     out_option,
     passes_option,
@@ -340,13 +341,7 @@ def peers(out, section, library, mask, head_dim, seqlen, **options):
     BACKWARD,
     text="forward, backward, or one after the other: each has configurations of its own.",
 )
-@click.option(
-    "--impl",
-    type=click.Choice(["sm90", "sm80"]),
-    default="sm90",
-    show_default=True,
-    help="Whose kernels: Hopper's, or the portable ones.",
-)
+@kernels_option
 @head_dims_option
 @masks_option
 @results_options
@@ -367,13 +362,7 @@ def tune(out, seed, quick, passes, impl, mask, head_dim):
 
 @cli.command("tune-decode")
 @click.option("--quick", is_flag=True, help="One head dimension, two sizes, fewer rounds.")
-@click.option(
-    "--impl",
-    type=click.Choice(["sm90", "sm80"]),
-    default="sm90",
-    show_default=True,
-    help="Whose kernel.",
-)
+@kernels_option
 @results_options
 def tune_decode(out, seed, quick, impl):
     """GPU: geometries and numbers of shares of the decode kernels of tensor cores.

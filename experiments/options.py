@@ -79,6 +79,13 @@ head_dims_option = click.option(
 seqlens_option = click.option(
     "--seqlen", multiple=True, type=SIZE, help="Only this; may be repeated."
 )
+kernels_option = click.option(
+    "--impl",
+    type=click.Choice(["sm90", "sm80"]),
+    default="sm90",
+    show_default=True,
+    help="Whose kernels: Hopper's, or the portable ones.",
+)
 masks_option = click.option(
     "--mask", multiple=True, metavar="NAME", help="Only this mask of the sweep; may be repeated."
 )

@@ -24,17 +24,19 @@ ARCHITECTURES = {
 }
 REGISTER_FILE, RESERVED = 65536, 1024
 # All head_dims for the most and the least shared memory, and one for every architecture.
-TARGETS = [(arch, 128) for arch in ARCHITECTURES]
-TARGETS += [(arch, head_dim) for arch in ("sm_80", "sm_86") for head_dim in (64, 192, 256)]
-TARGETS += [("sm_90a", 256)]
+TARGETS = [(arch, 128, "") for arch in ARCHITECTURES]
+TARGETS += [(arch, head_dim, "") for arch in ("sm_80", "sm_86") for head_dim in (64, 192, 256)]
+TARGETS += [("sm_90a", 256, "")]
+BYTES = [(arch, head_dim, "int8") for arch in ("sm_80", "sm_86") for head_dim in (64, 128, 256)]
+BYTES += [(arch, 128, "float8_e4m3fn") for arch in ("sm_89", "sm_90a", "sm_120a")]
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("arch", "head_dim"), TARGETS)
-def test_kernel(arch, head_dim, masked):
+@pytest.mark.parametrize(("arch", "head_dim", "stored"), TARGETS + BYTES)
+def test_kernel(arch, head_dim, stored, masked):
     capability, of_block, of_multiprocessor = ARCHITECTURES[arch]
     limit = of_block * 1024
-    config = decode_config("bfloat16", head_dim, smem_limit=limit, masked=masked)
+    config = decode_config("bfloat16", head_dim, stored, smem_limit=limit, masked=masked)
     spec = decode_sm80_spec(config)
     ptx = compile_ptx(spec, capability)
     report = report_of(ptx, arch)
@@ -45,17 +47,21 @@ def test_kernel(arch, head_dim, masked):
     needed = config.min_blocks * (config.smem_bytes + RESERVED)
     assert needed <= of_multiprocessor * 1024
     assert ".f64" not in ptx
-    for text in ("mma.sync.aligned.m16n8k16", "ldmatrix.sync", "cp.async.cg.shared.global"):
+    for text in ("mma.sync.aligned.m16n8k16", "cp.async.cg.shared.global"):
         assert text in ptx
+    assert ("ldmatrix.sync" in ptx) == (not stored)
+    assert ("e4m3x2" in ptx) == (stored == "float8_e4m3fn")
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("paged", [False, True])
-def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypatch):
+@pytest.mark.parametrize("stored", [np.float16, np.int8])
+def test_the_executor_gives_what_the_signature_asks_for(stored, paged, masked, monkeypatch):
     """As many words, those that change first; addresses where pointers are."""
-    q, k = np.zeros((2, 3, 4, 32), np.float16), np.zeros((2, 64, 2, 32), np.float16)
-    table = np.zeros((2, 2), np.int32) if paged else None
-    arrays = Cache(k, k.copy(), np.full(2, 40, np.int32), table)
+    q, k = np.zeros((2, 3, 4, 32), np.float16), np.zeros((2, 64, 2, 32), stored)
+    table, scale = (np.zeros((2, 2), np.int32) if paged else None), np.ones((2, 64, 2), np.float32)
+    scales = (scale, scale.copy()) if stored == np.int8 else (None, None)
+    arrays = Cache(k, k.copy(), np.full(2, 40, np.int32), table, *scales)
     mask = masks.dense(3, 64) if masked else None
     problem, found = check_decode(q, arrays), recorded(monkeypatch)
     cache = Cache(*(None if x is None else Array(x) for x in arrays))
@@ -64,10 +70,13 @@ def test_the_executor_gives_what_the_signature_asks_for(paged, masked, monkeypat
     partial(Array(q), cache, 64, 128, 192, 256, 320)
     (spec, trailing), (apart, _), (words, _) = found
     assert len(words) + len(trailing) == len(words_of(spec))
-    at = [0 if x is None else x.data.ptr for x in (Array(q), *cache[:4])]
+    given = Array(q), *cache[:2], *cache[4:], *cache[2:4]
+    at = [0 if x is None else x.data.ptr for x in given]
     assert words == [*at, 64, 128, 192, 256, 320, True]
     assert apart == [*at, 64, 128, 0, 0, 0, False]
-    page_size, capacity, batch, nq, heads, pack, group = trailing[10:17]
+    columns = 32 // q.itemsize * k.itemsize  # two bytes are an element
+    assert list(trailing[3:6]) == [64 * 2 * columns, 2 * columns, columns]
+    page_size, capacity, batch, nq, heads, pack, group = trailing[16:23]
     assert (page_size, capacity) == ((64, 128) if paged else (0, 64))
     assert (batch, nq, heads, pack, group) == (2, 3, 4, 2, 2)
     assert partial.counted == 4  # batch × key heads

@@ -184,12 +184,12 @@ def decode_specs(dtype, stored, head_dim, nq, heads, page_size=None, masked=Fals
     from nbflash.cuda.device import cuda_device
 
     found = []
-    if dtype == stored and dtype in ("float16", "bfloat16") and not head_dim % 8:
+    of_one_byte = stored if stored != dtype else ""
+    if dtype in ("float16", "bfloat16") and not head_dim % (16 if of_one_byte else 8):
         known = {"smem_limit": cuda_device(0).smem_limit, "masked": masked}
-        config = decode_sm80_config.decode_config(dtype, head_dim, **known)
+        config = decode_sm80_config.decode_config(dtype, head_dim, of_one_byte, **known)
         found.append(decode_sm80_spec(config))
     if dtype in ("float16", "bfloat16") and not _not_hopper():
-        of_one_byte = stored if stored != dtype else ""
         given = dtype, head_dim, page_size, of_one_byte
         config = decode_sm90_config.decode_config(*given, masked=masked)
         if not config.why_not():

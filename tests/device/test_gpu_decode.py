@@ -124,21 +124,21 @@ def test_masks(name, dtype, impl):
 
 @pytest.mark.parametrize("kind", ["head", "token"])
 @pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_quantised_caches(dtype, storage, kind):
+@each
+def test_quantised_caches(dtype, impl, storage, kind):
     q, k, v = problem(2, dtype=dtype)
     real = np.dtype(np.float64 if dtype == "f64" else np.float32)
     (k, k_scale), (v, v_scale) = (quantise(x, STORAGE[storage]) for x in (k, v))
     if kind == "head":
         k_scale, v_scale = (np.array(x, np.float32) for x in ([0.01, 0.5], [2.0, 0.003]))
-    got = run(q, k, v, LENGTHS, k_scale=k_scale, v_scale=v_scale)
+    got = run(q, k, v, LENGTHS, k_scale=k_scale, v_scale=v_scale, impl=impl)
     check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS)
     *pages, table = paged(k, v, lengths=LENGTHS)
     scales = k_scale, v_scale
     if kind == "token":
         *scales, _ = paged(*scales, lengths=LENGTHS)
     named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
-    assert same_bits(got, run(q, *pages, LENGTHS, block_table=table, **named))
+    assert same_bits(got, run(q, *pages, LENGTHS, block_table=table, impl=impl, **named))
 
 
 def test_out_alone():

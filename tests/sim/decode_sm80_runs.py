@@ -18,12 +18,16 @@ def decoded(
     host=decode_host,
     splits=2,
     scale=None,
+    scales=None,
     warps=2,
     stages=3,
     **options,
 ):
-    """``(out, lse)`` of kernels bound by ``host``; ``options`` are of the configuration."""
-    cache = Cache(k, v, lengths, block_table)
+    """``(out, lse)`` of kernels bound by ``host``; ``options`` are of the configuration.
+
+    ``scales`` are those of K and V where they are quantised.
+    """
+    cache = Cache(k, v, lengths, block_table, *(scales or ()))
     problem = check_decode(q, cache, scale)
     assert not host.why_not(problem, q, cache)
 

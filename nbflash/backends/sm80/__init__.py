@@ -47,7 +47,10 @@ class Sm80(Backend):
         from nbflash.backends.sm80.decode import host
 
         reasons = [*self.why_not_rules(problem), *host.why_not(problem, q, cache)]
-        return reasons or ([] if availability.simulator() else availability.why_not_ptxas())
+        if reasons or availability.simulator():
+            return reasons
+        capability = availability.capability(problem.device_id)
+        return host.why_not_capability(problem, capability) + availability.why_not_ptxas()
 
     def executor(self, spec, device=None):
         from nbflash.backends.sm80.executor import Sm80Executor

@@ -1,7 +1,9 @@
 """Infinities and NaN in shared memory: 0 times one of them is no 0."""
 
+import math
+
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.tile.tracing import load4, opaque, store4, unrolled
+from nbflash.cuda.tile.tracing import equal, load4, opaque, select, store4, unrolled
 
 SIGNS = 0x80008000  # where a carry out of an exponent of ones ends up
 
@@ -67,3 +69,9 @@ def make_clean_row(dtype, panels, panel_words):
         return found != 0
 
     return clean_row
+
+
+@unrolled
+def poisoned(l, bad):
+    """NaN for the rows that attend a key that is not finite."""
+    return tuple(select(equal(b, 0), x, math.nan) for x, b in zip(l, bad, strict=True))

@@ -24,8 +24,8 @@ SM90 = decode_axes.design(
 )
 SM80 = decode_axes.design(
     {
-        **{"dtype": ("f16", "bf16"), "head_dim": (8, 24, 32), "page_size": (None, 16, 48)},
-        **{"stored": (None,), "warps": (1, 2), "stages": (2, 3)},
+        **{"dtype": ("f16", "bf16"), "head_dim": (16, 32, 80), "page_size": (None, 16, 48)},
+        **{"warps": (1, 2), "stages": (2, 3)},
     },
     warps=1,
 )
@@ -81,7 +81,7 @@ def test_sm80(seed):
     def run(laid_out, table, scales):
         options = {name: case[name] for name in ("warps", "stages", "splits")}
         with sim.options(seed=seed):
-            more = {"scale": given.scale, **options}
+            more = {"scale": given.scale, "scales": scales, **options}
             return decode_sm80_runs.decoded(*laid_out, given.lengths, table, given.mask, **more)
 
     given.check(run)

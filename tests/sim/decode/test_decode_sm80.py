@@ -1,13 +1,17 @@
 """The portable decode kernel in the simulator against the float64 reference."""
 
+from types import SimpleNamespace
+
+import ml_dtypes
 import numpy as np
 import pytest
 from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_bits
 from decode_sm80_runs import decoded
 
 import masks
-from nbflash.backends.sm80.decode.host import why_not
+from nbflash.backends.sm80.decode.host import why_not, why_not_capability
 from nbflash.cuda import simulator as sim
+from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.inputs.decode_problem import Cache, check_decode
 
 T = 32  # keys of a tile of two warps
@@ -116,13 +120,38 @@ def test_a_poisoned_draft_reaches_later_tokens_alone(poison):
     assert out.tobytes() == clean.tobytes()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_schedules_and_races(seed):
+STORED = {"int8": np.int8, "e4m3": ml_dtypes.float8_e4m3fn}
+
+
+def quantised(stored, *caches):
+    """Two caches, their scales, and what they stand for."""
+    pairs = [quantise(np.nan_to_num(x), STORED[stored]) for x in caches]
+    wide = [dequantise(*pair, np.dtype(np.float32)) for pair in pairs]
+    return [x for x, _ in pairs], [x for _, x in pairs], wide
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 144, 256])
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_quantised_caches(dtype, stored, head_dim):
+    """Two panels and half of one; in pages, too."""
+    q, k, v = problem(3, (8, 2), head_dim, dtype, SOME)
+    caches, scales, wide = quantised(stored, k, v)
+    got = decoded(q, *caches, SOME, scales=scales)
+    check(got, q, *wide, SOME)
+    *pages, table = paged(*caches, *scales, lengths=SOME, page_size=16)
+    assert same_bits(got, decoded(q, *pages[:2], SOME, table, scales=pages[2:]))
+
+
+@pytest.mark.parametrize("stored", [None, *STORED])
+@pytest.mark.parametrize("seed", range(2))
+def test_schedules_and_races(seed, stored):
     lengths = SOME[1:]
-    q, k, v = problem(3, head_dim=24, lengths=lengths)
-    expected = run_both(q, k, v, lengths)
+    q, k, v = problem(3, head_dim=24 if stored is None else 32, lengths=lengths)
+    caches, scales, _ = quantised(stored, k, v) if stored else ((k, v), None, None)
+    expected = decoded(q, *caches, lengths, scales=scales)
     with sim.options(race=True, seed=seed):
-        assert same_bits(expected, run_both(q, k, v, lengths))
+        assert same_bits(expected, decoded(q, *caches, lengths, scales=scales))
 
 
 def reasons(q, k, v, *, paged_by=None):
@@ -145,3 +174,17 @@ def test_what_it_cannot_run():
     assert pages == "needs pages of a multiple of 16 keys, got 8"
     (columns,) = reasons(*contiguous(1, head_dim=12, **half))
     assert columns == "needs a head_dim of 8, 16, ... 256, got 12"
+    q, *caches = contiguous(1, head_dim=8, **half)
+    caches, scales, _ = quantised("int8", *caches)
+    cache = Cache(*caches, lengths, None, *scales)
+    (columns,) = why_not(check_decode(q, cache, None), q, cache)
+    assert columns == "needs a head_dim of 16, 32, ... 256, got 8"
+
+
+@pytest.mark.parametrize("stored", ["float16", "int8", "float8_e4m3fn"])
+def test_the_devices_of_float8(stored):
+    problem = SimpleNamespace(cache_dtype=stored)
+    assert why_not_capability(problem, (8, 9)) == why_not_capability(problem, (9, 0)) == []
+    found = why_not_capability(problem, (8, 6))
+    reason = "needs compute capability 8.9 for float8, this device has 8.6"
+    assert found == [reason] * (stored == "float8_e4m3fn")

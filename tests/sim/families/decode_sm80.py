@@ -1,13 +1,26 @@
 """The portable decode kernel."""
 
+from functools import partial
+
 import numpy as np
+from byte_cases import BYTES
 from decode_cases import DTYPES, check, contiguous, paged
 from decode_sm80_runs import decoded
-from faults.decode_sm80 import BINDING, CHAIN, COPIES, KERNEL, MUTANTS, RESULTS
+from faults.decode_sm80 import (
+    BINDING,
+    CHAIN,
+    COMPUTING,
+    COPIES,
+    KERNEL,
+    MUTANTS,
+    RESULTS,
+    STORED,
+)
 from mutant_family import Family
 
 import masks
 from nbflash.cuda import simulator as sim
+from nbflash.definitions.quantised import dequantise, quantise
 
 T, CAPACITY, NQ = 32, 112, 3
 LENGTHS = np.array([1, T + 1, 3 * T + 6], np.int32)
@@ -86,11 +99,32 @@ def beyond(host):
     check(decoded(q, *pages, lengths, table, splits=1, host=host), q, k, v, lengths)
 
 
-CASES = beyond, rows, poisoned, by_head, races, masked, causal
+def end_bytes(run):
+    """The last key and its scales at the end of memory, which is no whole tile."""
+    lengths = np.array([40], np.int32)
+    q, k, v = contiguous(NQ, (2, 2), 16, DTYPES["f16"], lengths, 40)
+    (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
+    got = run(q, k, v, lengths, scales=(k_scale, v_scale), splits=1)
+    real = np.dtype(np.float32)
+    check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), lengths)
+
+
+WORDS = beyond, rows, poisoned, by_head, races, masked, causal
+ALL_BYTES = end_bytes, *BYTES
+CASES = WORDS + ALL_BYTES
+CASES_OF = {COMPUTING: WORDS, STORED: ALL_BYTES}
+
+
+def reach(target):
+    return [case.__name__ for case in CASES_OF.get(target, CASES)]
 
 
 def case_of(case):
-    return lambda modules: case(modules[BINDING])
+    def run_case(modules):
+        host = modules[BINDING]
+        case(host if case in WORDS else partial(decoded, host=host))
+
+    return run_case
 
 
 FAMILY = Family(
@@ -98,5 +132,6 @@ FAMILY = Family(
     CHAIN,
     {case.__name__: case_of(case) for case in CASES},
     MUTANTS,
-    generate=(COPIES, RESULTS, KERNEL),
+    generate=(COPIES, COMPUTING, STORED, RESULTS, KERNEL),
+    reach=reach,
 )

@@ -3,9 +3,12 @@
 from mutants import Mutant, without
 
 ROOM, SHARED = "nbflash.backends.sm80.decode", "nbflash.backends.split_kv"
-PART, COPIES, RESULTS, KERNEL, BINDING = CHAIN = (
+PART, COPIES, COMPUTING, STORED, RESULTS, KERNEL, BINDING = CHAIN = (
     f"{SHARED}.part",
-    *(f"{ROOM}.{name}" for name in ("copies", "results", "kernel", "host")),
+    *(
+        f"{ROOM}.{name}"
+        for name in ("copies", "compute", "compute_8bit", "results", "kernel", "host")
+    ),
 )
 PARTS = (
     Mutant("no pages", "if page_size > 0:", "if page_size < 0:"),
@@ -13,57 +16,122 @@ PARTS = (
     Mutant("the table of the first sequence", "table[first_page + nth]", "table[nth]"),
 )
 COPY = (
-    Mutant("rows behind the last", "both(row < valid, chunk < USED)", "chunk < USED"),
-    Mutant("columns behind the last", "both(row < valid, chunk < USED)", "row < valid"),
-    Mutant("swizzle of Q", "TILE.place(row, chunk)", "(row * CHUNKS + chunk) * 16"),
-    Mutant(
-        "Q of the first rows", "divmod_int32(types.int32(first + r), pack)", "divmod_int32(r, pack)"
-    ),
-    Mutant("tokens as heads", "token, head = divmod_int32(", "head, token = divmod_int32("),
-    Mutant("one chunk of Q", "+ chunk * CHUNK", ""),
-    Mutant("rows of the first block", "types.int32(count - first)", "types.int32(count)"),
     Mutant("a tile behind the last", "if t < end:", "if t <= end:"),
     Mutant("the list's index as a tile", "col_idx[t] if MASKED else t", "t"),
     Mutant("keys of the first warp", "tile * TILE_N + own", "tile * TILE_N"),
     Mutant("one key too few", "max(length - key, NONE)", "max(length - key - 1, NONE)"),
     Mutant("one key too many", "max(length - key, NONE)", "max(length - key, NONE) + 1"),
     Mutant("pages of no key", "            if valid > 0:", "            if valid >= 0:"),
-    Mutant("K of the first page", "page * k_stride[0] +", ""),
+    Mutant("K of the first page", "k_at = page * k_stride[0] +", "k_at ="),
     Mutant("K from the page's start", "inside * k_stride[1] +", ""),
-    Mutant("K of the first head", "+ head * k_stride[2]", ""),
-    Mutant("V of the first page", "page * v_stride[0] +", ""),
+    Mutant("K of the first head", "+ head * k_stride[2]\n            copy", "\n            copy"),
+    Mutant("V of the first page", "v_at = page * v_stride[0] +", "v_at ="),
     Mutant("V from the page's start", "inside * v_stride[1] +", ""),
-    Mutant("V of the first head", "+ head * v_stride[2]", ""),
+    Mutant("V of the first head", "+ head * v_stride[2]\n            copy", "\n            copy"),
     Mutant("V laid out as K", "v_at, v_stride[1],", "v_at, k_stride[1],"),
     Mutant("V upon K", "types.int32(to + V), v", "to, v"),
     Mutant("K for V", "types.int32(to + V), v", "types.int32(to + V), k"),
+    Mutant("scales behind the length", "if key < valid:", "if True:"),
+    Mutant("a scale of K for V", "found = v_scale[", "found = k_scale["),
+    Mutant("the same scale for all keys", "at = inside + key", "at = inside"),
+    Mutant("scales of the first page", "k_scale[page * k_stride[0] + ", "k_scale["),
+    Mutant("scales of V's first head", "at * v_stride[1] + head * v_stride[2]", "at * v_stride[1]"),
+    Mutant("scales by 16 lanes", "if lane < KEYS:", "if True:"),
+    Mutant("scales where V is", "+ SCALES + lane", "+ lane"),
+    Mutant("scales of the first stage", "word + (to - first) // 4 + SCALES", "word + SCALES"),
 )
 RESULT = (
     Mutant("O of the upper row below", "row * O_WORDS + fragment.column(i)", "fragment.column(i)"),
+    Mutant("rows of n-tiles", "at + 8 * i * O_WORDS + column", "at + column"),
+    Mutant(
+        "columns where they are not", "(column ^ rotation_of(row, column // OF_LANE % 4))", "column"
+    ),
+    Mutant("columns of the first lane", "types.int32(quad * OF_LANE)", "types.int32(0)"),
+    Mutant("stored O of the first row", "types.int32(own + row * O_WORDS), types", "own, types"),
     Mutant("m of the upper row", "at + 16 * i, float", "at, float"),
     Mutant("l in place of m", "float_bits(m[i])", "float_bits(l[i])"),
     Mutant("l of one lane", "row_total(l)", "l"),
     Mutant("rings upon each other", "+ (thread >> 5) * RING", ""),
     Mutant("O of the first row", "own + row * O_WORDS + 2 * quad", "own + 2 * quad"),
-    Mutant("O of the first columns", "row * O_WORDS + 2 * quad", "row * O_WORDS"),
+    Mutant("O of the first columns", "own + row * O_WORDS + 2 * quad", "own + row * O_WORDS"),
     Mutant("statistics of the first row", "own + STATISTICS + 2 * row", "own + STATISTICS"),
     Mutant("rows behind the last", "min(count - first, ROWS)", "ROWS"),
     Mutant("all rows in a column", "i % QUADS * 4", "0"),
-    Mutant("joined from the first row", "RINGS + row * O_WORDS + column", "RINGS + column"),
+    Mutant("joined from the first row", "RINGS + place_of(row, column)", "RINGS + column"),
     Mutant("joined m of the first row", "RINGS + STATISTICS + 2 * row", "RINGS + STATISTICS"),
     Mutant("places of the first block", "types.int32(first + row)", "row"),
     Mutant("columns of the row", "o_at * HEAD_DIM + column", "o_at * HEAD_DIM"),
     Mutant("LSE of no column", "if column == 0:", "if column == 2:"),
 )
-KERNELS = (
-    Mutant("rings of the first warp", "+ thread // WARP * RING_BYTES", ""),
+COMPUTE = (
+    Mutant("rows behind the last", "both(row < valid, chunk < USED)", "chunk < USED"),
+    Mutant("columns behind the last", "both(row < valid, chunk < USED)", "row < valid"),
+    Mutant("swizzle of Q", "TILE.place(row, chunk)", "(row * CHUNKS + chunk) * 16"),
+    Mutant(
+        "Q of the first rows",
+        "divmod_int32(types.int32(first_row + r), pack)",
+        "divmod_int32(r, pack)",
+    ),
+    Mutant("tokens as heads", "token, head = divmod_int32(", "head, token = divmod_int32("),
+    Mutant("one chunk of Q", "+ chunk * CHUNK", ""),
+    Mutant("rows of the first block", "types.int32(count - first_row)", "types.int32(count)"),
     Mutant("K by rows", "ring + TILE.by_columns(lane)", "ring + TILE.by_rows(lane)"),
-    Mutant("V where K is", "ring + V + TILE.by_rows(lane)", "ring + TILE.by_rows(lane)"),
-    Mutant("Q of every lane alike", "first + TILE.by_rows(lane)", "first"),
-    Mutant("the first stage", "address + stage * STAGE_BYTES", "address"),
-    Mutant("bits of the first warp", "unsigned(x) >> own // 4", "unsigned(x)"),
+    Mutant("V where K is", "ring + V + rows", "ring + rows"),
+    Mutant("Q of every lane alike", "first + rows, ring", "first, ring"),
     Mutant("l not rescaled", "x * a + y", "x + y"),
     Mutant("sums dropped", "x * a + y", "x * a"),
+    without("mask", "s = apply_keep(s, keep)"),
+    Mutant("scale dropped", "probabilities(s, m_new, scale)", "probabilities(s, m_new, ZERO + 1)"),
+    Mutant("maximum of this tile", "row_max(m, s, scale)", "row_max(M_START, s, scale)"),
+    Mutant("alpha upside down", "rescale(m, m_new)", "rescale(m_new, m)"),
+    without("O rescaled", "acc = scale_rows(acc, alpha)"),
+    Mutant("V looked through where K is", "(ring - first + V) // 4", "(ring - first) // 4"),
+    Mutant("never looked through", "!= 0) != 0:", "!= 0) < 0:"),
+    without("poison", "p = poison_rows(p, v_at)"),
+    without("cleaning", "clean(smem, v_word, lane)"),
+    Mutant("the sign of the scale", "negate=cfg.negate", "negate=False"),
+    Mutant("the maximum of before", "return m_new, plus", "return m, plus"),
+)
+STORE = (
+    Mutant("Q behind the last row", "min(first + row, count - 1)", "first + row"),
+    Mutant("Q of the first head", "+ head * q_stride[2]) // 2", ") // 2"),
+    Mutant("the upper row of Q twice", "(lane >> 2) + 8)", "lane >> 2)"),
+    Mutant("Q of another warp", "if thread < 32:", "if thread < 0:"),
+    Mutant("factors of rows swapped", "return upper_inverse, below", "return below_inverse, below"),
+    Mutant("scales of K for V", "types.int32(own + KEYS))", "own)"),
+    Mutant("scales of the first lane", "SCALES + 2 * c)", "SCALES)"),
+    Mutant("unit of a lane's keys", "across_lanes((largest,), QUAD, maximum)[0]", "largest"),
+    Mutant("unit of the first key", "for x in scales[1:]:", "for x in scales[:1]:"),
+    Mutant("l not rescaled", "x * a + y", "x + y"),
+    without("mask", "s = apply_keep(s, keep)"),
+    Mutant("scores as they are", "s = scale_scores(", "scale_scores("),
+    Mutant("scale dropped", "probabilities(s, m_new, scale)", "probabilities(s, m_new, ZERO + 1)"),
+    Mutant("alpha upside down", "rescale(m, m_new)", "rescale(m_new, m)"),
+    Mutant("scales that are no numbers", "scales, bad = finite(scales)", "pass"),
+    Mutant(
+        "unit of a tile for who does not see it",
+        "in_own_units(p, alpha, scales, unit)",
+        "in_units(p, alpha, scales, unit, unit_of(scales))",
+    ),
+    Mutant("O not rescaled", "if changes(alpha):", "if False:"),
+    Mutant("V where K is", "types.int32(stage + V), types", "stage, types"),
+    Mutant("V of the first lane's keys", "types.int32(2 * c), pack_p", "types.int32(0), pack_p"),
+    Mutant(
+        "products of NaN",
+        "        if hidden:\n            acc, bad",
+        "        if False:\n            acc, bad",
+    ),
+    without(
+        "poison", "l = poisoned(l, (types.uint32(keep[0] & bad), types.uint32(keep[1] & bad)))"
+    ),
+    Mutant("poison of the upper row", "types.uint32(keep[1] & bad)", "types.uint32(keep[0] & bad)"),
+    Mutant("O in units", "out_of_units(acc, unit), m, l", "acc, m, l"),
+    Mutant("the maximum of before", "return m_new, l, acc", "return m, l, acc"),
+)
+KERNELS = (
+    Mutant("rings of the first warp", "+ (thread >> 5) * RING_BYTES", ""),
+    Mutant("the first stage", "address + stage * STAGE_BYTES", "address"),
+    Mutant("bits of the first warp", "unsigned(x) >> own // 4", "unsigned(x)"),
     Mutant("a block too few", "(nq * pack + ROWS - 1) // ROWS", "max(nq * pack // ROWS, 1)"),
     Mutant("lengths of the first sequence", "lengths[b]", "lengths[0]"),
     Mutant("lengths beyond the capacity", "min(max(lengths[b], 0), capacity)", "lengths[b]"),
@@ -106,27 +174,8 @@ KERNELS = (
         "keep_of(kind, n0, below, bits",
         "keep_of(kind, n0, upper, bits",
     ),
-    without("mask", "s = apply_keep(s, own_of(keep, own))"),
-    Mutant(
-        "scale dropped",
-        "probabilities(s, m_new, scale)",
-        "probabilities(s, m_new, types.float32(1))",
-    ),
-    Mutant("maximum of this tile", "row_max(m, s, scale)", "row_max(M_START, s, scale)"),
-    Mutant("alpha upside down", "rescale(m, m_new)", "rescale(m_new, m)"),
-    without("O rescaled", "acc = scale_rows(acc, alpha)"),
-    without("m and l kept", "m, l = m_new, plus(l, alpha, sums)"),
-    Mutant(
-        "V looked through where K is",
-        "staged(ring, stage) + V - start",
-        "staged(ring, stage) - start",
-    ),
-    Mutant("never looked through", "!= 0) != 0:", "!= 0) < 0:"),
-    without("poison", "p = poison_rows(p, staged(v_at, stage))"),
-    without("cleaning", "clean(smem, word, lane)"),
     Mutant("the next stage alone", "            stage, _ = advance(stage, NONE)\n", ""),
     Mutant("one stage that is free", "            free = stage\n", ""),
-    Mutant("the sign of the scale", "negate=cfg.negate", "negate=False"),
     Mutant("counts of splits", "(counts, tile)", "(counts, split)"),
     Mutant(
         "joined from the first rows",
@@ -145,11 +194,7 @@ BIND = (
     Mutant("blocks for all tokens alike", "-(-p.nq * pack // ROWS)", "1"),
     Mutant("blocks of heads", "(p.heads // pack)", "p.heads_kv"),
     Mutant("key heads as heads", "p.heads // p.heads_kv\n", "1\n"),
-    Mutant(
-        "K's strides for V",
-        "(q, cache.k_cache, cache.v_cache))\n        constants",
-        "(q, cache.k_cache, cache.k_cache))\n        constants",
-    ),
+    Mutant("K's strides for V", "for x in cache[:2])", "for x in (cache.k_cache,) * 2)"),
     Mutant("scale of natural scores", "abs(p.scale) * LOG2_E", "abs(p.scale)"),
     Mutant("the sign of the scale", "p.scale < 0", "False"),
     Mutant("a table as if contiguous", "table.strides[0] // table.itemsize", "table.shape[1]"),
@@ -158,6 +203,8 @@ BIND = (
 )
 MUTANTS = [
     (target, mutant)
-    for target, mutants in zip(CHAIN, (PARTS, COPY, RESULT, KERNELS, BIND), strict=True)
+    for target, mutants in zip(
+        CHAIN, (PARTS, COPY, COMPUTE, STORE, RESULT, KERNELS, BIND), strict=True
+    )
     for mutant in mutants
 ]

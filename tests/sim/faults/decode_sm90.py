@@ -4,9 +4,9 @@ from mutants import Mutant, lines, swapped, without
 
 ROOM = "nbflash.backends.sm90.decode"
 SHARED = "nbflash.backends.split_kv"
-PRODUCTS, PART, WARPS, JOINING, SCALES, LOADING, COMPUTING, STORED, KERNEL = CHAIN = (
+PRODUCTS, PART, UNITS, WARPS, JOINING, SCALES, LOADING, COMPUTING, STORED, KERNEL = CHAIN = (
     "nbflash.cuda.tile.mma.quantised_gemm",
-    *(f"{SHARED}.{name}" for name in ("part", "join_warps", "combine_in_block")),
+    *(f"{SHARED}.{name}" for name in ("part", "units", "join_warps", "combine_in_block")),
     *(f"{ROOM}.{name}" for name in ("scales", "producer", "consumer", "consumer_8bit", "kernel")),
 )
 MEETING = "        bar_sync(COMPUTING, WARPS * WARP)\n"
@@ -103,7 +103,6 @@ SCALE = (
     Mutant("scales of the lower keys twice", "n0 + lane + 32", "n0 + lane"),
     Mutant("scales of V in the place of K's", "at + (TILE_N + 32 * i)", "at + 32 * i"),
     Mutant("scales of the first head", "head * k_stride[2]", "0"),
-    Mutant("no room below a row's largest", "exponent - ROOM", "exponent"),
     Mutant("unit of a lane", "(largest,) = across_lanes((largest,), 32, maximum)", "pass"),
     Mutant(
         "unit of K's scales", "(v & EXPONENT for _, v in held)", "(k & EXPONENT for k, _ in held)"
@@ -147,6 +146,22 @@ JOIN_WARPS = (
     Mutant("warps' m apart", "exp2(m - guarded(best))", "exp2(m * 0.0)"),
     Mutant("O of the first warp", "at + w * o_words", "at"),
     Mutant("m of warps without keys", "known = select(equal(l, 0.0), NEG_INF, m)", "known = m"),
+)
+UNIT = (
+    Mutant("one scale for both columns", "// 8 * 2 + column_of(element) % 8", "// 8 * 2"),
+    Mutant("factor of the upper row for both", "x * inverses[row_of(i)]", "x * inverses[0]"),
+    Mutant("a scale that is none stays", "select(i, ONES, x)", "x"),
+    Mutant("units that do not grow", "larger = tuple(map(maximum, unit, new))", "larger = unit"),
+    Mutant(
+        "O in the unit of before",
+        "x * y for x, y in zip(alpha, shrunk, strict=True)",
+        "x for x in alpha",
+    ),
+    Mutant("unit of a lane's keys", "across_lanes(largest, QUAD, maximum)", "largest"),
+    Mutant("one unit for both rows", "x * inverse[row_of(i)]", "x * inverse[0]"),
+    Mutant("O in the unit of the upper row", "bits_float(unit[row_of(i)])", "bits_float(unit[0])"),
+    Mutant("factors of the upper row", "factors[row_of(i)]", "factors[0]"),
+    Mutant("no room below a row's largest", "exponent - ROOM", "exponent"),
 )
 LOAD = (
     Mutant("ragged tiles in full", "if n0 + TILE_N > seen_by_all:", "if False:"),
@@ -201,11 +216,9 @@ COMPUTE = (
     ),
 )
 STORE = (
-    Mutant("one scale for both columns", "// 8 * 2 + column_of(element) % 8", "// 8 * 2"),
     Mutant("scales of V for K", "types.int32(own))", "types.int32(own + TILE_N))"),
     Mutant("scales of K for V", "types.int32(own + TILE_N))", "types.int32(own))"),
     Mutant("scores as they are", "s = scale_scores(", "scale_scores("),
-    Mutant("factor of the upper row for both", "x * inverses[row_of(i)]", "x * inverses[0]"),
     Mutant("keys of the first warp", "types.int32(first_key + r), c)", "r, c)"),
     Mutant("mask of the first warp", "keep >> (first_key // 4) & ALL", "keep & ALL"),
     without("mask", "s = apply_keep(s, (upper, below))"),
@@ -216,23 +229,12 @@ STORE = (
     ),
     without("sums", "l = l[0] + sums[0], l[1] + sums[1]"),
     Mutant("scales that are no numbers", "v_scales, bad = finite(v_scales)", "pass"),
-    Mutant("a scale that is none stays", "select(i, ONES, x)", "x"),
-    Mutant("units that do not grow", "larger = tuple(map(maximum, unit, new))", "larger = unit"),
-    Mutant(
-        "O in the unit of before",
-        "x * y for x, y in zip(alpha, shrunk, strict=True)",
-        "x for x in alpha",
-    ),
     Mutant(
         "unit of a tile for who does not see it",
         "in_own_units(weights, alpha, v_scales, unit)",
         "in_units(weights, alpha, v_scales, unit, smem[scales + 2 * TILE_N])",
     ),
-    Mutant("unit of a lane's keys", "across_lanes(largest, QUAD, maximum)", "largest"),
-    Mutant("one unit for both rows", "x * inverse[row_of(i)]", "x * inverse[0]"),
-    Mutant("O in the unit of the upper row", "bits_float(unit[row_of(i)])", "bits_float(unit[0])"),
     Mutant("one unit after a mask", "if not MASKED:", "if True:"),
-    Mutant("factors of the upper row", "factors[row_of(i)]", "factors[0]"),
     Mutant("O in units", "return out_of_units(acc, unit), m, l", "return acc, m, l"),
     Mutant("O not rescaled", "if changes(alpha):", "if False:"),
     Mutant("products of NaN", "if kind == FULL:", "if True:", 1, 2),
@@ -283,10 +285,7 @@ PLACES = (
         "row_tiles = nq * pack // TILE_M + 1",
     ),
 )
+FAULTS = PRODUCT, PARTS, UNIT, JOIN_WARPS, JOIN, SCALE, LOAD, COMPUTE, STORE, PLACES
 MUTANTS = [
-    (target, mutant)
-    for target, mutants in zip(
-        CHAIN, (PRODUCT, PARTS, JOIN_WARPS, JOIN, SCALE, LOAD, COMPUTE, STORE, PLACES), strict=True
-    )
-    for mutant in mutants
+    (target, mutant) for target, mutants in zip(CHAIN, FAULTS, strict=True) for mutant in mutants
 ]

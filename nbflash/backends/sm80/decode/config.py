@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from nbflash.backends.sm80.config import fits
 from nbflash.backends.split_kv.combine_in_block import Room
 from nbflash.cuda.tile.mma.copy import ChunkCopy
-from nbflash.cuda.tile.mma.layout import ALIGNMENT, SharedTile
+from nbflash.cuda.tile.mma.layout import ALIGNMENT, SharedTile, StoredTile
 from nbflash.cuda.tile.smem_layout import smem_layout
 from nbflash.definitions.constants import WARP
 
@@ -29,6 +29,8 @@ class DecodeSm80Config:
         Tiles of K and V that shared memory holds: at least 2.
     min_blocks : int
         Blocks a multiprocessor should hold: bounds the registers.
+    stored : str
+        ``"int8"`` or ``"float8_e4m3fn"`` for 8-bit quantised caches; else nothing.
     masked : bool
         A schedule says which tiles there are; if not, the causal rule.
     negate : bool
@@ -40,12 +42,18 @@ class DecodeSm80Config:
     warps: int = 4
     stages: int = 2
     min_blocks: int = 2
+    stored: str = ""
     masked: bool = False
     negate: bool = False
 
     def __post_init__(self):
-        if self.head_dim % 8 or self.stages < 2:
+        if self.head_dim % (16 if self.stored else 8) or self.stages < 2:
             raise ValueError(f"no such kernel: {self}")
+
+    @property
+    def quantised(self):
+        """Whether K and V are quantised to 8 bits, with scales."""
+        return bool(self.stored)
 
     @property
     def threads(self):
@@ -61,24 +69,46 @@ class DecodeSm80Config:
         return KEYS * self.warps
 
     @property
+    def width(self):
+        """Columns of a row that take part, those past head_dim with zeros."""
+        step = 16 if not self.quantised else 64 if self.head_dim <= 64 else 128
+        return -(-self.head_dim // step) * step
+
+    @property
     def tile(self):
-        """How rows of Q, K and V lie in shared memory."""
-        return SharedTile(-(-self.head_dim // 16) * 16)
+        """How a warp's keys lie in shared memory, and of 16 bits the rows of Q."""
+        return StoredTile(self.width, KEYS) if self.quantised else SharedTile(self.width)
 
     @property
     def copy(self):
-        """Copies of a warp's keys by that warp."""
-        return ChunkCopy(self.tile, KEYS, WARP, self.head_dim, self.dtype)
+        """Copies of a warp's keys by that warp; two bytes are an element of a quantised cache."""
+        columns = self.head_dim // (1 + self.quantised)
+        return ChunkCopy(self.tile, KEYS, WARP, columns, self.dtype)
+
+    @property
+    def kv_bytes(self):
+        """K, or V, of a stage of one warp."""
+        return self.tile.bytes if self.quantised else KEYS * self.tile.row_bytes
 
     @property
     def stage_bytes(self):
-        """Of one warp: K, then V."""
-        return 2 * KEYS * self.tile.row_bytes
+        """Of one warp: K, V, and the scales of both."""
+        return 2 * self.kv_bytes + 8 * KEYS * self.quantised
+
+    @property
+    def stored_rows(self):
+        """Keys of a tile in shared memory."""
+        return KEYS
+
+    @property
+    def warp_keys(self):
+        """All of them are one warp's."""
+        return KEYS
 
     @property
     def o_words(self):
         """From one row of O to the next."""
-        return self.tile.width + _PAD
+        return self.width if self.quantised else self.width + _PAD
 
     @property
     def smem(self):
@@ -86,8 +116,8 @@ class DecodeSm80Config:
         where the stages have been.
         """
         results = 4 * ROWS * (self.o_words + 2)
-        ring = max(self.stages * self.stage_bytes, -(-results // ALIGNMENT) * ALIGNMENT)
-        return smem_layout(q=max(ROWS * self.tile.row_bytes, 1024), rings=self.warps * ring)
+        ring = -(-max(self.stages * self.stage_bytes, results) // ALIGNMENT) * ALIGNMENT
+        return smem_layout(q=max(2 * ROWS * self.width, 1024), rings=self.warps * ring)
 
     @property
     def join_room(self):
@@ -106,7 +136,8 @@ class DecodeSm80Config:
 
 
 # head_dim up to, warps, stages, blocks of a multiprocessor; best first among those that fit. The
-# first row of each was timed on an H200, within 2 % of the fastest of others (notes/sm80.md).
+# first row of each was timed on an H200, within 2 % of the fastest of others (notes/sm80.md). Then
+# for 8-bit quantised caches.
 _TABLE = (
     (64, 4, 2, 4),
     (64, 4, 2, 2),
@@ -118,8 +149,20 @@ _TABLE = (
 )
 
 
-def decode_config(dtype, head_dim, *, smem_limit, masked=False, negate=False):
+_STORED = (
+    (64, 4, 2, 4),
+    (64, 4, 2, 2),
+    (128, 8, 3, 2),
+    (128, 4, 3, 2),
+    (128, 4, 3, 1),
+    (256, 4, 3, 2),
+    (256, 4, 2, 2),
+    (256, 4, 2, 1),
+)
+
+
+def decode_config(dtype, head_dim, stored="", *, smem_limit, masked=False, negate=False):
     """The first row that fits the shared memory of a device."""
-    rows = (row[1:] for row in _TABLE if head_dim <= row[0])
-    configs = (DecodeSm80Config(dtype, head_dim, *row, masked, negate) for row in rows)
+    rows = (row[1:] for row in (_STORED if stored else _TABLE) if head_dim <= row[0])
+    configs = (DecodeSm80Config(dtype, head_dim, *row, stored, masked, negate) for row in rows)
     return next(config for config in configs if fits(config, smem_limit))

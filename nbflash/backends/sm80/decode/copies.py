@@ -1,65 +1,67 @@
-"""Copies of the portable decode kernel: see :mod:`.kernel`."""
+"""Copies of keys and values of the portable decode kernel: see :mod:`.kernel`."""
 
-from nbflash.backends.sm80.decode.config import KEYS, ROWS
+from nbflash.backends.sm80.decode.config import KEYS
 from nbflash.backends.split_kv.part import located
 from nbflash.cuda.ptx._asm import inlined, types
-from nbflash.cuda.ptx.cp_async import cp_async16, cp_async_commit
-from nbflash.cuda.tile.mma.layout import CHUNK
-from nbflash.cuda.tile.ring import divmod_int32
-from nbflash.cuda.tile.tracing import both, unrolled
+from nbflash.cuda.ptx.cp_async import cp_async_commit
+from nbflash.cuda.tile.float_bits import ONES
 
 
 def make_copies(cfg):
-    """Device code of the copies that a decode block sends.
+    """Device code of the copies that a warp sends.
 
-    send_q(to, q, q_stride, rows, thread)         the block's rows
-    look_up(t, end, part, pages, col_idx)         of the keys that a warp has in tile t: how many
-                                                  there are; their page, and the first one's place
-                                                  in it
-    send(to, caches, found, head, lane)           K and V of what was found: a group of copies
+    look_up(t, part, where, col_idx, lane)
+        Of the keys that the warp has in tile t: how many there are; their page, and the first
+        one's place in it; of a quantised cache the bits of a scale of each lane's: of K, from lane
+        16 on of V.
+    send(smem, word, first, to, caches, found, head, lane)
+        K, V and the scales of what was found to the stage at address ``to``: a group of copies.
+        Shared memory begins at word ``word``, at address ``first``.
 
     A warp's 16 keys of a tile are in one page, because pages are of a multiple of 16. Keys behind
     the length become zeros if there are others before them, and stay what they are if not.
     """
-    CHUNKS, TILE = cfg.tile.chunks, cfg.tile
-    TILE_N, MASKED, USED = cfg.tile_n, cfg.masked, cfg.head_dim // CHUNK
-    NONE, V, THREADS, copy = types.int32(0), KEYS * TILE.row_bytes, cfg.threads, cfg.copy.send
-
-    @unrolled
-    def send_chunk(to, q, at, row, chunk, valid):
-        cp_async16(to + TILE.place(row, chunk), q, at, both(row < valid, chunk < USED))
+    TILE_N, MASKED, QUANTISED, copy = cfg.tile_n, cfg.masked, cfg.quantised, cfg.copy.send
+    NONE, V, SCALES = types.int32(0), cfg.kv_bytes, cfg.kv_bytes // 2
 
     @inlined
-    def send_q(to, q, q_stride, rows, thread):
-        """Rows behind the last, and columns behind head_dim, become zeros."""
-        first, count, pack, start = rows
-        for i in range(thread, ROWS * CHUNKS, THREADS):
-            r, chunk = types.int32(i // CHUNKS), types.int32(i % CHUNKS)
-            token, head = divmod_int32(types.int32(first + r), pack)
-            at = start + token * q_stride[1] + head * q_stride[2] + chunk * CHUNK
-            send_chunk(to, q, at, r, chunk, types.int32(count - first))
+    def scale_of(valid, page, inside, scales, head, lane):
+        """1 behind the length."""
+        (k_scale, k_stride), (v_scale, v_stride) = scales
+        found, key = types.int32(ONES), lane & (KEYS - 1)
+        if key < valid:
+            at = inside + key
+            if lane < KEYS:
+                found = k_scale[page * k_stride[0] + at * k_stride[1] + head * k_stride[2]]
+            else:
+                found = v_scale[page * v_stride[0] + at * v_stride[1] + head * v_stride[2]]
+        return types.int32(found)
 
     @inlined
-    def look_up(t, end, part, pages, col_idx):
-        length, own = part
-        valid, page, inside = NONE, NONE, NONE
+    def look_up(t, part, where, col_idx, lane):
+        (length, own, end), (pages, scales, head) = part, where
+        valid, page, inside, scale = NONE, NONE, NONE, NONE
         if t < end:
             tile = types.int32(col_idx[t] if MASKED else t)
             key = types.int32(tile * TILE_N + own)
             valid = types.int32(max(length - key, NONE))
             if valid > 0:
                 page, inside = located(key, pages)
-        return valid, page, inside
+                if QUANTISED:
+                    scale = scale_of(valid, page, inside, scales, head, lane)
+        return valid, page, inside, scale
 
     @inlined
-    def send(to, caches, found, head, lane):
+    def send(smem, word, first, to, caches, found, head, lane):
         (k, k_stride), (v, v_stride) = caches
-        valid, page, inside = found
+        valid, page, inside, scale = found
         if valid > 0:
             k_at = page * k_stride[0] + inside * k_stride[1] + head * k_stride[2]
             copy(to, k, k_at, k_stride[1], valid, lane)
             v_at = page * v_stride[0] + inside * v_stride[1] + head * v_stride[2]
             copy(types.int32(to + V), v, v_at, v_stride[1], valid, lane)
+            if QUANTISED:
+                smem[types.int32(word + (to - first) // 4 + SCALES + lane)] = scale
         cp_async_commit()
 
-    return send_q, look_up, send
+    return look_up, send

@@ -6,7 +6,7 @@ from nbflash.backends.sm80.decode.config import KEYS, ROWS, decode_config
 from nbflash.backends.sm80.decode.kernel import decode_sm80_spec
 from nbflash.backends.split_kv.combine_in_block import joined_by_the_last
 from nbflash.backends.split_kv.part import TOKENS
-from nbflash.backends.split_kv.splits import heads_together, splits_for, walk
+from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
 
@@ -19,16 +19,22 @@ def why_not(problem, q, cache) -> list[str]:
     if p.dtype not in ("float16", "bfloat16"):
         return [f"needs float16 or bfloat16, got {p.dtype}"]
     reasons = []
-    if p.cache_dtype != p.dtype:
-        reasons.append(f"needs caches of {p.dtype}, got {p.cache_dtype}")
-    if p.head_dim % 8 or p.head_dim > 256:
-        reasons.append(f"needs a head_dim of 8, 16, ... 256, got {p.head_dim}")
+    columns = 8 if p.cache_dtype == p.dtype else 16
+    if p.head_dim % columns or p.head_dim > 256:
+        reasons.append(f"needs a head_dim of {columns}, {2 * columns}, ... 256, got {p.head_dim}")
     if p.page_size is not None and p.page_size % KEYS:
         reasons.append(f"needs pages of a multiple of {KEYS} keys, got {p.page_size}")
     least = min(map(arrays.alignment, (q, cache.k_cache, cache.v_cache)))
     if least < ALIGNMENT and p.device == arrays.CUDA:
         reasons.append(f"needs addresses and strides that are multiples of 16 bytes, got {least}")
     return reasons
+
+
+def why_not_capability(problem, capability) -> list[str]:
+    """Reasons in a device's compute capability, 8.0 or later."""
+    if problem.cache_dtype != "float8_e4m3fn" or capability >= (8, 9):
+        return []
+    return ["needs compute capability 8.9 for float8, this device has {}.{}".format(*capability)]
 
 
 class Sm80Partial:
@@ -55,8 +61,11 @@ class Sm80Partial:
         table, group = cache.block_table, p.heads // p.heads_kv
         paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
         sizes = *paging, p.capacity, p.batch, p.nq, p.heads, pack, group, self.splits
-        strides = map(arrays.strides, (q, cache.k_cache, cache.v_cache))
-        constants = *strides, *sizes, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
+        shrink = 2 // cache.k_cache.itemsize  # two bytes are an element
+        caches = (tuple(s // shrink for s in arrays.strides(x)) for x in cache[:2])
+        scales = map(scale_strides, (cache.k_scale, cache.v_scale))
+        scale = max(abs(p.scale) * LOG2_E, LEAST_SCALE)
+        constants = arrays.strides(q), *caches, *scales, *sizes, scale
         self._run = device.bind(decode_sm80_spec(cfg), items * self.splits, constants, tables)
         self._address = device.address
 
@@ -64,12 +73,13 @@ class Sm80Partial:
     def config_for(device, p, mask):
         """The geometry for a problem."""
         known = {"masked": mask is not None, "negate": p.scale < 0}
-        return decode_config(p.dtype, p.head_dim, smem_limit=device.smem_limit, **known)
+        stored = p.cache_dtype if p.cache_dtype != p.dtype else ""
+        return decode_config(p.dtype, p.head_dim, stored, smem_limit=device.smem_limit, **known)
 
     def __call__(self, q, cache, part_o, part_lse, out=0, lse=0, counts=None):
         """Write ``part_o`` and ``part_lse``, and with ``counts`` ``out`` and ``lse``."""
         address = self._address
-        k, v, lengths, table, _, _ = cache
-        arrays_ = q, k, v, lengths, 0 if table is None else table, part_o, part_lse, out, lse
+        k, v, lengths, table, *scales = cache
+        given = q, k, v, *scales, lengths, table, part_o, part_lse, out, lse
         counted = (0, False) if counts is None else (address(counts), True)
-        self._run([*map(address, arrays_), *counted])
+        self._run([*(0 if x is None else address(x) for x in given), *counted])

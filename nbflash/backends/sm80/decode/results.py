@@ -10,9 +10,69 @@ from nbflash.backends.split_kv.part import make_rows
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.float_bits import float_bits
 from nbflash.cuda.tile.mma.fragment import Fragment
+from nbflash.cuda.tile.mma.quantised_gemm import StoredLayout
 from nbflash.cuda.tile.mma.softmax import make_softmax
 from nbflash.cuda.tile.tracing import store, store4, unrolled
 from nbflash.definitions.constants import WARP
+
+
+def make_places(cfg):
+    """``put_o(smem, own, acc, row, quad)``, ``place_of(row, column)``: O of a warp in its ring, the
+    word of a column, of four that follow each other.
+    """
+    O_WORDS, fragment = cfg.o_words, Fragment(1, cfg.width)
+
+    @unrolled
+    def put(smem, at, acc):
+        for i, x in enumerate(acc):
+            row = fragment.row_offset(fragment.row(i))
+            store(smem, at + (row * O_WORDS + fragment.column(i)), float_bits(x))
+
+    @inlined
+    def put_o(smem, own, acc, row, quad):
+        put(smem, types.int32(own + row * O_WORDS + 2 * quad), acc)
+
+    @inlined
+    def place_of(row, column):
+        return row * O_WORDS + column
+
+    return (put_o, place_of) if not cfg.quantised else make_stored_places(cfg)
+
+
+def make_stored_places(cfg):
+    """The same where a lane has ``span`` columns that follow each other of each n-tile.
+
+    In place of words 4 i … of 32 stand those of 4 (i ^ x), with another x for each of eight lanes,
+    or all would meet in one bank.
+    """
+    layout, O_WORDS = StoredLayout(cfg), cfg.o_words
+    OF_LANE = 2 * layout.span
+
+    @inlined
+    def rotation_of(row, c):
+        """By how much the columns of a row in lane c are rotated."""
+        return types.int32(row % 2 * 16 + c * 4)
+
+    @unrolled
+    def put(smem, at, acc, first_column, rotation):
+        """A lane's two rows: neighbours are ``span`` n-tiles."""
+        for i in range(2):
+            for e in range(2):
+                for t in range(0, len(acc) // 4, 4):
+                    column = first_column + layout.column(t, e) ^ rotation
+                    values = [float_bits(acc[4 * (t + n) + 2 * i + e]) for n in range(4)]
+                    store4(smem, at + 8 * i * O_WORDS + column, values)
+
+    @inlined
+    def put_o(smem, own, acc, row, quad):
+        at, first = types.int32(own + row * O_WORDS), types.int32(quad * OF_LANE)
+        put(smem, at, acc, first, rotation_of(row, quad))
+
+    @inlined
+    def place_of(row, column):
+        return row * O_WORDS + (column ^ rotation_of(row, column // OF_LANE % 4))
+
+    return put_o, place_of
 
 
 def make_results(cfg):
@@ -23,16 +83,10 @@ def make_results(cfg):
     ``results`` O, m and l of a lane; ``parts`` the kernel's part_o and part_lse.
     """
     HEAD_DIM, QUADS, THREADS = cfg.head_dim, cfg.head_dim // 4, cfg.threads
-    RINGS, RING, O_WORDS = cfg.smem.rings // 4, cfg.ring_bytes // 4, cfg.o_words
-    STATISTICS, fragment = ROWS * cfg.o_words, Fragment(1, cfg.tile.width)
+    RINGS, RING = cfg.smem.rings // 4, cfg.ring_bytes // 4
+    STATISTICS, (put_o, place_of) = ROWS * cfg.o_words, make_places(cfg)
     row_total, join = make_softmax(1, 16).row_total, make_join_warps(cfg.warps, RING, RING)
     store_quad, (row_at, _) = unrolled(store4), make_rows(cfg)
-
-    @unrolled
-    def put_o(smem, at, acc):
-        for i, x in enumerate(acc):
-            row = fragment.row_offset(fragment.row(i))
-            store(smem, at + (row * O_WORDS + fragment.column(i)), float_bits(x))
 
     @unrolled
     def put_statistics(smem, at, m, l):
@@ -47,14 +101,14 @@ def make_results(cfg):
         row, quad = types.int32(lane >> 2), types.int32(lane & 3)
         own = types.int32(word + RINGS + (thread >> 5) * RING)
         cuda.syncwarp()  # all lanes are through with the stages
-        put_o(smem, types.int32(own + row * O_WORDS + 2 * quad), acc)
+        put_o(smem, own, acc, row, quad)
         if quad == 0:
             put_statistics(smem, types.int32(own + STATISTICS + 2 * row), m, l)
         cuda.syncthreads()  # results of all warps are in place
         where, plane, length, lo, hi = seen
         for i in range(thread, min(count - first, ROWS) * QUADS, THREADS):
             row, column = types.int32(i // QUADS), types.int32(i % QUADS * 4)
-            at = types.int32(word + RINGS + row * O_WORDS + column)
+            at = types.int32(word + RINGS + place_of(row, column))
             found = join(smem, at, types.int32(word + RINGS + STATISTICS + 2 * row))
             _, (o_at, lse_at) = row_at(types.int32(first + row), where, plane, length, lo, hi)
             store_quad(part_o, o_at * HEAD_DIM + column, found[:4])

@@ -6,12 +6,13 @@ from nbflash.backends.sm90.backward.dq_statistics import make_load_out, make_sta
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END, STORERS
 from nbflash.backends.sm90.shared.dropout import make_drawing, make_gradients
 from nbflash.backends.sm90.shared.masking import make_keep_of
-from nbflash.backends.sm90.shared.nan_watch import make_bad_of, poisoned
+from nbflash.backends.sm90.shared.nan_watch import make_bad_of
 from nbflash.backends.sm90.shared.score import make_row_weights, make_scored, make_scoring
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.tma import bulk_commit, bulk_wait_read, tma_store_4d
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+from nbflash.cuda.tile.finite import poisoned
 from nbflash.cuda.tile.ring import divmod_int32, make_ring, read_descriptor
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import make_warpgroup_of

@@ -71,6 +71,16 @@ class DecodeSm90Config(Panels):
         return -(-self.head_dim // (2 * PANEL)) if self.quantised else self.panels
 
     @property
+    def stored_rows(self):
+        """Keys of a tile in shared memory."""
+        return self.tile_n
+
+    @property
+    def warp_keys(self):
+        """Those of them that one warp has, where they are quantised."""
+        return self.tile_n // 4
+
+    @property
     def width(self):
         """Columns of a row that take part, those past head_dim with zeros."""
         if self.quantised and self.head_dim > PANEL:

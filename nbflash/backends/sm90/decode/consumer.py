@@ -4,13 +4,14 @@ from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED, ROWS
 from nbflash.backends.sm90.decode.producer import make_load_q
 from nbflash.backends.sm90.shared.config import BAD_WORDS, DESCRIPTOR_WORDS, END
-from nbflash.backends.sm90.shared.nan_watch import make_clean_key, poisoned
+from nbflash.backends.sm90.shared.nan_watch import make_clean_key
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.backends.split_kv.combine_in_block import COMPUTING
 from nbflash.backends.split_kv.part import make_rows
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
+from nbflash.cuda.tile.finite import poisoned
 from nbflash.cuda.tile.ring import make_advance, read_descriptor
 from nbflash.cuda.tile.tracing import equal, load, opaque, select, store, unrolled
 from nbflash.cuda.tile.warp_math import approximate_reciprocal, lanes_of, row_of_thread

@@ -18,16 +18,24 @@ is multiplied by it last.
 from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED
 from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
-from nbflash.backends.sm90.decode.scales import LEAST_UNIT, unit_above
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
-from nbflash.backends.sm90.shared.nan_watch import poisoned
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.backends.split_kv.combine_in_block import COMPUTING
 from nbflash.backends.split_kv.join_warps import make_join_warps
 from nbflash.backends.split_kv.part import make_rows
+from nbflash.backends.split_kv.units import (
+    LEAST_UNIT,
+    changes,
+    finite,
+    in_own_units,
+    in_units,
+    out_of_units,
+    scale_scores,
+)
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
-from nbflash.cuda.tile.float_bits import EXPONENT, INVERSE, ONES, bits_float, float_bits
+from nbflash.cuda.tile.finite import poisoned
+from nbflash.cuda.tile.float_bits import float_bits
 from nbflash.cuda.tile.mma.quantised_gemm import (
     WARPS,
     StoredLayout,
@@ -37,92 +45,18 @@ from nbflash.cuda.tile.mma.quantised_gemm import (
 )
 from nbflash.cuda.tile.ring import divmod_int32, make_advance, read_descriptor
 from nbflash.cuda.tile.tracing import (
-    either,
-    equal,
     load2,
-    maximum,
     opaque,
-    select,
     store,
     store4,
     unrolled,
 )
-from nbflash.cuda.tile.warp_math import any_lane
-from nbflash.cuda.tile.warp_reduce import QUAD, across_lanes
 from nbflash.cuda.tile.wgmma.softmax import (
-    column_of,
-    fold_rows,
     make_apply_keep,
     make_wgmma_softmax,
-    row_of,
     row_total,
     scale_fragment,
 )
-
-
-def _key_of(element):
-    """Which of a lane's keys an element belongs to."""
-    return column_of(element) // 8 * 2 + column_of(element) % 8
-
-
-def _of_columns(s, scales):
-    """Scores or weights times the scale of their key."""
-    return tuple(x * scales[_key_of(i)] for i, x in enumerate(s))
-
-
-@unrolled
-def scale_scores(s, scales, inverses):
-    """S ∘ scale, and without the factors of Q's rows."""
-    s = _of_columns(s, [bits_float(x) for x in scales])
-    return tuple(x * inverses[row_of(i)] for i, x in enumerate(s))
-
-
-@unrolled
-def finite(scales):
-    """Scales, 1 where one is infinite or NaN, and a bit for each of those."""
-    bad = scales[0] * 0
-    infinite = [equal(x & EXPONENT, EXPONENT) for x in scales]
-    for i, x in enumerate(infinite):
-        bad = select(x, bad | (1 << i), bad)
-    return tuple(select(i, ONES, x) for i, x in zip(infinite, scales, strict=True)), bad
-
-
-def _grown(alpha, unit, new):
-    """1 / unit, α with what is old in that unit, and the unit: the larger of two, for each row."""
-    larger = tuple(map(maximum, unit, new))
-    inverse = [bits_float(x * -1 + INVERSE) for x in larger]
-    shrunk = [bits_float(x) * y for x, y in zip(unit, inverse, strict=True)]
-    return inverse, tuple(x * y for x, y in zip(alpha, shrunk, strict=True)), larger
-
-
-@unrolled
-def in_units(p, alpha, scales, unit, new):
-    """P ∘ scale / unit, α and the unit, of keys that all rows see: ``new`` serves the tile."""
-    inverse, alpha, unit = _grown(alpha, unit, (new, new))
-    factors = [[bits_float(x) * y for x in scales] for y in inverse]
-    return tuple(x * factors[row_of(i)][_key_of(i)] for i, x in enumerate(p)), alpha, unit
-
-
-@unrolled
-def in_own_units(p, alpha, scales, unit):
-    """The same by the largest product of a row: the scales of others may be anything."""
-    p = _of_columns(p, [bits_float(x) for x in scales])
-    largest = fold_rows([float_bits(x) & EXPONENT for x in p], maximum)
-    new = map(unit_above, across_lanes(largest, QUAD, maximum))
-    inverse, alpha, unit = _grown(alpha, unit, new)
-    return tuple(x * inverse[row_of(i)] for i, x in enumerate(p)), alpha, unit
-
-
-@unrolled
-def changes(alpha):
-    """Whether α is not 1 for some row of the warp."""
-    return any_lane(either(*(either(x < 1.0, x > 1.0) for x in alpha)))
-
-
-@unrolled
-def out_of_units(acc, unit):
-    """O."""
-    return tuple(x * bits_float(unit[row_of(i)]) for i, x in enumerate(acc))
 
 
 def make_stored_compute(cfg):

@@ -1,18 +1,11 @@
 """Scales, as the loading warp of the Hopper decode kernel finds them."""
 
 from nbflash.backends.split_kv.part import located
+from nbflash.backends.split_kv.units import unit_above
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.float_bits import EXPONENT, ONES
 from nbflash.cuda.tile.tracing import maximum, store, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
-
-LEAST_UNIT = 1 << 23  # the bits of 2^-126, which has an inverse as the largest, 2^114, has
-ROOM = 14 << 23  # P ∘ scale / unit is below 2^15: as much of float16 as there is, below and above
-
-
-def unit_above(exponent):
-    """The bits of the unit for numbers whose largest exponent, in place, is ``exponent``."""
-    return maximum(exponent - ROOM, LEAST_UNIT)
 
 
 def make_scales(cfg):

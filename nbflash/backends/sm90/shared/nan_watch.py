@@ -9,16 +9,14 @@ warpgroup look at the operand of every masked tile before the consumers do:
 Full tiles skip it: nothing is masked, NaN goes where it belongs, and TMA completes "full" itself.
 """
 
-import math
-
 from masks import FULL
 from nbflash.backends.sm90.shared.config import BAD_WORDS, CLEANERS
 from nbflash.backends.sm90.shared.tile_stream import tiles_of_round
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, fence_proxy_async, mbarrier_arrive, mbarrier_wait
-from nbflash.cuda.tile.finite import make_clean_row
+from nbflash.cuda.tile.finite import make_clean_row, poisoned
 from nbflash.cuda.tile.ring import divmod_int32, rounds_of
-from nbflash.cuda.tile.tracing import FULL_WARP, equal, load, select, unrolled
+from nbflash.cuda.tile.tracing import FULL_WARP, load, unrolled
 from nbflash.cuda.tile.warp_math import lanes_of
 from nbflash.cuda.tile.wgmma.gemm import ROW_BYTES
 from nbflash.cuda.tile.wgmma.softmax import make_keep
@@ -111,12 +109,6 @@ def make_bad_of(cfg):
         return types.uint32(keep[0] & mine), types.uint32(keep[1] & mine)
 
     return bad_of
-
-
-@unrolled
-def poisoned(l, bad):
-    """NaN for the rows that attend a key that is not finite."""
-    return tuple(select(equal(b, 0), x, math.nan) for x, b in zip(l, bad, strict=True))
 
 
 def make_nan_watch(cfg, masked):

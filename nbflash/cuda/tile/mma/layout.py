@@ -20,6 +20,19 @@ STEP = 16  # contraction of one mma
 ALIGNMENT = 128  # bytes, of a tile
 
 
+class StoredTile:
+    """Rows of one byte an element: panels of 128 bytes a row, as TMA's swizzle lays them."""
+
+    def __init__(self, width, rows):
+        self.chunks, self.width = width // CHUNK_BYTES, width // 2  # in elements of two bytes
+        self._panel = rows * 128
+        self.bytes = -(-width // 128) * self._panel
+
+    def place(self, row, chunk):
+        """Byte of a chunk, from the tile's first."""
+        return chunk // 8 * self._panel + row * 128 + (chunk % 8 ^ row % 8) * CHUNK_BYTES
+
+
 class SharedTile:
     """Places in a tile of ``width`` columns, a multiple of 16."""
 
