@@ -115,7 +115,7 @@ BAD_KEYS = (
         "BAD_USED, BAD = 1,",
     ),
     Mutant("bad keys of whole words", "BAD = -(-cfg.tile_n // 32)", "BAD = cfg.tile_n // 32"),
-    Mutant("nobody poisoned", "select(equal(b, 0), x, math.nan)", "x"),
+    Mutant("nobody poisoned", "l = poisoned(l, bad_of", "_ = poisoned(l, bad_of"),
     Mutant("full tiles poisoned", "if masked and kind != FULL:", "if masked:"),
 )
 ARRIVE_Q = "mbarrier_arrive(base + EMPTY_Q + 8 * stage)"
