@@ -42,14 +42,6 @@ COPY = (
 )
 RESULT = (
     Mutant("O of the upper row below", "row * O_WORDS + fragment.column(i)", "fragment.column(i)"),
-    Mutant("rows of n-tiles", "at + 8 * i * O_WORDS + column", "at + column"),
-    Mutant(
-        "columns where they are not", "(column ^ rotation_of(row, column // OF_LANE % 4))", "column"
-    ),
-    Mutant("columns of the first lane", "types.int32(quad * OF_LANE)", "types.int32(0)"),
-    Mutant("stored O of the first row", "types.int32(own + row * O_WORDS), types", "own, types"),
-    Mutant("m of the upper row", "at + 16 * i, float", "at, float"),
-    Mutant("l in place of m", "float_bits(m[i])", "float_bits(l[i])"),
     Mutant("l of one lane", "row_total(l)", "l"),
     Mutant("rings upon each other", "+ (thread >> 5) * RING", ""),
     Mutant("O of the first row", "own + row * O_WORDS + 2 * quad", "own + 2 * quad"),

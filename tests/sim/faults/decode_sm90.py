@@ -146,6 +146,13 @@ JOIN_WARPS = (
     Mutant("warps' m apart", "exp2(m - guarded(best))", "exp2(m * 0.0)"),
     Mutant("O of the first warp", "at + w * o_words", "at"),
     Mutant("m of warps without keys", "known = select(equal(l, 0.0), NEG_INF, m)", "known = m"),
+    Mutant("place of n-tiles", "at + 8 * i * WIDTH + column", "at + column"),
+    Mutant("m of the upper row", "store(smem, at + 16 * i, ", "store(smem, at, "),
+    Mutant(
+        "columns where they are not", "(column ^ rotation_of(row, column // OF_LANE % 4))", "column"
+    ),
+    Mutant("columns of the first lane", "types.int32(quad * OF_LANE)", "types.int32(0)"),
+    Mutant("l in place of m", "float_bits(m[i])", "float_bits(l[i])"),
 )
 UNIT = (
     Mutant("one scale for both columns", "// 8 * 2 + column_of(element) % 8", "// 8 * 2"),
@@ -243,11 +250,6 @@ STORE = (
         "poison for all", "(types.uint32(upper & bad), types.uint32(below & bad))", "(bad, bad)"
     ),
     without("sum over the lanes", "l = row_total(l)"),
-    Mutant("place of n-tiles", "at + 8 * i * WIDTH + column", "at + column"),
-    Mutant("m of the upper row", "store(smem, at + 16 * i, ", "store(smem, at, "),
-    Mutant(
-        "columns where they are not", "(column ^ rotation_of(row, column // OF_LANE % 4))", "column"
-    ),
     Mutant("statistics of the first row", "words + SCALES // 4 + 2 * row)", "words + SCALES // 4)"),
     Mutant("rows behind the last", "min(count - first, ROWS)", "ROWS"),
     Mutant("Q behind the last row", "min(first + row, count - 1)", "first + row"),

@@ -5,12 +5,15 @@ ring of warp w     O: 16 rows, as float32, eight words apart of what they have; 
 """
 
 from nbflash.backends.sm80.decode.config import ROWS
-from nbflash.backends.split_kv.join_warps import make_join_warps
+from nbflash.backends.split_kv.join_warps import (
+    make_join_warps,
+    make_stored_places,
+    put_statistics,
+)
 from nbflash.backends.split_kv.part import make_rows
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.float_bits import float_bits
 from nbflash.cuda.tile.mma.fragment import Fragment
-from nbflash.cuda.tile.mma.quantised_gemm import StoredLayout
 from nbflash.cuda.tile.mma.softmax import make_softmax
 from nbflash.cuda.tile.tracing import store, store4, unrolled
 from nbflash.definitions.constants import WARP
@@ -39,42 +42,6 @@ def make_places(cfg):
     return (put_o, place_of) if not cfg.quantised else make_stored_places(cfg)
 
 
-def make_stored_places(cfg):
-    """The same where a lane has ``span`` columns that follow each other of each n-tile.
-
-    In place of words 4 i … of 32 stand those of 4 (i ^ x), with another x for each of eight lanes,
-    or all would meet in one bank.
-    """
-    layout, O_WORDS = StoredLayout(cfg), cfg.o_words
-    OF_LANE = 2 * layout.span
-
-    @inlined
-    def rotation_of(row, c):
-        """By how much the columns of a row in lane c are rotated."""
-        return types.int32(row % 2 * 16 + c * 4)
-
-    @unrolled
-    def put(smem, at, acc, first_column, rotation):
-        """A lane's two rows: neighbours are ``span`` n-tiles."""
-        for i in range(2):
-            for e in range(2):
-                for t in range(0, len(acc) // 4, 4):
-                    column = first_column + layout.column(t, e) ^ rotation
-                    values = [float_bits(acc[4 * (t + n) + 2 * i + e]) for n in range(4)]
-                    store4(smem, at + 8 * i * O_WORDS + column, values)
-
-    @inlined
-    def put_o(smem, own, acc, row, quad):
-        at, first = types.int32(own + row * O_WORDS), types.int32(quad * OF_LANE)
-        put(smem, at, acc, first, rotation_of(row, quad))
-
-    @inlined
-    def place_of(row, column):
-        return row * O_WORDS + (column ^ rotation_of(row, column // OF_LANE % 4))
-
-    return put_o, place_of
-
-
 def make_results(cfg):
     """``store_results(smem, word, rows, seen, results, parts, thread)``.
 
@@ -87,12 +54,6 @@ def make_results(cfg):
     STATISTICS, (put_o, place_of) = ROWS * cfg.o_words, make_places(cfg)
     row_total, join = make_softmax(1, 16).row_total, make_join_warps(cfg.warps, RING, RING)
     store_quad, (row_at, _) = unrolled(store4), make_rows(cfg)
-
-    @unrolled
-    def put_statistics(smem, at, m, l):
-        for i in range(2):
-            store(smem, at + 16 * i, float_bits(m[i]))
-            store(smem, at + (16 * i + 1), float_bits(l[i]))
 
     @inlined
     def store_results(smem, word, rows, seen, results, parts, thread):

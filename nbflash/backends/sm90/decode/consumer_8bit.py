@@ -21,7 +21,11 @@ from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.backends.split_kv.combine_in_block import COMPUTING
-from nbflash.backends.split_kv.join_warps import make_join_warps
+from nbflash.backends.split_kv.join_warps import (
+    make_join_warps,
+    make_stored_places,
+    put_statistics,
+)
 from nbflash.backends.split_kv.part import make_rows
 from nbflash.backends.split_kv.units import (
     LEAST_UNIT,
@@ -35,7 +39,6 @@ from nbflash.backends.split_kv.units import (
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.tile.finite import poisoned
-from nbflash.cuda.tile.float_bits import float_bits
 from nbflash.cuda.tile.mma.quantised_gemm import (
     WARPS,
     StoredLayout,
@@ -47,7 +50,6 @@ from nbflash.cuda.tile.ring import divmod_int32, make_advance, read_descriptor
 from nbflash.cuda.tile.tracing import (
     load2,
     opaque,
-    store,
     store4,
     unrolled,
 )
@@ -147,51 +149,26 @@ def make_merge(cfg):
     """``put(smem, words, acc, m, l, thread)``, ``merged(smem, words, row, column)``: O of four
     columns and LSE.
 
-    All warps' O are where the stages have been, their m and l where the scales have been. Lanes
-    store four words of columns that are 2 span apart: in place of words 4 i … of 32 stand those of
-    4 (i ^ x), with another x for each of eight lanes, or all would meet in one bank.
+    All warps' O are where the stages have been, their m and l where the scales have been.
     """
-    layout, K, SCALES = StoredLayout(cfg), cfg.smem.k, cfg.smem.scales
-    WIDTH, OF_WARP, STATISTICS = layout.width, ROWS * layout.width, 2 * ROWS
-    OF_LANE = 2 * layout.span
-    join = make_join_warps(WARPS, OF_WARP, STATISTICS)
-
-    @inlined
-    def rotation_of(row, c):
-        """By how much the columns of a row in lane c are rotated."""
-        return types.int32(row % 2 * 16 + c * 4)
-
-    @unrolled
-    def put_acc(smem, at, acc, first_column, rotation):
-        """A lane's two rows: neighbours are ``span`` n-tiles."""
-        for i in range(2):
-            for e in range(2):
-                for t in range(0, len(acc) // 4, 4):
-                    column = first_column + layout.column(t, e) ^ rotation
-                    values = [float_bits(acc[4 * (t + n) + 2 * i + e]) for n in range(4)]
-                    store4(smem, at + 8 * i * WIDTH + column, values)
-
-    @unrolled
-    def put_statistics(smem, at, m, l):
-        for i in range(2):
-            store(smem, at + 16 * i, float_bits(m[i]))
-            store(smem, at + (16 * i + 1), float_bits(l[i]))
+    K, SCALES, WIDTH = cfg.smem.k, cfg.smem.scales, StoredLayout(cfg).width
+    OF_WARP, STATISTICS = ROWS * WIDTH, 2 * ROWS
+    (put_o, place_of), join = make_stored_places(cfg), make_join_warps(WARPS, OF_WARP, STATISTICS)
 
     @inlined
     def put(smem, words, acc, m, l, thread):
-        warp, r, c = thread // 32, thread % 32 // 4, types.int32(thread % 4)
+        warp, r, c = thread // 32, types.int32(thread % 32 // 4), types.int32(thread % 4)
         l = row_total(l)
         bar_sync(COMPUTING, 32 * WARPS)  # all are through with the stages
-        at = types.int32(words + K // 4 + warp * OF_WARP + r * WIDTH)
-        put_acc(smem, at, acc, types.int32(c * OF_LANE), rotation_of(r, c))
+        put_o(smem, types.int32(words + K // 4 + warp * OF_WARP), acc, r, c)
         if c == 0:
             put_statistics(smem, types.int32(words + SCALES // 4 + warp * STATISTICS + 2 * r), m, l)
         bar_sync(COMPUTING, 32 * WARPS)
 
     @inlined
     def merged(smem, words, row, column):
-        at = words + K // 4 + row * WIDTH + (column ^ rotation_of(row, column // OF_LANE % 4))
-        return join(smem, types.int32(at), types.int32(words + SCALES // 4 + 2 * row))
+        at = types.int32(words + K // 4 + place_of(row, column))
+        return join(smem, at, types.int32(words + SCALES // 4 + 2 * row))
 
     return put, merged
 
