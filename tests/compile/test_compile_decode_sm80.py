@@ -27,7 +27,7 @@ REGISTER_FILE, RESERVED = 65536, 1024
 TARGETS = [(arch, 128, "") for arch in ARCHITECTURES]
 TARGETS += [(arch, head_dim, "") for arch in ("sm_80", "sm_86") for head_dim in (64, 192, 256)]
 TARGETS += [("sm_90a", 256, "")]
-BYTES = [(arch, head_dim, "int8") for arch in ("sm_80", "sm_86") for head_dim in (64, 128, 256)]
+BYTES = [(arch, d, "int8") for arch in ("sm_80", "sm_86", "sm_90a") for d in (64, 128, 256)]
 BYTES += [(arch, 128, "float8_e4m3fn") for arch in ("sm_89", "sm_90a", "sm_120a")]
 
 

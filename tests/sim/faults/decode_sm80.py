@@ -140,7 +140,7 @@ KERNELS = (
         "the wrong tile ahead", "types.int32(begin + STAGES - 1)", "types.int32(begin + STAGES)"
     ),
     Mutant("parts of the first split", "types.int32(split * batch + b)", "types.int32(b)"),
-    Mutant("the upper row twice", "lane // 4 + 8)", "lane // 4)"),
+    Mutant("the upper row twice", "types.int32(row + 8), row_place", "row, row_place"),
     Mutant("Q read too early", "        wait_q()\n", ""),
     Mutant("Q of other warps read too early", "        cuda.syncthreads()  # Q is in place\n", ""),
     Mutant("K and V read too early", "            wait()\n", ""),
@@ -160,7 +160,7 @@ KERNELS = (
         "a tile but for its last key", "own + KEYS > seen_by_all", "own + KEYS - 1 > seen_by_all"
     ),
     Mutant("the first warp's keys", "n0 + own + KEYS > seen_by_all", "n0 + KEYS > seen_by_all"),
-    Mutant("columns of the first lane", "types.int32(lane % 4 * 2)", "NONE"),
+    Mutant("columns of the first lane", "types.int32(lane % 4 * 2), types", "NONE, types"),
     Mutant(
         "mask of the upper row twice",
         "keep_of(kind, n0, below, bits",

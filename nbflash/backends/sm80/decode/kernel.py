@@ -148,8 +148,6 @@ def make_decode_sm80(cfg):
             send(smem, word, first, staged(ring, types.int32(i)), caches, found, head_kv, lane)
         ahead = look_up(types.int32(begin + STAGES - 1), part, where, col_idx, lane)
         row_place = head, types.int32(split * batch + b), pack, nq, heads
-        upper, _ = row_at(types.int32(rows[0] + lane // 4), row_place, plane, length, lo, hi)
-        below, _ = row_at(types.int32(rows[0] + lane // 4 + 8), row_place, plane, length, lo, hi)
         wait_q()
         cuda.syncthreads()  # Q is in place
         stage, free, state = NONE, types.int32(STAGES - 1), START
@@ -167,7 +165,9 @@ def make_decode_sm80(cfg):
             ahead = look_up(types.int32(t + STAGES), part, where, col_idx, lane)
             hidden, keep = kind != FULL or n0 + own + KEYS > seen_by_all, UNSEEN
             if hidden:
-                quad = types.int32(lane % 4 * 2)
+                quad, row = types.int32(lane % 4 * 2), types.int32(rows[0] + lane // 4)
+                upper, _ = row_at(row, row_place, plane, length, lo, hi)
+                below, _ = row_at(types.int32(row + 8), row_place, plane, length, lo, hi)
                 keep = keep_of(kind, n0, upper, bits, quad), keep_of(kind, n0, below, bits, quad)
                 keep = own_of(keep, own)
             at = staged(ring, stage)
