@@ -164,8 +164,11 @@ def test_scores_of_narrow_heads(impl, name):
 
 
 @pytest.mark.parametrize("storage", [None, np.int8])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_decode(dtype, storage):
+@pytest.mark.parametrize(
+    ("dtype", "impl"),
+    [("f32", "simt"), ("bf16", "sm80"), pytest.param("bf16", "sm90", marks=ON_HOPPER)],
+)
+def test_decode(dtype, impl, storage):
     """Several parts, joined; a cache in pages; no keys at all."""
     lengths = np.array([0, 65, 1000], np.int32)
     shape = {"heads": (8, 2), "head_dim": 64, "dtype": decode_cases.DTYPES[dtype]}
@@ -178,7 +181,7 @@ def test_decode(dtype, storage):
     *pages, table = decode_cases.paged(*caches, lengths=lengths)
     named = dict(zip((*names, "lengths", "block_table"), (*pages, lengths, table), strict=True))
     named = {name: cupy.asarray(x) for name, x in named.items()}
-    results = nbflash.decode(cupy.asarray(q), **named, return_lse=True)
+    results = nbflash.decode(cupy.asarray(q), **named, return_lse=True, impl=impl)
     decode_cases.check([x.get() for x in results], q, k, v, lengths)
 
 
