@@ -140,9 +140,9 @@ def decode(
 
     Notes
     -----
-    A paged cache gives the bits of a contiguous one of its capacity; not on a Hopper GPU if its
-    pages are no multiple of 8 tokens, since another kernel takes those. FlashDecoding (Dao, Haziza,
-    Massa and Sizov, 2023) and PagedAttention (Kwon et al., 2023, arXiv 2309.06180).
+    A paged cache gives the bits of a contiguous one of its capacity; not on a GPU with tensor cores
+    if its pages are no multiple of 16 tokens, since another kernel may take those. FlashDecoding
+    (Dao, Haziza, Massa and Sizov, 2023) and PagedAttention (Kwon et al., 2023, arXiv 2309.06180).
 
     The first 4 keys and the last 508 of sequences of several ``lengths``, n keys wide::
 

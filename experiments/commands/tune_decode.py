@@ -74,7 +74,8 @@ def portable(problem, device, sweep):
         return [] if fit else [f"{config.min_blocks} blocks do not fit shared memory"]
 
     chosen = Sm80Partial.config_for(device, problem, None)
-    specs = within_reach(chosen.head_dim, sweep["portable"])
+    listed = sweep["portable_stored" if chosen.quantised else "portable"]
+    specs = within_reach(chosen.head_dim, listed)
     others = [replace(chosen, **changed) for changed in specs]
     return Kernel(Sm80Partial, chosen, others, why_not)
 
@@ -175,7 +176,7 @@ def run(out, seed=0, quick=False, impl="sm90"):
     section, rows = "quick" if quick else "full", []
     setup = set_up("tune-decode", section, "cuda", seed=seed, impl=impl)
     for problem in problems(setup.settings, setup.settings["head_dim"]):
-        for name in ("", *(setup.settings["quantised"] if impl == "sm90" else ())):
+        for name in ("", *setup.settings["quantised"]):
             found = compare(setup, problem, name, impl)
             show_rows(found)
             rows += [row | setup.origin for row in found]

@@ -27,7 +27,8 @@ class KernelSpec:
     maps : int
         The first arguments that are tensor maps, passed by value.
     whole_program : bool
-        Assemble with ptxas: nvJitLink ignores ``setmaxnreg``.
+        Assemble with ptxas: nvJitLink ignores ``setmaxnreg``, and takes more registers before
+        compute capability 9.0.
     """
 
     name: str

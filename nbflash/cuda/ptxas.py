@@ -1,6 +1,7 @@
 """ptxas: from PTX to a cubin as one whole program.
 
-nvJitLink assembles for linking, where ``setmaxnreg`` is ignored. ptxas is a program of the CUDA
+nvJitLink assembles for linking, where ``setmaxnreg`` is ignored, and before compute capability 9.0
+some kernels take 50 registers more. ptxas is a program of the CUDA
 toolkit and of the wheel ``nvidia-cuda-nvcc``.
 """
 

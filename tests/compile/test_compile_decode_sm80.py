@@ -26,8 +26,8 @@ REGISTER_FILE, RESERVED = 65536, 1024
 # All head_dims for the most and the least shared memory, and one for every architecture.
 TARGETS = [(arch, 128, "") for arch in ARCHITECTURES]
 TARGETS += [(arch, head_dim, "") for arch in ("sm_80", "sm_86") for head_dim in (64, 192, 256)]
-TARGETS += [("sm_90a", 256, "")]
-BYTES = [(arch, d, "int8") for arch in ("sm_80", "sm_86", "sm_90a") for d in (64, 128, 256)]
+TARGETS += [("sm_90a", 256, ""), ("sm_80", 72, ""), ("sm_86", 200, "")]
+BYTES = [(arch, d, "int8") for arch in ("sm_80", "sm_86", "sm_90a") for d in (64, 80, 128, 256)]
 BYTES += [(arch, 128, "float8_e4m3fn") for arch in ("sm_89", "sm_90a", "sm_120a")]
 
 

@@ -185,7 +185,9 @@ def decode_specs(dtype, stored, head_dim, nq, heads, page_size=None, masked=Fals
 
     found = []
     of_one_byte = stored if stored != dtype else ""
-    if dtype in ("float16", "bfloat16") and not head_dim % (16 if of_one_byte else 8):
+    has_float8 = of_one_byte != "float8_e4m3fn" or cuda_device(0).capability >= (8, 9)
+    columns = 16 if of_one_byte else 8
+    if dtype in ("float16", "bfloat16") and not head_dim % columns and has_float8:
         known = {"smem_limit": cuda_device(0).smem_limit, "masked": masked}
         config = decode_sm80_config.decode_config(dtype, head_dim, of_one_byte, **known)
         found.append(decode_sm80_spec(config))

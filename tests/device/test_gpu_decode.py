@@ -1,6 +1,7 @@
 """decode on a GPU: values, storage, streams and graphs, and what a call costs the host."""
 
 import time
+from itertools import product
 
 import cupy
 import ml_dtypes
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 from compile_ahead import decode_specs
 from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_bits
-from device_runs import ON_HOPPER, poisoned_block
+from device_runs import poisoned_block
 
 import masks
 import nbflash
+from nbflash.cuda.availability import capability
 from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.planning import cache, decode_plan
 from nbflash.planning.dispatch import why_not_here
@@ -81,15 +83,17 @@ def test_a_head_dim_of_no_whole_chunk(dtype):
     check(run_both(q, k, v), q, k, v, LENGTHS)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(("dtype", "impl"), SOME)
 @pytest.mark.parametrize("page_size", [1, 8, 16, 64, 128, 256])
-def test_page_sizes(page_size, dtype):
+def test_page_sizes(page_size, dtype, impl):
     q, k, v = problem(2, dtype=dtype)
-    if page_size % 16:  # another kernel than that of the contiguous cache may take them
+    if (
+        page_size % {"sm80": 16, "sm90": 8, "simt": 1}[impl]
+    ):  # another kernel than that of the contiguous cache may take them
         k_pages, v_pages, table = paged(k, v, lengths=LENGTHS, page_size=page_size)
         check(run(q, k_pages, v_pages, LENGTHS, block_table=table), q, k, v, LENGTHS)
     else:
-        check(run_both(q, k, v, page_size=page_size), q, k, v, LENGTHS)
+        check(run_both(q, k, v, page_size=page_size, impl=impl), q, k, v, LENGTHS)
 
 
 @pytest.mark.parametrize("page_size", [7, 24])
@@ -126,6 +130,8 @@ def test_masks(name, dtype, impl):
 @pytest.mark.parametrize("storage", STORAGE)
 @each
 def test_quantised_caches(dtype, impl, storage, kind):
+    if impl == "sm80" and storage == "e4m3" and capability(0) < (8, 9):
+        impl = "simt"
     q, k, v = problem(2, dtype=dtype)
     real = np.dtype(np.float64 if dtype == "f64" else np.float32)
     (k, k_scale), (v, v_scale) = (quantise(x, STORAGE[storage]) for x in (k, v))
@@ -203,14 +209,14 @@ def test_graph_of_growing_sequences(dtype):
         assert all(bool(cupy.isnan(x).all()) for x in other)
 
 
-BOTH_STORAGES = pytest.mark.parametrize(("dtype", "storage"), [("f16", None), ("f16", "int8")])
+JOINING = pytest.mark.parametrize(("impl", "storage"), product(HALF, [None, "int8"]))
 
 
-def call(storage, capacity=CAPACITY):
+def call(impl, storage, capacity=CAPACITY):
     """Arguments on the device for kernels whose last blocks join the parts."""
     lengths = np.minimum(LENGTHS, np.int32(capacity))
     q, k, v = contiguous(2, (8, 2), 64, DTYPES["f16"], lengths, capacity)
-    named = {"return_lse": True, "impl": "sm90"}
+    named = {"return_lse": True, "impl": impl}
     if storage:
         (k, k_scale), (v, v_scale) = (quantise(x, STORAGE[storage]) for x in (k, v))
         named |= {"k_scale": k_scale, "v_scale": v_scale}
@@ -237,11 +243,10 @@ def joined(monkeypatch):
     return decoders
 
 
-@ON_HOPPER
-@BOTH_STORAGES
-def test_the_last_block_joins_calls_in_turn(dtype, storage, joined):
+@JOINING
+def test_the_last_block_joins_calls_in_turn(impl, storage, joined):
     """Of as many splits as capacities allow: each finds its counts at 0."""
-    calls = [call(storage, capacity) for capacity in (256, 1024, CAPACITY)]
+    calls = [call(impl, storage, capacity) for capacity in (256, 1024, CAPACITY)]
     first = [results(arguments) for arguments in calls]
     for _ in range(5):
         for arguments, want in zip(calls, first, strict=True):
@@ -252,13 +257,12 @@ def test_the_last_block_joins_calls_in_turn(dtype, storage, joined):
     assert len({x._partial.splits for x in joined()}) == 3
 
 
-@ON_HOPPER
-@BOTH_STORAGES
+@JOINING
 @pytest.mark.parametrize("sets", [32, 2])
-def test_the_last_block_joins_on_streams_at_once(dtype, storage, sets, joined, monkeypatch):
+def test_the_last_block_joins_on_streams_at_once(impl, storage, sets, joined, monkeypatch):
     """Every stream has counts of its own; beyond those that there are, a call clears some."""
     monkeypatch.setattr(decode_plan, "_SETS", sets)
-    arguments = call(storage)
+    arguments = call(impl, storage)
     want = results(arguments)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)] + [cupy.cuda.Stream.ptds]
     cupy.cuda.Device().synchronize()
@@ -274,10 +278,9 @@ def test_the_last_block_joins_on_streams_at_once(dtype, storage, sets, joined, m
     assert len(decoder._counts._of_stream) == min(sets, 4)  # the null stream, and three
 
 
-@ON_HOPPER
-@BOTH_STORAGES
+@JOINING
 @pytest.mark.parametrize("sets", [32, 1])
-def test_the_last_block_joins_in_a_graph(dtype, storage, sets, joined, monkeypatch):
+def test_the_last_block_joins_in_a_graph(impl, storage, sets, joined, monkeypatch):
     """Captured once, replayed on two streams, with other calls beside it: always the same bits.
 
     Of one set of counts the stream has it, and the graph sets its own to 0.
@@ -286,7 +289,7 @@ def test_the_last_block_joins_in_a_graph(dtype, storage, sets, joined, monkeypat
     pool = cupy.cuda.MemoryPool()
     stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     with stream, cupy.cuda.using_allocator(pool.malloc):
-        arguments = call(storage)
+        arguments = call(impl, storage)
         for _ in range(2):
             nbflash.decode(**arguments)
         stream.synchronize()

@@ -50,11 +50,12 @@ def poisoned_bytes(run):
 
 
 def with_scales(run, stored, heads, head_dim, dtype, lengths, **options):
-    """Rows of many sizes, more than 8, scales that grow, and pages."""
+    """Rows of many sizes, more than 8, scales that grow, of both signs, and pages."""
     q, k, v = contiguous(NQ, heads, head_dim, DTYPES[dtype], lengths, CAPACITY)
     q *= np.linspace(0.5, 9, NQ * heads[0]).astype(q.dtype).reshape(NQ, -1, 1)
     v *= np.linspace(1, 9, CAPACITY).astype(v.dtype)[:, None, None]
     (k, k_scale), (v, v_scale) = (quantise(x, stored) for x in (k, v))
+    k_scale[:, ::3], v_scale[:, 1::3] = -k_scale[:, ::3], -v_scale[:, 1::3]
     *pages, table = paged(k, v, lengths=lengths)
     *scales, _ = paged(k_scale, v_scale, lengths=lengths)
     got = run(q, *pages, lengths, table, scales=scales, splits=1, **options)

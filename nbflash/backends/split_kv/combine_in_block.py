@@ -31,6 +31,7 @@ from nbflash.cuda.tile.warp_math import approximate_reciprocal
 from nbflash.definitions.constants import WARP
 
 COMPUTING = 1  # the named barrier of those that compute
+JOINING = 4 * WARP  # bytes: a weight for each lane
 SPAN = 4 * WARP  # columns that a warp joins at once
 TOGETHER = 4  # parts that are added in one step
 MOST_ROUNDS = 2  # of copies, one after the other: more take longer than a second kernel
@@ -40,7 +41,7 @@ class Room(NamedTuple):
     """What a decode configuration has for it, as its ``join_room``."""
 
     warps: int  # that compute
-    stages: int  # the byte of shared memory where stages begin; before it, Q's or 528 others
+    stages: int  # the byte of shared memory where stages begin; JOINING a warp and 4 are before it
     size: int  # bytes of all stages
 
 

@@ -143,6 +143,18 @@ def test_quantised_caches(dtype, stored, head_dim):
     assert same_bits(got, decoded(q, *pages[:2], SOME, table, scales=pages[2:]))
 
 
+@pytest.mark.parametrize("stored", STORED)
+def test_quantised_caches_that_lie_apart(stored):
+    """K and V beside each other in one array, and q within one of q, k and v."""
+    q, k, v = problem(3, (4, 2), 32, lengths=SOME)
+    caches, scales, _ = quantised(stored, k, v)
+    expected = decoded(q, *caches, SOME, scales=scales)
+    both = np.stack(caches, axis=3)
+    wide = np.concatenate([q, q[:, :, :2], q[:, :, :2]], axis=2)
+    got = decoded(wide[:, :, :4], both[..., 0, :], both[..., 1, :], SOME, scales=scales)
+    assert same_bits(got, expected)
+
+
 @pytest.mark.parametrize("stored", [None, *STORED])
 @pytest.mark.parametrize("seed", range(2))
 def test_schedules_and_races(seed, stored):

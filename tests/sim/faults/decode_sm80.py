@@ -18,7 +18,7 @@ PARTS = (
 COPY = (
     Mutant("a tile behind the last", "if t < end:", "if t <= end:"),
     Mutant("the list's index as a tile", "col_idx[t] if MASKED else t", "t"),
-    Mutant("keys of the first warp", "tile * TILE_N + own", "tile * TILE_N"),
+    Mutant("keys of the first warp", "tile * TILE_N + first_key", "tile * TILE_N"),
     Mutant("one key too few", "max(length - key, NONE)", "max(length - key - 1, NONE)"),
     Mutant("one key too many", "max(length - key, NONE)", "max(length - key, NONE) + 1"),
     Mutant("pages of no key", "            if valid > 0:", "            if valid >= 0:"),
@@ -70,8 +70,6 @@ COMPUTE = (
     Mutant("K by rows", "ring + TILE.by_columns(lane)", "ring + TILE.by_rows(lane)"),
     Mutant("V where K is", "ring + V + rows", "ring + rows"),
     Mutant("Q of every lane alike", "first + rows, ring", "first, ring"),
-    Mutant("l not rescaled", "x * a + y", "x + y"),
-    Mutant("sums dropped", "x * a + y", "x * a"),
     without("mask", "s = apply_keep(s, keep)"),
     Mutant("scale dropped", "probabilities(s, m_new, scale)", "probabilities(s, m_new, ZERO + 1)"),
     Mutant("maximum of this tile", "row_max(m, s, scale)", "row_max(M_START, s, scale)"),
@@ -82,7 +80,8 @@ COMPUTE = (
     without("poison", "p = poison_rows(p, v_at)"),
     without("cleaning", "clean(smem, v_word, lane)"),
     Mutant("the sign of the scale", "negate=cfg.negate", "negate=False"),
-    Mutant("the maximum of before", "return m_new, plus", "return m, plus"),
+    Mutant("sums dropped", "row_sums(p), pack_p(p)", "(ZERO, ZERO), pack_p(p)"),
+    Mutant("the maximum of before", "return m_new, add_sums", "return m, add_sums"),
 )
 STORE = (
     Mutant("Q behind the last row", "min(first + row, count - 1)", "first + row"),
@@ -94,7 +93,6 @@ STORE = (
     Mutant("scales of the first lane", "SCALES + 2 * c)", "SCALES)"),
     Mutant("unit of a lane's keys", "across_lanes((largest,), QUAD, maximum)[0]", "largest"),
     Mutant("unit of the first key", "for x in scales[1:]:", "for x in scales[:1]:"),
-    Mutant("l not rescaled", "x * a + y", "x + y"),
     without("mask", "s = apply_keep(s, keep)"),
     Mutant("scores as they are", "s = scale_scores(", "scale_scores("),
     Mutant("scale dropped", "probabilities(s, m_new, scale)", "probabilities(s, m_new, ZERO + 1)"),
@@ -123,7 +121,7 @@ STORE = (
 KERNELS = (
     Mutant("rings of the first warp", "+ (thread >> 5) * RING_BYTES", ""),
     Mutant("the first stage", "address + stage * STAGE_BYTES", "address"),
-    Mutant("bits of the first warp", "unsigned(x) >> own // 4", "unsigned(x)"),
+    Mutant("bits of the first warp", "unsigned(x) >> first_key // 4", "unsigned(x)"),
     Mutant("a block too few", "(nq * pack + ROWS - 1) // ROWS", "max(nq * pack // ROWS, 1)"),
     Mutant("lengths of the first sequence", "lengths[b]", "lengths[0]"),
     Mutant("lengths beyond the capacity", "min(max(lengths[b], 0), capacity)", "lengths[b]"),
@@ -157,9 +155,13 @@ KERNELS = (
     Mutant("the same tile ahead", "types.int32(t + STAGES)", "types.int32(t + STAGES - 1)"),
     Mutant("a masked tile in full", "kind != FULL or n0", "n0"),
     Mutant(
-        "a tile but for its last key", "own + KEYS > seen_by_all", "own + KEYS - 1 > seen_by_all"
+        "a tile but for its last key",
+        "first_key + KEYS > seen_by_all",
+        "first_key + KEYS - 1 > seen_by_all",
     ),
-    Mutant("the first warp's keys", "n0 + own + KEYS > seen_by_all", "n0 + KEYS > seen_by_all"),
+    Mutant(
+        "the first warp's keys", "n0 + first_key + KEYS > seen_by_all", "n0 + KEYS > seen_by_all"
+    ),
     Mutant("columns of the first lane", "types.int32(lane % 4 * 2), types", "NONE, types"),
     Mutant(
         "mask of the upper row twice",

@@ -21,10 +21,10 @@ def make_compute(cfg):
 
     load_q(smem, first, word, q, q_stride, rows, thread)
         The block's rows of Q by a group of copies, to where shared memory begins, at address
-        ``first`` and at word ``word``; nothing that lanes keep.
+        ``first`` and at word ``word``. Nothing is returned, as ``q_factors``.
     start
         m, l and O of no keys.
-    step(smem, word, first, ring, hidden, keep, state, kept, scale, lane)
+    step(smem, word, first, ring, hidden, keep, state, q_factors, scale, lane)
         The same after the keys of a stage, which is at address ``ring``. ``keep`` has a bit for
         each key that the upper and the lower of the lane's rows see, where some are ``hidden``.
     finish(state)
@@ -43,6 +43,7 @@ def make_compute(cfg):
     softmax, pack_p = make_softmax(1, KEYS), scores.make_pack(cfg.dtype)
     row_max, has_grown, rescale = softmax.row_max, softmax.has_grown, softmax.rescale
     probabilities, row_sums = softmax.probabilities, softmax.row_sums
+    add_sums = softmax.add_sums
     scale_rows, apply_keep = Fragment(1, TILE.width).make_scale_rows(), make_apply_keep(KEYS, 0)
 
     @unrolled
@@ -67,12 +68,8 @@ def make_compute(cfg):
         rows = TILE.by_rows(lane)
         return first + rows, ring + TILE.by_columns(lane), ring + V + rows
 
-    @unrolled
-    def plus(l, alpha, sums):
-        return tuple(x * a + y for x, a, y in zip(l, alpha, sums, strict=True))
-
     @inlined
-    def step(smem, word, first, ring, hidden, keep, state, kept, scale, lane):
+    def step(smem, word, first, ring, hidden, keep, state, q_factors, scale, lane):
         m, l, acc = state
         q_at, k_at, v_at = operands(first, ring, lane)
         # S = Q Kᵀ
@@ -93,7 +90,7 @@ def make_compute(cfg):
                 cuda.syncwarp()  # all have seen V
                 clean(smem, v_word, lane)
                 cuda.syncwarp()  # V is finite
-        return m_new, plus(l, alpha, sums), gemm_pv(acc, p, v_at)
+        return m_new, add_sums(l, alpha, sums), gemm_pv(acc, p, v_at)
 
     @inlined
     def finish(state):

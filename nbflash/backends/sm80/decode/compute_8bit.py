@@ -44,6 +44,7 @@ def make_compute(cfg):
     softmax, pack_p = make_softmax(1, KEYS), Fragment(1, KEYS).make_pack("float16")
     row_max, rescale = softmax.row_max, softmax.rescale
     probabilities, row_sums = softmax.probabilities, softmax.row_sums
+    add_sums = softmax.add_sums
     scale_rows, apply_keep = Fragment(1, cfg.width).make_scale_rows(), make_apply_keep(KEYS, 0)
 
     @inlined
@@ -76,25 +77,21 @@ def make_compute(cfg):
             largest = maximum(largest, x & EXPONENT)
         return unit_above(across_lanes((largest,), QUAD, maximum)[0])
 
-    @unrolled
-    def plus(l, alpha, sums):
-        return tuple(x * a + y for x, a, y in zip(l, alpha, sums, strict=True))
-
     @inlined
-    def step(smem, word, first, ring, hidden, keep, state, inverses, scale, lane):
+    def step(smem, word, first, ring, hidden, keep, state, q_factors, scale, lane):
         m, l, acc, unit = state
         stage, r, c = types.int32(word + (ring - first) // 4), lane >> 2, types.int32(lane & 3)
         own, r = types.int32(stage + SCALES + 2 * c), types.int32(r)
         # S = Q Kᵀ ∘ scale
         s = scores(smem, types.int32(word + 4 * lane), stage, r, c)
-        s = scale_scores(s, load_scales(smem, own), inverses)
+        s = scale_scores(s, load_scales(smem, own), q_factors)
         if hidden:
             s = apply_keep(s, keep)
         # P = 2^(S · scale − m)
         m_new = row_max(m, s, scale)
         p = probabilities(s, m_new, scale)
         alpha, sums = rescale(m, m_new), row_sums(p)
-        l = plus(l, alpha, sums)
+        l = add_sums(l, alpha, sums)
         # P ∘ scale of V / unit
         scales, bad = load_scales(smem, types.int32(own + KEYS)), types.int32(0)
         if hidden:

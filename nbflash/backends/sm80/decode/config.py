@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nbflash.backends.sm80.config import fits
-from nbflash.backends.split_kv.combine_in_block import Room
+from nbflash.backends.split_kv.combine_in_block import JOINING, Room
 from nbflash.cuda.tile.mma.copy import ChunkCopy
 from nbflash.cuda.tile.mma.layout import ALIGNMENT, SharedTile, StoredTile
 from nbflash.cuda.tile.smem_layout import smem_layout
@@ -24,7 +24,7 @@ class DecodeSm80Config:
     head_dim : int
         A multiple of 8.
     warps : int
-        Each has 16 keys of every tile.
+        Each has 16 keys of every tile; at most 8.
     stages : int
         Tiles of K and V that shared memory holds: at least 2.
     min_blocks : int
@@ -47,7 +47,8 @@ class DecodeSm80Config:
     negate: bool = False
 
     def __post_init__(self):
-        if self.head_dim % (16 if self.stored else 8) or self.stages < 2:
+        columns = 16 if self.stored else 8
+        if self.head_dim % columns or self.head_dim > 256 or self.warps > 8 or self.stages < 2:
             raise ValueError(f"no such kernel: {self}")
 
     @property
@@ -117,7 +118,8 @@ class DecodeSm80Config:
         """
         results = 4 * ROWS * (self.o_words + 2)
         ring = -(-max(self.stages * self.stage_bytes, results) // ALIGNMENT) * ALIGNMENT
-        return smem_layout(q=max(2 * ROWS * self.width, 1024), rings=self.warps * ring)
+        q = max(2 * ROWS * self.width, JOINING * self.warps + ALIGNMENT)
+        return smem_layout(q=q, rings=self.warps * ring)
 
     @property
     def join_room(self):
@@ -135,9 +137,9 @@ class DecodeSm80Config:
         return ALIGNMENT + self.smem.end
 
 
-# head_dim up to, warps, stages, blocks of a multiprocessor; best first among those that fit. The
-# first row of each was timed on an H200, within 2 % of the fastest of others (notes/sm80.md). Then
-# for 8-bit quantised caches.
+# head_dim up to, warps, stages, blocks of a multiprocessor; best first among those that fit; then
+# for 8-bit quantised caches. What the first rows of a head_dim are beside others on an H200:
+# notes/sm80.md. The others, for less shared memory, have not been timed.
 _TABLE = (
     (64, 4, 2, 4),
     (64, 4, 2, 2),
@@ -162,7 +164,7 @@ _STORED = (
 
 
 def decode_config(dtype, head_dim, stored="", *, smem_limit, masked=False, negate=False):
-    """The first row that fits the shared memory of a device."""
+    """The first row that fits the shared memory of a device; the last fits them all."""
     rows = (row[1:] for row in (_STORED if stored else _TABLE) if head_dim <= row[0])
     configs = (DecodeSm80Config(dtype, head_dim, *row, stored, masked, negate) for row in rows)
     return next(config for config in configs if fits(config, smem_limit))

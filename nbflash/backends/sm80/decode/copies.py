@@ -39,11 +39,11 @@ def make_copies(cfg):
 
     @inlined
     def look_up(t, part, where, col_idx, lane):
-        (length, own, end), (pages, scales, head) = part, where
+        (length, first_key, end), (pages, scales, head) = part, where
         valid, page, inside, scale = NONE, NONE, NONE, NONE
         if t < end:
             tile = types.int32(col_idx[t] if MASKED else t)
-            key = types.int32(tile * TILE_N + own)
+            key = types.int32(tile * TILE_N + first_key)
             valid = types.int32(max(length - key, NONE))
             if valid > 0:
                 page, inside = located(key, pages)
@@ -55,7 +55,7 @@ def make_copies(cfg):
     def send(smem, word, first, to, caches, found, head, lane):
         (k, k_stride), (v, v_stride) = caches
         valid, page, inside, scale = found
-        if valid > 0:
+        if valid > 0:  # copies of nothing would still write zeros, over what is joined at the end
             k_at = page * k_stride[0] + inside * k_stride[1] + head * k_stride[2]
             copy(to, k, k_at, k_stride[1], valid, lane)
             v_at = page * v_stride[0] + inside * v_stride[1] + head * v_stride[2]

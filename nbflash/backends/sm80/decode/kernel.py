@@ -3,7 +3,7 @@
 A block takes one part of the keys of 16 rows: rows are the query tokens of all heads that share a
 key head (row r is token r // pack, head r % pack of them), so that K and V are read once. Memory
 bounds it. Every warp has 16 keys of each tile, a ring of stages for them, and an O, m and l of its
-own: it waits for no other warp until all are joined at the end.
+first_key: it waits for no other warp until all are joined at the end.
 
     copies        tiles 0 … stages − 2 are under way
     for each tile t of the part, in every warp:
@@ -78,9 +78,9 @@ def make_decode_sm80(cfg):
         return address + stage * STAGE_BYTES
 
     @unrolled
-    def own_of(keep, own):
+    def own_of(keep, first_key):
         """Of the bits of a tile's keys those of the warp's."""
-        return tuple(unsigned(x) >> own // 4 for x in keep)
+        return tuple(unsigned(x) >> first_key // 4 for x in keep)
 
     def decode_sm80(
         q,
@@ -121,7 +121,7 @@ def make_decode_sm80(cfg):
     ):
         smem = cuda.shared.array(0, types.int32)
         start, thread = shared_address(smem), types.int32(cuda.threadIdx.x)
-        lane, own = types.int32(thread & (WARP - 1)), types.int32((thread >> 5) * KEYS)
+        lane, first_key = types.int32(thread & (WARP - 1)), types.int32((thread >> 5) * KEYS)
         first, ring = places(start, thread)
         word = types.int32((first - start) // 4)
         row_tiles = types.int32((nq * pack + ROWS - 1) // ROWS)
@@ -140,9 +140,9 @@ def make_decode_sm80(cfg):
 
         rows = types.int32(row_tile * ROWS), types.int32(nq * pack), pack
         q_rows = *rows, b * q_stride[0] + head * q_stride[2]
-        kept = load_q(smem, first, word, q, q_stride, q_rows, thread)
+        q_factors = load_q(smem, first, word, q, q_stride, q_rows, thread)
         begin, end = tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane)
-        part, where = (length, own, end), (pages, scales, head_kv)
+        part, where = (length, first_key, end), (pages, scales, head_kv)
         for i in range(STAGES - 1):
             found = look_up(types.int32(begin + i), part, where, col_idx, lane)
             send(smem, word, first, staged(ring, types.int32(i)), caches, found, head_kv, lane)
@@ -159,19 +159,19 @@ def make_decode_sm80(cfg):
             cuda.syncwarp()  # K and V are in place, and all are done with those before
             # What follows from the thread is made anew: registers are few.
             thread = opaque(types.int32(cuda.threadIdx.x))
-            lane, own = types.int32(thread & (WARP - 1)), types.int32((thread >> 5) * KEYS)
+            lane, first_key = types.int32(thread & (WARP - 1)), types.int32((thread >> 5) * KEYS)
             first, ring = places(shared_address(smem), thread)
             send(smem, word, first, staged(ring, free), caches, ahead, head_kv, lane)
             ahead = look_up(types.int32(t + STAGES), part, where, col_idx, lane)
-            hidden, keep = kind != FULL or n0 + own + KEYS > seen_by_all, UNSEEN
+            hidden, keep = kind != FULL or n0 + first_key + KEYS > seen_by_all, UNSEEN
             if hidden:
                 quad, row = types.int32(lane % 4 * 2), types.int32(rows[0] + lane // 4)
                 upper, _ = row_at(row, row_place, plane, length, lo, hi)
                 below, _ = row_at(types.int32(row + 8), row_place, plane, length, lo, hi)
                 keep = keep_of(kind, n0, upper, bits, quad), keep_of(kind, n0, below, bits, quad)
-                keep = own_of(keep, own)
+                keep = own_of(keep, first_key)
             at = staged(ring, stage)
-            state = step(smem, word, first, at, hidden, keep, state, kept, scale, lane)
+            state = step(smem, word, first, at, hidden, keep, state, q_factors, scale, lane)
             free = stage
             stage, _ = advance(stage, NONE)
         seen = row_place, plane, length, lo, hi

@@ -1,7 +1,6 @@
 """The end of the portable decode kernel: O, m and l of all warps become O and LSE of the part.
 
-ring of warp w     O: 16 rows, as float32, eight words apart of what they have; then (m, l) of
-                   every row
+ring of warp w     O: 16 rows of float32, ``o_words`` apart; then (m, l) of every row
 """
 
 from nbflash.backends.sm80.decode.config import ROWS

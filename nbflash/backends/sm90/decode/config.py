@@ -10,6 +10,7 @@ from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 
 # Of a row tile: query tokens × heads that share a key head; and for 8-bit quantised caches.
 ROWS, STORED_ROWS = 64, 16
+WARPS = 4  # that compute
 RAGGED = 1 << 30  # added to the kind of a tile that some row does not see to its end
 SWIZZLED_ROWS = 8  # a box of keys starts where the swizzle does
 
@@ -78,7 +79,7 @@ class DecodeSm90Config(Panels):
     @property
     def warp_keys(self):
         """Those of them that one warp has, where they are quantised."""
-        return self.tile_n // 4
+        return self.tile_n // WARPS
 
     @property
     def width(self):
@@ -132,8 +133,8 @@ class DecodeSm90Config(Panels):
 
     @property
     def join_room(self):
-        """For the last block's join: four warps, all stages of K and V."""
-        return Room(4, self.smem.k, 2 * self.stages * self.stored_bytes)
+        """For the last block's join: the warps that compute, all stages of K and V."""
+        return Room(WARPS, self.smem.k, 2 * self.stages * self.stored_bytes)
 
     @property
     def barriers(self):

@@ -16,7 +16,7 @@ is multiplied by it last.
 """
 
 from masks import FULL
-from nbflash.backends.sm90.decode.config import RAGGED
+from nbflash.backends.sm90.decode.config import RAGGED, WARPS
 from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
@@ -40,7 +40,6 @@ from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.tile.finite import poisoned
 from nbflash.cuda.tile.mma.quantised_gemm import (
-    WARPS,
     StoredLayout,
     make_stored_products,
     make_stored_q,

@@ -27,8 +27,9 @@ replayed with others. FlashDecoding (Dao, Haziza, Massa and Sizov, 2023); PagedA
 al., 2023, arXiv 2309.06180).
 """
 
+from nbflash.backends.sm90.decode.config import WARPS
 from nbflash.backends.sm90.decode.consumer import make_part
-from nbflash.backends.sm90.decode.consumer_8bit import WARPS, make_stored_part
+from nbflash.backends.sm90.decode.consumer_8bit import make_stored_part
 from nbflash.backends.sm90.decode.producer import make_load
 from nbflash.backends.split_kv.combine_in_block import make_join_parts
 from nbflash.cuda.kernel_spec import INDEX, SCHEDULE, STRIDES, KernelSpec

@@ -1,6 +1,6 @@
 """The two products of attention by mma, of K and V as they are stored: a byte an element.
 
-A warp has 16 rows of Q and a quarter of the keys of a tile. Which columns a fragment's contraction
+A warp has 16 rows of Q and keys of a tile that are its own. Which columns a fragment's contraction
 or n stand for is free, as long as both operands agree: so every lane reads 16 bytes that lie side
 by side, and makes float16 of them in registers. For lane 4 r + c:
 
@@ -26,7 +26,6 @@ from nbflash.cuda.tile.tracing import equal, load2, load4, maximum, select, stor
 from nbflash.cuda.tile.warp_math import pack_half, permute, unpack_half
 from nbflash.cuda.tile.warp_reduce import QUAD, across_lanes
 
-WARPS = 4  # that share the keys of a tile
 SIGNS = 0x80008000  # of two 16-bit numbers
 # Bits of float32: the least exponent that counts, and 2^15 (above 1).
 LEAST_EXPONENT, LARGEST = 16 << 23, 15 << 23

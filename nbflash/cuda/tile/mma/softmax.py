@@ -25,6 +25,7 @@ class Softmax(NamedTuple):
     rescale(m, m_new)               α
     probabilities(s, m_new, unit)   P
     row_sums(p)                     Σ P of the lane
+    add_sums(l, alpha, sums)        l' of the lane
     row_total(l)                    l of all lanes of a row
     inverse(l)                      1 / l, 0 where l is
     """
@@ -34,6 +35,7 @@ class Softmax(NamedTuple):
     rescale: Callable
     probabilities: Callable
     row_sums: Callable
+    add_sums: Callable
     row_total: Callable
     inverse: Callable
 
@@ -69,6 +71,10 @@ def make_softmax(m_tiles, n):
         return tuple(fragment.fold(p, operator.add))
 
     @unrolled
+    def add_sums(l, alpha, sums):
+        return tuple(x * a + y for x, a, y in zip(l, alpha, sums, strict=True))
+
+    @unrolled
     def row_total(l):
         return across_lanes(l, QUAD, operator.add)
 
@@ -76,4 +82,6 @@ def make_softmax(m_tiles, n):
     def inverse(l):
         return tuple(select(equal(x, 0.0), 0.0, approximate_reciprocal(x)) for x in l)
 
-    return Softmax(row_max, has_grown, rescale, probabilities, row_sums, row_total, inverse)
+    return Softmax(
+        row_max, has_grown, rescale, probabilities, row_sums, add_sums, row_total, inverse
+    )
