@@ -56,7 +56,7 @@ def test_page_sizes(page_size):
     check(run_both(q, k, v, SOME, page_size), q, k, v, SOME)
 
 
-@pytest.mark.parametrize("head_dim", [8, 24, 64, 72, 128, 200, 256])
+@pytest.mark.parametrize("head_dim", [8, 24, 72, 256])
 def test_head_dims(head_dim):
     lengths = LENGTHS[4:7]
     q, k, v = problem(1, head_dim=head_dim, dtype="bf16", lengths=lengths)
@@ -130,9 +130,10 @@ def quantised(stored, *caches):
     return [x for x, _ in pairs], [x for _, x in pairs], wide
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 144, 256])
-@pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "stored", "head_dim"),
+    [("f16", "e4m3", 16), ("bf16", "int8", 64), ("f16", "int8", 144), ("bf16", "e4m3", 256)],
+)
 def test_quantised_caches(dtype, stored, head_dim):
     """Two panels and half of one; in pages, too."""
     q, k, v = problem(3, (8, 2), head_dim, dtype, SOME)
