@@ -21,7 +21,7 @@ def make_compute(cfg):
 
     load_q(smem, first, word, q, q_stride, rows, thread)
         The block's rows of Q by a group of copies, to where shared memory begins, at address
-        ``first`` and at word ``word``. Nothing is returned, as ``q_factors``.
+        ``first`` and at word ``word``. It returns ``q_factors``: none.
     start
         m, l and O of no keys.
     step(smem, word, first, ring, hidden, keep, state, q_factors, scale, lane)
