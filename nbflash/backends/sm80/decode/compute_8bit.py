@@ -32,7 +32,7 @@ from nbflash.cuda.tile.wgmma.softmax import make_apply_keep
 def make_compute(cfg):
     """``load_q, start, step, finish`` as :func:`.compute.make_compute` has them.
 
-    ``q_factors`` are what undoes the factors of a lane's rows of Q. The state has the rows' units, too.
+    ``q_factors`` undo the factors of a lane's rows of Q. The state has the rows' units, too.
     """
     V, SCALES, ZERO = cfg.kv_bytes // 4, cfg.kv_bytes // 2, types.float32(0)
     M_START = (types.float32(-math.inf),) * 2
