@@ -82,8 +82,8 @@ class DecodeSm80Config:
 
     @property
     def copy(self):
-        """Copies of a warp's keys by that warp; two bytes are an element of a quantised cache."""
-        columns = self.head_dim // (1 + self.quantised)
+        """Copies of a warp's keys by that warp; a quantised cache has elements of two bytes."""
+        columns = self.head_dim // 2 if self.quantised else self.head_dim
         return ChunkCopy(self.tile, KEYS, WARP, columns, self.dtype)
 
     @property

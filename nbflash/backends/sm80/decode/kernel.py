@@ -3,7 +3,7 @@
 A block takes one part of the keys of 16 rows: rows are the query tokens of all heads that share a
 key head (row r is token r // pack, head r % pack of them), so that K and V are read once. Memory
 bounds it. Every warp has 16 keys of each tile, a ring of stages for them, and an O, m and l of its
-first_key: it waits for no other warp until all are joined at the end.
+own: it waits for no other warp until all are joined at the end.
 
     copies        tiles 0 … stages − 2 are under way
     for each tile t of the part, in every warp:
@@ -16,9 +16,9 @@ first_key: it waits for no other warp until all are joined at the end.
     O, m, l of all warps → shared memory → O / l, LSE → memory, in float32;  the block that is
     done last of its rows: O, LSE of all parts (`combine_in_block`)
 
-Keys of 16 bits are computed in :mod:`.compute`, quantised ones of 8 bits in :mod:`.compute_8bit`. A
-tile with keys that some row does not see is looked through for infinities and NaN in V: rows that
-attend one are poisoned, then it is cleaned (:mod:`nbflash.cuda.tile.mma.poison`).
+Keys of 16 bits are computed in :mod:`.compute`, quantised ones of 8 bits in :mod:`.compute_8bit`.
+Where some row does not see all keys of a tile, V is searched for infinities and NaN: they become
+zeros, and the results of rows that attend them NaN (:mod:`nbflash.cuda.tile.mma.poison`).
 
 Lengths and pages are read here and not by the host: nothing waits for them, and a CUDA graph may be
 replayed with others. Pages are looked up a tile before their copies are sent. FlashDecoding (Dao,
