@@ -67,7 +67,7 @@ HOST = (
     *(f"{AMPERE}.__init__", f"{AMPERE}.executor", "nbflash.backends.block_plan.host"),
     *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
     *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
-    "nbflash.backends.split_kv.merge_host",
+    *("nbflash.backends.split_kv.shares", "nbflash.backends.split_kv.merge_host"),
     f"{HOPPER}.forward.choice",
     *(f"{HOPPER}.backward.choice", f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host"),
     *(f"{AMPERE}.decode.host", f"{HOPPER}.decode.host"),

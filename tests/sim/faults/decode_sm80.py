@@ -3,8 +3,8 @@
 from mutants import Mutant, without
 
 ROOM, SHARED = "nbflash.backends.sm80.decode", "nbflash.backends.split_kv"
-PART, COPIES, COMPUTING, STORED, RESULTS, KERNEL, BINDING = CHAIN = (
-    f"{SHARED}.part",
+PART, SHARES, COPIES, COMPUTING, STORED, RESULTS, KERNEL, BINDING = CHAIN = (
+    *(f"{SHARED}.{name}" for name in ("part", "shares")),
     *(
         f"{ROOM}.{name}"
         for name in ("copies", "compute", "compute_8bit", "results", "kernel", "host")
@@ -184,21 +184,24 @@ KERNELS = (
         "rows = NONE, packed * pack, rows[0]",
     ),
 )
-BIND = (
-    Mutant("blocks for all tokens alike", "-(-p.nq * pack // ROWS)", "1"),
+SHARE = (
+    Mutant("blocks for all tokens alike", "-(-p.nq * pack // cfg.tile_m)", "1"),
     Mutant("blocks of heads", "(p.heads // pack)", "p.heads_kv"),
-    Mutant("key heads as heads", "p.heads // p.heads_kv\n", "1\n"),
-    Mutant("K's strides for V", "for x in cache[:2])", "for x in (cache.k_cache,) * 2)"),
+    Mutant("key heads as heads", "pack, p.heads // p.heads_kv", "pack, 1"),
     Mutant("scale of natural scores", "abs(p.scale) * LOG2_E", "abs(p.scale)"),
-    Mutant("the sign of the scale", "p.scale < 0", "False"),
-    Mutant("a table as if contiguous", "table.strides[0] // table.itemsize", "table.shape[1]"),
-    Mutant("never joined", "(address(counts), True)", "(address(counts), False)"),
-    Mutant("tiles of the mask", "walk(p, mask, TOKENS, cfg", "walk(p, mask, ROWS, cfg"),
+    Mutant(
+        "a table as if contiguous",
+        "block_table.strides[0] // block_table.itemsize",
+        "block_table.shape[1]",
+    ),
+    Mutant("tiles of the mask", "walk(p, mask, TOKENS, cfg", "walk(p, mask, cfg.tile_m, cfg"),
 )
+BIND = (
+    Mutant("K's strides for V", "for x in cache[:2])", "for x in (cache.k_cache,) * 2)"),
+    Mutant("the sign of the scale", "p.scale < 0", "False"),
+    Mutant("never joined", "(address(counts), True)", "(address(counts), False)"),
+)
+FAULTS = PARTS, SHARE, COPY, COMPUTE, STORE, RESULT, KERNELS, BIND
 MUTANTS = [
-    (target, mutant)
-    for target, mutants in zip(
-        CHAIN, (PARTS, COPY, COMPUTE, STORE, RESULT, KERNELS, BIND), strict=True
-    )
-    for mutant in mutants
+    (target, mutant) for target, mutants in zip(CHAIN, FAULTS, strict=True) for mutant in mutants
 ]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from nbflash.backends.sm80.decode.config import KEYS, ROWS, decode_config
+from nbflash.backends.sm80.decode.config import KEYS, decode_config
 from nbflash.backends.sm80.decode.kernel import decode_sm80_spec
-from nbflash.backends.split_kv.combine_in_block import joined_by_the_last
-from nbflash.backends.split_kv.part import TOKENS
-from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
-from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
+from nbflash.backends.split_kv.shares import share_out
+from nbflash.backends.split_kv.splits import scale_strides
 from nbflash.inputs import arrays
 
 ALIGNMENT = 16  # bytes, of the rows of q and of the caches
@@ -51,22 +49,14 @@ class Sm80Partial:
     """
 
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
-        p, pack = problem, heads_together(problem, mask)
-        cfg = config or self.config_for(device, p, mask)
-        _, tiles, tables = walk(p, mask, TOKENS, cfg.tile_n, pack)
-        items = p.batch * (p.heads // pack) * -(-p.nq * pack // ROWS)
-        slots = device.multiprocessors * cfg.min_blocks
-        self.splits = splits or splits_for(items, tiles, slots)
-        self.counted = items if joined_by_the_last(cfg, p.nq * pack, self.splits) else 0
-        table, group = cache.block_table, p.heads // p.heads_kv
-        paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
-        sizes = *paging, p.capacity, p.batch, p.nq, p.heads, pack, group, self.splits
+        p, cfg = problem, config or self.config_for(device, problem, mask)
+        shares = share_out(device, p, mask, cfg, cache.block_table, splits)
+        self.splits, self.counted = shares.splits, shares.counted
         shrink = 2 // cache.k_cache.itemsize  # two bytes are an element
         caches = (tuple(s // shrink for s in arrays.strides(x)) for x in cache[:2])
         scales = map(scale_strides, (cache.k_scale, cache.v_scale))
-        scale = max(abs(p.scale) * LOG2_E, LEAST_SCALE)
-        constants = arrays.strides(q), *caches, *scales, *sizes, scale
-        self._run = device.bind(decode_sm80_spec(cfg), items * self.splits, constants, tables)
+        constants = arrays.strides(q), *caches, *scales, *shares.sizes
+        self._run = device.bind(decode_sm80_spec(cfg), shares.blocks, constants, shares.tables)
         self._address = device.address
 
     @staticmethod

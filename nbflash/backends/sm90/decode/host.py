@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
-from nbflash.backends.split_kv.combine_in_block import joined_by_the_last
-from nbflash.backends.split_kv.part import TOKENS
-from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
+from nbflash.backends.split_kv.shares import share_out
+from nbflash.backends.split_kv.splits import scale_strides
 from nbflash.cuda import tensor_map
-from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
 
 
@@ -54,20 +52,12 @@ class Sm90Partial:
     """
 
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
-        p, cfg, pack = problem, config or config_for(problem, mask), heads_together(problem, mask)
-        _, tiles, tables = walk(p, mask, TOKENS, cfg.tile_n, pack)
-        row_tiles = -(-p.nq * pack // cfg.tile_m)
-        items = p.batch * (p.heads // pack) * row_tiles
-        slots = device.multiprocessors * cfg.min_blocks
-        self.splits = splits or splits_for(items, tiles, slots)
-        self.counted = items if joined_by_the_last(cfg, p.nq * pack, self.splits) else 0
-        group, scale = p.heads // p.heads_kv, max(abs(p.scale) * LOG2_E, LEAST_SCALE)
-        table = cache.block_table
-        paging = (0, 0) if table is None else (table.strides[0] // table.itemsize, p.page_size)
-        sizes = *paging, p.capacity, p.batch, p.nq, p.heads, pack, group, self.splits
-        strides = arrays.strides(q), *map(scale_strides, (cache.k_scale, cache.v_scale))
-        constants = *strides, *sizes, scale
-        self._run = device.bind(decode_sm90_spec(cfg), items * self.splits, constants, tables)
+        p, cfg = problem, config or config_for(problem, mask)
+        shares = share_out(device, p, mask, cfg, cache.block_table, splits)
+        self.splits, self.counted = shares.splits, shares.counted
+        scales = map(scale_strides, (cache.k_scale, cache.v_scale))
+        constants = arrays.strides(q), *scales, *shares.sizes
+        self._run = device.bind(decode_sm90_spec(cfg), shares.blocks, constants, shares.tables)
         # A map of a quantised cache fetches 128 bytes, as long as a row mostly is.
         maps = device.maps(p.dtype, 128 if cfg.quantised else 256)
         self._layouts = [_layout(maps, x, p, cfg) for x in (cache.k_cache, cache.v_cache)]
