@@ -67,7 +67,9 @@ def score_specs(problem, score, mask, impl):
         executor._launches.row_kernels  # noqa: B018
         executor._kernel(vectors)
 
-    if impl == "sm90":
+    if impl == "sm80":
+        forward = sm80_specs(problem, score, mask=mask)
+    elif impl == "sm90":
         forward = sm90_forward_specs(problem, score, mask=mask)
     else:
         forward = _recorded(lambda executor, vectors: executor._forward, problem, score)
@@ -87,6 +89,27 @@ def _recorded(bind, problem, score, dropout=0.0, learned=False):
     make = SimtScoreBackward if learned else simt.SimtExecutor
     with patch.object(simt, "cuda_device", return_value=recorder):
         bind(make(AttentionSpec(problem, mask, score, dropout)), vectors)
+    return recorder.specs
+
+
+def sm80_specs(problem, score=None, dropout=0.0, mask=None):
+    """Forward and both forms of the backward; without a mask of full tiles and of masked ones."""
+    import masks
+    from nbflash.backends.sm80.executor import Sm80Executor
+    from nbflash.cuda.device import cuda_device
+    from nbflash.inputs.attention_spec import AttentionSpec
+    from nbflash.planning.dispatch import why_not_here
+
+    if why_not_here("sm80"):
+        return []
+    recorder = Recorder(cuda_device(0))
+    for each in (masks.dense(256), masks.causal(256)) if mask is None else (mask,):
+        (nq, nk), batch = each.shape, each.batch or problem.batch
+        sized = replace(problem, nq=nq, nk=nk, batch=batch, heads=each.heads or problem.heads)
+        executor = Sm80Executor(AttentionSpec(sized, each, score, dropout), device=recorder)
+        executor.bind_forward()
+        for deterministic in (False, True):
+            executor.bind_backward(deterministic)
     return recorder.specs
 
 
@@ -159,6 +182,9 @@ def sm90_specs(problem, score=None, dropout=0.0, mask=None):
             around = statistics_sm90_spec, convert_dq_sm90_spec
             specs += [of(rows_config(configs[0])) for of in around]
     return specs
+
+
+SPECS = {"simt": simt_specs, "sm80": sm80_specs, "sm90": sm90_specs}
 
 
 def _not_hopper():

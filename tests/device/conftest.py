@@ -67,18 +67,17 @@ def _kernels(item):
 
     Every tuple is a function of `compile_ahead` and what it takes.
     """
-    from compile_ahead import problem_of, simt_specs, sm90_specs
+    from compile_ahead import SPECS, problem_of, simt_specs
     from device_runs import COMBINATIONS
 
     given = item.callspec.params if hasattr(item, "callspec") else {}
     if hasattr(item.module, "kernels"):
         return item.module.kernels(**given)
-    impl = "sm90" if item.path.name.startswith("test_gpu_sm90") else "simt"
-    given = {"impl": impl} | given | (vars(given["case"]) if "case" in given else {})
+    given = {"impl": "simt"} | given | (vars(given["case"]) if "case" in given else {})
     if given["impl"] == "simt":
         return [(simt_specs, problem_of(*combination)) for combination in COMBINATIONS]
     sizes = given.get("dtype", "float16"), given.get("head_dim", 64)
-    return [(sm90_specs, problem_of(*sizes, scale=scale)) for scale in (1.0, -1.0)]
+    return [(SPECS[given["impl"]], problem_of(*sizes, scale=scale)) for scale in (1.0, -1.0)]
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,23 @@ from nbflash import testing
 from nbflash.planning import dispatch
 
 IMPL = "simt"
-_REASONS = dispatch.why_not_here("sm90")
-ON_HOPPER = pytest.mark.skipif(bool(_REASONS), reason="; ".join(_REASONS))
-IMPLS = (IMPL, pytest.param("sm90", marks=ON_HOPPER))
+
+
+def _where_it_runs(impl):
+    reasons = dispatch.why_not_here(impl)
+    return pytest.mark.skipif(bool(reasons), reason="; ".join(reasons))
+
+
+ON_TENSOR_CORES, ON_HOPPER = map(_where_it_runs, ("sm80", "sm90"))
+OF_TENSOR_CORES = (
+    pytest.param("sm80", marks=ON_TENSOR_CORES),
+    pytest.param("sm90", marks=ON_HOPPER),
+)
+IMPLS = (IMPL, *OF_TENSOR_CORES)
 by_impl = pytest.mark.parametrize("impl", IMPLS)
+by_half_impl = pytest.mark.parametrize("impl", OF_TENSOR_CORES)
 by_mode = pytest.mark.parametrize("deterministic", [False, True], ids=["atomic", "deterministic"])
-USUAL = {"simt": "float32", "sm90": "float16"}  # where the dtype does not matter
+USUAL = {"simt": "float32", "sm80": "float16", "sm90": "float16"}  # where the dtype does not matter
 RESULTS = ("out", "lse", "dq", "dk", "dv")
 # The budgets of FlashAttention-2's own tests, in units of the plain computation's error: a
 # gradient goes through one more product and one more rounded operand than the output.
@@ -76,22 +87,22 @@ def _kept(mask):
 
 
 def blocks_of_64(name):
-    """A mask of 1000 tokens for which the Hopper backward takes tiles of 64 × 64."""
+    """A mask of 1000 tokens for which backward passes by tensor cores take tiles of 64 keys."""
     blocks = masks.random(1000, block=64, density=0.15, seed=1)
     return {"full": blocks, "masked": blocks & masks.causal(1000)}[name]
 
 
-HOPPER_LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
-HOPPER_HEADS = ((2, 2), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1))
+HALF_LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300)
+HALF_HEADS = ((2, 2), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1))
 
 
-def hopper_cases(head_dims):
+def half_cases(head_dims):
     """``name, dtype, head_dim, nq, nk, heads, scale``: every mask with every (dtype, head_dim)."""
     for i, name in enumerate(gallery(8, 8)):
         for j, (dtype, head_dim) in enumerate(head_dims):
-            nq = HOPPER_LENGTHS[(i + 2 * j) % len(HOPPER_LENGTHS)]
-            nk = HOPPER_LENGTHS[(3 * i + j) % len(HOPPER_LENGTHS)]
-            heads = HOPPER_HEADS[(i + j) % len(HOPPER_HEADS)]
+            nq = HALF_LENGTHS[(i + 2 * j) % len(HALF_LENGTHS)]
+            nk = HALF_LENGTHS[(3 * i + j) % len(HALF_LENGTHS)]
+            heads = HALF_HEADS[(i + j) % len(HALF_HEADS)]
             scale = -0.5 * head_dim**-0.5 if (i + j) % 7 == 0 else None
             yield name, dtype, head_dim, nq, nk, heads, scale
 

@@ -6,6 +6,7 @@ import pytest
 from device_runs import (
     FACTORS,
     ON_HOPPER,
+    ON_TENSOR_CORES,
     RESULTS,
     USUAL,
     bits,
@@ -21,6 +22,8 @@ from device_runs import (
 from reference import widened
 
 import nbflash
+from nbflash.backends.sm90.backward import choice
+from nbflash.backends.sm90.backward.choice import in_two_passes
 from nbflash.testing import assert_blocks_within_reference
 
 RERUNS = count_from("NBFLASH_RERUNS", 100)
@@ -36,9 +39,9 @@ SIMT = (
     ("bigbird", "float16", 128, 1, (8, 2), 900),
     ("causal", "float32", 256, 1, (4, 4), 300),
 )
-# What one pass can do, each with a mask of whole tiles, of intervals, of bits or of rows that see
-# nothing.
-HOPPER = (
+# What passes of tensor cores can do, each with a mask of whole tiles, of intervals, of bits or of
+# rows that see nothing.
+HALF = (
     ("dense", "bfloat16", 128, 2, (16, 16), 2048),
     ("causal", "float16", 64, 2, (16, 4), 1500),
     ("bigbird", "bfloat16", 128, 2, (8, 2), 1031),
@@ -77,6 +80,13 @@ def rows(impl, table, marks=()):
     ]
 
 
+def rows_of_tensor_cores(table):
+    return rows("sm80", table, ON_TENSOR_CORES) + rows("sm90", table, ON_HOPPER)
+
+
+HALF_ROWS, WIDE_ROWS = map(rows_of_tensor_cores, (HALF, WIDE))
+
+
 def others(results):
     """Without dQ."""
     return (*results[:DQ], *results[DQ + 1 :])
@@ -87,7 +97,7 @@ def problem(name, dtype, head_dim, batch, heads, n):
     return make_qkv(batch, n, n, *heads, head_dim, dtype), mask
 
 
-@pytest.mark.parametrize(COLUMNS, rows("simt", SIMT) + rows("sm90", HOPPER + WIDE, ON_HOPPER))
+@pytest.mark.parametrize(COLUMNS, rows("simt", SIMT) + HALF_ROWS + WIDE_ROWS)
 def test_reruns_give_the_same_bits(impl, name, dtype, head_dim, batch, heads, n):
     inputs, mask = problem(name, dtype, head_dim, batch, heads, n)
     options = {"deterministic": True, "impl": impl}
@@ -97,7 +107,7 @@ def test_reruns_give_the_same_bits(impl, name, dtype, head_dim, batch, heads, n)
 
 
 @pytest.mark.usefixtures("one_pass")
-@pytest.mark.parametrize(COLUMNS, rows("sm90", HOPPER, ON_HOPPER))
+@pytest.mark.parametrize(COLUMNS, HALF_ROWS)
 def test_races_in_one_pass(impl, name, dtype, head_dim, batch, heads, n):
     """dQ is a sum in the order of arrival: the worst of it, element by element, is in its budget.
 
@@ -131,6 +141,7 @@ def test_only_dq_of_the_atomic_form_differs(impl):
     [
         ("simt", "float32"),
         ("simt", "float16"),
+        pytest.param("sm80", "float16", marks=ON_TENSOR_CORES),
         pytest.param("sm90", "float16", marks=ON_HOPPER),
         pytest.param("sm90", "bfloat16", marks=ON_HOPPER),
     ],
@@ -148,6 +159,17 @@ def test_large_batches_under_memory_load(impl, dtype):
         wrong = wrong + differing(run(inputs, mask, **options), first)
     beside.synchronize()
     assert int(wrong) == 0
+
+
+@ON_HOPPER
+@pytest.mark.usefixtures("one_pass")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_short_rows_take_two_passes_on_hopper(head_dim, monkeypatch):
+    """Unasked, where two are faster: the bits are those of the deterministic mode."""
+    monkeypatch.setattr(choice, "in_two_passes", in_two_passes)
+    inputs, mask = make_qkv(1, 1024, 1024, 2, 2, head_dim, "float16"), gallery(1024, 1024)["local"]
+    default, asked = (run(inputs, mask, impl="sm90", deterministic=x) for x in (False, True))
+    assert bits(default) == bits(asked)
 
 
 @by_impl

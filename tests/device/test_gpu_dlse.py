@@ -3,7 +3,7 @@
 import cupy
 import numpy as np
 import pytest
-from device_runs import DTYPES, FACTORS, ON_HOPPER, bits, by_impl, by_mode, gallery, host
+from device_runs import DTYPES, FACTORS, bits, by_half_impl, by_impl, by_mode, gallery, host
 from merged_parts import check
 
 import nbflash
@@ -51,12 +51,12 @@ def test_dtypes_of_simt(dtype, deterministic):
     check(vjp, gallery(150, 170)["window"], inputs, 90, scale=-0.3)
 
 
-@ON_HOPPER
+@by_half_impl
 @by_mode
 @pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 72), ("bfloat16", 128)])
-def test_dtypes_of_sm90(dtype, head_dim, deterministic):
+def test_dtypes_of_tensor_cores(impl, dtype, head_dim, deterministic):
     inputs = make_qkv(2, 257, 300, 3, 1, head_dim, DTYPES[dtype])
-    vjp = vjp_of(inputs, "sm90", deterministic=deterministic)
+    vjp = vjp_of(inputs, impl, deterministic=deterministic)
     check(vjp, gallery(257, 300)["butterfly"], inputs, 130)
 
 

@@ -5,12 +5,13 @@ import functools
 import cupy
 import numpy as np
 import pytest
-from compile_ahead import problem_of, simt_specs, sm90_specs
+from compile_ahead import SPECS, problem_of, sm90_specs
 from device_runs import (
     DTYPES,
     FACTORS,
     IMPLS,
     ON_HOPPER,
+    ON_TENSOR_CORES,
     RESULTS,
     bits,
     blocks_of_64,
@@ -39,7 +40,8 @@ SEED = 2**63 + 5, 2**40 + 11
 P = 0.2
 SIZES = [("simt", dtype, head_dim) for dtype in DTYPES for head_dim in (64, 100, 256)]
 SIZES += [  # every configuration's head_dim
-    pytest.param("sm90", dtype, head_dim, marks=ON_HOPPER)
+    pytest.param(impl, dtype, head_dim, marks=marks)
+    for impl, marks in (("sm80", ON_TENSOR_CORES), ("sm90", ON_HOPPER))
     for dtype in DTYPES
     if dtype in ("float16", "bfloat16")
     for head_dim in (8, 64, 72, 128, 192, 256)
@@ -55,8 +57,7 @@ def kernels(impl=None, head_dim=None, dtype=None, kind=None, **_):
     if kind:
         yield sm90_specs, problem_of("bfloat16", head_dim), None, P, blocks_of_64(kind)
     elif dtype and head_dim:
-        of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
-        yield of, problem_of(dtype, head_dim), None, P
+        yield SPECS[impl], problem_of(dtype, head_dim), None, P
 
 
 def run_once(inputs, mask, seed, *, impl="simt", deterministic=False):

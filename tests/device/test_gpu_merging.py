@@ -3,7 +3,7 @@
 import cupy
 import numpy as np
 import pytest
-from device_runs import DTYPES, ON_HOPPER, bits, by_impl, gallery, host
+from device_runs import DTYPES, bits, by_half_impl, by_impl, gallery, host
 from merged_parts import check_merge, check_sink
 
 import nbflash
@@ -43,13 +43,13 @@ def test_dtypes_of_simt(dtype):
     check_sink(vjp_of(inputs, "simt", -0.3), mask, inputs, sink, **given)
 
 
-@ON_HOPPER
+@by_half_impl
 @pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 72), ("bfloat16", 128)])
-def test_dtypes_of_sm90(dtype, head_dim):
+def test_dtypes_of_tensor_cores(impl, dtype, head_dim):
     inputs = make_qkv(2, 257, 300, 4, 2, head_dim, DTYPES[dtype])
     mask = gallery(257, 300)["butterfly"]
-    check_merge(vjp_of(inputs, "sm90"), mask, inputs, 130, array=cupy.asarray)
-    check_sink(vjp_of(inputs, "sm90"), mask, inputs, SINK, array=cupy.asarray)
+    check_merge(vjp_of(inputs, impl), mask, inputs, 130, array=cupy.asarray)
+    check_sink(vjp_of(inputs, impl), mask, inputs, SINK, array=cupy.asarray)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

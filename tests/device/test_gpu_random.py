@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import cupy
 import numpy as np
 import pytest
-from compile_ahead import problem_of, simt_specs, sm90_specs
+from compile_ahead import SPECS, problem_of
 from device_runs import (
     DTYPES,
     ON_HOPPER,
+    ON_TENSOR_CORES,
     UNALIGNED,
     USUAL,
     Framed,
@@ -45,6 +46,7 @@ COMBINATIONS = {
     # Every head_dim, every other one of each 64 in bfloat16.
     "sm90": tuple((("float16", "bfloat16")[(d // 8 + d // 64) % 2], d) for d in range(8, 257, 8)),
 }
+COMBINATIONS["sm80"] = COMBINATIONS["sm90"][::3]  # a kernel takes 20 s to compile
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Configuration:
 
 CASES = [
     pytest.param(Configuration.draw(impl, seed), id=f"{impl}-seed-{seed}", marks=marks)
-    for impl, marks in (("simt", ()), ("sm90", ON_HOPPER))
+    for impl, marks in (("simt", ()), ("sm80", ON_TENSOR_CORES), ("sm90", ON_HOPPER))
     for seed in range(COUNT)
 ]
 
@@ -114,9 +116,8 @@ CASES = [
 def kernels(case=None, **_):
     """For `compile_ahead`."""
     if case:
-        of = {"simt": simt_specs, "sm90": sm90_specs}[case.impl]
         problem = problem_of(case.dtype, case.head_dim, case.aligned, case.scale)
-        yield of, problem, None, 0.0, case.drawn_mask
+        yield SPECS[case.impl], problem, None, 0.0, case.drawn_mask
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,7 +8,17 @@ import cupy
 import decode_cases
 import numpy as np
 import pytest
-from device_runs import DTYPES, ON_HOPPER, assert_close, by_impl, by_mode, gallery, run
+from device_runs import (
+    DTYPES,
+    ON_HOPPER,
+    ON_TENSOR_CORES,
+    assert_close,
+    by_half_impl,
+    by_impl,
+    by_mode,
+    gallery,
+    run,
+)
 
 import masks
 import nbflash
@@ -30,8 +40,8 @@ SIMT = (
     ("empty", (20, 20), 64, "float32", (1, 1)),
     ("window", (40, 40), 256, "float32", (1, 1)),
 )
-# Each in one pass and in two, but for the wide heads: they have two passes only.
-HOPPER = (
+# Each in one pass and in two; of the wide heads `sm90` has two only.
+HALF = (
     ("dense", (1, 1), 64, "float16", (1, 1)),
     ("causal", (130, 130), 64, "bfloat16", (2, 1)),
     ("window", (70, 200), 128, "float16", (1, 1)),
@@ -45,7 +55,8 @@ HOPPER = (
 )
 COLUMNS = ("impl", "name", "shape", "head_dim", "dtype", "heads")
 ROWS = [("simt", *row) for row in SIMT]
-ROWS += [pytest.param("sm90", *row, marks=ON_HOPPER) for row in HOPPER]
+ROWS += [pytest.param("sm80", *row, marks=ON_TENSOR_CORES) for row in HALF]
+ROWS += [pytest.param("sm90", *row, marks=ON_HOPPER) for row in HALF]
 
 
 @pytest.fixture
@@ -102,9 +113,9 @@ def test_gradient_of_the_lse(impl, deterministic):
 
 @by_mode
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("impl", [pytest.param("sm90", marks=ON_HOPPER)])
+@by_half_impl
 def test_blocks_of_64(impl, head_dim, deterministic):
-    """The forward's own configuration for them: one warpgroup, two blocks on a multiprocessor."""
+    """Configurations of their own."""
     n = 320
     mask, inputs = masks.random(n, 64, 0.3), testing.make_qkv(1, n, n, 2, 2, head_dim, np.float16)
     there = [cupy.asarray(x) for x in inputs]

@@ -13,7 +13,8 @@ from nbflash import scores
 
 MASKS = ("dense", "causal", "window", "checkerboard", "dead-scattered", "per-batch-per-head")
 LENGTHS = ((5, 9), (63, 129), (200, 130), (257, 300))
-DTYPES = {"simt": ("float32", "float64", "bfloat16"), "sm90": ("float16", "bfloat16")}
+DTYPES = {"simt": ("float32", "float64", "bfloat16")}
+DTYPES["sm80"] = DTYPES["sm90"] = ("float16", "bfloat16")
 
 
 def dealt(impl, name, head_dim):

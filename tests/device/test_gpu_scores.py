@@ -3,7 +3,7 @@
 import cupy
 import numpy as np
 import pytest
-from compile_ahead import problem_of, simt_specs, sm90_specs
+from compile_ahead import SPECS, problem_of, sm90_specs
 from device_runs import FACTORS, ON_HOPPER, RESULTS, blocks_of_64, by_impl, gallery, host, make_qkv
 from score_cases import HEADS, NAMES, quadratic, quadratic_slope, scores_for
 
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("one_pass")
 BLOCK = 64
 MASKS = ("dense", "causal", "window", "checkerboard", "dead-scattered", "per-batch-per-head")
 LENGTHS = ((5, 9), (63, 129), (200, 130), (257, 300))
-DTYPES = {"simt": ("float32", "float64", "bfloat16"), "sm90": ("float16", "bfloat16")}
+DTYPES = {"simt": ("float32", "float64", "bfloat16")}
+DTYPES["sm80"] = DTYPES["sm90"] = ("float16", "bfloat16")
 NARROW, SLOPES = (420, 560), scores.alibi(np.arange(HEADS) / HEADS)
 by_name = pytest.mark.parametrize("name", NAMES)
 
@@ -38,10 +39,9 @@ def kernels(impl="simt", name=None, head_dim=64, **more):
         problem = problem_of("bfloat16", head_dim, sizes=(1, 1000, 1000, HEADS))
         yield sm90_specs, problem, scores_for(1000, 1000)[name], 0.0, blocks_of_64(more["tiles"])
     elif name and head_dim in (64, 128):
-        of = {"simt": simt_specs, "sm90": sm90_specs}[impl]
         for _, lengths, mask, dtype, scale in dealt(impl, name, head_dim):
             problem = problem_of(dtype, head_dim, scale=scale, sizes=(2, *lengths, HEADS))
-            yield of, problem, scores_for(*lengths)[name], 0.0, mask
+            yield SPECS[impl], problem, scores_for(*lengths)[name], 0.0, mask
     elif "mask" in more:
         problem = problem_of(more["dtype"], head_dim, sizes=(2, *NARROW, HEADS))
         yield sm90_specs, problem, SLOPES, 0.0, gallery(*NARROW, heads=HEADS)[more["mask"]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import cupy
 import numpy as np
 import pytest
-from device_runs import ON_HOPPER, bits, by_mode, gallery, make_qkv, poisoned_block
+from device_runs import ON_HOPPER, ON_TENSOR_CORES, bits, by_mode, gallery, make_qkv, poisoned_block
 from device_runs import run as run_impl
 
 import nbflash
@@ -40,6 +40,7 @@ class Case:
 
 CASES = (
     pytest.param(Case("simt", "float32", 64), id="simt"),
+    pytest.param(Case("sm80", "float16", 64), id="sm80", marks=ON_TENSOR_CORES),
     pytest.param(Case("sm90", "float16", 64), id="sm90", marks=ON_HOPPER),
     pytest.param(Case("sm90", "float16", 192), id="sm90-wide", marks=ON_HOPPER),
 )

@@ -278,6 +278,13 @@ FORWARDS = (
         "acc_o = scale_rows(acc_o, alpha)",
     ),
     Mutant("m forgotten", "m_i, l_i = m_new, plus(l_i, sums)", "l_i = plus(l_i, sums)"),
+    Mutant(
+        "softmax anew in every masked tile",
+        "            m_new = row_max(m_i, acc_s, unit)\n",
+        "            if tile_kind != FULL:\n"
+        "                m_i, l_i, acc_o = M_START, L_START, O_START\n"
+        "            m_new = row_max(m_i, acc_s, unit)\n",
+    ),
     Mutant("V taken for finite", "if not FULL_TILES and careful:", "if False:"),
     Mutant("LSE of the next head", "bh * nq + q0, log_sum_exp", "(bh ^ 1) * nq + q0, log_sum_exp"),
     Mutant(

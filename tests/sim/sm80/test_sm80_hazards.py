@@ -8,8 +8,10 @@ import pytest
 from simt_runs import RESULTS, assert_close, expected
 from sm80_runs import DTYPES, Geometry, check, run
 
+from masks import FULL
 from nbflash import scores
-from nbflash.testing import make_qkv, mask_gallery
+from nbflash.schedule.tile_schedule import TileSchedule
+from nbflash.testing import assert_within_reference, make_qkv, mask_gallery
 
 FORMS = {
     "one-pass": Geometry(vector_red=True),
@@ -73,6 +75,21 @@ def test_shifted_logits(shift, name, form):
     q, k, v, dout = make_qkv(1, n, n + 1, 2, 1, 16, dtype, seed=3)
     q[..., -1], k[..., -1] = 4 * shift, 1
     check(FORMS[form], mask_gallery(n, n + 1)[name], q, k, v, dout)
+
+
+def test_masked_tiles_go_on_with_the_softmax():
+    """Rows of several masked tiles: equal scores, so that l is the number of attended keys.
+
+    The forward kernel of flash-attention for compute capability 8.0 began anew in each (its pull
+    request 2329).
+    """
+    n, geometry = 3 * T, Geometry(warps=3)
+    mask, (_, k, v, dout) = mask_gallery(n)["causal"], make_qkv(1, n, n, 1, 1, 8, np.float16)
+    schedule = TileSchedule.from_mask(mask, *geometry.tile)
+    assert (schedule.kind != FULL).sum() == len(schedule.kind) == 3
+    _, lse, *_ = check(geometry, mask, np.zeros_like(k), k, v, dout)
+    exact = np.log(np.arange(1, n + 1.0)).reshape(lse.shape)
+    assert_within_reference(lse, exact, exact.astype(np.float16))
 
 
 @forms
