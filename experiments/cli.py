@@ -285,7 +285,7 @@ def features(out, feature, mask, head_dim, seqlen, **options):
 
     Softcap, ALiBi, relative and dense biases, a function of one's own, two of them composed,
     dropout and sinks, on dense, causal and butterfly masks: float32 on a CPU, bfloat16 on a CUDA
-    device. Only the Hopper kernels have aims. Sizes: experiments/sweeps/features.toml.
+    device. Only kernels of tensor cores have aims. Sizes: experiments/sweeps/features.toml.
     """
     from experiments.commands.features import run
 

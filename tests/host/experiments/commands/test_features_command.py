@@ -44,7 +44,7 @@ def test_chosen_features_stand_beside_plain(tmp_path):
     }
 
 
-def test_the_tiles_are_named_and_aims_are_hoppers(tmp_path):
+def test_the_tiles_are_named_and_tensor_cores_have_aims(tmp_path):
     options = "--quick --device cpu --seqlen 128 --head-dim 8 --mask dense --feature dropout"
     command("features", options, "--out", tmp_path)
     rows = read_csv(tmp_path / "features.csv")
@@ -52,6 +52,8 @@ def test_the_tiles_are_named_and_aims_are_hoppers(tmp_path):
     row = {"pass": "forward", "mask": "dense", "impl": "sm90", "median_ms": 2.0}
     found = beside_plain([row | {"library": name} for name in (PLAIN, "softcap", "bias")])
     assert [row["aim"] for row in found] == [None, 1.15, None]
+    found = beside_plain([row | {"library": name, "impl": "sm80"} for name in (PLAIN, "alibi")])
+    assert [row["aim"] for row in found] == [None, 1.25]
     (alone,) = beside_plain([row | {"library": "dropout"}])
     assert (alone["time_over_plain"], alone["aim"]) == (None, 1.5)
 
