@@ -125,7 +125,7 @@ def expected(inputs, mask, scale=None):
     """The float64 reference and the plain computation in q's dtype, both on the host.
 
     Of each element the plain computation that is furthest from the reference, of three orders of
-    summation and at least by the smallest number of its type: a maximum over a few elements says
+    summation and at least by the smallest number of its type, an LSE by more: a maximum over a few elements says
     little.
     """
     q, k, v, dout = inputs
@@ -135,11 +135,14 @@ def expected(inputs, mask, scale=None):
     orders = [plain_computation(dout, q, k, v, keep, scale, order) for order in range(3)]
     lse_type = np.dtype("float64" if q.dtype == np.float64 else "float32")
     types = q.dtype, lse_type, *(q.dtype,) * 3
-    return ref, list(map(_furthest, ref, zip(*orders, strict=True), types))
+    least = [np.spacing(np.zeros((), dtype)) for dtype in types]
+    # That of numbers near 1, which the logarithm of a sum rounds to: a scale of 0 counts as 1e-30.
+    least[1] = np.spacing(np.ones((), lse_type))
+    return ref, list(map(_furthest, ref, zip(*orders, strict=True), types, least))
 
 
-def _furthest(ref, candidates, dtype):
-    worst = np.spacing(np.zeros((), dtype)) + host(candidates[0]).astype(dtype)
+def _furthest(ref, candidates, dtype, least):
+    worst = least + host(candidates[0]).astype(dtype)
     for other in candidates[1:]:
         other = host(other).astype(dtype)
         with np.errstate(invalid="ignore"):

@@ -176,13 +176,13 @@ def test_scores_of_narrow_heads(impl, name):
 
 @pytest.mark.parametrize("storage", [None, np.int8])
 @pytest.mark.parametrize(
-    ("dtype", "impl"),
+    ("kind", "impl"),
     [("f32", "simt"), ("bf16", "sm80"), pytest.param("bf16", "sm90", marks=ON_HOPPER)],
 )
-def test_decode(dtype, impl, storage):
+def test_decode(kind, impl, storage):
     """Several parts, joined; a cache in pages; no keys at all."""
     lengths = np.array([0, 65, 1000], np.int32)
-    shape = {"heads": (8, 2), "head_dim": 64, "dtype": decode_cases.DTYPES[dtype]}
+    shape = {"heads": (8, 2), "head_dim": 64, "dtype": decode_cases.DTYPES[kind]}
     q, k, v = decode_cases.contiguous(2, lengths=lengths, capacity=1000, **shape)
     caches, names = [k, v], ["k_cache", "v_cache"]
     if storage:

@@ -15,6 +15,7 @@ from nbflash.planning.kernels import cuda_problem
 
 N = 4096
 DEVICES = [capability for capability in SHARED_MEMORY if capability >= (8, 0)]
+WINDOW = masks.window(512, left=255, right=0)
 SMALL = masks.random(N, 64, density=0.1, seed=0)
 
 
@@ -42,6 +43,11 @@ def test_tables_fit_every_head_dim(capability):
         (128, masks.dense(N), (128, 64), (64, 128)),
         (128, masks.causal(N), (128, 64), (64, 128)),
         (128, masks.butterfly(N, 128), (128, 64), (64, 128)),
+        (128, masks.causal(512), (128, 64), (64, 128)),
+        (64, masks.causal(512), (128, 64), (32, 128)),
+        (128, masks.causal(1024), (128, 64), (64, 128)),
+        (128, WINDOW, (64, 64), (64, 64)),
+        (64, WINDOW, (64, 64), (32, 64)),
         (128, SMALL, (64, 64), (64, 64)),
         (64, SMALL, (64, 64), (32, 64)),
         (192, SMALL, (128, 64), (32, 128)),
@@ -50,7 +56,7 @@ def test_tables_fit_every_head_dim(capability):
     ],
 )
 def test_tiles_of_a_mask(head_dim, mask, forward, backward):
-    spec = AttentionSpec(cuda_problem("bfloat16", head_dim, N, N), mask)
+    spec = AttentionSpec(cuda_problem("bfloat16", head_dim, *mask.shape), mask)
     executor = Sm80Executor(spec, device=Recording((9, 0)))
     *_, by_columns = executor._table_backward(False)
     assert (executor._config.tile_m, executor._config.tile_n) == forward
