@@ -152,9 +152,9 @@ class Sm80Tables(KernelTables):
         return Sm80Executor(spec, backward=partial(self._passes, config))
 
     def chosen(self, which, table, mask):
-        from nbflash.schedule.tile_choice import fastest
+        from nbflash.backends.sm80.executor import choose
 
-        return fastest(table, mask)
+        return choose(which, table, mask)
 
     def row(self, config, speed, first):
         from nbflash.backends.sm80.config import Sm80Config

@@ -125,8 +125,8 @@ def expected(inputs, mask, scale=None):
     """The float64 reference and the plain computation in q's dtype, both on the host.
 
     Of each element the plain computation that is furthest from the reference, of three orders of
-    summation and at least by the smallest number of its type, an LSE by more: a maximum over a few elements says
-    little.
+    summation and at least by the smallest number of its type, an LSE by more: a maximum over a
+    few elements says little.
     """
     q, k, v, dout = inputs
     scale = q.shape[-1] ** -0.5 if scale is None else scale

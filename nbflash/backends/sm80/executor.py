@@ -32,6 +32,12 @@ ALIGNMENT = 16  # bytes, of the rows of every tensor
 MASKED, OF_A_ROW = 1.4, 8000
 
 
+def choose(direction, configs, mask):
+    """Of the rows of both tables of a direction the one that a mask is computed fastest by."""
+    by_columns = direction == "backward"
+    return fastest(fitting(configs, mask), mask, MASKED, OF_A_ROW, by_columns)
+
+
 class _Backward(NamedTuple):
     """A backward with its kernels bound."""
 
@@ -95,8 +101,7 @@ class Sm80Executor:
                 f"impl='sm80' has no {direction} kernel for head_dim {self._problem.head_dim} "
                 f"within the {self._device.smem_limit} bytes of shared memory of this device"
             )
-        mask, by_columns = self._spec.mask, direction == "backward"
-        return fastest(fitting(configs, mask), mask, MASKED, OF_A_ROW, by_columns)
+        return choose(direction, configs, self._spec.mask)
 
     def _complete(self, config, schedule):
         """A row of a table with what the spec asks for besides."""

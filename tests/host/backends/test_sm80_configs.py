@@ -50,7 +50,7 @@ def test_tables_fit_every_head_dim(capability):
         (64, WINDOW, (64, 64), (32, 64)),
         (128, SMALL, (64, 64), (64, 64)),
         (64, SMALL, (64, 64), (32, 64)),
-        (192, SMALL, (128, 64), (32, 128)),
+        (192, SMALL, (64, 64), (64, 128)),
         (128, BlockLayout((N, N), (64, 64), (1, 1), 8, masks.dense(N), 1), (64, 64), (64, 64)),
         (128, BlockLayout((N, N), (128, 128), (1, 1), 8, masks.dense(N), 1), (128, 64), (64, 128)),
     ],
