@@ -40,6 +40,7 @@ SPILLS = {
     ("sm_86", 64, "atomic", False): 8,
     ("sm_86", 128, "atomic", True): 152,
     ("sm_89", 128, "atomic", True): 152,
+    ("sm_90a", 256, "atomic", False): 132,  # and 7 % faster than tiles of 32 queries without
     ("sm_90a", 128, "fwd", False): 8,
     ("sm_90a", 128, "fwd", True): 4,
     ("sm_100a", 128, "fwd", False): 8,
@@ -93,6 +94,7 @@ class Target:
 PROBLEMS = [
     *((arch, "bfloat16", 128) for arch in ARCHITECTURES),
     *((arch, "bfloat16", head_dim) for arch in ("sm_80", "sm_86") for head_dim in (64, 256)),
+    ("sm_90a", "bfloat16", 256),
     *(("sm_86", "float16", 72), ("sm_80", "float16", 192)),
 ]
 SMALL = [(*problem, True) for problem in PROBLEMS if problem[2] in (64, 128)]
