@@ -63,14 +63,10 @@ class Backend:
         """The name of an implementation that "auto" prefers, if it can run a `DecodeProblem`."""
         return None
 
-    def why_not_rules(self, problem) -> list[str]:
-        """Why kernels without window and score cannot run a `DecodeProblem`."""
-        given = {"window": problem.window, "score": problem.score}
-        return [
-            f"decode with {name}= runs on cpu only, not yet on {self.name}"
-            for name, value in given.items()
-            if value is not None
-        ]
+    def why_not_given(self, problem, *names) -> list[str]:
+        """Reasons in what a `DecodeProblem` has by these names, if kernels take none."""
+        given = (name for name in names if getattr(problem, name) is not None)
+        return [f"decode with {name}= does not run on {self.name}" for name in given]
 
     def why_not_memory(self, problem) -> list[str]:
         """Reasons in where the arrays of a problem are."""

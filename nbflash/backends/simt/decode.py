@@ -6,7 +6,7 @@ A block takes the query heads of a KV group (``pack`` of them) and some query to
     O = 0, m = −∞, l = 0
     for each tile of the share:
         S  = Q Kᵀ                                    (Q carries scale · log2 e)
-        S  = −∞ behind the length, or where the mask or the causal rule hides it
+        S  = −∞ behind the length, or where mask, window or causal rule hide it
         m' = max(m, rowmax S);  α = 2^(m − m')
         P  = 2^(S − m');  l = α l + rowsum P
         O  = α O + P V;   m = m'
@@ -45,7 +45,8 @@ def make_decode_simt(cfg):
     Arguments of the kernel: q, k, v, k_scale, v_scale, lengths, table, part_o, part_lse; strides
     of q (batch, token, head), of the four paged arrays (page, token, head each) and of the table's
     rows; batch, nq, heads, group = heads // heads_kv; splits; query tiles; page_size, capacity;
-    scale · log2 e; the schedule.
+    scale · log2 e; how many keys to the left and to the right of its own position a token sees; the
+    schedule.
     """
     ROWS, PACK, QUERIES, HEAD_DIM = cfg.rows, cfg.pack, cfg.queries, cfg.head_dim
     LANES, SLOTS, KEYS, TILE_N = cfg.lanes, cfg.slots, cfg.keys, cfg.tile_n
@@ -91,13 +92,16 @@ def make_decode_simt(cfg):
         return divmod_int32(types.int32(n + TILE_N - 1), TILE_N)[0]
 
     @inlined
-    def share(row_ptr, col_idx, row, length, behind, split, splits, lane):
-        """The tiles of a split: of the schedule's before ``length``, or of all to ``behind``."""
+    def share(row_ptr, col_idx, row, keys, split, splits, lane):
+        """The tiles of a split: of those that have any of the keys, all or what the mask lists."""
+        first, behind = keys
+        begin, _ = divmod_int32(types.int32(max(first, 0)), TILE_N)
+        end = tiles_of(max(behind, 0))
         if MASKED:
-            begin = row_ptr[row]
-            end = first_behind(col_idx, begin, row_ptr[row + 1], tiles_of(length), lane)
-        else:
-            begin, end = 0, tiles_of(max(behind, 0))
+            first_tile, begin = begin, row_ptr[row]
+            end = first_behind(col_idx, begin, row_ptr[row + 1], end, lane)
+            if first_tile > 0:
+                begin = types.int32(first_behind(col_idx, begin, end, first_tile, lane))
         count, _ = divmod_int32(types.int32(end - begin + splits - 1), splits)
         first = begin + split * count
         return first, min(first + count, end)
@@ -141,6 +145,8 @@ def make_decode_simt(cfg):
         page_size,
         capacity,
         scale,
+        left,
+        right,
         plane_of,
         row_ptr,
         col_idx,
@@ -158,10 +164,12 @@ def make_decode_simt(cfg):
         (warp, in_warp), (slot, lane) = divmod_int32(tid, WARP), divmod_int32(tid, LANES)
         column = 4 * lane
         length = min(max(lengths[b], 0), capacity)
-        limit = length if MASKED else length - nq + q0 + 1  # of the first token
+        own = types.int32(length - nq + q0)  # position of the first token
+        low, high = types.int32(own - left), types.int32(own + right + 1)  # its keys
+        keys = low, min(high + QUERIES - 1, length)
+        limit, seen_from = min(high, length), low + QUERIES - 1  # all tokens see what is between
         plane = plane_of[packed] if MASKED else 0
-        behind = min(limit + QUERIES - 1, length)
-        tiles = plane * n_row + row, length, behind, split, splits
+        tiles = plane * n_row + row, keys, split, splits
         begin, end = share(row_ptr, col_idx, *tiles, in_warp)
         pages, (head, _), at = b * table_stride, divmod_int32(h, group), NOWHERE
         if begin < end:
@@ -180,9 +188,9 @@ def make_decode_simt(cfg):
             # S = Q Kᵀ
             s = scores(rq, rk)
             n0 = key - slot
-            hidden = n0 + TILE_N > limit
+            hidden = n0 + TILE_N > limit or n0 < seen_from
             if hidden:
-                s = mask_keys(s, key, limit)
+                s = mask_keys(s, key, low, high, length)
             if MASKED and kind[t] != FULL:
                 first_row, last_row = plane * nq, plane * nq + nq - 1
                 s = apply_mask(s, kind[t], lo, hi, first_row, last_row, q0, n0, bits, 0, slot)
@@ -234,5 +242,5 @@ def decode_simt_spec(cfg):
         "nbflash_decode_simt",
         make_decode_simt,
         cfg,
-        (*pointers, *strides, *sizes, cfg.accumulator, *SCHEDULE[1:]),
+        (*pointers, *strides, *sizes, cfg.accumulator, types.int32, types.int32, *SCHEDULE[1:]),
     )

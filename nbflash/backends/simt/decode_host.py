@@ -7,7 +7,13 @@ import numpy as np
 from nbflash.backends.simt import executor as simt
 from nbflash.backends.simt.decode import decode_simt_spec
 from nbflash.backends.simt.decode_configs import decode_config
-from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
+from nbflash.backends.split_kv.splits import (
+    heads_together,
+    scale_strides,
+    splits_for,
+    walk,
+    window_of,
+)
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs import arrays
 
@@ -45,7 +51,7 @@ class SimtPartial:
         strides = arrays.strides(q), paged, of_table
         sizes = p.batch, p.nq, p.heads, p.heads // p.heads_kv, self.splits, n_row
         page_size = p.capacity if p.page_size is None else p.page_size
-        constants = (*strides, *sizes, page_size, p.capacity, p.scale * LOG2_E)
+        constants = *strides, *sizes, page_size, p.capacity, p.scale * LOG2_E, *window_of(p, mask)
         self._words = device.words
         self._run = device.bind(decode_simt_spec(cfg), items * self.splits, constants, tables)
 

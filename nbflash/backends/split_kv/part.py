@@ -20,44 +20,87 @@ def located(key, pages):
     return page, inside
 
 
-def make_tiles_of_part(cfg):
-    """``tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane)``: the first, the end.
+def make_tiles_of_window(cfg):
+    """``tiles_of_window(keys, split, splits, plane, row_ptr, col_idx, lane)``: the first, the end.
 
-    Counted are the sequence's tiles, or those before its end that the mask lists.
+    ``keys`` are the first that some row sees and the end of the sequence. Counted are the tiles
+    that have any of these keys, or those of them that the mask lists.
     """
     TILE_N, MASKED = cfg.tile_n, cfg.masked
 
     @inlined
-    def tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane):
-        begin, end = types.int32(0), types.int32((length + TILE_N - 1) // TILE_N)
+    def tiles_of_window(keys, split, splits, plane, row_ptr, col_idx, lane):
+        first, length = keys
+        begin, end = types.int32(first // TILE_N), types.int32((length + TILE_N - 1) // TILE_N)
         if MASKED:
+            first_tile = begin
             begin, last = types.int32(row_ptr[plane]), types.int32(row_ptr[plane + 1])
             end = first_behind(col_idx, begin, last, end, lane)
+            if first_tile > 0:
+                begin = types.int32(first_behind(col_idx, begin, end, first_tile, lane))
         tiles = (end - begin + splits - 1) // splits
         return min(begin + split * tiles, end), min(begin + (split + 1) * tiles, end)
+
+    return tiles_of_window
+
+
+def make_tiles_of_part(cfg):
+    """``tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane)``: no window."""
+    tiles_of_window = make_tiles_of_window(cfg)
+
+    @inlined
+    def tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane):
+        keys = types.int32(0), length
+        return tiles_of_window(keys, split, splits, plane, row_ptr, col_idx, lane)
 
     return tiles_of_part
 
 
-def make_rows(cfg):
-    """``row_at, keep_of``: which token and head a row is, and what of a tile it sees.
+def make_bounds(cfg, *, windows):
+    """``bounds(token, nq, keys)``: the first key that a token may see, and the end.
 
-    row_at(row, where, plane, length, lo, hi)    its token and bounds; where O and LSE belong
-    keep_of(kind, n0, seen, bits, quad)            a bit for each key of this thread
+    ``keys`` is the length, and with windows also how far to the left and to the right of its own
+    position a token sees. The mask hides more.
     """
     MASKED = cfg.masked
+
+    @inlined
+    def of_window(token, nq, keys):
+        length, left, right = keys
+        at = length - nq + token
+        first = types.int32(max(at - left, types.int32(0)))
+        return first, types.int32(min(at + right + 1, length))
+
+    @inlined
+    def of_rule(token, nq, length):
+        end = length if MASKED else types.int32(length - nq + token + 1)
+        return types.int32(0), types.int32(end)
+
+    return of_window if windows else of_rule
+
+
+def make_rows(cfg, *, windows=False):
+    """``row_at, keep_of``: which token and head a row is, and what of a tile it sees.
+
+    row_at(row, where, plane, keys, lo, hi)      its token and bounds; where O and LSE belong
+    keep_of(kind, n0, seen, bits, quad)            a bit for each key of this thread
+
+    ``keys`` as :func:`make_bounds` takes them.
+    """
+    MASKED, bounds = cfg.masked, make_bounds(cfg, windows=windows)
     keep_interval, keep_bits, _ = make_keep(TOKENS, cfg.tile_n)
 
     @inlined
-    def row_at(row, where, plane, length, lo, hi):
+    def row_at(row, where, plane, keys, lo, hi):
         """Rows behind the last one repeat it; their places are −1."""
         first_head, part, pack, nq, heads = where
         token, nth = divmod_int32(min(row, nq * pack - 1), pack)
+        first, end = bounds(token, nq, keys)
+        low = high = types.int32(0)
         if MASKED:
             i = plane * nq + token
-            seen = token, types.int32(lo[i]), types.int32(hi[i]), length
-        else:
-            seen = token, types.int32(0), types.int32(0), types.int32(length - nq + token + 1)
+            low, high = types.int32(lo[i]), types.int32(hi[i])
+        seen = token, (low, high), (first, end)
         head = first_head + nth
         o_at = types.int64((part * nq + token) * heads + head)
         lse_at = types.int64((part * heads + head) * nq + token)
@@ -67,8 +110,8 @@ def make_rows(cfg):
 
     @inlined
     def keep_of(kind, n0, seen, bits, quad):
-        token, low, high, end = seen
-        keep = keep_interval(types.int32(0), end, n0, quad)
+        token, (low, high), (first, end) = seen
+        keep = keep_interval(first, end, n0, quad)
         if MASKED:
             if kind == INTERVAL:
                 keep &= keep_interval(low, high, n0, quad)

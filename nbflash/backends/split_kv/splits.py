@@ -53,18 +53,40 @@ def heads_together(p, mask):
     return group if (planes == planes[:, :1]).all() else 1
 
 
+def window_of(p, mask):
+    """``(left, right)``: how far from its own position a token attends keys, as kernels take it.
+
+    Without a mask the causal rule holds. An unbounded side becomes the smallest number that hides
+    nothing: a kernel adds positions to it in 32 bits.
+    """
+    left, right = (None, None) if p.window is None else p.window
+    most = 0 if mask is None else p.nq - 1  # the first token is nq − 1 before the last key
+    return (
+        p.capacity if left is None else min(left, p.capacity),
+        most if right is None else min(right, most),
+    )
+
+
+def tiles_in_window(p, mask, tokens, tile_n):
+    """The most tiles that the windows of so many tokens in a row touch."""
+    left, right = window_of(p, mask)
+    keys = left + min(tokens + right, p.nq)  # there are none behind the last token's
+    return (keys + tile_n - 2) // tile_n + 1
+
+
 def walk(p, mask, tile_m, tile_n, pack):
     """Query tiles, the tiles of the longest row, and the schedule as the kernels take it.
 
     Its planes belong to batch and row of ``pack`` heads.
     """
+    most = tiles_in_window(p, mask, min(tile_m, p.nq), tile_n)
     if mask is None:
         nothing = [np.zeros(1, np.int32)] * 6 + [np.zeros(1, np.uint32)]
-        return -(-p.nq // tile_m), -(-p.capacity // tile_n), nothing
+        return -(-p.nq // tile_m), min(-(-p.capacity // tile_n), most), nothing
     s = TileSchedule.from_mask(mask, tile_m, tile_n)
     planes = s.plane_of(p.batch, p.heads)[::pack]
     tables = [planes, s.row_ptr, s.col_idx, s.kind, s.lo, s.hi, s.bits]
-    return s.n_row, int(np.diff(s.row_ptr).max(initial=0)), tables
+    return s.n_row, min(int(np.diff(s.row_ptr).max(initial=0)), most), tables
 
 
 def scale_strides(x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbflash.backends.sm80.decode.config import KEYS, decode_config
 from nbflash.backends.sm80.decode.kernel import decode_sm80_spec
 from nbflash.backends.split_kv.shares import share_out
-from nbflash.backends.split_kv.splits import scale_strides
+from nbflash.backends.split_kv.splits import scale_strides, window_of
 from nbflash.inputs import arrays
 
 ALIGNMENT = 16  # bytes, of the rows of q and of the caches
@@ -55,7 +55,7 @@ class Sm80Partial:
         shrink = 2 // cache.k_cache.itemsize  # two bytes are an element
         caches = (tuple(s // shrink for s in arrays.strides(x)) for x in cache[:2])
         scales = map(scale_strides, (cache.k_scale, cache.v_scale))
-        constants = arrays.strides(q), *caches, *scales, *shares.sizes
+        constants = arrays.strides(q), *caches, *scales, *shares.sizes, *window_of(p, mask)
         self._run = device.bind(decode_sm80_spec(cfg), shares.blocks, constants, shares.tables)
         self._address = device.address
 

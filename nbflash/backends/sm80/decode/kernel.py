@@ -10,7 +10,8 @@ own: it waits for no other warp until all are joined at the end.
         K and V of t are there             behind the barrier of the warp all its lanes are done
                                            with tile t − 1: its stage takes tile t + stages − 1
         S  = Q Kᵀ
-        S  = −∞                            behind the length, or where mask or causal rule hide it
+        S  = −∞                            behind the length, or where mask, window or causal rule
+                                           hide it
         m' = max(m, rowmax S);  α = 2^(m − m');  P = 2^(S − m');  l = α l + rowsum P
         O  = α O + P V;   m = m'
     O, m, l of all warps → shared memory → O / l, LSE → memory, in float32;  the block that is
@@ -31,7 +32,7 @@ from nbflash.backends.sm80.decode.config import KEYS, ROWS
 from nbflash.backends.sm80.decode.copies import make_copies
 from nbflash.backends.sm80.decode.results import make_results
 from nbflash.backends.split_kv.combine_in_block import make_join_parts
-from nbflash.backends.split_kv.part import make_rows, make_tiles_of_part
+from nbflash.backends.split_kv.part import make_rows, make_tiles_of_window
 from nbflash.cuda.kernel_spec import INDEX, SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.cp_async import cp_async_wait
@@ -54,8 +55,9 @@ def make_decode_sm80(cfg):
     head), of caches and of scales (page or batch, token, head) in elements; entries of a table's
     row; page_size, 0 where there is none; capacity, beyond which no length counts; batch, nq,
     heads, pack (heads that share rows), group (heads that share a key head), splits; |scale| ·
-    log2 e; then the schedule of the (nq, keys) mask, whose planes belong to batch and row of packed
-    heads. A block for each split, 16 rows, packed heads and batch.
+    log2 e; how many keys to the left and to the right of its own position a token sees; then the
+    schedule of the (nq, keys) mask, whose planes belong to batch and row of packed heads. A block
+    for each split, 16 rows, packed heads and batch.
     """
     TILE_N, STAGES, MASKED, NONE = cfg.tile_n, cfg.stages, cfg.masked, types.int32(0)
     RINGS, RING_BYTES, STAGE_BYTES = cfg.smem.rings, cfg.ring_bytes, cfg.stage_bytes
@@ -63,7 +65,7 @@ def make_decode_sm80(cfg):
     load_q, START, step, finish = (compute_8bit if cfg.quantised else compute).make_compute(cfg)
     look_up, send = make_copies(cfg)
     wait, wait_q = cp_async_wait(STAGES - 2), cp_async_wait(STAGES - 1)
-    (row_at, keep_of), tiles_of_part = make_rows(cfg), make_tiles_of_part(cfg)
+    (row_at, keep_of), tiles_of_window = make_rows(cfg, windows=True), make_tiles_of_window(cfg)
     store_results, join_parts = make_results(cfg), make_join_parts(cfg)
     advance = make_advance(STAGES)
 
@@ -111,6 +113,8 @@ def make_decode_sm80(cfg):
         group,
         splits,
         scale,
+        left,
+        right,
         plane_of,
         row_ptr,
         col_idx,
@@ -132,7 +136,9 @@ def make_decode_sm80(cfg):
         length = types.int32(min(max(lengths[b], 0), capacity))
         if MASKED:
             plane = types.int32(plane_of[rest])
-        seen_by_all = length if MASKED else types.int32(length - nq + 1)
+        # All tokens see 16 keys that begin at the last token's leftmost or up to so many behind it.
+        seen_from = types.int32(length - 1 - left)
+        seen_by_all = types.int32(left + right + 2 - nq - KEYS)
         head_kv, _ = divmod_int32(head, group)
         caches = (k, k_stride), (v, v_stride)
         scales = (k_scale, k_scale_stride), (v_scale, v_scale_stride)
@@ -141,7 +147,8 @@ def make_decode_sm80(cfg):
         rows = types.int32(row_tile * ROWS), types.int32(nq * pack), pack
         q_rows = *rows, b * q_stride[0] + head * q_stride[2]
         q_factors = load_q(smem, first, word, q, q_stride, q_rows, thread)
-        begin, end = tiles_of_part(length, split, splits, plane, row_ptr, col_idx, lane)
+        keys = types.int32(max(length - nq - left, NONE)), length
+        begin, end = tiles_of_window(keys, split, splits, plane, row_ptr, col_idx, lane)
         part, where = (length, first_key, end), (pages, scales, head_kv)
         for i in range(STAGES - 1):
             found = look_up(types.int32(begin + i), part, where, col_idx, lane)
@@ -163,18 +170,20 @@ def make_decode_sm80(cfg):
             first, ring = places(shared_address(smem), thread)
             send(smem, word, first, staged(ring, free), caches, ahead, head_kv, lane)
             ahead = look_up(types.int32(t + STAGES), part, where, col_idx, lane)
-            hidden, keep = kind != FULL or n0 + first_key + KEYS > seen_by_all, UNSEEN
+            place, keep = types.int32(n0 + first_key - seen_from), UNSEEN
+            hidden = kind != FULL or place < 0 or place > seen_by_all
             if hidden:
                 quad, row = types.int32(lane % 4 * 2), types.int32(rows[0] + lane // 4)
-                upper, _ = row_at(row, row_place, plane, length, lo, hi)
-                below, _ = row_at(types.int32(row + 8), row_place, plane, length, lo, hi)
+                seen = length, left, right
+                upper, _ = row_at(row, row_place, plane, seen, lo, hi)
+                below, _ = row_at(types.int32(row + 8), row_place, plane, seen, lo, hi)
                 keep = keep_of(kind, n0, upper, bits, quad), keep_of(kind, n0, below, bits, quad)
                 keep = own_of(keep, first_key)
             at = staged(ring, stage)
             state = step(smem, word, first, at, hidden, keep, state, q_factors, scale, lane)
             free = stage
             stage, _ = advance(stage, NONE)
-        seen = row_place, plane, length, lo, hi
+        seen = row_place, plane, (length, left, right), lo, hi
         parts = part_o, part_lse
         store_results(smem, word, rows, seen, finish(state), parts, thread)
         if joining:
@@ -192,5 +201,6 @@ def decode_sm80_spec(cfg):
     q = INDEX if cfg.quantised else tensor
     pointers = q, tensor, tensor, *(INDEX,) * 4, floats, floats
     results = types.CPointer(STORAGE[cfg.dtype]), floats, types.CPointer(types.uint32), size
-    signature = *pointers, *results, *(STRIDES,) * 5, *(size,) * 9, types.float32, *SCHEDULE[1:]
+    signature = *pointers, *results, *(STRIDES,) * 5, *(size,) * 9, types.float32, size, size
+    signature += SCHEDULE[1:]
     return KernelSpec("nbflash_decode_sm80", make_decode_sm80, cfg, signature, whole_program=True)

@@ -52,7 +52,7 @@ def make_results(cfg):
     RINGS, RING = cfg.smem.rings // 4, cfg.ring_bytes // 4
     STATISTICS, (put_o, place_of) = ROWS * cfg.o_words, make_places(cfg)
     row_total, join = make_softmax(1, 16).row_total, make_join_warps(cfg.warps, RING, RING)
-    store_quad, (row_at, _) = unrolled(store4), make_rows(cfg)
+    store_quad, (row_at, _) = unrolled(store4), make_rows(cfg, windows=True)
 
     @inlined
     def store_results(smem, word, rows, seen, results, parts, thread):
@@ -65,12 +65,12 @@ def make_results(cfg):
         if quad == 0:
             put_statistics(smem, types.int32(own + STATISTICS + 2 * row), m, l)
         cuda.syncthreads()  # results of all warps are in place
-        where, plane, length, lo, hi = seen
+        where, plane, keys, lo, hi = seen
         for i in range(thread, min(count - first, ROWS) * QUADS, THREADS):
             row, column = types.int32(i // QUADS), types.int32(i % QUADS * 4)
             at = types.int32(word + RINGS + place_of(row, column))
             found = join(smem, at, types.int32(word + RINGS + STATISTICS + 2 * row))
-            _, (o_at, lse_at) = row_at(types.int32(first + row), where, plane, length, lo, hi)
+            _, (o_at, lse_at) = row_at(types.int32(first + row), where, plane, keys, lo, hi)
             store_quad(part_o, o_at * HEAD_DIM + column, found[:4])
             if column == 0:
                 part_lse[lse_at] = found[4]

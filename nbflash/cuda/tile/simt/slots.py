@@ -8,7 +8,7 @@ tuple of ``rows × keys``, the same in all lanes of the slot.
 import operator
 
 from nbflash.cuda.tile.guarded_max import NEG_INF
-from nbflash.cuda.tile.tracing import equal, fma, maximum, select, unrolled
+from nbflash.cuda.tile.tracing import both, equal, fma, maximum, select, unrolled
 from nbflash.cuda.tile.warp_reduce import across_lanes
 from nbflash.definitions.constants import WARP
 
@@ -52,15 +52,22 @@ def make_products(cfg):
 
 
 def make_mask_keys(cfg):
-    """``mask_keys(s, key, limit)``: −∞ from key ``limit`` on, a token later one more if causal."""
-    steps = [0 if cfg.masked else r // cfg.pack for r in range(cfg.rows)]
+    """``mask_keys(s, key, low, high, length)``: −∞ outside the keys that a token sees.
+
+    Those are ``low`` to ``high`` of the first token, a key later for each token after it, and none
+    from ``length`` on.
+    """
+    steps = [r // cfg.pack for r in range(cfg.rows)]
 
     @unrolled
-    def mask_keys(s, key, limit):
+    def mask_keys(s, key, low, high, length):
+        def seen(step, c):
+            inside = both(key + c >= low + step, key + c < high + step)
+            return both(inside, key + c < length)
+
         places = [(step, u * cfg.slots) for step in steps for u in range(cfg.keys)]
         return tuple(
-            select(key + c < limit + step, x, NEG_INF)
-            for x, (step, c) in zip(s, places, strict=True)
+            select(seen(step, c), x, NEG_INF) for x, (step, c) in zip(s, places, strict=True)
         )
 
     return mask_keys
