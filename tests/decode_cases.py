@@ -121,3 +121,65 @@ def check_tokens(got, q, k, v, lengths, dense):
         out, lse = got[0][:, i : i + 1], got[1][:, :, i : i + 1]
         keep = lambda b, i=i: dense[b, i : i + 1, : lengths[b]]
         check((out, lse), q[:, i : i + 1], k, v, lengths, keep=keep)
+
+
+def keep_of(lengths, nq, window=None, mask=None):
+    """``keep(b)``: what a mask, or without one the causal rule, and a window leave to attend."""
+    left, right = window or (None, None)
+    right = min(right or 0, 0) if mask is None else right
+
+    def keep(b):
+        n = int(lengths[b])
+        own, keys = np.arange(n - nq, n)[:, None], np.arange(n)
+        near = np.ones((nq, n), bool)
+        if left is not None:
+            near &= keys >= own - left
+        if right is not None:
+            near &= keys <= own + right
+        if mask is None:
+            return near
+        dense = mask.dense()
+        return (dense if dense.ndim < 4 else dense[b % len(dense)])[..., :n] & near
+
+    return keep
+
+
+def hide(k, v, lengths, keep):
+    """Copies of caches with NaN in the keys that no query of a sequence attends."""
+    k, v = k.copy(), v.copy()
+    for b, n in enumerate(lengths):
+        seen = keep(b)
+        unseen = ~seen.any(axis=tuple(range(seen.ndim - 1)))
+        k[b, :n][unseen], v[b, :n][unseen] = np.nan, np.nan
+    return k, v
+
+
+def check_scored(got, q, k, v, lengths, score_of, keep=None, scale=None):
+    """:func:`check` with scores of positions: ``score_of(n)`` is that of a sequence of n keys.
+
+    The queries are the last rows of a whole sequence; those before its first key attend nothing.
+    """
+    nq, keep = q.shape[1], keep or keep_of(lengths, q.shape[1])
+    for b, n in enumerate(map(int, lengths)):
+        before, lse = max(nq - n, 0), got[1][b].T
+        assert not got[0][b, :before].any()
+        assert np.isneginf(lse[:before]).all()
+        if before == nq:
+            continue
+        wanted = [
+            (out[b, n - nq + before :], sums[b].T[n - nq + before :])
+            for out, sums in _of_positions(q, k, v, n, b, keep(b), scale, score_of(n))
+        ]
+        found = got[0][b, before:], lse[before:]
+        for name, x, *want in zip(("out", "lse"), found, *wanted, strict=True):
+            assert_within_reference(x, *want, name=f"{name}[{b}]")
+
+
+def _of_positions(q, k, v, n, b, keep, scale, score):
+    """The float64 reference and the plain computation of all rows of sequence b, of n keys."""
+    batch, last = len(q), min(q.shape[1], n)
+    whole = np.zeros((batch, n, *q.shape[2:]), q.dtype)
+    dense = np.zeros((*keep.shape[:-2], n, n), bool)
+    whole[b, n - last :], dense[..., n - last :, :] = q[b, -last:], keep[..., -last:, :]
+    keys = [np.broadcast_to(np.nan_to_num(x[b, :n]), (batch, n, *x.shape[2:])) for x in (k, v)]
+    return [f(whole, *keys, dense, scale, score) for f in (reference.attention, low_precision)]

@@ -82,12 +82,13 @@ def flat(x):
 def decoded(q, k, v, lengths, *, modules=None, splits=None, scale=None, **options):
     """``(out, lse)`` of both kernels on poisoned memory.
 
-    ``options`` are block_table, mask, k_scale and v_scale, and fields of the configuration;
-    ``modules`` are what to run, by name, if not the modules as they are.
+    ``options`` are block_table, mask, window, score, k_scale and v_scale, and fields of the
+    configuration; ``modules`` are what to run, by name, if not the modules as they are.
     """
     host, plan = ((modules[x.__name__] if modules else x) for x in (decode_host, decode_plan))
     named = {name: options.pop(name, None) for name in ("block_table", "k_scale", "v_scale")}
     mask, cache = options.pop("mask", None), Cache(k, v, lengths, **named)
+    window, score = options.pop("window", None), options.pop("score", None)
 
     def partial(device, problem, mask, q, cache):
         config = host.SimtPartial.config_for(problem, mask, q, cache)
@@ -95,5 +96,5 @@ def decoded(q, k, v, lengths, *, modules=None, splits=None, scale=None, **option
         how = {"config": config, "splits": splits}
         return host.SimtPartial(device, problem, mask, q, cache, **how)
 
-    problem = check_decode(q, cache, scale)
+    problem = check_decode(q, cache, scale, window, score)
     return plan.CudaDecoder(problem, mask, q, cache, partial)(q, cache)

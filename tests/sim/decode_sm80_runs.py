@@ -19,6 +19,8 @@ def decoded(
     splits=2,
     scale=None,
     scales=None,
+    window=None,
+    score=None,
     warps=2,
     stages=3,
     **options,
@@ -28,7 +30,7 @@ def decoded(
     ``scales`` are those of K and V where they are quantised.
     """
     cache = Cache(k, v, lengths, block_table, *(scales or ()))
-    problem = check_decode(q, cache, scale)
+    problem = check_decode(q, cache, scale, window, score)
     assert not host.why_not(problem, q, cache)
 
     def partial(device, problem, mask, q, cache):

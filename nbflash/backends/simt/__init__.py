@@ -11,7 +11,7 @@ class Simt(Backend):
     name = "simt"
 
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
-        return self.why_not_given(problem, "score")
+        return []
 
     def executor(self, spec, device=None):
         from nbflash.backends.simt.executor import SimtExecutor

@@ -6,6 +6,7 @@ A block takes the query heads of a KV group (``pack`` of them) and some query to
     O = 0, m = −∞, l = 0
     for each tile of the share:
         S  = Q Kᵀ                                    (Q carries scale · log2 e)
+        S  = score(S) · log2 e                       (Q carries scale), if there is a score
         S  = −∞ behind the length, or where mask, window or causal rule hide it
         m' = max(m, rowmax S);  α = 2^(m − m')
         P  = 2^(S − m');  l = α l + rowsum P
@@ -30,8 +31,10 @@ from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.convert import STORAGE
 from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.ring import divmod_int32
+from nbflash.cuda.tile.score import score_signature
 from nbflash.cuda.tile.simt.mask import make_apply_mask
 from nbflash.cuda.tile.simt.paged_rows import PAGED, make_load_queries, make_load_rows, make_locate
+from nbflash.cuda.tile.simt.row_scores import make_scored
 from nbflash.cuda.tile.simt.slots import make_join, make_mask_keys, make_products
 from nbflash.cuda.tile.simt.softmax import make_scale_rows, make_softmax
 from nbflash.cuda.tile.tracing import exp2, maximum, store, store4, unrolled
@@ -45,8 +48,8 @@ def make_decode_simt(cfg):
     Arguments of the kernel: q, k, v, k_scale, v_scale, lengths, table, part_o, part_lse; strides
     of q (batch, token, head), of the four paged arrays (page, token, head each) and of the table's
     rows; batch, nq, heads, group = heads // heads_kv; splits; query tiles; page_size, capacity;
-    scale · log2 e; how many keys to the left and to the right of its own position a token sees; the
-    schedule.
+    what Q is multiplied with (scale · log2 e, or scale before a score); how many keys to the left
+    and to the right of its own position a token sees; the schedule; the score's parameters.
     """
     ROWS, PACK, QUERIES, HEAD_DIM = cfg.rows, cfg.pack, cfg.queries, cfg.head_dim
     LANES, SLOTS, KEYS, TILE_N = cfg.lanes, cfg.slots, cfg.keys, cfg.tile_n
@@ -59,7 +62,8 @@ def make_decode_simt(cfg):
     load_q, load_k, load_v = make_load_queries(cfg), make_load_rows(cfg, 0), make_load_rows(cfg, 1)
     locate, places = make_locate(cfg)
     NOWHERE = (types.int64(0),) * places
-    scores, add, add_careful = make_products(cfg)
+    (scores, add, add_careful), scored = make_products(cfg), make_scored(cfg)
+    SCORED = cfg.score is not None
     mask_keys, (joint_max, joint_sum) = make_mask_keys(cfg), make_join(cfg)
     apply_mask = make_apply_mask(
         [r // PACK for r in range(ROWS)], [u * SLOTS for u in range(KEYS)], QUERIES, TILE_N
@@ -154,6 +158,7 @@ def make_decode_simt(cfg):
         lo,
         hi,
         bits,
+        params,
     ):
         smem = cuda.shared.array(0, ACC)
         tid = types.int32(cuda.threadIdx.x)
@@ -168,6 +173,8 @@ def make_decode_simt(cfg):
         low, high = types.int32(own - left), types.int32(own + right + 1)  # its keys
         keys = low, min(high + QUERIES - 1, length)
         limit, seen_from = min(high, length), low + QUERIES - 1  # all tokens see what is between
+        if SCORED and own < 0:
+            limit = types.int32(0)
         plane = plane_of[packed] if MASKED else 0
         tiles = plane * n_row + row, keys, split, splits
         begin, end = share(row_ptr, col_idx, *tiles, in_warp)
@@ -186,11 +193,11 @@ def make_decode_simt(cfg):
                 first = first_key(col_idx, t + 1, slot)
                 at = locate(table, pages, page_size, first, length, head, strides)
             # S = Q Kᵀ
-            s = scores(rq, rk)
+            s = scored(scores(rq, rk), b, h, own, key, params)
             n0 = key - slot
             hidden = n0 + TILE_N > limit or n0 < seen_from
             if hidden:
-                s = mask_keys(s, key, low, high, length)
+                s = mask_keys(s, key, own, low, high, length)
             if MASKED and kind[t] != FULL:
                 first_row, last_row = plane * nq, plane * nq + nq - 1
                 s = apply_mask(s, kind[t], lo, hi, first_row, last_row, q0, n0, bits, 0, slot)
@@ -237,10 +244,10 @@ def decode_simt_spec(cfg):
     scales, index = (types.CPointer(types.float32),) * 2, (types.CPointer(types.int32),) * 2
     pointers = (types.CPointer(STORAGE[cfg.dtype]), cache, cache, *scales, *index, stats, stats)
     strides = STRIDES, types.UniTuple(STRIDES, PAGED), types.int64
-    sizes = (types.int32,) * 8
+    sizes, window, params = (types.int32,) * 8, (types.int32,) * 2, score_signature(cfg.score)
     return KernelSpec(
         "nbflash_decode_simt",
         make_decode_simt,
         cfg,
-        (*pointers, *strides, *sizes, cfg.accumulator, types.int32, types.int32, *SCHEDULE[1:]),
+        (*pointers, *strides, *sizes, cfg.accumulator, *window, *SCHEDULE[1:], params),
     )

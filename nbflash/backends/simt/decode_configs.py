@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from nbflash.cuda.tile.convert import ACCUMULATOR
+from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import smem_layout
 from nbflash.definitions.constants import WARP
 
@@ -32,6 +33,8 @@ class DecodeSimtConfig:
         Rows of q and of the cache may be read four elements at a time.
     warps : int
     min_blocks : int
+    score : nbflash.cuda.tile.score.ScoreCode, optional
+        Functions of the scores.
     """
 
     dtype: str
@@ -44,6 +47,7 @@ class DecodeSimtConfig:
     vectors: bool
     warps: int = 4
     min_blocks: int = 2
+    score: ScoreCode | None = None
 
     @property
     def threads(self):

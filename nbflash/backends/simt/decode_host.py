@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from nbflash.backends.simt import executor as simt
@@ -14,6 +16,7 @@ from nbflash.backends.split_kv.splits import (
     walk,
     window_of,
 )
+from nbflash.cuda import score_params
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs import arrays
 
@@ -37,7 +40,9 @@ class SimtPartial:
 
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
         p = problem
-        self._config = cfg = config or self.config_for(p, mask, q, cache)
+        cfg = config or self.config_for(p, mask, q, cache)
+        score, params = score_params.prepare_for_positions(p.score, p, device.capability)
+        self._config = cfg = replace(cfg, score=score)
         n_row, tiles, tables = walk(p, mask, cfg.queries, cfg.tile_n, cfg.pack)
         items = p.batch * (p.heads // cfg.pack) * n_row
         slots = device.multiprocessors * cfg.min_blocks
@@ -51,9 +56,11 @@ class SimtPartial:
         strides = arrays.strides(q), paged, of_table
         sizes = p.batch, p.nq, p.heads, p.heads // p.heads_kv, self.splits, n_row
         page_size = p.capacity if p.page_size is None else p.page_size
-        constants = *strides, *sizes, page_size, p.capacity, p.scale * LOG2_E, *window_of(p, mask)
+        scale = p.scale * (1.0 if score else LOG2_E)
+        constants = *strides, *sizes, page_size, p.capacity, scale, *window_of(p, mask)
         self._words = device.words
-        self._run = device.bind(decode_simt_spec(cfg), items * self.splits, constants, tables)
+        spec, more = decode_simt_spec(cfg), (device.params(params),)
+        self._run = device.bind(spec, items * self.splits, constants, tables, more)
 
     @staticmethod
     def config_for(p, mask, q, cache):

@@ -46,7 +46,7 @@ class Sm80(Backend):
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         from nbflash.backends.sm80.decode import host
 
-        reasons = self.why_not_given(problem, "score") + host.why_not(problem, q, cache)
+        reasons = host.why_not(problem, q, cache)
         if reasons or availability.simulator():
             return reasons
         capability = availability.capability(problem.device_id)

@@ -60,16 +60,20 @@ def make_bounds(cfg, *, windows):
     """``bounds(token, nq, keys)``: the first key that a token may see, and the end.
 
     ``keys`` is the length, and with windows also how far to the left and to the right of its own
-    position a token sees. The mask hides more.
+    position a token sees. The mask hides more. With score functions a token before the first key
+    sees nothing.
     """
-    MASKED = cfg.masked
+    MASKED, SCORED = cfg.masked, windows and cfg.score is not None
 
     @inlined
     def of_window(token, nq, keys):
         length, left, right = keys
         at = length - nq + token
         first = types.int32(max(at - left, types.int32(0)))
-        return first, types.int32(min(at + right + 1, length))
+        end = types.int32(min(at + right + 1, length))
+        if SCORED and at < 0:
+            end = types.int32(0)
+        return first, end
 
     @inlined
     def of_rule(token, nq, length):

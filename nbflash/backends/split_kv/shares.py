@@ -16,11 +16,11 @@ class Shares(NamedTuple):
     splits: int
     counted: int  # row tiles, if the last block of each joins its parts and needs a count; else 0
     blocks: int
-    sizes: tuple  # from the width of the block table to |scale| · log2 e, as the kernels take them
+    sizes: tuple  # from the width of the block table to the scale, as the kernels take them
     tables: list  # of the mask's schedule
 
 
-def share_out(device, problem, mask, cfg, block_table, splits=None) -> Shares:
+def share_out(device, problem, mask, cfg, block_table, splits=None, *, scored=False) -> Shares:
     """The `Shares` of a kernel with the geometry ``cfg``.
 
     Parameters
@@ -33,6 +33,8 @@ def share_out(device, problem, mask, cfg, block_table, splits=None) -> Shares:
         Only its layout is read.
     splits : int, optional
         Instead of what the rule gives.
+    scored : bool
+        There are score functions: what they take is not in base 2.
     """
     p, pack = problem, heads_together(problem, mask)
     _, tiles, tables = walk(p, mask, TOKENS, cfg.tile_n, pack)
@@ -43,6 +45,6 @@ def share_out(device, problem, mask, cfg, block_table, splits=None) -> Shares:
     if block_table is not None:
         width, page_size = block_table.strides[0] // block_table.itemsize, p.page_size
     heads = p.heads, pack, p.heads // p.heads_kv
-    scale = max(abs(p.scale) * LOG2_E, LEAST_SCALE)
+    scale = max(abs(p.scale) * (1.0 if scored else LOG2_E), LEAST_SCALE)
     sizes = width, page_size, p.capacity, p.batch, p.nq, *heads, splits, scale
     return Shares(splits, counted, items * splits, sizes, tables)

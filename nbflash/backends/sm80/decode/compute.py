@@ -3,6 +3,7 @@
 import math
 
 from nbflash.backends.sm80.decode.config import KEYS, ROWS
+from nbflash.backends.sm80.decode.score import make_scored
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.cp_async import cp_async16, cp_async_commit
 from nbflash.cuda.tile.mma.fragment import Fragment
@@ -24,9 +25,11 @@ def make_compute(cfg):
         ``first`` and at word ``word``. It returns ``q_factors``: none.
     start
         m, l and O of no keys.
-    step(smem, word, first, ring, hidden, keep, state, q_factors, scale, lane)
+    step(smem, word, first, ring, hidden, keep, state, q_factors, scoring, lane)
         The same after the keys of a stage, which is at address ``ring``. ``keep`` has a bit for
         each key that the upper and the lower of the lane's rows see, where some are ``hidden``.
+        ``scoring`` are the places of the lane's scores, the parameters of their functions, and the
+        scale: :mod:`.score`.
     finish(state)
         O, m and l.
     """
@@ -45,6 +48,7 @@ def make_compute(cfg):
     probabilities, row_sums = softmax.probabilities, softmax.row_sums
     add_sums = softmax.add_sums
     scale_rows, apply_keep = Fragment(1, TILE.width).make_scale_rows(), make_apply_keep(KEYS, 0)
+    _, scored, unit_of = make_scored(cfg)
 
     @unrolled
     def send_chunk(to, q, at, row, chunk, valid):
@@ -69,16 +73,18 @@ def make_compute(cfg):
         return first + rows, ring + TILE.by_columns(lane), ring + V + rows
 
     @inlined
-    def step(smem, word, first, ring, hidden, keep, state, q_factors, scale, lane):
+    def step(smem, word, first, ring, hidden, keep, state, q_factors, scoring, lane):
         m, l, acc = state
         q_at, k_at, v_at = operands(first, ring, lane)
         # S = Q Kᵀ
         s = gemm_qk(S_START, q_at, k_at)
+        places, params, scale = scoring
+        s, unit = scored(s, places, params, scale), unit_of(params, scale)
         if hidden:
             s = apply_keep(s, keep)
-        # P = 2^(S · scale − m)
-        m_new = row_max(m, s, scale)
-        p = probabilities(s, m_new, scale)
+        # P = 2^(S · unit − m)
+        m_new = row_max(m, s, unit)
+        p = probabilities(s, m_new, unit)
         alpha, sums, p = rescale(m, m_new), row_sums(p), pack_p(p)
         # O = α O + P V
         if has_grown(m, m_new):

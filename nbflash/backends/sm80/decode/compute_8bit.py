@@ -3,6 +3,7 @@
 import math
 
 from nbflash.backends.sm80.decode.config import KEYS
+from nbflash.backends.sm80.decode.score import make_scored
 from nbflash.backends.split_kv.units import (
     LEAST_UNIT,
     changes,
@@ -46,6 +47,7 @@ def make_compute(cfg):
     probabilities, row_sums = softmax.probabilities, softmax.row_sums
     add_sums = softmax.add_sums
     scale_rows, apply_keep = Fragment(1, cfg.width).make_scale_rows(), make_apply_keep(KEYS, 0)
+    _, scored, factor_of = make_scored(cfg)
 
     @inlined
     def row_of_q(q, q_stride, rows, row, lane):
@@ -78,18 +80,20 @@ def make_compute(cfg):
         return unit_above(across_lanes((largest,), QUAD, maximum)[0])
 
     @inlined
-    def step(smem, word, first, ring, hidden, keep, state, q_factors, scale, lane):
+    def step(smem, word, first, ring, hidden, keep, state, q_factors, scoring, lane):
         m, l, acc, unit = state
         stage, r, c = types.int32(word + (ring - first) // 4), lane >> 2, types.int32(lane & 3)
         own, r = types.int32(stage + SCALES + 2 * c), types.int32(r)
         # S = Q Kᵀ ∘ scale
         s = scores(smem, types.int32(word + 4 * lane), stage, r, c)
         s = scale_scores(s, load_scales(smem, own), q_factors)
+        places, params, scale = scoring
+        s, factor = scored(s, places, params, scale), factor_of(params, scale)
         if hidden:
             s = apply_keep(s, keep)
-        # P = 2^(S · scale − m)
-        m_new = row_max(m, s, scale)
-        p = probabilities(s, m_new, scale)
+        # P = 2^(S · factor − m)
+        m_new = row_max(m, s, factor)
+        p = probabilities(s, m_new, factor)
         alpha, sums = rescale(m, m_new), row_sums(p)
         l = add_sums(l, alpha, sums)
         # P ∘ scale of V / unit

@@ -6,6 +6,7 @@ from nbflash.backends.sm80.config import fits
 from nbflash.backends.split_kv.combine_in_block import JOINING, Room
 from nbflash.cuda.tile.mma.copy import ChunkCopy
 from nbflash.cuda.tile.mma.layout import ALIGNMENT, SharedTile, StoredTile
+from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import smem_layout
 from nbflash.definitions.constants import WARP
 
@@ -35,6 +36,8 @@ class DecodeSm80Config:
         A schedule says which tiles there are; if not, the causal rule.
     negate : bool
         The scale is negative.
+    score : nbflash.cuda.tile.score.ScoreCode, optional
+        Functions of the scores.
     """
 
     dtype: str
@@ -45,6 +48,7 @@ class DecodeSm80Config:
     stored: str = ""
     masked: bool = False
     negate: bool = False
+    score: ScoreCode | None = None
 
     def __post_init__(self):
         columns = 16 if self.stored else 8

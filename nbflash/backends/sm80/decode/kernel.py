@@ -10,6 +10,7 @@ own: it waits for no other warp until all are joined at the end.
         K and V of t are there             behind the barrier of the warp all its lanes are done
                                            with tile t − 1: its stage takes tile t + stages − 1
         S  = Q Kᵀ
+        S  = score(S)                      if there is one, of the tokens' positions
         S  = −∞                            behind the length, or where mask, window or causal rule
                                            hide it
         m' = max(m, rowmax S);  α = 2^(m − m');  P = 2^(S − m');  l = α l + rowsum P
@@ -31,6 +32,7 @@ from nbflash.backends.sm80.decode import compute, compute_8bit
 from nbflash.backends.sm80.decode.config import KEYS, ROWS
 from nbflash.backends.sm80.decode.copies import make_copies
 from nbflash.backends.sm80.decode.results import make_results
+from nbflash.backends.sm80.decode.score import make_scored
 from nbflash.backends.split_kv.combine_in_block import make_join_parts
 from nbflash.backends.split_kv.part import make_rows, make_tiles_of_window
 from nbflash.cuda.kernel_spec import INDEX, SCHEDULE, STRIDES, KernelSpec
@@ -41,6 +43,7 @@ from nbflash.cuda.tile.convert import STORAGE
 from nbflash.cuda.tile.float_bits import unsigned
 from nbflash.cuda.tile.mma.layout import ALIGNMENT
 from nbflash.cuda.tile.ring import divmod_int32, make_advance
+from nbflash.cuda.tile.score import score_signature
 from nbflash.cuda.tile.tracing import opaque, unrolled
 from nbflash.definitions.constants import WARP
 
@@ -55,17 +58,19 @@ def make_decode_sm80(cfg):
     head), of caches and of scales (page or batch, token, head) in elements; entries of a table's
     row; page_size, 0 where there is none; capacity, beyond which no length counts; batch, nq,
     heads, pack (heads that share rows), group (heads that share a key head), splits; |scale| ·
-    log2 e; how many keys to the left and to the right of its own position a token sees; then the
-    schedule of the (nq, keys) mask, whose planes belong to batch and row of packed heads. A block
-    for each split, 16 rows, packed heads and batch.
+    log2 e, or |scale| before a score; how many keys to the left and to the right of its own
+    position a token sees; the schedule of the (nq, keys) mask, whose planes belong to batch and row
+    of packed heads; the score's parameters. A block for each split, 16 rows, packed heads and
+    batch.
     """
-    TILE_N, STAGES, MASKED, NONE = cfg.tile_n, cfg.stages, cfg.masked, types.int32(0)
+    TILE_N, STAGES, MASKED, SCORED = cfg.tile_n, cfg.stages, cfg.masked, cfg.score is not None
     RINGS, RING_BYTES, STAGE_BYTES = cfg.smem.rings, cfg.ring_bytes, cfg.stage_bytes
-    UNSEEN = (types.uint32(0),) * 2
+    NONE, UNSEEN = types.int32(0), (types.uint32(0),) * 2
     load_q, START, step, finish = (compute_8bit if cfg.quantised else compute).make_compute(cfg)
     look_up, send = make_copies(cfg)
     wait, wait_q = cp_async_wait(STAGES - 2), cp_async_wait(STAGES - 1)
     (row_at, keep_of), tiles_of_window = make_rows(cfg, windows=True), make_tiles_of_window(cfg)
+    places_of, _, _ = make_scored(cfg)
     store_results, join_parts = make_results(cfg), make_join_parts(cfg)
     advance = make_advance(STAGES)
 
@@ -122,6 +127,7 @@ def make_decode_sm80(cfg):
         lo,
         hi,
         bits,
+        params,
     ):
         smem = cuda.shared.array(0, types.int32)
         start, thread = shared_address(smem), types.int32(cuda.threadIdx.x)
@@ -139,6 +145,8 @@ def make_decode_sm80(cfg):
         # All tokens see 16 keys that begin at the last token's leftmost or up to so many behind it.
         seen_from = types.int32(length - 1 - left)
         seen_by_all = types.int32(left + right + 2 - nq - KEYS)
+        if SCORED and length < nq:
+            seen_from = types.int32(length + TILE_N)  # a token before the first key sees none
         head_kv, _ = divmod_int32(head, group)
         caches = (k, k_stride), (v, v_stride)
         scales = (k_scale, k_scale_stride), (v_scale, v_scale_stride)
@@ -179,8 +187,11 @@ def make_decode_sm80(cfg):
                 below, _ = row_at(types.int32(row + 8), row_place, plane, seen, lo, hi)
                 keep = keep_of(kind, n0, upper, bits, quad), keep_of(kind, n0, below, bits, quad)
                 keep = own_of(keep, first_key)
-            at = staged(ring, stage)
-            state = step(smem, word, first, at, hidden, keep, state, q_factors, scale, lane)
+            key = types.int32(n0 + first_key + lane % 4 * 2)
+            sequence = b, types.int32(length - nq), head, pack, rows[1]
+            scores_at = places_of(types.int32(rows[0] + lane // 4), key, sequence)
+            at, scoring = staged(ring, stage), (scores_at, params, scale)
+            state = step(smem, word, first, at, hidden, keep, state, q_factors, scoring, lane)
             free = stage
             stage, _ = advance(stage, NONE)
         seen = row_place, plane, (length, left, right), lo, hi
@@ -202,5 +213,5 @@ def decode_sm80_spec(cfg):
     pointers = q, tensor, tensor, *(INDEX,) * 4, floats, floats
     results = types.CPointer(STORAGE[cfg.dtype]), floats, types.CPointer(types.uint32), size
     signature = *pointers, *results, *(STRIDES,) * 5, *(size,) * 9, types.float32, size, size
-    signature += SCHEDULE[1:]
+    signature += *SCHEDULE[1:], score_signature(cfg.score)
     return KernelSpec("nbflash_decode_sm80", make_decode_sm80, cfg, signature, whole_program=True)

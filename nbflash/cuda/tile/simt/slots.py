@@ -52,18 +52,20 @@ def make_products(cfg):
 
 
 def make_mask_keys(cfg):
-    """``mask_keys(s, key, low, high, length)``: −∞ outside the keys that a token sees.
+    """``mask_keys(s, key, own, low, high, length)``: −∞ outside the keys that a token sees.
 
     Those are ``low`` to ``high`` of the first token, a key later for each token after it, and none
-    from ``length`` on.
+    from ``length`` on. The first token is at position ``own``: with score functions one before the
+    first key sees nothing.
     """
     steps = [r // cfg.pack for r in range(cfg.rows)]
 
     @unrolled
-    def mask_keys(s, key, low, high, length):
+    def mask_keys(s, key, own, low, high, length):
         def seen(step, c):
             inside = both(key + c >= low + step, key + c < high + step)
-            return both(inside, key + c < length)
+            inside = both(inside, key + c < length)
+            return inside if cfg.score is None else both(inside, own + step >= 0)
 
         places = [(step, u * cfg.slots) for step in steps for u in range(cfg.keys)]
         return tuple(

@@ -1,0 +1,87 @@
+"""Windows and scores of `decode` in the kernels without tensor cores and by mma."""
+
+from functools import partial
+
+import decode_runs
+import decode_sm80_runs
+import ml_dtypes
+import numpy as np
+import pytest
+from decode_cases import DTYPES, check, contiguous, hide, keep_of
+from decode_rules import lengths_of, scored, windowed
+
+import masks
+import nbflash
+from nbflash import scores
+from nbflash.definitions.quantised import dequantise, quantise
+
+
+def on_simt(q, k, v, lengths, table, mask, **named):
+    """8 slots and 16 keys a tile, of d=64."""
+    how = {"warps": 2, "keys": 2, "queries": 2, "splits": 2}
+    return decode_runs.decoded(q, k, v, lengths, block_table=table, mask=mask, **how, **named)
+
+
+KERNELS = {
+    "simt": {"run": on_simt, "tile": 16, "dtype": np.float32, "head_dim": 64},
+    "sm80": {"run": decode_sm80_runs.decoded, "tile": 32, "dtype": np.float16},
+}
+each_kernel = pytest.mark.parametrize("kernel", KERNELS)
+
+
+@pytest.mark.parametrize("window", [(0, 0), (3, None), (4, None), (9, 2), (200, None)])
+@each_kernel
+def test_windows(kernel, window):
+    """Of one key; from a tile's edge on, and from a key before it; longer than all sequences."""
+    windowed(**KERNELS[kernel], window=window)
+
+
+@pytest.mark.parametrize("window", [(0, 0), (3, 1), (4, None), (None, 0), (None, 1)])
+@each_kernel
+def test_windows_of_masks(kernel, window):
+    windowed(**KERNELS[kernel], window=window, mask=True)
+
+
+@pytest.mark.parametrize("name", ["softcap", "alibi", "bias", "keys", "place"])
+@each_kernel
+def test_scores(kernel, name):
+    scored(**KERNELS[kernel], name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "mask", "scale"),
+    [("place", (4, 1), True, None), ("bias", None, True, -0.3), ("alibi", (4, None), False, 0.3)],
+)
+@each_kernel
+def test_scores_with_windows_and_masks(kernel, name, window, mask, scale):
+    """Tokens before the first key attend nothing, whatever the mask says."""
+    scored(**KERNELS[kernel], name=name, window=window, mask=mask, scale=scale)
+
+
+@pytest.mark.parametrize("stored", [np.int8, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("impl", ["simt", "sm80"])
+def test_a_window_over_a_cache_of_8_bits(impl, stored):
+    """Keys outside have scales that are NaN."""
+    lengths = np.array([0, 2, 70], np.int32)
+    q, k, v = contiguous(2, (4, 2), 32, np.float16, lengths, 72)
+    (k, k_scale), (v, v_scale) = (quantise(np.nan_to_num(x), stored) for x in (k, v))
+    real = [dequantise(*x, np.dtype(np.float32)) for x in ((k, k_scale), (v, v_scale))]
+    keep = keep_of(lengths, 2, (7, None))
+    k_scale, v_scale = hide(k_scale, v_scale, lengths, keep)
+    how = {"k_scale": k_scale, "v_scale": v_scale, "window": (7, None)}
+    check(
+        nbflash.decode(q, k, v, lengths, impl=impl, return_lse=True, **how), q, *real, lengths, keep
+    )
+
+
+@pytest.mark.parametrize("impl", ["simt", "sm80"])
+def test_calls_with_and_without(impl):
+    """Each has a plan of its own; the kernel of another window is the same one."""
+    lengths = lengths_of(32)
+    q, k, v = contiguous(1, (2, 2), 16, DTYPES["f16"], lengths, 120)
+    run = partial(nbflash.decode, q, k, v, lengths, impl=impl)
+    plain, near = run(), run(window=(3, 0))
+    assert (plain != near).any()
+    assert (run(window=(120, None)) == plain).all()
+    assert (run(score=scores.softcap(1.0)) != plain).any()
+    assert (run(mask=masks.dense(1, 120), window=(3, 0)) == near).all()
