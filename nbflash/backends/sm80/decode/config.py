@@ -167,8 +167,14 @@ _STORED = (
 )
 
 
-def decode_config(dtype, head_dim, stored="", *, smem_limit, masked=False, negate=False):
+_SCORED_WARPS = 4  # at most, with score functions: of eight, two blocks have too few registers
+
+
+def decode_config(
+    dtype, head_dim, stored="", *, smem_limit, masked=False, negate=False, scored=False
+):
     """The first row that fits the shared memory of a device; the last fits them all."""
     rows = (row[1:] for row in (_STORED if stored else _TABLE) if head_dim <= row[0])
+    rows = (row for row in rows if not scored or row[0] <= _SCORED_WARPS)
     configs = (DecodeSm80Config(dtype, head_dim, *row, stored, masked, negate) for row in rows)
     return next(config for config in configs if fits(config, smem_limit))

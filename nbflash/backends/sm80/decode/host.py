@@ -68,7 +68,7 @@ class Sm80Partial:
     @staticmethod
     def config_for(device, p, mask):
         """The geometry for a problem."""
-        known = {"masked": mask is not None, "negate": p.scale < 0}
+        known = {"masked": mask is not None, "negate": p.scale < 0, "scored": p.score is not None}
         stored = p.cache_dtype if p.cache_dtype != p.dtype else ""
         return decode_config(p.dtype, p.head_dim, stored, smem_limit=device.smem_limit, **known)
 
