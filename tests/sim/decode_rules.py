@@ -1,8 +1,7 @@
-"""Windows and scores of decode: what kernels must give for them, whichever kernel it is.
+"""Windows and scores of decode: what kernels must give for them, whichever kernel it is."""
 
-``run(q, k, v, lengths, table, mask, *, window, score, scale)`` gives ``(out, lse)``; ``tile`` is
-the number of keys of its tiles.
-"""
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from decode_cases import check, check_scored, contiguous, hide, keep_of, paged
@@ -10,61 +9,104 @@ from decode_cases import check, check_scored, contiguous, hide, keep_of, paged
 import masks
 from nbflash import scores
 
-NQ, HEADS, PAGE = 3, (4, 2), 16
+NQ, PAGE = 3, 16
 
 
-def lengths_of(tile):
-    """Shorter than the queries; a key behind a tile; three keys and the queries behind three."""
-    return np.array([2, tile + 1, 3 * tile + NQ + 3], np.int32)
+class Kernel(NamedTuple):
+    """What is tried: ``run(q, k, v, lengths, table, mask, *, window, score, scale)``.
+
+    It gives ``(out, lse)``; ``tile`` is the number of keys of its tiles.
+    """
+
+    run: Callable
+    tile: int
+    dtype: Any
+    heads: tuple = (4, 2)
+    head_dim: int = 16
+
+    def problem(self, nq, lengths, capacity):
+        """q and contiguous caches."""
+        return contiguous(nq, self.heads, self.head_dim, self.dtype, lengths, capacity)
+
+    def lengths(self):
+        """Shorter than the queries; a key behind a tile; three keys and the queries behind three.
+
+        The last one's first query is three keys behind a tile's edge.
+        """
+        return np.array([2, self.tile + 1, 3 * self.tile + NQ + 3], np.int32)
+
+    def mask(self, capacity):
+        """Of the first half of the heads all keys, of the other half scattered ones."""
+        scattered = masks.from_function(lambda i, j: (5 * i + 7 * j) % 11 < 6, NQ, capacity)
+        half = self.heads[0] // 2
+        return masks.per_head([masks.dense(NQ, capacity)] * half + [scattered] * half)
 
 
-def mask_of(capacity):
-    """Of a group of heads all keys, of the other scattered ones."""
-    scattered = masks.from_function(lambda i, j: (5 * i + 7 * j) % 11 < 6, NQ, capacity)
-    return masks.per_head([masks.dense(NQ, capacity)] * 2 + [scattered] * 2)
+#: Of a number of keys of a tile.
+WINDOWS = {
+    "own": lambda tile: (0, 0),
+    "edge": lambda tile: (tile + 3, None),
+    "before-an-edge": lambda tile: (tile + 4, None),
+    "last-tile": lambda tile: (3, 1),
+    "both": lambda tile: (tile + 4, 1),
+    "long": lambda tile: (5 * tile, None),
+    "right": lambda tile: (None, 1),
+}
 
 
-def out_of_reach(table, lengths, left, tile, page_size=PAGE):
+def out_of_reach(table, lengths, left, tile):
     """The table with no page in the tiles that lie wholly before a window."""
     table = table.copy()
     for b, n in enumerate(lengths):
         first = max(int(n) - NQ - left, 0) // tile * tile
-        table[b, : first // page_size] = 10**6
+        table[b, : first // PAGE] = 10**6
     return table
 
 
-def windowed(run, tile, dtype, window, mask=None, head_dim=16):
+def windowed(kernel, name, *, masked=False):
     """In pages; keys outside the window are NaN, and tiles of them are nowhere."""
-    lengths = lengths_of(tile)
-    q, k, v = contiguous(NQ, HEADS, head_dim, dtype, lengths, int(lengths.max()) + 9)
-    mask = mask_of(k.shape[1]) if mask else None
+    lengths, window = kernel.lengths(), WINDOWS[name](kernel.tile)
+    q, k, v = kernel.problem(NQ, lengths, int(lengths.max()) + 9)
+    mask = kernel.mask(k.shape[1]) if masked else None
     keep = keep_of(lengths, NQ, window, mask)
     *pages, table = paged(*hide(k, v, lengths, keep), lengths=lengths, page_size=PAGE)
     if window[0] is not None:
-        table = out_of_reach(table, lengths, window[0], tile)
-    got = run(q, *pages, lengths, table, mask, window=window)
+        table = out_of_reach(table, lengths, window[0], kernel.tile)
+    got = kernel.run(q, *pages, lengths, table, mask, window=window)
     check(got, q, k, v, lengths, keep)
 
 
-def scored(run, tile, dtype, name, window=None, mask=None, head_dim=16, scale=None):
+def scored(kernel, name, *, window=None, masked=False, scale=None):
     """Contiguous; the first sequence is shorter than the queries."""
-    lengths = lengths_of(tile)
-    q, k, v = contiguous(NQ, HEADS, head_dim, dtype, lengths, int(lengths.max()) + 9)
-    mask = mask_of(k.shape[1]) if mask else None
-    keep = keep_of(lengths, NQ, window, mask)
-    score_of = score_named(name, k.shape[1])
-    got = run(q, k, v, lengths, None, mask, window=window, score=score_of(k.shape[1]), scale=scale)
+    lengths = kernel.lengths()
+    q, k, v = kernel.problem(NQ, lengths, int(lengths.max()) + 9)
+    mask, capacity = (kernel.mask(k.shape[1]) if masked else None), k.shape[1]
+    keep, score_of = keep_of(lengths, NQ, window, mask), score_named(name, capacity, q.shape[2])
+    how = {"window": window, "score": score_of(capacity), "scale": scale}
+    got = kernel.run(q, k, v, lengths, None, mask, **how)
     check_scored(got, q, k, v, lengths, score_of, keep, scale)
 
 
-def score_named(name, capacity):
+def before_the_first_key(kernel):
+    """More tokens than keys, of which there is a whole tile that a mask does not hide."""
+    kernel = kernel._replace(heads=(1, 1))
+    nq, lengths = kernel.tile + 4, np.array([kernel.tile + 2], np.int32)
+    q, k, v = kernel.problem(nq, lengths, 2 * kernel.tile)
+    v[0, 0], mask = np.inf, masks.dense(nq, 2 * kernel.tile)
+    out, lse = kernel.run(q, k, v, lengths, None, mask, score=scores.softcap(0.7))
+    assert not out[0, :2].any()
+    assert np.isneginf(lse[0, :, :2]).all()
+    assert not np.isfinite(out[0, 2:]).any(axis=-1).all()
+
+
+def score_named(name, capacity, heads):
     """``score_of(n)``: a score over n keys, whose arrays are those of the capacity."""
     rng = np.random.default_rng(1)
-    both = rng.standard_normal((1, HEADS[0], capacity, capacity)).astype(np.float32)
+    both = rng.standard_normal((1, heads, capacity, capacity)).astype(np.float32)
     keys = rng.standard_normal((1, 1, 1, capacity)).astype(np.float32)
     return {
         "softcap": lambda n: scores.softcap(0.7),
-        "alibi": lambda n: scores.alibi([0.5, 0.1, 0.02, 0.3]),
+        "alibi": lambda n: scores.alibi(0.5 / 2 ** np.arange(heads)),
         "bias": lambda n: scores.bias(both[..., :n, :n]),
         "keys": lambda n: scores.compose(scores.softcap(2.0), scores.bias(keys[..., :n])),
         "place": lambda n: scores.custom(_place, _one),

@@ -53,7 +53,7 @@ def parts(
     assert not cfg.why_not()
     capacity = k.shape[1] if block_table is None else block_table.shape[1] * page_size
     sizes = {"batch": batch, "nq": nq, "heads": heads, "heads_kv": heads_kv, "capacity": capacity}
-    p = SimpleNamespace(**sizes)
+    p = SimpleNamespace(**sizes, window=None)
     pack = heads_together(p, mask)
     _, _, tables = walk(p, mask, TOKENS, cfg.tile_n, pack)
     part_o = testing.poisoned((splits, batch, nq, heads, head_dim), np.float32)

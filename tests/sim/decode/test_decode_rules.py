@@ -7,8 +7,8 @@ import decode_sm80_runs
 import ml_dtypes
 import numpy as np
 import pytest
-from decode_cases import DTYPES, check, contiguous, hide, keep_of
-from decode_rules import lengths_of, scored, windowed
+from decode_cases import DTYPES, check, check_scored, contiguous, hide, keep_of
+from decode_rules import Kernel, before_the_first_key, scored, windowed
 
 import masks
 import nbflash
@@ -23,39 +23,53 @@ def on_simt(q, k, v, lengths, table, mask, **named):
 
 
 KERNELS = {
-    "simt": {"run": on_simt, "tile": 16, "dtype": np.float32, "head_dim": 64},
-    "sm80": {"run": decode_sm80_runs.decoded, "tile": 32, "dtype": np.float16},
+    "simt": Kernel(on_simt, 16, np.float32, head_dim=64),
+    "sm80": Kernel(decode_sm80_runs.decoded, 32, np.float16, (8, 2)),
 }
-each_kernel = pytest.mark.parametrize("kernel", KERNELS)
+each_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
-@pytest.mark.parametrize("window", [(0, 0), (3, None), (4, None), (9, 2), (200, None)])
+@pytest.mark.parametrize("name", ["own", "edge", "before-an-edge", "last-tile", "long"])
 @each_kernel
-def test_windows(kernel, window):
-    """Of one key; from a tile's edge on, and from a key before it; longer than all sequences."""
-    windowed(**KERNELS[kernel], window=window)
+def test_windows(kernel, name):
+    windowed(kernel, name)
 
 
-@pytest.mark.parametrize("window", [(0, 0), (3, 1), (4, None), (None, 0), (None, 1)])
+@pytest.mark.parametrize("name", ["own", "last-tile", "both", "right"])
 @each_kernel
-def test_windows_of_masks(kernel, window):
-    windowed(**KERNELS[kernel], window=window, mask=True)
+def test_windows_of_masks(kernel, name):
+    windowed(kernel, name, masked=True)
+
+
+@each_kernel
+def test_a_window_of_many_rows(kernel):
+    """Of several blocks, whose tokens differ."""
+    lengths, nq, window = np.array([70], np.int32), 20, (9, None)
+    q, k, v = kernel.problem(nq, lengths, 80)
+    keep = keep_of(lengths, nq, window)
+    got = kernel.run(q, *hide(k, v, lengths, keep), lengths, None, None, window=window)
+    check(got, q, k, v, lengths, keep)
 
 
 @pytest.mark.parametrize("name", ["softcap", "alibi", "bias", "keys", "place"])
 @each_kernel
 def test_scores(kernel, name):
-    scored(**KERNELS[kernel], name=name)
+    scored(kernel, name)
 
 
 @pytest.mark.parametrize(
-    ("name", "window", "mask", "scale"),
+    ("name", "window", "masked", "scale"),
     [("place", (4, 1), True, None), ("bias", None, True, -0.3), ("alibi", (4, None), False, 0.3)],
 )
 @each_kernel
-def test_scores_with_windows_and_masks(kernel, name, window, mask, scale):
+def test_scores_with_windows_and_masks(kernel, name, window, masked, scale):
     """Tokens before the first key attend nothing, whatever the mask says."""
-    scored(**KERNELS[kernel], name=name, window=window, mask=mask, scale=scale)
+    scored(kernel, name, window=window, masked=masked, scale=scale)
+
+
+@each_kernel
+def test_tokens_before_the_first_key(kernel):
+    before_the_first_key(kernel)
 
 
 @pytest.mark.parametrize("stored", [np.int8, ml_dtypes.float8_e4m3fn])
@@ -68,16 +82,18 @@ def test_a_window_over_a_cache_of_8_bits(impl, stored):
     real = [dequantise(*x, np.dtype(np.float32)) for x in ((k, k_scale), (v, v_scale))]
     keep = keep_of(lengths, 2, (7, None))
     k_scale, v_scale = hide(k_scale, v_scale, lengths, keep)
-    how = {"k_scale": k_scale, "v_scale": v_scale, "window": (7, None)}
-    check(
-        nbflash.decode(q, k, v, lengths, impl=impl, return_lse=True, **how), q, *real, lengths, keep
-    )
+    how = {"k_scale": k_scale, "v_scale": v_scale, "window": (7, None), "impl": impl}
+    got = nbflash.decode(q, k, v, lengths, return_lse=True, **how)
+    check(got, q, *real, lengths, keep)
+    how["score"] = scores.alibi([0.5, 0.1, 0.02, 0.3])
+    got = nbflash.decode(q, k, v, lengths, return_lse=True, **how)
+    check_scored(got, q, *real, lengths, lambda n: how["score"], keep)
 
 
 @pytest.mark.parametrize("impl", ["simt", "sm80"])
 def test_calls_with_and_without(impl):
     """Each has a plan of its own; the kernel of another window is the same one."""
-    lengths = lengths_of(32)
+    lengths = np.array([2, 33, 102], np.int32)
     q, k, v = contiguous(1, (2, 2), 16, DTYPES["f16"], lengths, 120)
     run = partial(nbflash.decode, q, k, v, lengths, impl=impl)
     plain, near = run(), run(window=(3, 0))

@@ -1,5 +1,6 @@
 """Decode without tensor cores: its kernel and what binds it."""
 
+import decode_rules
 import ml_dtypes
 import numpy as np
 from decode_cases import check, contiguous, paged
@@ -93,7 +94,34 @@ def check_quantised(modules):
     check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS)
 
 
-CHECKS = (check_contiguous, check_poisoned, check_paged, check_masks, check_quantised)
+def on_tiles(modules):
+    """What `decode_rules` runs, on tiles of 16 keys."""
+
+    def run(q, k, v, lengths, table=None, mask=None, **named):
+        how = {"block_table": table, "mask": mask, "modules": modules, **SMALL}
+        return decoded(q, k, v, lengths, **how, **named)
+
+    return decode_rules.Kernel(run, 16, np.float32, head_dim=64)
+
+
+def check_windows(modules):
+    decode_rules.windowed(on_tiles(modules), "edge")
+    decode_rules.windowed(on_tiles(modules), "both", masked=True)
+
+
+def check_scores(modules):
+    decode_rules.scored(on_tiles(modules), "place", window=(4, None), masked=True)
+    decode_rules.scored(on_tiles(modules), "alibi")
+
+
+def check_before(modules):
+    decode_rules.before_the_first_key(on_tiles(modules))
+
+
+CHECKS = (
+    *(check_contiguous, check_poisoned, check_paged, check_masks, check_quantised),
+    *(check_windows, check_scores, check_before),
+)
 
 
 FAMILY = Family(

@@ -2,9 +2,10 @@
 
 from functools import partial
 
+import decode_rules
 import numpy as np
 from byte_cases import BYTES
-from decode_cases import DTYPES, check, contiguous, paged
+from decode_cases import DTYPES, check, check_scored, contiguous, keep_of, paged
 from decode_sm80_runs import decoded
 from faults.decode_sm80 import (
     BINDING,
@@ -109,8 +110,38 @@ def end_bytes(run):
     check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), lengths)
 
 
-WORDS = beyond, rows, poisoned, by_head, races, masked, causal
-ALL_BYTES = end_bytes, *BYTES
+def on_tiles(host):
+    """What `decode_rules` runs, with rows of both halves of a warp's."""
+    return decode_rules.Kernel(partial(decoded, host=host), T, np.float16, (8, 2))
+
+
+def windows(host):
+    decode_rules.windowed(on_tiles(host), "edge")
+    decode_rules.windowed(on_tiles(host), "both", masked=True)
+
+
+def scores(host):
+    decode_rules.scored(on_tiles(host), "place", window=(4, None), masked=True)
+    decode_rules.scored(on_tiles(host), "alibi")
+
+
+def before(host):
+    decode_rules.before_the_first_key(on_tiles(host))
+
+
+def scored_bytes(run):
+    """A window and a score of positions over keys of 8 bits."""
+    q, k, v = contiguous(NQ, (4, 2), 16, DTYPES["f16"], LENGTHS, CAPACITY)
+    (k, k_scale), (v, v_scale) = (quantise(np.nan_to_num(x), np.int8) for x in (k, v))
+    score_of, real = decode_rules.score_named("place", CAPACITY, 4), np.dtype(np.float32)
+    window, scales = (40, None), (k_scale, v_scale)
+    got = run(q, k, v, LENGTHS, scales=scales, window=window, score=score_of(CAPACITY))
+    k, v = dequantise(k, k_scale, real), dequantise(v, v_scale, real)
+    check_scored(got, q, k, v, LENGTHS, score_of, keep_of(LENGTHS, NQ, window))
+
+
+WORDS = beyond, rows, poisoned, by_head, races, masked, causal, windows, scores, before
+ALL_BYTES = end_bytes, scored_bytes, *BYTES
 CASES = WORDS + ALL_BYTES
 CASES_OF = {COMPUTING: WORDS, STORED: ALL_BYTES}
 

@@ -3,13 +3,14 @@
 from mutants import Mutant
 
 KERNEL = "nbflash.backends.simt.decode"
-GATHER, SLOTS = "nbflash.cuda.tile.simt.paged_rows", "nbflash.cuda.tile.simt.slots"
+TILES = "nbflash.cuda.tile.simt"
+GATHER, SLOTS, SCORES = (f"{TILES}.{name}" for name in ("paged_rows", "slots", "row_scores"))
 SHARES, BINDING, CUDA = (
     "nbflash.backends.split_kv.splits",
     "nbflash.backends.simt.decode_host",
     "nbflash.planning.decode_plan",
 )
-CHAIN = (GATHER, SLOTS, KERNEL, SHARES, BINDING, CUDA)  # in the order of their imports
+CHAIN = (GATHER, SLOTS, SCORES, KERNEL, SHARES, BINDING, CUDA)  # in the order of their imports
 
 KERNEL_MUTANTS = (
     Mutant(
@@ -18,10 +19,20 @@ KERNEL_MUTANTS = (
     Mutant("item and split swapped", "item, split = divmod_int32(", "split, item = divmod_int32("),
     Mutant("key head of a query head", "divmod_int32(h, group), NOWHERE", "(h, 0), NOWHERE"),
     Mutant("lengths of the first sequence", "lengths[b]", "lengths[0]"),
-    Mutant("causal rule a key short", "length - nq + q0 + 1", "length - nq + q0"),
-    Mutant("causal rule a key long", "length - nq + q0 + 1", "length - nq + q0 + 2"),
-    Mutant("causal rule of the first tile", "length - nq + q0 + 1", "length - nq + 1"),
-    Mutant("only the first token's keys", "min(limit + QUERIES - 1, length)", "limit"),
+    Mutant("causal rule a key short", "own + right + 1)", "own + right)"),
+    Mutant("causal rule a key long", "own + right + 1)", "own + right + 2)"),
+    Mutant("causal rule of the first tile", "length - nq + q0)", "length - nq)"),
+    Mutant("only the first token's keys", "min(high + QUERIES - 1, length)", "min(high, length)"),
+    Mutant("window a key short", "own - left)", "own - left + 1)"),
+    Mutant("window a key long", "own - left)", "own - left - 1)"),
+    Mutant("window of the first token", "low + QUERIES - 1  #", "low  #"),
+    Mutant("window ignored where all keys are seen", " or n0 < seen_from", ""),
+    Mutant("tiles before the window", "types.int32(max(first, 0))", "types.int32(0)"),
+    Mutant("listed tiles before the window", "if first_tile > 0:", "if first_tile < 0:"),
+    Mutant("tokens before the first key", "limit = types.int32(0)", "limit = limit + 0"),
+    Mutant(
+        "scores of the first sequence", "scored(scores(rq, rk), b, h", "scored(scores(rq, rk), 0, h"
+    ),
     Mutant("plane of the batch", "plane_of[packed]", "plane_of[b]"),
     Mutant("walk of the first query tile", "plane * n_row + row,", "plane * n_row,"),
     Mutant("share rounded down", "end - begin + splits - 1", "end - begin"),
@@ -36,7 +47,7 @@ KERNEL_MUTANTS = (
     Mutant("tokens past the end", "nq - 1 - q0, scale", "nq, scale"),
     Mutant("Q of the first tile", "q0 * q_stride[1]", "0 * q_stride[1]"),
     Mutant("nothing hidden", "hidden = n0 + TILE_N > limit", "hidden = False"),
-    Mutant("hidden by the tile's number", "mask_keys(s, key, limit)", "mask_keys(s, n0, limit)"),
+    Mutant("hidden by the tile's number", "(s, key, own, low", "(s, n0, own, low"),
     Mutant("mask ignored", "if MASKED and kind[t] != FULL", "if MASKED and kind[t] == FULL"),
     Mutant("bounds of plane 0", "plane * nq, plane * nq + nq - 1", "0, nq - 1"),
     Mutant("NaN under the mask counts", "                hidden = True\n", ""),
@@ -142,8 +153,12 @@ SLOTS_MUTANTS = (
     ),
     Mutant("causal rule of the first token", "r // cfg.pack for r", "0 for r"),
     Mutant("causal rule of heads", "r // cfg.pack for r", "r for r"),
-    Mutant("the mask's tokens by the causal rule", "0 if cfg.masked else r", "r"),
-    Mutant("a key too many", "key + c < limit + step", "key + c < limit + step + 1"),
+    Mutant("a key too many", "key + c < high + step", "key + c < high + step + 1"),
+    Mutant("a key too many to the left", "key + c >= low + step", "key + c >= low + step - 1"),
+    Mutant("a key too few to the left", "key + c >= low + step", "key + c > low + step"),
+    Mutant("windows of the first token", "key + c >= low + step", "key + c >= low"),
+    Mutant("keys behind the length", "both(inside, key + c < length)", "inside"),
+    Mutant("tokens before the first key", "own + step >= 0", "own + step >= -9"),
     Mutant("keys of a slot alike", "(step, u * cfg.slots)", "(step, 0)"),
     Mutant("neighbouring lanes as slots", "first=cfg.lanes", "first=1"),
     Mutant("half of the slots", "WARP // cfg.lanes", "WARP // cfg.lanes // 2"),
@@ -153,8 +168,18 @@ SLOTS_MUTANTS = (
         "for u in range(cfg.keys) for step in steps",
     ),
 )
+SCORES_MUTANTS = (
+    Mutant("keys of a slot alike", "(0, u * cfg.slots)", "(0, 0)"),
+    Mutant("scores in base e", "return scaled(s, rest(params, ONE, UNIT))", "return s"),
+    Mutant("tokens as heads", "(TOKEN, HEAD), ONE", "(HEAD, TOKEN), ONE"),
+    Mutant("scores of the first row", "r * cfg.keys, (r + 1)", "0, (0 + 1)"),
+    Mutant("slopes of the first head", "hold(head, params", "hold(h, params"),
+    Mutant("places of the first head", "at = b, head,", "at = b, h,"),
+    Mutant("positions of the first token", "types.int32(own + TOKEN)", "own"),
+)
 BINDING_MUTANTS = (
-    Mutant("scale of natural scores", "p.scale * LOG2_E", "p.scale"),
+    Mutant("scale of natural scores", "(1.0 if score else LOG2_E)", "1.0"),
+    Mutant("scale in base 2 before a score", "(1.0 if score else LOG2_E)", "LOG2_E"),
     Mutant("K's strides for V", "map(arrays.strides, (k, v))", "map(arrays.strides, (k, k))"),
     Mutant("table as if contiguous", "table.strides[0] // table.itemsize", "table.shape[1]"),
     Mutant(
@@ -170,11 +195,17 @@ SHARES_MUTANTS = (
     Mutant("scales by head", "if x.ndim == 3 else", "if x.ndim == 4 else"),
     Mutant("masks of a group as one", "group if (planes == planes[:, :1]).all() else 1", "group"),
     Mutant("planes of single heads", "[::pack]", "[::1]"),
+    Mutant("the causal rule beside a mask", "0 if mask is None else p.nq - 1", "0"),
+    Mutant("no causal rule", "0 if mask is None else p.nq - 1", "p.nq - 1"),
+    Mutant("no window to the left", "min(left, p.capacity)", "p.capacity"),
+    Mutant("no window to the right", "min(right, most)", "most"),
+    Mutant("nothing to the left", "p.capacity if left is None", "0 if left is None"),
 )
 MUTANTS = [
     *((KERNEL, mutant) for mutant in KERNEL_MUTANTS),
     *((GATHER, mutant) for mutant in GATHER_MUTANTS),
     *((SLOTS, mutant) for mutant in SLOTS_MUTANTS),
+    *((SCORES, mutant) for mutant in SCORES_MUTANTS),
     *((BINDING, mutant) for mutant in BINDING_MUTANTS),
     *((SHARES, mutant) for mutant in SHARES_MUTANTS),
 ]

@@ -3,17 +3,25 @@
 from mutants import Mutant, without
 
 ROOM, SHARED = "nbflash.backends.sm80.decode", "nbflash.backends.split_kv"
-PART, SHARES, COPIES, COMPUTING, STORED, RESULTS, KERNEL, BINDING = CHAIN = (
+PART, SHARES, COPIES, SCORES, COMPUTING, STORED, RESULTS, KERNEL, BINDING = CHAIN = (
     *(f"{SHARED}.{name}" for name in ("part", "shares")),
     *(
         f"{ROOM}.{name}"
-        for name in ("copies", "compute", "compute_8bit", "results", "kernel", "host")
+        for name in ("copies", "score", "compute", "compute_8bit", "results", "kernel", "host")
     ),
 )
 PARTS = (
     Mutant("no pages", "if page_size > 0:", "if page_size < 0:"),
     Mutant("tokens as pages", "nth, inside = divmod", "inside, nth = divmod"),
     Mutant("the table of the first sequence", "table[first_page + nth]", "table[nth]"),
+    Mutant("tiles before the window", "types.int32(first // TILE_N)", "types.int32(0)"),
+    Mutant("listed tiles before the window", "if first_tile > 0:", "if first_tile < 0:"),
+    Mutant("window a key short", "max(at - left, ", "max(at - left + 1, "),
+    Mutant("window a key long", "max(at - left, ", "max(at - left - 1, "),
+    Mutant("a key short to the right", "min(at + right + 1, length)", "min(at + right, length)"),
+    Mutant("a key long to the right", "min(at + right + 1, length)", "min(at + right + 2, length)"),
+    Mutant("keys behind the length", "min(at + right + 1, length)", "at + right + 1"),
+    Mutant("tokens before the first key", "if SCORED and at < 0:", "if SCORED and at < -99:"),
 )
 COPY = (
     Mutant("a tile behind the last", "if t < end:", "if t <= end:"),
@@ -55,6 +63,16 @@ RESULT = (
     Mutant("columns of the row", "o_at * HEAD_DIM + column", "o_at * HEAD_DIM"),
     Mutant("LSE of no column", "if column == 0:", "if column == 2:"),
 )
+SCORE = (
+    Mutant("scores of the upper row", "for row in range(2)]", "for row in (0, 0)]"),
+    Mutant("columns of the first key", "(0, fragment.column(i))", "(0, 0)"),
+    Mutant("the upper row's place twice", "types.int32(row + 8), key", "row, key"),
+    Mutant("tokens as heads", "token, nth = divmod_int32(", "nth, token = divmod_int32("),
+    Mutant("places of the first head", "types.int32(head + nth)", "types.int32(head)"),
+    Mutant("positions of the first token", "types.int32(first + token)", "first"),
+    Mutant("slopes of the upper row's head", "hold(below[1], params", "hold(above[1], params"),
+    Mutant("scores in base e", "return rest(params, scale, UNIT)", "return scale"),
+)
 COMPUTE = (
     Mutant("rows behind the last", "both(row < valid, chunk < USED)", "chunk < USED"),
     Mutant("columns behind the last", "both(row < valid, chunk < USED)", "row < valid"),
@@ -71,8 +89,8 @@ COMPUTE = (
     Mutant("V where K is", "ring + V + rows", "ring + rows"),
     Mutant("Q of every lane alike", "first + rows, ring", "first, ring"),
     without("mask", "s = apply_keep(s, keep)"),
-    Mutant("scale dropped", "probabilities(s, m_new, scale)", "probabilities(s, m_new, ZERO + 1)"),
-    Mutant("maximum of this tile", "row_max(m, s, scale)", "row_max(M_START, s, scale)"),
+    Mutant("scale dropped", "probabilities(s, m_new, unit)", "probabilities(s, m_new, ZERO + 1)"),
+    Mutant("maximum of this tile", "row_max(m, s, unit)", "row_max(M_START, s, unit)"),
     Mutant("alpha upside down", "rescale(m, m_new)", "rescale(m_new, m)"),
     without("O rescaled", "acc = scale_rows(acc, alpha)"),
     Mutant("V looked through where K is", "(ring - first + V) // 4", "(ring - first) // 4"),
@@ -95,7 +113,7 @@ STORE = (
     Mutant("unit of the first key", "for x in scales[1:]:", "for x in scales[:1]:"),
     without("mask", "s = apply_keep(s, keep)"),
     Mutant("scores as they are", "s = scale_scores(", "scale_scores("),
-    Mutant("scale dropped", "probabilities(s, m_new, scale)", "probabilities(s, m_new, ZERO + 1)"),
+    Mutant("scale dropped", "probabilities(s, m_new, factor)", "probabilities(s, m_new, ZERO + 1)"),
     Mutant("alpha upside down", "rescale(m, m_new)", "rescale(m_new, m)"),
     Mutant("scales that are no numbers", "scales, bad = finite(scales)", "pass"),
     Mutant(
@@ -126,7 +144,16 @@ KERNELS = (
     Mutant("lengths of the first sequence", "lengths[b]", "lengths[0]"),
     Mutant("lengths beyond the capacity", "min(max(lengths[b], 0), capacity)", "lengths[b]"),
     Mutant("plane of the first heads", "plane_of[rest]", "plane_of[0]"),
-    Mutant("a ragged tile in full", "types.int32(length - nq + 1)", "length"),
+    Mutant("a ragged tile in full", "left + right + 2 - nq - KEYS", "left + right + 2"),
+    Mutant("a tile with keys before the window in full", "place < 0 or ", ""),
+    Mutant("window of the first token", "length - 1 - left)", "length - nq - left)"),
+    Mutant("part a key short", "max(length - nq - left, ", "max(length - nq - left + 1, "),
+    Mutant("part a key long", "max(length - nq - left, ", "max(length - nq - left - 1, "),
+    Mutant("tokens before the first key", "if SCORED and length < nq:", "if False:"),
+    Mutant("scores of the first warp's keys", "n0 + first_key + lane % 4 * 2", "n0 + lane % 4 * 2"),
+    Mutant("scores of the first lane's keys", "n0 + first_key + lane % 4 * 2", "n0 + first_key"),
+    Mutant("scores of the first sequence", "sequence = b, types", "sequence = NONE, types"),
+    Mutant("scores of places", "b, types.int32(length - nq), head", "b, NONE, head"),
     Mutant("heads as key heads", "head_kv, _ = divmod_int32(head, group)", "head_kv = head"),
     Mutant("pages of the first sequence", "b * table_width", "0 * table_width"),
     Mutant("rows of the first block", "types.int32(row_tile * ROWS), types", "NONE, types"),
@@ -153,15 +180,13 @@ KERNELS = (
         "staged(ring, stage), caches",
     ),
     Mutant("the same tile ahead", "types.int32(t + STAGES)", "types.int32(t + STAGES - 1)"),
-    Mutant("a masked tile in full", "kind != FULL or n0", "n0"),
+    Mutant("a masked tile in full", "kind != FULL or place", "place"),
     Mutant(
         "a tile but for its last key",
-        "first_key + KEYS > seen_by_all",
-        "first_key + KEYS - 1 > seen_by_all",
+        "place > seen_by_all",
+        "place > seen_by_all + 1",
     ),
-    Mutant(
-        "the first warp's keys", "n0 + first_key + KEYS > seen_by_all", "n0 + KEYS > seen_by_all"
-    ),
+    Mutant("the first warp's keys", "n0 + first_key - seen_from", "n0 - seen_from"),
     Mutant("columns of the first lane", "types.int32(lane % 4 * 2), types", "NONE, types"),
     Mutant(
         "mask of the upper row twice",
@@ -188,7 +213,8 @@ SHARE = (
     Mutant("blocks for all tokens alike", "-(-p.nq * pack // cfg.tile_m)", "1"),
     Mutant("blocks of heads", "(p.heads // pack)", "p.heads_kv"),
     Mutant("key heads as heads", "pack, p.heads // p.heads_kv", "pack, 1"),
-    Mutant("scale of natural scores", "abs(p.scale) * LOG2_E", "abs(p.scale)"),
+    Mutant("scale of natural scores", "(1.0 if scored else LOG2_E)", "1.0"),
+    Mutant("scale in base 2 before a score", "(1.0 if scored else LOG2_E)", "LOG2_E"),
     Mutant(
         "a table as if contiguous",
         "block_table.strides[0] // block_table.itemsize",
@@ -199,9 +225,10 @@ SHARE = (
 BIND = (
     Mutant("K's strides for V", "for x in cache[:2])", "for x in (cache.k_cache,) * 2)"),
     Mutant("the sign of the scale", "p.scale < 0", "False"),
+    Mutant("the causal rule beside a mask", "window_of(p, mask)", "window_of(p, None)"),
     Mutant("never joined", "(address(counts), True)", "(address(counts), False)"),
 )
-FAULTS = PARTS, SHARE, COPY, COMPUTE, STORE, RESULT, KERNELS, BIND
+FAULTS = PARTS, SHARE, COPY, SCORE, COMPUTE, STORE, RESULT, KERNELS, BIND
 MUTANTS = [
     (target, mutant) for target, mutants in zip(CHAIN, FAULTS, strict=True) for mutant in mutants
 ]

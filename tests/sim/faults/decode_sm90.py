@@ -121,8 +121,8 @@ PARTS = (
     ),
     Mutant(
         "keys behind the length",
-        "keep = keep_interval(types.int32(0), end, n0, quad)",
-        "keep = keep_interval(types.int32(0), n0 + cfg.tile_n, n0, quad)",
+        "keep = keep_interval(first, end, n0, quad)",
+        "keep = keep_interval(first, n0 + cfg.tile_n, n0, quad)",
     ),
     Mutant(
         "LSE of parts as O lies",
