@@ -108,7 +108,7 @@ def decode(
     window : (int or None, int or None), optional
         Keys to the left and right of each query's own position, inclusive, as in `attention`;
         joined with ``mask``, or without one with the causal rule, by ``&``. Keys outside are not
-        read.
+        read; on a GPU those of the tile in which the window begins are, and attended by nothing.
     k_scale, v_scale : float32 array (heads_kv,), or like the cache without head_dim
         Of an int8 or float8 cache, and only of one: a key is ``k_cache * k_scale``, in float32
         (float64 for float64 queries).
@@ -120,7 +120,7 @@ def decode(
         of queries or keys has the capacity's length along it.
     return_lse : bool
     impl : {"auto", "sm90", "sm80", "simt", "cpu"}
-        As of `attention`.
+        As of `attention`. "sm90" takes no window and no score.
 
     Returns
     -------

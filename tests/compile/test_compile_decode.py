@@ -1,8 +1,11 @@
 """The kernels of decode for three architectures: spills, stack, no float64 by accident."""
 
+from dataclasses import replace
+
 import pytest
 from assembly import CAPABILITIES, assemble
 from compiled import compile_ptx
+from score_cases import code_of, scores_for
 
 from nbflash.backends.simt.decode import decode_simt_spec
 from nbflash.backends.simt.decode_configs import decode_config
@@ -72,3 +75,14 @@ def test_partial(arch, problem):
     threads, min_blocks = spec.launch_bounds
     assert report.registers * threads * min_blocks <= REGISTER_FILE
     assert spec.config.smem_bytes <= SMALLEST_SHARED_MEMORY
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("head_dim", "group"), [(128, 4), (64, 8)])
+@pytest.mark.parametrize("name", ["alibi", "bias", "custom"])
+def test_scores(name, head_dim, group, masked):
+    how = {"nq": 1, "group": group, "masked": masked, "vectors": True}
+    config = decode_config("float16", "float16", head_dim, **how)
+    code = code_of(scores_for(100, 100)[name], "float16")
+    report = compiled(decode_simt_spec(replace(config, score=code)), "sm_90a")
+    assert_in_registers(report, "float64" if name == "custom" else "float16")

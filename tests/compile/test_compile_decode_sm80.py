@@ -1,11 +1,13 @@
 """The portable decode kernel compiled: every row of its table, without spills or stack."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from compiled import compile_ptx, report_of
 from decode_bound import Array, Device, recorded, words_of
+from score_cases import code_of, scores_for
 
 import masks
 from nbflash.backends.sm80.decode.config import decode_config
@@ -51,6 +53,20 @@ def test_kernel(arch, head_dim, stored, masked):
         assert text in ptx
     assert ("ldmatrix.sync" in ptx) == (not stored)
     assert ("e4m3x2" in ptx) == (stored == "float8_e4m3fn")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("stored", ["", "int8"])
+@pytest.mark.parametrize("arch", ["sm_86", "sm_90a"])
+@pytest.mark.parametrize("name", ["alibi", "bias", "custom"])
+def test_scores(name, arch, stored, masked):
+    capability, of_block, _ = ARCHITECTURES[arch]
+    how = {"smem_limit": of_block * 1024, "masked": masked, "scored": True}
+    config = decode_config("bfloat16", 128, stored, **how)
+    code = code_of(scores_for(100, 100)[name], "bfloat16")
+    ptx = compile_ptx(decode_sm80_spec(replace(config, score=code)), capability)
+    assert " 0 bytes stack frame, 0 bytes spill stores" in report_of(ptx, arch)
+    assert (".f64" in ptx) == (name == "custom")
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -8,11 +8,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 from compile_ahead import decode_specs
-from decode_cases import DTYPES, check, contiguous, of_both_caches, paged, same_bits
+from decode_cases import (
+    DTYPES,
+    check,
+    check_scored,
+    contiguous,
+    hide,
+    keep_of,
+    of_both_caches,
+    paged,
+    same_bits,
+)
 from device_runs import poisoned_block
 
 import masks
 import nbflash
+from nbflash import scores
 from nbflash.cuda.availability import capability
 from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.planning import cache, decode_plan
@@ -145,6 +156,47 @@ def test_quantised_caches(dtype, impl, storage, kind):
         *scales, _ = paged(*scales, lengths=LENGTHS)
     named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
     assert same_bits(got, run(q, *pages, LENGTHS, block_table=table, impl=impl, **named))
+
+
+@pytest.mark.parametrize("window", [(0, 0), (100, None), (63, 2)])
+@pytest.mark.parametrize("impl", ["sm80", "simt"])
+def test_windows(impl, window):
+    """Alone and beside a mask; keys outside are NaN."""
+    q, k, v = problem(NQ)
+    for mask in (None, MASKS["scattered"], masks.dense(NQ, CAPACITY)):
+        keep = keep_of(LENGTHS, NQ, window, mask)
+        got = run_both(q, *hide(k, v, LENGTHS, keep), mask=mask, window=window, impl=impl)
+        check(got, q, k, v, LENGTHS, keep)
+
+
+@pytest.mark.parametrize("impl", ["sm80", "simt"])
+def test_a_window_over_a_quantised_cache(impl):
+    q, k, v = problem(2)
+    (k, k_scale), (v, v_scale) = (quantise(np.nan_to_num(x), np.int8) for x in (k, v))
+    named = {"k_scale": k_scale, "v_scale": v_scale, "window": (100, None), "impl": impl}
+    got, real = run(q, k, v, LENGTHS, **named), np.dtype(np.float32)
+    keep = keep_of(LENGTHS, 2, (100, None))
+    check(got, q, dequantise(k, k_scale, real), dequantise(v, v_scale, real), LENGTHS, keep)
+
+
+SCORES = {
+    "softcap": lambda n: scores.softcap(2.0),
+    "alibi": lambda n: scores.alibi(0.5 / 2 ** np.arange(8)),
+    "keys": lambda n: scores.bias(KEYS[..., :n]),
+}
+KEYS = np.random.default_rng(3).standard_normal((1, 1, 1, 300)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("impl", ["sm80", "simt"])
+def test_scores(impl, name):
+    lengths = np.array([2, 65, 300], np.int32)
+    q, k, v = contiguous(NQ, (8, 2), 64, DTYPES["f16"], lengths, 300)
+    mask, score_of = masks.dense(NQ, 300), SCORES[name]
+    for given, window in ((None, None), (mask, (40, None))):
+        how = {"mask": given, "window": window, "score": score_of(300), "impl": impl}
+        keep = keep_of(lengths, NQ, window, given)
+        check_scored(run(q, k, v, lengths, **how), q, k, v, lengths, score_of, keep)
 
 
 def test_out_alone():

@@ -24,7 +24,7 @@ import masks
 import nbflash
 from nbflash import reference, scores
 from nbflash.backends.cpu import decode as cpu
-from nbflash.backends.split_kv.splits import heads_together
+from nbflash.backends.split_kv.splits import heads_together, walk, window_of
 from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.testing import assert_within_reference, low_precision
 
@@ -316,3 +316,28 @@ def test_heads_go_together_where_every_sequence_lets_them():
     by_head = masks.per_head([causal, dense])
     given = None, masks.per_batch([causal, dense]), masks.per_batch([causal, by_head]), by_head
     assert [heads_together(p, mask) for mask in given] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("window", [None, (0, 0), (5, None), (15, 0), (16, 2), (40, None)])
+@pytest.mark.parametrize("nq", [1, 3, 18])
+def test_the_tiles_of_a_window(nq, window):
+    """As many as the longest row has, and no more: splits go by their number."""
+    tile, capacity = 16, 2000
+    given = {"batch": 1, "heads": 1, "heads_kv": 1, "nq": nq, "capacity": capacity}
+    p = SimpleNamespace(**given, window=window)
+    left = capacity if window is None else window[0]
+    firsts = [(max(n - nq - left, 0), n) for n in range(capacity + 1)]
+    most = max(-(-n // tile) - first // tile for first, n in firsts)
+    for mask in (None, masks.dense(nq, capacity)):
+        _, tiles, _ = walk(p, mask, 64, tile, 1)
+        assert tiles == most
+    by_tokens, tiles, _ = walk(p, None, 2, tile, 1)  # rows of two tokens
+    assert by_tokens == -(-nq // 2)
+    assert tiles <= most
+
+
+def test_bounds_of_a_window_stay_near_the_positions():
+    """Kernels add them in 32 bits."""
+    wide = SimpleNamespace(nq=3, capacity=2**31 - 200, window=(2**40, 2**40))
+    assert window_of(wide, None) == (wide.capacity, 0)
+    assert window_of(wide, masks.dense(3, 9)) == (wide.capacity, 2)

@@ -287,20 +287,22 @@ def test_what_auto_prefers(monkeypatch):
     assert chosen(nq=5, mask=heads) == "sm80"  # of heads that have nothing in common
     assert chosen(page_size=8) == "sm90"
     assert chosen(cache_dtype="int8") == "sm90"
+    for rules in ({"window": (9, None)}, {"score": scores.softcap(3.0)}):
+        assert chosen(cache_dtype="int8", **rules) == "sm80"
+        assert chosen(page_size=8, **rules) == "simt"
     assert chosen(dtype="float32", cache_dtype="float32") == "simt"
     monkeypatch.setattr(ptxas, "find_ptxas", lambda: None)
     assert chosen() == "simt"
 
 
-def test_kernels_without_window_and_score_say_so():
+def test_a_kernel_without_window_and_score_says_so():
     cache = Cache(**{k: v for k, v in PLAIN.items() if k != "q"})
     given = check_decode(PLAIN["q"], cache, None, (5, None), scores.softcap(3.0))
-    for impl in ("simt", "sm80", "sm90"):
-        reasons = BACKENDS[impl].why_not_decode(given, None, PLAIN["q"], cache)
-        assert reasons[:2] == [
-            f"decode with window= runs on cpu only, not yet on {impl}",
-            f"decode with score= runs on cpu only, not yet on {impl}",
-        ]
+    reasons = BACKENDS["sm90"].why_not_decode(given, None, PLAIN["q"], cache)
+    assert reasons[:2] == [
+        "decode with window= does not run on sm90",
+        "decode with score= does not run on sm90",
+    ]
 
 
 def test_windows_and_scores_are_checked():

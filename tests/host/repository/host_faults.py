@@ -211,6 +211,24 @@ TABLES = [
         ),
         "tests/host/decode/test_decode.py::test_heads_go_together_where_every_sequence_lets_them",
     ),
+    (
+        "nbflash.backends.split_kv.splits",
+        Mutant(
+            "a window's tiles as if it began with one",
+            "(keys + tile_n - 2) // tile_n + 1",
+            "(keys + tile_n - 1) // tile_n",
+        ),
+        "tests/host/decode/test_decode.py::test_the_tiles_of_a_window[3-window3]",
+    ),
+    (
+        "nbflash.backends.split_kv.splits",
+        Mutant(
+            "splits by the tiles of the capacity",
+            "min(-(-p.capacity // tile_n), most)",
+            "-(-p.capacity // tile_n)",
+        ),
+        "tests/host/decode/test_decode.py::test_the_tiles_of_a_window[3-window3]",
+    ),
 ]
 
 PLAN, COUNTS = "nbflash.planning.decode_plan", "tests/host/api/test_counts.py"

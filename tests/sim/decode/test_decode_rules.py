@@ -24,7 +24,7 @@ def on_simt(q, k, v, lengths, table, mask, **named):
 
 KERNELS = {
     "simt": Kernel(on_simt, 16, np.float32, head_dim=64),
-    "sm80": Kernel(decode_sm80_runs.decoded, 32, np.float16, (8, 2)),
+    "sm80": Kernel(decode_sm80_runs.decoded, 32, np.float16, (6, 2)),
 }
 each_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 

@@ -112,7 +112,7 @@ def end_bytes(run):
 
 def on_tiles(host):
     """What `decode_rules` runs, with rows of both halves of a warp's."""
-    return decode_rules.Kernel(partial(decoded, host=host), T, np.float16, (8, 2))
+    return decode_rules.Kernel(partial(decoded, host=host), T, np.float16, (6, 2))
 
 
 def windows(host):
