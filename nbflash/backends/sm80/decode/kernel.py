@@ -142,7 +142,7 @@ def make_decode_sm80(cfg):
         length = types.int32(min(max(lengths[b], 0), capacity))
         if MASKED:
             plane = types.int32(plane_of[rest])
-        # All tokens see 16 keys that begin at the last token's leftmost or up to so many behind it.
+        # All tokens see the keys of a warp if the first one is 0 to seen_by_all behind seen_from.
         seen_from = types.int32(length - 1 - left)
         seen_by_all = types.int32(left + right + 2 - nq - KEYS)
         if SCORED and length < nq:
