@@ -261,7 +261,7 @@ def test_graph_of_growing_sequences(dtype):
         assert all(bool(cupy.isnan(x).all()) for x in other)
 
 
-JOINING = pytest.mark.parametrize(("impl", "storage"), product(HALF, [None, "int8"]))
+JOINING = pytest.mark.parametrize(("impl", "storage"), [*product(HALF, [None, "int8"])])
 
 
 def call(impl, storage, capacity=CAPACITY):
