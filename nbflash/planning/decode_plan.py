@@ -13,8 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from nbflash.backends.registry import BACKENDS
-from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
-from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
 from nbflash.inputs.decode_problem import check_decode, check_decode_mask
 from nbflash.inputs.tensors import CudaTensor
@@ -88,6 +86,8 @@ class CudaDecoder:
     """
 
     def __init__(self, problem, mask, q, cache, make_partial):
+        from nbflash.cuda.device import cuda_device  # kernels: not before it is known that they run
+
         p, self._lse = problem, (problem.lse_shape, problem.lse_dtype)
         self._device = device = cuda_device(p.device_id, isinstance(q, CudaTensor))
         _, self._current = arrays.allocator(p.device, p.device_id)
@@ -147,6 +147,8 @@ class CudaDecoder:
 
 def _bind_combine(device, p, splits):
     """The kernel that joins the parts where the first one does not."""
+    from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
+
     spec = combine_simt_spec(combine_config(p.dtype, p.head_dim, splits))
     rows, token = p.batch * p.nq * p.heads, p.heads * p.head_dim
     constants = (p.nq * token, token, p.head_dim), p.nq, p.heads, splits, rows

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbflash.inputs.decode_problem import Cache, check_decode, decode_inputs
+from nbflash.cuda import device as cuda_devices
 from nbflash.planning import decode_plan
 from nbflash.planning.decode_plan import _PER_THREAD, _SETS, _Counts
 
@@ -79,7 +80,7 @@ class Partial:
 def test_a_call_clears_its_own_counts_and_nothing_else(monkeypatch):
     """Behind them in its scratch memory there may be another call's."""
     device, partial = Recording(), Partial()
-    monkeypatch.setattr(decode_plan, "cuda_device", lambda *which: device)
+    monkeypatch.setattr(cuda_devices, "cuda_device", lambda *which: device)
     q, k = np.zeros((2, 1, 4, 8), np.float32), np.zeros((2, 6, 2, 8), np.float32)
     arrays = decode_inputs(q, Cache(k, k, np.array([3, 6], np.int32)))
     problem = check_decode(*arrays)

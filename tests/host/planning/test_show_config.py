@@ -177,6 +177,12 @@ assert why.startswith("the simulator's engine is not installed"), why
 assert "numba" not in sys.modules
 import numba.cuda
 assert config.why_not_here("simt") == [why]
+import numpy as np, nbflash
+q, k = np.ones((1, 1, 2, 8)), np.ones((1, 8, 2, 8))
+try:
+    nbflash.decode(q, k, k, [8], impl="simt")
+except ValueError as error:
+    assert why in str(error), error
 sim.install()
 print(config.why_not_here("simt"))
 """
