@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbflash.inputs.decode_problem import Cache, check_decode, decode_inputs
 from nbflash.cuda import device as cuda_devices
+from nbflash.inputs.decode_problem import Cache, check_decode, decode_inputs
 from nbflash.planning import decode_plan
 from nbflash.planning.decode_plan import _PER_THREAD, _SETS, _Counts
 
