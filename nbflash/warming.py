@@ -9,12 +9,20 @@ from collections.abc import Sequence
 import masks
 from nbflash import scores
 from nbflash.cuda import availability
+from nbflash.definitions.quantised import LIMITS
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
-from nbflash.planning.kernels import LENGTHS, PATTERNS, cuda_problem, kernels_of
+from nbflash.planning.kernels import (
+    LENGTHS,
+    PATTERNS,
+    common_decode_kernels,
+    cuda_problem,
+    kernels_of,
+)
 from nbflash.scores import Score
 
 DTYPES = "bfloat16", "float16"
+PASSES = "forward", "backward", "deterministic", "decode"
 _SCORES = {"none": None, "softcap": scores.softcap(30.0), "alibi": scores.alibi(0.5)}
 
 
@@ -26,6 +34,7 @@ def warm(
     score: Sequence[Score | None] = (None,),
     dropout: Sequence[float] = (0.0,),
     passes: Sequence[str] = ("forward", "backward"),
+    cache_dtypes: Sequence[str | None] = (None,),
     capability: tuple[int, int] | None = None,
     workers: int | None = None,
     progress: bool = True,
@@ -47,7 +56,10 @@ def warm(
         Scores that differ only in parameters of the same types share their kernels.
     dropout : sequence of float
         All probabilities above 0 share their kernels.
-    passes : sequence of {"forward", "backward", "deterministic"}
+    passes : sequence of {"forward", "backward", "deterministic", "decode"}
+        "decode": the kernels of `decode` without a mask and a score, whatever the patterns are.
+    cache_dtypes : sequence of {None, "int8", "float8_e4m3fn"}
+        Of the caches of "decode"; None: the dtype of the queries.
     capability : (int, int), optional
         Compute capability; by default that of the current CUDA device.
     workers : int, optional
@@ -70,16 +82,26 @@ def warm(
     from nbflash.cuda.workers import cores
     from nbflash.planning.ahead import compile_all
 
-    found = {}
+    _check_names("passes", passes, PASSES)
+    _check_names("cache_dtypes", cache_dtypes, (None, *LIMITS))
+    found, of_attention = {}, [which for which in passes if which != "decode"]
     for head_dim, dtype, pattern in itertools.product(head_dims, dtypes, patterns):
         for mask in _masks(pattern):
             problem = cuda_problem(dtype, head_dim, *mask.shape)
             for each, probability in itertools.product(score, dropout):
                 spec = AttentionSpec(problem, mask, each, check_dropout(probability))
-                found |= dict.fromkeys(kernels_of(spec, capability, passes=passes))
+                found |= dict.fromkeys(kernels_of(spec, capability, passes=of_attention))
+    for head_dim, dtype in itertools.product(head_dims, dtypes) if "decode" in passes else ():
+        found |= dict.fromkeys(common_decode_kernels(dtype, head_dim, capability, cache_dtypes))
     jobs = [(spec, capability) for spec in found if launch.is_cold(spec, capability)]
     most = cores() if workers is None else workers
     return len(compile_all(jobs, min(most, len(jobs)), bar=progress))
+
+
+def _check_names(argument, given, known):
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{argument} has {name!r}: must be of {', '.join(map(str, known))}")
 
 
 def _masks(pattern):
@@ -124,6 +146,9 @@ def add_command(commands) -> None:
     add("--score", nargs="+", default=["none"], choices=list(_SCORES))
     add("--dropout", action="store_true", help="with dropout, too")
     add("--forward-only", action="store_true", help="no kernels of gradients")
+    add("--decode", action="store_true", help="kernels of decode, too")
+    caches = {"choices": ("same", *LIMITS), "help": "dtypes of decode's caches"}
+    add("--cache", nargs="+", default=["same"], **caches)
     add("--deterministic", action="store_true", help="kernels of deterministic gradients, too")
     add("--capability", help="compute capability, as 9.0; that of the CUDA device if not given")
     add("--workers", type=int, help="processes; one a core if not given")
@@ -131,7 +156,8 @@ def add_command(commands) -> None:
 
 
 def _run(options) -> None:
-    passes = ("forward",) if options.forward_only else ("forward", "backward")
+    passes = ["forward"] if options.forward_only else ["forward", "backward"]
+    passes += [name for name in ("deterministic", "decode") if getattr(options, name)]
     capability = options.capability and tuple(map(int, options.capability.split(".")))
     compiled = warm(
         options.head_dim,
@@ -139,7 +165,8 @@ def _run(options) -> None:
         options.mask,
         score=[_SCORES[name] for name in options.score],
         dropout=(0.0, 0.5) if options.dropout else (0.0,),
-        passes=(*passes, *(["deterministic"] if options.deterministic else [])),
+        passes=passes,
+        cache_dtypes=[None if name == "same" else name for name in options.cache],
         capability=capability,
         workers=options.workers,
     )

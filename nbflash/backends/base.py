@@ -59,6 +59,10 @@ class Backend:
         """Reasons of its own why it cannot run a `DecodeProblem` in a layout, on any machine."""
         return [f"decode does not run on {self.name}"]
 
+    def why_not_decode_on(self, problem, capability) -> list[str]:
+        """Reasons in a device, of those that it runs on otherwise, against a `DecodeProblem`."""
+        return []
+
     def faster_decode(self, problem, mask) -> str | None:
         """The name of an implementation that "auto" prefers, if it can run a `DecodeProblem`."""
         return None

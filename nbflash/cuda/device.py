@@ -9,6 +9,7 @@ import math
 import operator
 import sys
 from functools import cache, partial
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -205,11 +206,16 @@ class Recording(_Device):
 
     @staticmethod
     def maps(dtype, fetched=256):
-        return tensor_map.Maps(dtype, fetched)
+        """Nothing runs, and so no driver encodes layouts."""
+        return SimpleNamespace(layout=lambda *_: None)
 
     @staticmethod
     def resident(tables):
-        return []
+        return [None for _ in tables]
+
+    @staticmethod
+    def address(x):
+        """Nothing runs, and so nothing is read."""
 
     @staticmethod
     def scratch(shapes, dtype):

@@ -100,7 +100,7 @@ class CudaDecoder:
             if tiles:
                 self._counts = _Counts(device, tiles)
             else:
-                self._combine = _bind_combine(device, p, splits)
+                self._combine = bind_combine(device, p, splits)
         # part_o, part_lse, an lse that nobody asks for, and counts, words of four bytes too
         shapes = (splits, *q.shape), (splits, *p.lse_shape), p.lse_shape, (tiles,)
         self._scratch, self._count_bytes = device.scratch(shapes, p.lse_dtype), 4 * tiles
@@ -145,7 +145,7 @@ class CudaDecoder:
         self._partial(q, cache, part_o, part_lse, out, lse, counts)
 
 
-def _bind_combine(device, p, splits):
+def bind_combine(device, p, splits):
     """The kernel that joins the parts where the first one does not."""
     from nbflash.backends.split_kv.combine import combine_config, combine_simt_spec
 

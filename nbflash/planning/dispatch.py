@@ -6,6 +6,7 @@ Each implementation states its own limits: `nbflash.backends.base.Backend`.
 from __future__ import annotations
 
 from nbflash.backends.registry import BACKENDS
+from nbflash.cuda import availability
 from nbflash.inputs.arrays import CPU, CUDA, device_of
 
 IMPLEMENTATIONS = tuple(BACKENDS)
@@ -100,7 +101,10 @@ def why_not_decode(impl: str, problem, mask=None, q=None, cache=None) -> list[st
 
     def reasons_of(backend):
         reasons = backend.why_not_here(problem.device_id) + backend.why_not_memory(problem)
-        return reasons or backend.why_not_decode(problem, mask, q, cache)
+        reasons = reasons or backend.why_not_decode(problem, mask, q, cache)
+        if reasons or problem.device != CUDA:
+            return reasons
+        return backend.why_not_decode_on(problem, availability.capability(problem.device_id))
 
     return _reasons(impl, problem.device, reasons_of)
 
@@ -116,5 +120,10 @@ def choose_decode(impl: str, problem, mask, q, cache) -> str:
         return impl
     given = problem, mask, q, cache
     able = [name for name in _AUTO[problem.device] if not why_not_decode(name, *given)]
+    return fastest_decode(able, problem, mask)
+
+
+def fastest_decode(able, problem, mask=None) -> str:
+    """What "auto" takes of the implementations that can run a `DecodeProblem`, in their order."""
     faster = BACKENDS[able[0]].faster_decode(problem, mask)
     return faster if faster in able else able[0]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import masks
 from nbflash.backends.registry import BACKENDS, prepare
+from nbflash.definitions.constants import ITEMSIZE
 from nbflash.inputs.arrays import CUDA
 from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.decode_problem import Cache, DecodeProblem
 from nbflash.inputs.problem import Problem
+from nbflash.planning.dispatch import fastest_decode
 
 ALIGNMENT = 16  # bytes: arrays that come from an allocator have it
 
@@ -87,4 +95,107 @@ def common_kernels(dtype, head_dim, capability, patterns=tuple(PATTERNS), **how)
             problem = cuda_problem(dtype, head_dim, n, n)
             spec = AttentionSpec(problem, PATTERNS[pattern](n))
             found |= dict.fromkeys(kernels_of(spec, capability, **how))
+    return list(found)
+
+
+#: Tokens of a sequence, query heads of a key head, capacity of a sequence and its page size: what
+#: chooses between kernels of `decode`, and how its parts are joined.
+PAGE_SIZES = None, 16, 32, 64, 128, 256
+DECODED = tuple(itertools.product((1, 8), (1, 4, 8), (256, 4096, 65536), PAGE_SIZES))
+
+
+def decode_problem(dtype, head_dim, cache_dtype, nq, group, capacity, page_size) -> DecodeProblem:
+    """A problem of one sequence on a CUDA device."""
+    return DecodeProblem(
+        batch=1,
+        nq=nq,
+        heads=group,
+        heads_kv=1,
+        head_dim=head_dim,
+        capacity=capacity,
+        page_size=page_size,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        scale=head_dim**-0.5,
+        device=CUDA,
+        device_id=0,
+    )
+
+
+def kernels_of_decode(problem, capability) -> list:
+    """The `KernelSpec` of the kernels of a `DecodeProblem` without a mask, each once."""
+    from nbflash.cuda.device import Recording
+    from nbflash.planning.decode_plan import bind_combine
+
+    q, cache = _stand_ins(problem)
+    able = [
+        backend.name
+        for backend in BACKENDS.values()
+        if backend.memory == CUDA
+        and not backend.why_not_capability(capability)
+        and not backend.why_not_decode(problem, None, q, cache)
+        and not backend.why_not_decode_on(problem, capability)
+    ]
+    device = Recording(capability)
+    backend = BACKENDS[fastest_decode(able, problem)]
+    partial = backend.decode_partial(device, problem, None, q, cache)
+    if not partial.counted:
+        bind_combine(device, problem, partial.splits)
+    return list(device.specs)
+
+
+class _Dtype(NamedTuple):
+    name: str
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class _Contiguous:
+    """What a C-contiguous array on a device has, but for its elements."""
+
+    shape: tuple
+    dtype: _Dtype
+    ptr = 0
+
+    @property
+    def data(self):
+        """What has ``ptr``."""
+        return self
+
+    @property
+    def itemsize(self):
+        return self.dtype.itemsize
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def strides(self):
+        """In bytes."""
+        return tuple(self.itemsize * math.prod(self.shape[i + 1 :]) for i in range(self.ndim))
+
+
+def _stand_ins(problem):
+    """q and a cache in the layout of a problem."""
+    p, table, scales = problem, None, None
+    own, integer = _Dtype(p.dtype, ITEMSIZE[p.dtype]), _Dtype("int32", 4)
+    pages, stored = (p.batch, p.capacity), own
+    if p.page_size is not None:
+        entries = p.capacity // p.page_size
+        pages, table = (entries, p.page_size), _Contiguous((p.batch, entries), integer)
+    if p.cache_dtype != p.dtype:
+        stored = _Dtype(p.cache_dtype, 1)
+        scales = _Contiguous((*pages, p.heads_kv), _Dtype("float32", 4))
+    keys = _Contiguous((*pages, p.heads_kv, p.head_dim), stored)
+    q = _Contiguous((p.batch, p.nq, p.heads, p.head_dim), own)
+    return q, Cache(keys, keys, _Contiguous((p.batch,), integer), table, scales, scales)
+
+
+def common_decode_kernels(dtype, head_dim, capability, cache_dtypes=(None,)) -> list:
+    """The kernels of `decode` by caches of these dtypes; None: that of the queries."""
+    found = {}
+    for cache_dtype, sizes in itertools.product(cache_dtypes, DECODED):
+        problem = decode_problem(dtype, head_dim, cache_dtype or dtype, *sizes)
+        found |= dict.fromkeys(kernels_of_decode(problem, capability))
     return list(found)

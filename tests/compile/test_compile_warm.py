@@ -41,6 +41,17 @@ def test_all_kernels_of_all_combinations_once(compiled):
     assert compiled[-1][1:] == (0, False)
 
 
+def test_decode_is_warmed_by_the_dtypes_of_its_caches(compiled):
+    given = {"passes": ("decode",), "cache_dtypes": (None, "int8"), "capability": (8, 0)}
+    assert nbflash.warm((64,), ("float16",), **given) > 2
+    names = {(spec.name, getattr(spec.config, "quantised", None)) for spec, _ in compiled[0][0]}
+    assert names == {
+        ("nbflash_decode_sm80", False),
+        ("nbflash_decode_sm80", True),
+        ("nbflash_combine_simt", None),
+    }
+
+
 def test_a_mask_of_ones_own_has_its_kernels_alone(compiled):
     mask = masks.butterfly(1024, 128)
     assert nbflash.warm((64,), ("bfloat16",), (mask,), passes=FORWARD, capability=(9, 0)) == 1
@@ -70,6 +81,8 @@ WRONG = {
     "capability": ({"capability": (3, 5)}, r"capability must be one of 7\.5, .* got \(3, 5\)"),
     "head_dim": ({"head_dims": (512,)}, "no forward kernel .* head_dim 512"),
     "dropout": ({"dropout": (1.5,)}, "dropout"),
+    "passes": ({"passes": ("both",)}, "passes has 'both': must be of forward, backward, "),
+    "cache": ({"cache_dtypes": ("int4",)}, "cache_dtypes has 'int4': must be of None, int8, fl"),
     "no-device": ({"capability": None}, "capability must be given here"),
 }
 

@@ -22,13 +22,13 @@ from nbflash.backends.block_plan.work_order import (
 )
 from nbflash.backends.block_plan.work_order import THREADS as RANKED
 from nbflash.cuda.device import cuda_device
+from nbflash.definitions.constants import ITEMSIZE
 from nbflash.inputs import arrays
 from nbflash.inputs.block_layout import BlockLayout
 from nbflash.schedule.block_tiles import BlockTiles
 from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.schedule.work_list import heads_at_a_time, kv_bytes
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 _LEAST_WORDS = 8  # of a row's blocks in shared memory: sequences of up to 256 blocks share kernels
 
 

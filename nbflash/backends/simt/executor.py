@@ -19,13 +19,13 @@ from nbflash.cuda.device import cuda_device
 from nbflash.cuda.dropout_state import DropoutState
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.definitions import philox
-from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.constants import ITEMSIZE, LOG2_E
 from nbflash.inputs import arrays
 
 
 def vectors_allowed(dtype, head_dim, alignment):
     """Whether rows may be read four elements at a time."""
-    itemsize = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}.get(dtype, 1)
+    itemsize = ITEMSIZE.get(dtype, 1)
     return head_dim % 4 == 0 and alignment >= min(16, 4 * itemsize)
 
 

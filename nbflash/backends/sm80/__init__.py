@@ -46,10 +46,11 @@ class Sm80(Backend):
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         from nbflash.backends.sm80.decode import host
 
-        reasons = host.why_not(problem, q, cache)
-        if reasons or availability.simulator():
-            return reasons
-        capability = availability.capability(problem.device_id)
+        return host.why_not(problem, q, cache)
+
+    def why_not_decode_on(self, problem, capability) -> list[str]:
+        from nbflash.backends.sm80.decode import host
+
         return host.why_not_capability(problem, capability) + availability.why_not_ptxas()
 
     def executor(self, spec, device=None):

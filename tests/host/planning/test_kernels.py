@@ -26,9 +26,12 @@ from nbflash.planning import bundle
 from nbflash.planning.kernels import (
     PATTERNS,
     backend_for,
+    common_decode_kernels,
     common_kernels,
     cuda_problem,
+    decode_problem,
     kernels_of,
+    kernels_of_decode,
 )
 
 # What users of a wheel call most, at lengths and widths that are not those of PATTERNS.
@@ -106,7 +109,44 @@ def test_wheels_carry_what_merges_and_averages(head_dim, monkeypatch):
     }.items():
         monkeypatch.setattr(bundle, name, value)
     carried, _ = bundle.packs()[f"sm_90a-float16-{head_dim}"]
-    assert device.specs == set(carried) - set(common_kernels("float16", head_dim, (9, 0)))
+    others = common_kernels("float16", head_dim, (9, 0))
+    others += common_decode_kernels("float16", head_dim, (9, 0), (None, "int8", "float8_e4m3fn"))
+    assert device.specs == set(carried) - set(others)
+
+
+# Tokens, query heads of a key head, capacity and page size that are not those of DECODED.
+DECODE_CALLS = ((1, 1, 1000, None), (2, 7, 30000, 32), (5, 2, 131072, 128), (64, 8, 16, 16))
+
+
+@pytest.mark.parametrize("capability", bundle.CAPABILITIES)
+@pytest.mark.parametrize("cache_dtype", bundle.CACHE_DTYPES)
+def test_wheels_carry_the_kernels_of_decode(cache_dtype, capability):
+    if capability < bundle.CACHE_DTYPES[cache_dtype]:
+        return
+    for head_dim in bundle.HEAD_DIMS:
+        carried = common_decode_kernels("bfloat16", head_dim, capability, [cache_dtype])
+        for sizes in DECODE_CALLS:
+            problem = decode_problem("bfloat16", head_dim, cache_dtype or "bfloat16", *sizes)
+            assert set(kernels_of_decode(problem, capability)) <= set(carried), (head_dim, sizes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype", "sizes", "capability", "expected"),
+    [
+        ("float16", None, (1, 8, 4096, None), (8, 0), "sm80"),
+        ("float16", "float8_e4m3fn", (1, 8, 4096, None), (8, 6), "simt"),
+        ("float16", "float8_e4m3fn", (1, 8, 4096, None), (10, 0), "sm80"),
+        ("float16", None, (1, 8, 4096, 8), (8, 0), "simt"),
+        ("float16", None, (1, 16, 4096, 16), (9, 0), "sm80"),
+        ("float16", None, (3, 8, 4096, 16), (9, 0), "sm90"),
+        ("float16", "int8", (1, 1, 4096, None), (9, 0), "sm90"),
+        ("float32", None, (1, 8, 4096, None), (9, 0), "simt"),
+    ],
+)
+def test_decode_is_compiled_for_what_auto_takes(dtype, cache_dtype, sizes, capability, expected):
+    problem = decode_problem(dtype, 64, cache_dtype or dtype, *sizes)
+    first, *_ = kernels_of_decode(problem, capability)
+    assert first.name == f"nbflash_decode_{expected}"
 
 
 def test_wheels_carry_what_selects_blocks(monkeypatch):
