@@ -5,7 +5,7 @@ __version__ = "0.2.0"
 import nbflash.definitions.shadowing  # noqa: F401 - before all that imports masks
 from nbflash import scores, selection
 from nbflash.api import attention, attention_backward, plan, score_backward, why_not
-from nbflash.decoding import decode
+from nbflash.decoding import decode, why_not_decode
 from nbflash.environment import show_config
 from nbflash.inputs.block_map import BlockMap
 from nbflash.kv_cache import KVCache
@@ -37,4 +37,5 @@ __all__ = [
     "show_config",
     "warm",
     "why_not",
+    "why_not_decode",
 ]

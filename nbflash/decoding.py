@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
 from typing import Literal, overload
 
 import numpy as np
@@ -16,14 +14,12 @@ from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.decode_problem import (
     Cache,
     check_contents,
-    check_decode,
-    check_decode_mask,
     decode_inputs,
 )
 from nbflash.inputs.problem import check_flag, check_window
 from nbflash.planning import cache as cache_of_plans
-from nbflash.planning import dispatch
-from nbflash.scores import Score, check_score
+from nbflash.planning import decode_plan, dispatch
+from nbflash.scores import Score
 
 
 @overload
@@ -169,12 +165,50 @@ def decode(
     return as_given(given, (out, lse) if return_lse else out)
 
 
+def why_not_decode(
+    impl: str,
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    lengths: Array,
+    *,
+    block_table: Array | None = None,
+    mask: masks.Mask | None = None,
+    window: Window = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    scale: Scale = None,
+    score: Score | None = None,
+) -> list[str]:
+    """Reasons why ``impl`` cannot run this call of `decode` on this machine.
+
+    Takes what `decode` takes, and reads shapes and layouts only.
+
+    Returns
+    -------
+    list of str
+        Empty when it can.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the arguments are not a valid call of any implementation.
+    """
+    dispatch.check_impl(impl)
+    window = None if window is None else check_window(window)
+    arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
+    q, cache = decode_inputs(q, arrays)
+    mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
+    problem = decode_plan.checked(q, cache, mask, scale, window, score)
+    return dispatch.why_not_decode(impl, problem, mask, q, cache)
+
+
 def run_decode(
     q, cache: Cache, mask, scale, window=None, score=None, impl="auto", *, with_lse=True
 ):
     """``(out, lse)`` of `decode` for native arrays; lse may be None without ``with_lse``."""
     if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
-        decoder = _cuda().lookup(q, cache, mask, scale, impl, window, score)
+        decoder = decode_plan.lookup(q, cache, mask, scale, impl, window, score)
         return decoder(q, cache, with_lse)
     problem = _check_on_host(q, cache, mask, scale, impl, window, score)
     out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
@@ -187,9 +221,7 @@ def _check_on_host(q, cache, mask, scale, impl, window=None, score=None):
     call = ("decode", signature(q), *signatures, mask, scale, type(scale), impl, window, score)
     problem = cache_of_plans.plans.get(call)
     if problem is None:
-        problem = check_decode(q, cache, scale, window, score)
-        check_score(score, replace(problem, nq=problem.capacity))  # it sees positions
-        check_decode_mask(mask, problem)
+        problem = decode_plan.checked(q, cache, mask, scale, window, score)
         dispatch.choose_decode(impl, problem, mask, q, cache)
         cache_of_plans.plans.put(call, problem)
     check_contents(problem, cache, mask)
@@ -225,14 +257,6 @@ def _remembered(key, make):
         found = make()
         cache_of_plans.plans.put(key, found)
     return found
-
-
-@functools.cache
-def _cuda():
-    """The module for CUDA arrays, imported when the first ones arrive."""
-    from nbflash.planning import decode_plan
-
-    return decode_plan
 
 
 def _keys(problem, cache, stored, scale, b):

@@ -14,7 +14,7 @@ import numpy as np
 
 from nbflash.backends.registry import BACKENDS
 from nbflash.inputs import arrays
-from nbflash.inputs.decode_problem import check_decode, check_decode_mask
+from nbflash.inputs.decode_problem import DecodeProblem, check_decode, check_decode_mask
 from nbflash.inputs.tensors import CudaTensor
 from nbflash.planning import cache as remembered
 from nbflash.planning import dispatch
@@ -41,13 +41,25 @@ def lookup(q, cache, mask, scale, impl, window=None, score=None) -> CudaDecoder:
     )
     found = remembered.plans.get(call)  # as for plans, what cannot be hashed is not valid
     if found is None:
-        problem = check_decode(q, cache, scale, window, score)
-        check_score(score, replace(problem, nq=problem.capacity))  # it sees positions
-        check_decode_mask(mask, problem)
+        problem = checked(q, cache, mask, scale, window, score)
         impl = dispatch.choose_decode(impl, problem, mask, q, cache)
         found = CudaDecoder(problem, mask, q, cache, BACKENDS[impl].decode_partial)
         remembered.plans.put(call, found)
     return found
+
+
+def checked(q, cache, mask, scale=None, window=None, score=None) -> DecodeProblem:
+    """The problem of a call of native arrays; reads none of them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `nbflash.decode` does.
+    """
+    problem = check_decode(q, cache, scale, window, score)
+    check_score(score, replace(problem, nq=problem.capacity))  # it sees positions
+    check_decode_mask(mask, problem)
+    return problem
 
 
 class _Counts:

@@ -327,3 +327,37 @@ def test_a_problem_reads_well():
         "q (2, 3, 4, 8), float32, up to 12 keys in pages of 4 of 2 heads, float32, "
         "scale 0.3536, cpu"
     )
+
+
+def test_why_not_decode_takes_what_decode_takes(monkeypatch):
+    """And reads neither lengths nor pages; the reasons are those that `decode` would raise with."""
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
+    wrong = PAGED | {"lengths": ints(500, -1)}
+    for given in (PAGED, PLAIN, wrong):
+        assert (
+            nbflash.why_not_decode("auto", **given) == nbflash.why_not_decode("cpu", **given) == []
+        )
+    rules = {"window": (3, None), "score": scores.softcap(2.0), "scale": 0.5}
+    assert nbflash.why_not_decode("cpu", **PLAIN, mask=masks.causal(NQ, CAPACITY), **rules) == []
+    reasons = nbflash.why_not_decode("simt", **PLAIN)
+    assert any("got NumPy arrays" in reason for reason in reasons)
+    with pytest.raises(ValueError, match="decode: impl='simt' cannot run") as error:
+        nbflash.decode(**PLAIN, impl="simt")
+    assert all(reason in str(error.value) for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("impl", "given", "match"),
+    [
+        ("sm91", {}, "impl must be one of auto"),
+        ("cpu", {"window": 3}, "window must be"),
+        ("cpu", {"k_scale": SCALE}, "k_scale must be None"),
+        ("cpu", {"scale": np.nan}, "scale"),
+        ("cpu", {"mask": masks.causal(NQ + 1)}, "mask must have 3 rows"),
+        ("cpu", {"score": 3}, "score"),
+        ("cpu", {"q": []}, "q"),
+    ],
+)
+def test_why_not_decode_refuses_what_is_no_call(impl, given, match):
+    with pytest.raises((TypeError, ValueError), match=match):
+        nbflash.why_not_decode(impl, **(PLAIN | given))
