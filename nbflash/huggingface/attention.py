@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import masks
-from nbflash.huggingface.in_graph import LayerMask, causal_end, decoded, late_mask
+from nbflash.huggingface.in_graph import LayerMask, decoded, last_rows, late_mask
 from nbflash.huggingface.mask_functions import ModelMask
 from nbflash.inputs.decode_problem import MAX_QUERIES
 from nbflash.torch import attention, merge_sink, scores
@@ -61,15 +61,16 @@ def attention_of(
     override = getattr(module, OVERRIDE, None)
     kind, given, bias = _kind_of(module, attention_mask, is_causal, nq, nk)
     score = _score(softcap, position_bias, bias)
-    decodes = nq <= MAX_QUERIES and score is None and not dropout and not _learns(q, k, v)
-    end = None
+    is_biased = position_bias is not None or bias is not None
+    decodes = nq <= MAX_QUERIES and not (is_biased or dropout or _learns(q, k, v))
+    rows = None
     if torch.compiler.is_compiling():
         mask = _in_graph(kind, given, override, starts, decodes)
     else:
         mask = _now(kind, given, override, starts, nq, nk)
-        end = causal_end(mask) if decodes else None
-    if end is not None:
-        out, lse = decoded(q, k, v, end, scaling)
+        rows = last_rows(mask) if decodes else None
+    if rows is not None:
+        out, lse = decoded(q, k, v, rows, scaling, score)
     else:
         options = {"scale": scaling, "score": score, "dropout": dropout}
         out, lse = attention(q, k, v, mask, return_lse=True, **options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ class LayerMask(Maker):
     packed : bool
         Whether two tensors more say where sequences begin.
     decodes : bool
-        Whether the call is one for `nbflash.decode`, if the mask is causal.
+        Whether the call is one for `nbflash.decode`, if the mask is causal or a causal window.
     """
 
     kind: str
@@ -94,11 +95,9 @@ class LayerMask(Maker):
             return self.given
         return masks.causal(nq) if self.kind == "causal" else masks.dense(nq, nk)
 
-    def instead(self, q, k, v, mask, scale):
-        end = causal_end(mask) if self.decodes else None
-        if end is None:
-            return None
-        return decoded(q, k, v, end, scale)
+    def instead(self, q, k, v, mask, scale, score):
+        rows = last_rows(mask) if self.decodes else None
+        return None if rows is None else decoded(q, k, v, rows, scale, score)
 
 
 def late_mask(kind, given, tensors, override, starts, decodes) -> LateMask:
@@ -117,16 +116,35 @@ def late_mask(kind, given, tensors, override, starts, decodes) -> LateMask:
     return LateMask(LayerMask, (kind, given, override, bool(starts), bool(decodes)), tensors)
 
 
-def decoded(q, k, v, end, scale):
-    """``(out, lse)`` of the queries whose last one is the key before ``end``."""
-    lengths = torch.full((len(q),), end, dtype=torch.int32, device=q.device)
-    return decode(q, k, v, lengths, scale=scale, return_lse=True)
+class LastRows(NamedTuple):
+    """The last queries of a sequence, as `nbflash.decode` takes them.
+
+    Attributes
+    ----------
+    end : int
+        One past the last query's own key.
+    window : (int, int) or None
+    """
+
+    end: int
+    window: tuple[int, int] | None
+
+
+def decoded(q, k, v, rows, scale, score):
+    """``(out, lse)`` of `LastRows`."""
+    lengths = torch.full((len(q),), rows.end, dtype=torch.int32, device=q.device)
+    how = {"window": rows.window, "scale": scale, "score": score}
+    return decode(q, k, v, lengths, return_lse=True, **how)
 
 
 @functools.lru_cache(maxsize=256)
-def causal_end(mask):
-    """One past the last query's own key, where every query attends all keys up to its own."""
-    if not isinstance(mask, Interval) or not mask.shape[0] or mask.lo.any():
+def last_rows(mask):
+    """The `LastRows` of a causal mask, or of a causal window of equal width; None of others."""
+    if not isinstance(mask, Interval) or not mask.shape[0]:
         return None
     end = int(mask.hi[-1])
-    return end if (mask.hi == np.arange(end - mask.shape[0], end) + 1).all() else None
+    own = np.arange(end - mask.shape[0], end)
+    left = end - 1 - int(mask.lo[-1])
+    if (mask.hi != own + 1).any() or (mask.lo != np.maximum(own - left, 0)).any():
+        return None
+    return LastRows(end, (left, 0) if mask.lo.any() else None)

@@ -16,7 +16,7 @@ from nbflash.torch import autograd
 from nbflash.torch.constants import constant
 from nbflash.torch.handles import handle_of
 from nbflash.torch.late_masks import Documents, LateMask, documents, integers
-from nbflash.torch.scores import TensorScore, stages_of
+from nbflash.torch.scores import TensorScore, stages_on
 
 _LAYOUTS = ("bshd", "bhsd")
 _SIGN = 1 << 63
@@ -125,10 +125,7 @@ def attention(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     check_flag("deterministic", deterministic)
-    stages, arrays = stages_of(score)
-    for x in arrays:
-        if x.device != q.device:
-            raise ValueError(f"score has a tensor on {x.device} but q is on {q.device}")
+    stages, arrays = stages_on(score, q.device)
     if isinstance(mask, BlockMap):
         mask = _held_now(mask, q.shape[2])
     handle = handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)

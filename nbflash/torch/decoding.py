@@ -8,14 +8,16 @@ import torch
 
 import masks
 from nbflash.decoding import run_decode
-from nbflash.definitions.types import Scale
+from nbflash.definitions.types import Scale, Window
 from nbflash.inputs.arrays import as_tensor
 from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.decode_problem import Cache, decode_inputs
-from nbflash.inputs.problem import check_flag
+from nbflash.inputs.problem import check_flag, check_window
+from nbflash.scores import Score
 from nbflash.torch.handles import handle_of, spec_of
 from nbflash.torch.memory import native_of, with_rows
 from nbflash.torch.operators import define, new_results
+from nbflash.torch.scores import TensorScore, stages_on
 
 _NO_GRADIENT = "nbflash: decode has no gradient; call it under torch.no_grad()"
 
@@ -29,9 +31,11 @@ def decode(
     *,
     block_table: torch.Tensor | None = ...,
     mask: masks.Mask | None = ...,
+    window: Window = ...,
     k_scale: torch.Tensor | None = ...,
     v_scale: torch.Tensor | None = ...,
     scale: Scale = ...,
+    score: TensorScore | Score | None = ...,
     return_lse: Literal[False] = ...,
 ) -> torch.Tensor: ...
 
@@ -45,9 +49,11 @@ def decode(
     *,
     block_table: torch.Tensor | None = ...,
     mask: masks.Mask | None = ...,
+    window: Window = ...,
     k_scale: torch.Tensor | None = ...,
     v_scale: torch.Tensor | None = ...,
     scale: Scale = ...,
+    score: TensorScore | Score | None = ...,
     return_lse: Literal[True],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
@@ -60,9 +66,11 @@ def decode(
     *,
     block_table: torch.Tensor | None = None,
     mask: masks.Mask | None = None,
+    window: Window = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     scale: Scale = None,
+    score: TensorScore | Score | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`nbflash.decode` of tensors: the last tokens of every sequence attend to cached keys.
@@ -75,8 +83,11 @@ def decode(
         or float8_e4m3fn.
     lengths : int32 Tensor (batch,)
         On the device of ``q``, as is ``block_table``.
-    block_table, mask, k_scale, v_scale, scale, return_lse
+    block_table, mask, window, k_scale, v_scale, scale, return_lse
         As in `nbflash.decode`.
+    score : TensorScore or nbflash.scores.Score, optional
+        Of `nbflash.torch.scores`, without gradients. Its ``q_idx`` is the position of a token in
+        its sequence.
 
     Returns
     -------
@@ -95,26 +106,31 @@ def decode(
     if q.ndim != 4:
         raise ValueError(f"q must have 4 axes, got shape {tuple(q.shape)}")
     mask = as_mask(mask, q.shape[2])
-    handle = handle_of(mask, False, None, scale, None, 0.0, False, "auto")
-    arrays = block_table, k_scale, v_scale, handle
-    out, lse = torch.ops.nbflash.decode.default(q, k_cache, v_cache, lengths, *arrays)
+    stages, arrays = stages_on(score, q.device)
+    handle = handle_of(mask, False, window, scale, stages, 0.0, False, "auto")
+    given = block_table, k_scale, v_scale, arrays, handle
+    out, lse = torch.ops.nbflash.decode.default(q, k_cache, v_cache, lengths, *given)
     return (out, lse) if return_lse else out
 
 
 @define(
     "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? block_table,"
-    " Tensor? k_scale, Tensor? v_scale, int handle) -> (Tensor out, Tensor lse)"
+    " Tensor? k_scale, Tensor? v_scale, Tensor[] arrays, int handle) -> (Tensor out, Tensor lse)"
 )
-def _decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, handle):
-    mask, _, _, scale, _ = spec_of(handle).given
+def _decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, arrays, handle):
+    spec = spec_of(handle)
+    mask, _, window, scale, _ = spec.given
+    window = None if window is None else check_window(window)
     given = k_cache, v_cache, lengths, block_table, k_scale, v_scale
     cache = Cache(*(None if x is None else native_of(x) for x in given))
-    out, lse = run_decode(*decode_inputs(native_of(with_rows(q)), cache), mask, scale)
+    score = spec.score(arrays, q.dtype)
+    native = decode_inputs(native_of(with_rows(q)), cache)
+    out, lse = run_decode(*native, mask, scale, window, score)
     return as_tensor(out), as_tensor(lse)
 
 
 @torch.library.register_fake("nbflash::decode")
-def _fake_decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, handle):
+def _fake_decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, arrays, handle):
     return new_results(q)
 
 

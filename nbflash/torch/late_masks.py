@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 import masks
+from nbflash.scores import Score
 
 
 class Maker:
@@ -34,7 +35,7 @@ class Maker:
         """The mask of a call of so many queries and keys; tensors are in host memory."""
         raise NotImplementedError
 
-    def instead(self, q, k, v, mask: masks.Mask, scale: float | None):
+    def instead(self, q, k, v, mask: masks.Mask, scale: float | None, score: Score | None):
         """``(out, lse)`` by another way than attention under ``mask``, or None."""
         return None
 

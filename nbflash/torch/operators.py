@@ -84,8 +84,8 @@ def attention(q, k, v, arrays, seed, handle):
     """``(out, lse)`` of `nbflash.attention`."""
     spec = spec_of(handle)
     if spec.late is not None and spec.late.decodes:
-        mask, _ = spec.mask_and_arrays(q.shape[1], k.shape[1], arrays)
-        found = spec.late.instead(q, k, v, mask, spec.given[3])
+        mask, own = spec.mask_and_arrays(q.shape[1], k.shape[1], arrays)
+        found = spec.late.instead(q, k, v, mask, spec.given[3], spec.score(own, q.dtype))
         if found is not None:
             return found
     out, lse = _forward(q, k, v, arrays, seed, handle, with_lse=True)

@@ -102,6 +102,15 @@ def stages_of(score):
     )
 
 
+def stages_on(score, device):
+    """The same of a call whose q is on a device."""
+    stages, arrays = stages_of(score)
+    for x in arrays:
+        if x.device != device:
+            raise ValueError(f"score has a tensor on {x.device} but q is on {device}")
+    return stages, arrays
+
+
 def softcap(cap: SupportsFloat) -> TensorScore:
     """`nbflash.scores.softcap`: ``cap · tanh(s / cap)``."""
     if torch.compiler.is_compiling():

@@ -8,6 +8,7 @@ from models import DECODERS, LENGTH, MODELS, PADS, TOKENS, inputs, like, make
 
 import masks
 from nbflash import huggingface as nh
+from nbflash.huggingface.in_graph import decoded
 from nbflash.testing import assert_within_reference
 
 
@@ -44,6 +45,23 @@ def test_generates_what_eager_does(name, cache):
         options |= {"cache_implementation": "static", "disable_compile": True}
     got, want = (m.generate(**given, **options) for m in (model, like(model, "eager")))
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(("name", "windows"), [("gemma2", {None, (5, 0)}), ("mistral", {(5, 0)})])
+def test_softcaps_and_windows_are_decoded(name, windows, monkeypatch):
+    """The prompt and every token: no mask is planned. Caches of windows hold no other keys."""
+    calls = []
+
+    def noted(q, k, v, rows, scale, score):
+        calls.append((q.shape[1], rows.window, score is not None))
+        return decoded(q, k, v, rows, scale, score)
+
+    monkeypatch.setattr(nh.attention, "decoded", noted)
+    ids = torch.randint(3, TOKENS, (2, 9))
+    make(name).generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert len(calls) == 2 * 4
+    assert {window for nq, window, _ in calls if nq == 9} == windows
+    assert {capped for *_, capped in calls} == {name == "gemma2"}
 
 
 def changed_rows(model, ids, at, **given):

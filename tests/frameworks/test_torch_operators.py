@@ -7,6 +7,7 @@ from tensors import as_numpy, assert_same_bits, of_core, of_torch, qkv
 
 import masks
 import nbflash
+from nbflash import scores
 from nbflash import torch as nt
 from nbflash.torch.handles import handle_of
 
@@ -28,7 +29,7 @@ def test_attention_passes_opcheck():
 
 def test_decode_passes_opcheck():
     q, k, v, _ = (x.detach() for x in qkv(2, 1, 9))
-    given = q, k, v, torch.tensor([9, 4], dtype=torch.int32), None, None, None, handle()
+    given = q, k, v, torch.tensor([9, 4], dtype=torch.int32), None, None, None, [], handle()
     torch.library.opcheck(OPS.decode.default, given)
 
 
@@ -67,6 +68,27 @@ def test_decode_is_that_of_nbflash(dtype):
     arrays = [as_numpy(x) for x in (q, k, v, lengths)]
     for a, b in zip(got, nbflash.decode(*arrays, return_lse=True), strict=True):
         assert np.array_equal(as_numpy(a), b)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_decode_takes_windows_and_scores(compiled):
+    """Of constants and of tensors, whose axis of keys has the length of the capacity."""
+    q, k, v, _ = (x.detach() for x in qkv(2, 3, 20, dtype="float32"))
+    lengths = torch.tensor([20, 2], dtype=torch.int32)
+    bias = torch.randn(1, q.shape[2], 1, 20)
+
+    def call(bias):
+        score = nt.scores.compose(nt.scores.softcap(2.0), nt.scores.bias(bias))
+        return nt.decode(q, k, v, lengths, window=(4, None), score=score, return_lse=True)
+
+    if compiled:
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    arrays = [as_numpy(x) for x in (q, k, v, lengths)]
+    for each in (bias, -bias):
+        score = scores.compose(scores.softcap(2.0), scores.bias(as_numpy(each)))
+        want = nbflash.decode(*arrays, window=(4, None), score=score, return_lse=True)
+        for a, b in zip(call(each), want, strict=True):
+            assert np.array_equal(as_numpy(a), b)
 
 
 def test_decode_of_pages_and_scales():
@@ -154,6 +176,16 @@ REFUSED = {
         "takes no window",
     ),
     "decode": (lambda: nt.decode(X, X, X, [4]), TypeError, "lengths must be a torch.Tensor"),
+    "decode window": (
+        lambda: nt.decode(X, X, X, torch.tensor([4], dtype=torch.int32), window=3),
+        TypeError,
+        "window must be",
+    ),
+    "decode score": (
+        lambda: nt.decode(X, X, X, torch.tensor([4], dtype=torch.int32), score=3),
+        TypeError,
+        "score must be made by",
+    ),
     "decode axes": (
         lambda: nt.decode(X[0], X, X, torch.tensor([4])),
         ValueError,
