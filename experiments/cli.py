@@ -246,8 +246,8 @@ def simt(out, seed, quick):
 def decode(out, **options):
     """Rate at which decode reads cached keys and values, beside that of a copy.
 
-    Contiguous, paged and quantised caches, and a mask of sinks and a window; on a CUDA device
-    beside torch's SDPA where it is installed, with the host's time of a call. Sizes:
+    Contiguous, paged and quantised caches, a window, and a mask of sinks and a window; on a CUDA
+    device beside torch's SDPA where it is installed, with the host's time of a call. Sizes:
     experiments/sweeps/decode.toml.
     """
     from experiments.commands.decode import run

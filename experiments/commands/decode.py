@@ -1,9 +1,9 @@
 """decode: how fast cached keys and values are read, beside the device's copy rate and torch.
 
 The last token of every sequence attends all keys of its own: contiguous, in pages in a random
-order, quantised, and under a mask of sinks and a window. What is timed against each other is
-checked first. A call reads its keys and values once: bytes over time, beside the rate of a copy on
-the same device in the same run, which counts what it reads and what it writes.
+order, quantised, in a window, and under a mask of sinks and a window. What is timed against each
+other is checked first. A call reads its keys and values once: bytes over time, beside the rate of a
+copy on the same device in the same run, which counts what it reads and what it writes.
 """
 
 from dataclasses import dataclass
@@ -164,11 +164,16 @@ def nbflash_tasks(backend, problem, sweep, seed, impls=("auto",)):
         read = sum(x.nbytes for x in (*caches, *scales))
         named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
         add(name, *caches, read=read, expected=expected, **named)
-    some = round(sweep["window"] * keys)
-    mask = masks.sinks(problem.q.shape[1], some // 8, some - some // 8, nk=keys)
-    density = float(mask.dense().mean())
-    expected = problem.expected(problem.k, problem.v, mask)
-    add("sinks and window", k, v, density=density, expected=expected, mask=mask)
+    some, q_len = round(sweep["window"] * keys), problem.q.shape[1]
+    window = masks.window(q_len, keys, left=some - 1, right=0)
+    sinks = masks.sinks(q_len, some // 8, some - some // 8, nk=keys)
+    for name, mask, given in (
+        ("window", window, {"window": (some - 1, 0)}),
+        ("sinks and window", sinks, {"mask": sinks}),
+    ):
+        density = float(mask.dense().mean())
+        expected = problem.expected(problem.k, problem.v, mask)
+        add(name, k, v, density=density, expected=expected, **given)
     return found
 
 
