@@ -105,6 +105,7 @@ def decode(
         Keys to the left and right of each query's own position, inclusive, as in `attention`;
         joined with ``mask``, or without one with the causal rule, by ``&``. Keys outside are not
         read; on a GPU those of the tile in which the window begins are, and attended by nothing.
+        ``block_table`` names the pages before a window, too.
     k_scale, v_scale : float32 array (heads_kv,), or like the cache without head_dim
         Of an int8 or float8 cache, and only of one: a key is ``k_cache * k_scale``, in float32
         (float64 for float64 queries).
@@ -182,7 +183,11 @@ def why_not_decode(
 ) -> list[str]:
     """Reasons why ``impl`` cannot run this call of `decode` on this machine.
 
-    Takes what `decode` takes, and reads shapes and layouts only.
+    Parameters
+    ----------
+    impl : {"auto", "sm90", "sm80", "simt", "cpu", "reference"}
+    q, k_cache, v_cache, lengths, block_table, mask, window, k_scale, v_scale, scale, score
+        As in `decode`; only shapes and layouts are read.
 
     Returns
     -------
@@ -231,7 +236,7 @@ def _check_on_host(q, cache, mask, scale, impl, window=None, score=None):
 def _write_on_host(problem, q, cache, mask, out, lse):
     from nbflash.backends.cpu import decode as cpu
 
-    given = mask, problem.window, problem.batch, problem.heads
+    given = mask, problem.window_within(mask), problem.batch, problem.heads
     cells = _remembered(("cells", *given), lambda: cpu.cells_of(*given))
     score, real = problem.score, np.dtype(problem.lse_dtype).type
     caches = (cache.k_cache, cache.k_scale), (cache.v_cache, cache.v_scale)

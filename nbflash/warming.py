@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import masks
 from nbflash import scores
 from nbflash.cuda import availability
+from nbflash.definitions.constants import ITEMSIZE
 from nbflash.definitions.quantised import LIMITS
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
+from nbflash.inputs.problem import MAX_HEAD_DIM
 from nbflash.planning.kernels import (
     LENGTHS,
     PATTERNS,
@@ -57,7 +59,9 @@ def warm(
     dropout : sequence of float
         All probabilities above 0 share their kernels.
     passes : sequence of {"forward", "backward", "deterministic", "decode"}
-        "decode": the kernels of `decode` without a mask and a score, whatever the patterns are.
+        "decode": the kernels of `decode` without a mask and a score, whatever the patterns are;
+        where no tensor cores serve it (float32, say) those of 1 and 8 tokens and of 1, 4 and 8
+        query heads of a key head.
     cache_dtypes : sequence of {None, "int8", "float8_e4m3fn"}
         Of the caches of "decode"; None: the dtype of the queries.
     capability : (int, int), optional
@@ -82,10 +86,18 @@ def warm(
     from nbflash.cuda.workers import cores
     from nbflash.planning.ahead import compile_all
 
+    _check_names("dtypes", dtypes, ITEMSIZE)
     _check_names("passes", passes, PASSES)
     _check_names("cache_dtypes", cache_dtypes, (None, *LIMITS))
+    if "decode" not in passes and any(cache_dtypes):
+        raise ValueError(f"cache_dtypes={cache_dtypes!r} needs 'decode' among passes")
+    for head_dim in head_dims:
+        if not 1 <= head_dim <= MAX_HEAD_DIM:
+            raise ValueError(f"head_dims has {head_dim}: must be 1 to {MAX_HEAD_DIM}")
     found, of_attention = {}, [which for which in passes if which != "decode"]
     for head_dim, dtype, pattern in itertools.product(head_dims, dtypes, patterns):
+        if not of_attention:
+            break
         for mask in _masks(pattern):
             problem = cuda_problem(dtype, head_dim, *mask.shape)
             for each, probability in itertools.product(score, dropout):
@@ -99,9 +111,12 @@ def warm(
 
 
 def _check_names(argument, given, known):
+    names = ", ".join(map(str, known))
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{argument} must be a sequence of {names}, got {given!r}")
     for name in given:
         if name not in known:
-            raise ValueError(f"{argument} has {name!r}: must be of {', '.join(map(str, known))}")
+            raise ValueError(f"{argument} has {name!r}: must be of {names}")
 
 
 def _masks(pattern):
@@ -147,6 +162,7 @@ def add_command(commands) -> None:
     add("--dropout", action="store_true", help="with dropout, too")
     add("--forward-only", action="store_true", help="no kernels of gradients")
     add("--decode", action="store_true", help="kernels of decode, too")
+    add("--decode-only", action="store_true", help="no others")
     caches = {"choices": ("same", *LIMITS), "help": "dtypes of decode's caches"}
     add("--cache", nargs="+", default=["same"], **caches)
     add("--deterministic", action="store_true", help="kernels of deterministic gradients, too")
@@ -157,7 +173,9 @@ def add_command(commands) -> None:
 
 def _run(options) -> None:
     passes = ["forward"] if options.forward_only else ["forward", "backward"]
-    passes += [name for name in ("deterministic", "decode") if getattr(options, name)]
+    passes += ["deterministic"] * options.deterministic + ["decode"] * options.decode
+    if options.decode_only:
+        passes = ["decode"]
     capability = options.capability and tuple(map(int, options.capability.split(".")))
     compiled = warm(
         options.head_dim,

@@ -5,7 +5,6 @@ that type, and integers by value are of 32 bits where they fit.
 """
 
 import contextlib
-from dataclasses import replace
 
 import numpy as np
 
@@ -46,11 +45,6 @@ def prepare(score, problem, compute_capability):
     if not (code.own or SIM):
         _check(code, getattr(types, real), compute_capability)
     return code, ((np.int32(problem.nq), np.int32(problem.nk)), *params)
-
-
-def prepare_for_positions(score, problem, compute_capability):
-    """As :func:`prepare`, of a `DecodeProblem`: ``q_idx`` and ``kv_idx`` are below the capacity."""
-    return prepare(score, replace(problem, nq=problem.capacity), compute_capability)
 
 
 def part_functions(score, problem, compute_capability):

@@ -6,7 +6,7 @@ What needs only shapes and dtypes (`check_decode`) comes before what reads lengt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +90,28 @@ class DecodeProblem:
     def lse_dtype(self) -> str:
         """The precision of the computation: float64 for float64 queries, else float32."""
         return wide_dtype(self.dtype)
+
+    @property
+    def in_positions(self) -> DecodeProblem:
+        """What score functions see: ``q_idx``, too, is a position in a sequence."""
+        return replace(self, nq=self.capacity)
+
+    def most_keys(self, mask) -> int:
+        """Keys of a sequence that count, whatever its length."""
+        return self.capacity if mask is None else min(self.capacity, mask.shape[1])
+
+    def window_within(self, mask) -> tuple[int, int]:
+        """How many keys to the left and right of its own position a token attends.
+
+        Without a mask the causal rule holds. An unbounded side becomes the smallest number that
+        hides nothing: kernels add positions to it in 32 bits.
+        """
+        left, right = self.window or (None, None)
+        most = 0 if mask is None else self.nq - 1  # the first token is nq − 1 before the last key
+        return (
+            self.capacity if left is None else min(left, self.capacity),
+            most if right is None else min(right, most),
+        )
 
     def __str__(self) -> str:
         paged = "" if self.page_size is None else f" in pages of {self.page_size}"

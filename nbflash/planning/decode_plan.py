@@ -8,8 +8,6 @@ a CUDA graph may be replayed with other lengths and pages.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from nbflash.backends.registry import BACKENDS
@@ -57,7 +55,7 @@ def checked(q, cache, mask, scale=None, window=None, score=None) -> DecodeProble
         As `nbflash.decode` does.
     """
     problem = check_decode(q, cache, scale, window, score)
-    check_score(score, replace(problem, nq=problem.capacity))  # it sees positions
+    check_score(score, problem.in_positions)
     check_decode_mask(mask, problem)
     return problem
 

@@ -98,19 +98,20 @@ def common_kernels(dtype, head_dim, capability, patterns=tuple(PATTERNS), **how)
     return list(found)
 
 
-#: Tokens of a sequence, query heads of a key head, capacity of a sequence and its page size: what
-#: chooses between kernels of `decode`, and how its parts are joined.
-PAGE_SIZES = None, 16, 32, 64, 128, 256
-DECODED = tuple(itertools.product((1, 8), (1, 4, 8), (256, 4096, 65536), PAGE_SIZES))
+#: What chooses between kernels of `decode`: tokens of a sequence, query heads of a key head, and
+#: tokens of a page.
+DECODED = tuple(itertools.product((1, 8), (1, 4, 8), (None, 16, 32, 64, 128, 256)))
 
 
-def decode_problem(dtype, head_dim, cache_dtype, nq, group, capacity, page_size) -> DecodeProblem:
-    """A problem of one sequence on a CUDA device."""
+def decode_problem(
+    dtype, head_dim, cache_dtype, nq, group, page_size, *, batch=1, heads_kv=1, capacity=4096
+) -> DecodeProblem:
+    """A problem on a CUDA device; ``group`` query heads have a key head."""
     return DecodeProblem(
-        batch=1,
+        batch=batch,
         nq=nq,
-        heads=group,
-        heads_kv=1,
+        heads=group * heads_kv,
+        heads_kv=heads_kv,
         head_dim=head_dim,
         capacity=capacity,
         page_size=page_size,
@@ -193,8 +194,13 @@ def _stand_ins(problem):
 
 
 def common_decode_kernels(dtype, head_dim, capability, cache_dtypes=(None,)) -> list:
-    """The kernels of `decode` by caches of these dtypes; None: that of the queries."""
-    found = {}
+    """The kernels of `decode` by caches of these dtypes; None: that of the queries.
+
+    How many parts there are depends on a device and a problem, and so does who joins them.
+    """
+    from nbflash.backends.split_kv.combine import combine_specs
+
+    found = dict.fromkeys(combine_specs(dtype, head_dim))
     for cache_dtype, sizes in itertools.product(cache_dtypes, DECODED):
         problem = decode_problem(dtype, head_dim, cache_dtype or dtype, *sizes)
         found |= dict.fromkeys(kernels_of_decode(problem, capability))

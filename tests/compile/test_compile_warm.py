@@ -79,7 +79,9 @@ WRONG = {
         "patterns has 'casual': must be a mask or one of dense,",
     ),
     "capability": ({"capability": (3, 5)}, r"capability must be one of 7\.5, .* got \(3, 5\)"),
-    "head_dim": ({"head_dims": (512,)}, "no forward kernel .* head_dim 512"),
+    "head_dim": ({"head_dims": (512,)}, "head_dims has 512: must be 1 to 256"),
+    "dtype": ({"dtypes": ("int7",)}, "dtypes has 'int7': must be of float16, bfloat16, "),
+    "cache-of-nothing": ({"cache_dtypes": ("int8",)}, "needs 'decode' among passes"),
     "dropout": ({"dropout": (1.5,)}, "dropout"),
     "passes": ({"passes": ("both",)}, "passes has 'both': must be of forward, backward, "),
     "cache": ({"cache_dtypes": ("int4",)}, "cache_dtypes has 'int4': must be of None, int8, fl"),
@@ -93,6 +95,20 @@ def test_what_is_wrong_is_said(case, monkeypatch):
     given, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         nbflash.warm(**{"capability": (8, 0), **given})
+
+
+@pytest.mark.parametrize("argument", ["dtypes", "passes", "cache_dtypes"])
+@pytest.mark.parametrize("given", ["decode", None])
+def test_one_name_is_no_sequence(argument, given):
+    with pytest.raises(TypeError, match=f"{argument} must be a sequence of .*, got "):
+        nbflash.warm(capability=(8, 0), **{argument: given})
+
+
+def test_the_command_warms_decode_alone(compiled):
+    run(["warm", "--decode-only", "--cache", "same", "int8", "--capability", "8.0"])
+    ((jobs, *_),) = compiled
+    names = {spec.name for spec, _ in jobs}
+    assert names == {"nbflash_decode_sm80", "nbflash_combine_simt"}
 
 
 def test_the_command_says_what_is_wrong(capsys):

@@ -44,8 +44,6 @@ _N, _T = ord("N"), ord("T")
 SCORES = 1 << 20
 #: Multiplications below which a call takes one thread: those of others cost more to start.
 ALONE = 1 << 22
-#: A bound that no position meets.
-UNBOUNDED = 1 << 40
 
 
 class Keys(NamedTuple):
@@ -88,11 +86,11 @@ class Cells(NamedTuple):
 
 
 def cells_of(mask, window, batch, heads):
-    """The `Cells` of a mask, or without one of the causal rule, and of a window."""
-    left, right = (UNBOUNDED if side is None else side for side in window or (None, None))
+    """The `Cells` of a mask, or of none, and of ``window``, keys to the left and to the right."""
+    left, right = window
     if mask is None:
         empty = np.zeros((0, 0, 0), bool), np.zeros((batch, heads), np.int32)
-        return Cells(left, min(right, 0), *empty)
+        return Cells(left, right, *empty)
     keep = np.stack([plane.dense() for plane in mask.planes])
     plane_of = np.broadcast_to(mask.plane_index, (batch, heads)).astype(np.int32)
     return Cells(left, right, keep, plane_of)
@@ -163,6 +161,8 @@ def _scores(q, k, step, s, factor, products):
     One row is a product with a vector: a product of matrices copies K first on many processors.
     """
     (rows, head_dim), n = q.shape, s.shape[1]
+    if n == 0:
+        return
     gemm, gemv = products
     ld, item, one, zero = step // q.itemsize, q.ctypes.data, q.dtype.type(1), q.dtype.type(0)
     at = s.ctypes.data
@@ -191,7 +191,7 @@ def _call_score(score, s, b, h_kv, group, at, lo):
 def _products(p, v, step, acc, products, careful):
     """O = P V; where ``careful`` only of the keys that have a weight."""
     (rows, head_dim), n = acc.shape, p.shape[1]
-    if careful:
+    if n == 0 or careful:
         acc[:] = 0
         for j in range(n):
             for i in range(rows):

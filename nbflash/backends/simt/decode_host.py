@@ -9,13 +9,7 @@ import numpy as np
 from nbflash.backends.simt import executor as simt
 from nbflash.backends.simt.decode import decode_simt_spec
 from nbflash.backends.simt.decode_configs import decode_config
-from nbflash.backends.split_kv.splits import (
-    heads_together,
-    scale_strides,
-    splits_for,
-    walk,
-    window_of,
-)
+from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
 from nbflash.cuda import score_params
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs import arrays
@@ -41,7 +35,7 @@ class SimtPartial:
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
         p = problem
         cfg = config or self.config_for(p, mask, q, cache)
-        score, params = score_params.prepare_for_positions(p.score, p, device.capability)
+        score, params = score_params.prepare(p.score, p.in_positions, device.capability)
         self._config = cfg = replace(cfg, score=score)
         n_row, tiles, tables = walk(p, mask, cfg.queries, cfg.tile_n, cfg.pack)
         items = p.batch * (p.heads // cfg.pack) * n_row
@@ -57,7 +51,8 @@ class SimtPartial:
         sizes = p.batch, p.nq, p.heads, p.heads // p.heads_kv, self.splits, n_row
         page_size = p.capacity if p.page_size is None else p.page_size
         scale = p.scale * (1.0 if score else LOG2_E)
-        constants = *strides, *sizes, page_size, p.capacity, scale, *window_of(p, mask)
+        keys = p.most_keys(mask), scale, *p.window_within(mask)
+        constants = *strides, *sizes, page_size, *keys
         self._words = device.words
         spec, more = decode_simt_spec(cfg), (device.params(params),)
         self._run = device.bind(spec, items * self.splits, constants, tables, more)

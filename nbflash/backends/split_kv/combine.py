@@ -52,6 +52,12 @@ def combine_config(dtype, head_dim, splits):
     return CombineConfig(dtype, head_dim, warps)
 
 
+def combine_specs(dtype, head_dim):
+    """How to compile the kernels of any number of splits."""
+    warps = (2**i for i in range(MOST_WARPS.bit_length()))
+    return [combine_simt_spec(CombineConfig(dtype, head_dim, each)) for each in warps]
+
+
 def make_combine_simt(cfg):
     """The kernel: part_o, part_lse, out, lse; strides of out; nq, heads, splits, rows.
 

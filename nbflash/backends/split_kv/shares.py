@@ -46,5 +46,5 @@ def share_out(device, problem, mask, cfg, block_table, splits=None, *, scored=Fa
         width, page_size = block_table.strides[0] // block_table.itemsize, p.page_size
     heads = p.heads, pack, p.heads // p.heads_kv
     scale = max(abs(p.scale) * (1.0 if scored else LOG2_E), LEAST_SCALE)
-    sizes = width, page_size, p.capacity, p.batch, p.nq, *heads, splits, scale
+    sizes = width, page_size, p.most_keys(mask), p.batch, p.nq, *heads, splits, scale
     return Shares(splits, counted, items * splits, sizes, tables)

@@ -53,23 +53,9 @@ def heads_together(p, mask):
     return group if (planes == planes[:, :1]).all() else 1
 
 
-def window_of(p, mask):
-    """``(left, right)``: how far from its own position a token attends keys, as kernels take it.
-
-    Without a mask the causal rule holds. An unbounded side becomes the smallest number that hides
-    nothing: a kernel adds positions to it in 32 bits.
-    """
-    left, right = (None, None) if p.window is None else p.window
-    most = 0 if mask is None else p.nq - 1  # the first token is nq − 1 before the last key
-    return (
-        p.capacity if left is None else min(left, p.capacity),
-        most if right is None else min(right, most),
-    )
-
-
 def tiles_in_window(p, mask, tokens, tile_n):
     """The most tiles that the windows of so many tokens in a row touch."""
-    left, right = window_of(p, mask)
+    left, right = p.window_within(mask)
     keys = left + min(tokens + right, p.nq)  # there are none behind the last token's
     return (keys + tile_n - 2) // tile_n + 1
 

@@ -114,8 +114,12 @@ def test_wheels_carry_what_merges_and_averages(head_dim, monkeypatch):
     assert device.specs == set(carried) - set(others)
 
 
-# Tokens, query heads of a key head, capacity and page size that are not those of DECODED.
-DECODE_CALLS = ((1, 1, 1000, None), (2, 7, 30000, 32), (5, 2, 131072, 128), (64, 8, 16, 16))
+# Tokens, query heads of a key head, page size; sequences, key heads and keys.
+DECODE_CALLS = [
+    ((nq, group, page), {"batch": batch, "heads_kv": heads, "capacity": keys})
+    for nq, group, page in ((1, 1, None), (1, 16, 16), (4, 8, None), (2, 7, 32), (64, 8, 128))
+    for batch, heads, keys in ((1, 1, 131072), (1, 8, 2048), (3, 2, 30000), (64, 8, 256))
+]
 
 
 @pytest.mark.parametrize("capability", bundle.CAPABILITIES)
@@ -125,22 +129,23 @@ def test_wheels_carry_the_kernels_of_decode(cache_dtype, capability):
         return
     for head_dim in bundle.HEAD_DIMS:
         carried = common_decode_kernels("bfloat16", head_dim, capability, [cache_dtype])
-        for sizes in DECODE_CALLS:
-            problem = decode_problem("bfloat16", head_dim, cache_dtype or "bfloat16", *sizes)
-            assert set(kernels_of_decode(problem, capability)) <= set(carried), (head_dim, sizes)
+        for sizes, more in DECODE_CALLS:
+            stored = cache_dtype or "bfloat16"
+            problem = decode_problem("bfloat16", head_dim, stored, *sizes, **more)
+            assert set(kernels_of_decode(problem, capability)) <= set(carried), problem
 
 
 @pytest.mark.parametrize(
     ("dtype", "cache_dtype", "sizes", "capability", "expected"),
     [
-        ("float16", None, (1, 8, 4096, None), (8, 0), "sm80"),
-        ("float16", "float8_e4m3fn", (1, 8, 4096, None), (8, 6), "simt"),
-        ("float16", "float8_e4m3fn", (1, 8, 4096, None), (10, 0), "sm80"),
-        ("float16", None, (1, 8, 4096, 8), (8, 0), "simt"),
-        ("float16", None, (1, 16, 4096, 16), (9, 0), "sm80"),
-        ("float16", None, (3, 8, 4096, 16), (9, 0), "sm90"),
-        ("float16", "int8", (1, 1, 4096, None), (9, 0), "sm90"),
-        ("float32", None, (1, 8, 4096, None), (9, 0), "simt"),
+        ("float16", None, (1, 8, None), (8, 0), "sm80"),
+        ("float16", "float8_e4m3fn", (1, 8, None), (8, 6), "simt"),
+        ("float16", "float8_e4m3fn", (1, 8, None), (10, 0), "sm80"),
+        ("float16", None, (1, 8, 8), (8, 0), "simt"),
+        ("float16", None, (1, 16, 16), (9, 0), "sm80"),
+        ("float16", None, (3, 8, 16), (9, 0), "sm90"),
+        ("float16", "int8", (1, 1, None), (9, 0), "sm90"),
+        ("float32", None, (1, 8, None), (9, 0), "simt"),
     ],
 )
 def test_decode_is_compiled_for_what_auto_takes(dtype, cache_dtype, sizes, capability, expected):

@@ -231,6 +231,21 @@ TABLES = [
     ),
 ]
 
+PROBLEM, ALL, WINDOW = "nbflash.inputs.decode_problem", "None-alone0", "window2-alone2"
+MOST, LEFT, RIGHT = "0 if mask is None else self.nq - 1", "min(left, self.capacity)", "min(right,"
+SEEN = "tests/host/decode/test_decode.py::test_what_a_token_sees"
+BOUNDS = [
+    (PROBLEM, Mutant(*fault), f"{SEEN}[{case}-with_mask{case[-1]}]")
+    for case, *fault in (
+        (ALL, "the causal rule beside a mask", MOST, "0"),
+        (ALL, "no causal rule", MOST, "self.nq - 1"),
+        (WINDOW, "no window to the left", LEFT, "self.capacity"),
+        (WINDOW, "no window to the right", f"{RIGHT} most)", "most"),
+        (ALL, "nothing to the left", "self.capacity if left is None", "0 if left is None"),
+        (ALL, "keys behind a mask's columns", "min(self.capacity, mask.shape[1])", "self.capacity"),
+    )
+]
+
 PLAN, COUNTS = "nbflash.planning.decode_plan", "tests/host/api/test_counts.py"
 STREAMS = [
     (
@@ -259,4 +274,4 @@ STREAMS = [
     ),
 ]
 
-FAULTS = STREAMS + TABLES + KEYS + LAUNCHES + SUMS
+FAULTS = STREAMS + TABLES + KEYS + LAUNCHES + SUMS + BOUNDS

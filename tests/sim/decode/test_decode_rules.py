@@ -90,6 +90,15 @@ def test_a_window_over_a_cache_of_8_bits(impl, stored):
     check_scored(got, q, *real, lengths, lambda n: how["score"], keep)
 
 
+@pytest.mark.parametrize("rules", [{}, {"window": (3, 0)}, {"score": scores.alibi(0.1)}])
+@pytest.mark.parametrize("impl", ["simt", "sm80"])
+def test_lengths_count_up_to_the_columns_of_a_mask(impl, rules):
+    """In CUDA memory nobody checks lengths; positions, too, are those of sequences of so many."""
+    q, k, v = contiguous(3, (2, 2), 16, DTYPES["f16"], np.array([64], np.int32), 64)
+    run = partial(nbflash.decode, q, k, v, mask=masks.causal(3, 24), impl=impl, **rules)
+    assert (run([40]) == run([24])).all()
+
+
 @pytest.mark.parametrize("impl", ["simt", "sm80"])
 def test_calls_with_and_without(impl):
     """Each has a plan of its own; the kernel of another window is the same one."""

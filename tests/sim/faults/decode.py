@@ -195,11 +195,6 @@ SHARES_MUTANTS = (
     Mutant("scales by head", "if x.ndim == 3 else", "if x.ndim == 4 else"),
     Mutant("masks of a group as one", "group if (planes == planes[:, :1]).all() else 1", "group"),
     Mutant("planes of single heads", "[::pack]", "[::1]"),
-    Mutant("the causal rule beside a mask", "0 if mask is None else p.nq - 1", "0"),
-    Mutant("no causal rule", "0 if mask is None else p.nq - 1", "p.nq - 1"),
-    Mutant("no window to the left", "min(left, p.capacity)", "p.capacity"),
-    Mutant("no window to the right", "min(right, most)", "most"),
-    Mutant("nothing to the left", "p.capacity if left is None", "0 if left is None"),
 )
 MUTANTS = [
     *((KERNEL, mutant) for mutant in KERNEL_MUTANTS),

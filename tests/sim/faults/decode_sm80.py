@@ -225,7 +225,7 @@ SHARE = (
 BIND = (
     Mutant("K's strides for V", "for x in cache[:2])", "for x in (cache.k_cache,) * 2)"),
     Mutant("the sign of the scale", "p.scale < 0", "False"),
-    Mutant("the causal rule beside a mask", "window_of(p, mask)", "window_of(p, None)"),
+    Mutant("the causal rule beside a mask", "p.window_within(mask)", "p.window_within(None)"),
     Mutant("never joined", "(address(counts), True)", "(address(counts), False)"),
 )
 FAULTS = PARTS, SHARE, COPY, SCORE, COMPUTE, STORE, RESULT, KERNELS, BIND

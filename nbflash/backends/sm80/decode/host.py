@@ -7,7 +7,7 @@ from dataclasses import replace
 from nbflash.backends.sm80.decode.config import KEYS, decode_config
 from nbflash.backends.sm80.decode.kernel import decode_sm80_spec
 from nbflash.backends.split_kv.shares import share_out
-from nbflash.backends.split_kv.splits import scale_strides, window_of
+from nbflash.backends.split_kv.splits import scale_strides
 from nbflash.cuda import score_params
 from nbflash.inputs import arrays
 
@@ -53,14 +53,14 @@ class Sm80Partial:
 
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
         p, cfg = problem, config or self.config_for(device, problem, mask)
-        score, params = score_params.prepare_for_positions(p.score, p, device.capability)
+        score, params = score_params.prepare(p.score, p.in_positions, device.capability)
         cfg, scored = replace(cfg, score=score), score is not None
         shares = share_out(device, p, mask, cfg, cache.block_table, splits, scored=scored)
         self.splits, self.counted = shares.splits, shares.counted
         shrink = 2 // cache.k_cache.itemsize  # two bytes are an element
         caches = (tuple(s // shrink for s in arrays.strides(x)) for x in cache[:2])
         scales = map(scale_strides, (cache.k_scale, cache.v_scale))
-        constants = arrays.strides(q), *caches, *scales, *shares.sizes, *window_of(p, mask)
+        constants = arrays.strides(q), *caches, *scales, *shares.sizes, *p.window_within(mask)
         spec, more = decode_sm80_spec(cfg), (device.params(params),)
         self._run = device.bind(spec, shares.blocks, constants, shares.tables, more)
         self._address = device.address
