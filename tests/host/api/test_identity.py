@@ -184,6 +184,23 @@ def test_each_parameter_makes_another_mask(name, parameter):
     assert (~one == ~same, ~one == ~other) == (True, False)
 
 
+# Of one class, shape and all other parts.
+ALIKE = {
+    "prefix-of-a-tree": [masks.tree([-1, 0], prefix, nk=6) for prefix in (2, 3)],
+    "size-of-blocks": [
+        masks.from_scipy(sparse.eye_array(2, format="csr"), block, shape=(6, 6)) for block in (3, 4)
+    ],
+}
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE.values(), ids=ALIKE)
+def test_masks_that_have_all_but_one_part_in_common(one, other):
+    assert one.shape == other.shape
+    assert one != other
+    assert hash(one) != hash(other)
+    assert (one.dense() != other.dense()).any()
+
+
 @pytest.mark.parametrize(("name", "parameter"), _changed(SCORES))
 def test_each_parameter_makes_another_score(name, parameter):
     make, (call, changes) = getattr(scores, name), SCORES[name]

@@ -10,6 +10,7 @@ from mask_cases import assert_tiles_exact, plain_cases
 from scipy import sparse
 
 import masks
+from masks.io import CLASSES
 
 EXAMPLES = settings(max_examples=200)
 SIDE = st.integers(1, 40)
@@ -351,6 +352,20 @@ def test_a_file_is_written_exactly_where_it_was_asked_for(name, tmp_path):
         masks.save(path, masks.causal(5))
         assert [p.name for p in tmp_path.iterdir()] == [name]
         assert masks.load(path) == masks.causal(5)
+
+
+def test_files_hold_every_mask_without_a_function(tmp_path):
+    """A restricted one among them, of a leaf whose restriction has no closed form."""
+    mask = masks.restrict(masks.from_dense(np.eye(9, dtype=bool)), [0, 2, 5], [2, 5, 6])
+    mask.save(tmp_path / "mask.npz")
+    assert masks.load(tmp_path / "mask.npz") == mask
+    kinds, left = set(), [masks.Mask]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        if kind.__module__.startswith("masks.") and kind.__name__[0] != "_":
+            kinds.add(kind.__name__)
+    assert kinds - {"Mask", "Predicate"} == set(CLASSES)
 
 
 def test_planes_survive_a_file(tmp_path):

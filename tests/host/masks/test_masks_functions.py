@@ -90,9 +90,15 @@ def of_partial():
     return fn, lambda: widths.__setitem__(0, 5)
 
 
+def of_keyword_of_a_partial():
+    widths = [3]
+    fn = functools.partial(lambda q, kv, w: abs(q - kv) < w[0], w=widths)
+    return fn, lambda: widths.__setitem__(0, 5)
+
+
 READS = [
     *(of_enclosing, of_global, of_inner, of_helper, of_recursion, of_default, of_keyword),
-    *(of_array, of_list, of_partial),
+    *(of_array, of_list, of_partial, of_keyword_of_a_partial),
 ]
 
 

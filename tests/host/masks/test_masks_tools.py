@@ -279,6 +279,15 @@ def test_coverage_against_a_loop(qk, monkeypatch):
         assert abs(masks.coverage(q, k, mask) - expected).max() <= budget
 
 
+@pytest.mark.parametrize("size", [1.0, 40.0, 1e4])
+def test_coverage_of_scores_whose_exponentials_overflow(size):
+    """Equal keys share the attention, whatever their size."""
+    q = k = np.full((1, 8, 1, 4), size, np.float32)
+    each = (np.arange(8) + 1) / 8
+    np.testing.assert_allclose(masks.coverage(q, k, masks.causal(8)), each.mean(), rtol=1e-12)
+    np.testing.assert_allclose(masks.coverage(q, -k, masks.causal(8)), each.mean(), rtol=1e-12)
+
+
 def test_coverage_of_some_queries(qk, monkeypatch):
     q, k = qk
     mask, rows = masks.causal(9, 11), np.array([7, 0, 4, 4])
@@ -349,3 +358,8 @@ def test_what_a_mask_of_everything_keeps_is_everything():
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, n, 1, 8)).astype(np.float32) for n in (16, 5000))
     assert masks.coverage(q, k, masks.dense(16, 5000)) == 1
+
+
+def test_nodes_of_a_long_sequence_are_whole_tiles_on_both_axes():
+    found = masks.documents([192] * 6).stats((48, 64))
+    assert (found.node, found.components, found.reach_exact) == (192, 6, True)
