@@ -10,10 +10,13 @@ from cuda_arrays import LSE_SHAPE, SHAPE, DeviceArray, Foreign, ForeignByDLPack,
 
 import masks
 import nbflash
+from nbflash.backends.simt.decode_host import SimtPartial
 from nbflash.cuda import availability, graphs
 from nbflash.inputs.arrays import alignment, native, overlaps, signature, span
 from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.decode_problem import Cache, DecodeProblem
 from nbflash.inputs.problem import check_forward
+from nbflash.inputs.tensors import CudaTensor
 from nbflash.planning import plan as planning
 
 
@@ -343,3 +346,34 @@ def test_masks_of_cuda_problems_stay_on_the_host(executor):
     q, k, v = device_arrays(3)
     mask = masks.causal(6) & masks.local(6, block=2)
     assert nbflash.plan(q, k, v, mask).mask is mask
+
+
+def test_tensors_of_other_alignment_are_planned_anew():
+    """An address counts modulo 16, no more."""
+    one, other, again = (
+        CudaTensor(
+            types.SimpleNamespace(
+                shape=(1, 2, 3, 8),
+                dtype="torch.float16",
+                data_ptr=lambda at=at: at,
+                get_device=lambda: 0,
+                stride=lambda: (48, 24, 8, 1),
+            )
+        ).signature
+        for at in (4096, 4098, 8192)
+    )
+    assert one == again != other
+
+
+@pytest.mark.parametrize("odd", [None, "q", "k_cache", "v_cache"])
+def test_decode_takes_vectors_where_all_three_allow_them(odd):
+    """The host's arrays say nothing of addresses: these are as on a device."""
+    shapes = {"q": (2, 1, 2, 16), "k_cache": (2, 32, 2, 16), "v_cache": (2, 32, 2, 16)}
+    given = {
+        name: DeviceArray(shape, address=(1 << 40) + 4 * (name == odd))
+        for name, shape in shapes.items()
+    }
+    problem = DecodeProblem(2, 1, 2, 2, 16, 32, None, "float32", "float32", 0.25, "cuda", 0)
+    q, *caches = given.values()
+    config = SimtPartial.config_for(problem, None, q, Cache(*caches, None))
+    assert config.vectors == (odd is None)

@@ -370,3 +370,13 @@ def test_a_gradient_in_any_layout_is_copied(impl, layout):
             (*gradients[:3], *gradients[3]), (*expected[:3], *expected[3]), strict=True
         ):
             np.testing.assert_array_equal(x, y)
+
+
+def test_what_a_new_item_grows_by_is_counted_with_the_next_one():
+    """A plan has run by then, perhaps, and nobody has asked for it again."""
+    held, item = cache.PlanCache(), [np.zeros(10)]
+    held.put("one", item)
+    assert held.bytes["host"] == 80
+    item.append(np.zeros(1000))
+    held.put("two", ())
+    assert held.bytes["host"] == 8080

@@ -105,3 +105,16 @@ def test_all_heads_of_a_group_say_what_a_column_has(first, second, masked):
     walked, live = tables(schedule, 1, 2, 2, 16, 1)
     assert walked[0].tolist() == [0, 0, 0, masked]
     assert live == 1
+
+
+def test_items_with_tiles_are_those_of_the_planes_that_heads_have():
+    """Planes that are used unequally often, of which one has rows without tiles."""
+    whole, empty = masks.dense(64, 32), masks.causal(64, 32)
+    mask = masks.per_batch([whole, empty, empty])
+    problem = replace(cuda_problem("float16", 64, 64, 32), batch=3, heads=2, heads_kv=2)
+    schedule = TileSchedule.from_mask(mask, 16, 16)
+    (work, *_), live = work_list.row_tables(schedule, problem, 4)
+    row, head = work.reshape(-1, 2).T
+    attends = (head // 2 == 0) | (row >= 2)
+    assert live == np.count_nonzero(attends) == 2 * (4 + 2 + 2)
+    assert attends[:live].all()
