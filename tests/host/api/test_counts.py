@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from cuda_arrays import DeviceArray
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbflash.cuda import device as cuda_devices
+from nbflash.cuda.device import Gpu
 from nbflash.inputs.decode_problem import Cache, check_decode, decode_inputs
 from nbflash.planning import decode_plan
 from nbflash.planning.decode_plan import _PER_THREAD, _SETS, _Counts
@@ -48,6 +50,12 @@ def test_every_set_is_given_out(capturing):
     streams = [s for s in range(_SETS + 2) if s != _PER_THREAD]
     found = [counts.find(s, capturing) for s in streams]
     assert found == [*range(_SETS), None]
+
+
+def test_sets_on_a_device_lie_one_behind_the_other():
+    sets = DeviceArray((3, 5), np.uint32)
+    first = sets.data.ptr
+    assert list(Gpu.rows(None, sets)) == [first, first + 4 * 5, first + 2 * 4 * 5]
 
 
 class Recording(Memory):

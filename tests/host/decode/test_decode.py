@@ -379,3 +379,39 @@ def test_nothing_is_printed_of_sequences_without_keys(heads, capfd):
         assert np.isneginf(lse[0]).all()
     decode(q.astype(np.float16), k.astype(np.float16), v.astype(np.float16), [0, 5])
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("order", [("f32", "f64"), ("f64", "f32")], ids="-".join)
+def test_a_score_runs_in_the_precision_of_each_call(order):
+    """It is compiled for each, and kept."""
+    score, n = scores.softcap(2.5), 12
+    for name in order:
+        q, k, v = contiguous(2, (2, 1), 8, DTYPES[name], np.array([n]), n)
+        got = decode(q, k, v, [n], score=score)
+        keep = np.tri(2, n, n - 2, dtype=bool)
+        given = q, k, v, masks.from_dense(keep)
+        for x, exact, low in zip(
+            got,
+            reference.attention(*given, score=score),
+            low_precision(*given, score=score),
+            strict=True,
+        ):
+            assert x.dtype == (DTYPES[name] if x.ndim == 4 else np.dtype(DTYPES[name]))
+            assert_within_reference(x, exact, low, name=name)
+
+
+def test_tokens_that_are_taken_in_several_steps_have_their_own_rows_of_a_mask():
+    """So many scores are not held at once."""
+    nq, heads, n = 64, 4, 20000
+    assert nq * heads * n > 2 * cpu.SCORES
+    q, k, v = contiguous(nq, (heads, 1), 4, np.float32, np.array([n]), n)
+    tokens = np.arange(nq)
+    keep = np.zeros((nq, n), bool)
+    keep[tokens, 300 * tokens] = True
+    out, lse = decode(q, k, v, [n], mask=masks.from_dense(keep))
+    np.testing.assert_array_equal(out, np.broadcast_to(v[:, 300 * tokens], out.shape))
+    low, exact = (
+        np.einsum("bihd,bid->bhi", q.astype(real), k[:, 300 * tokens, 0]) * real(4**-0.5)
+        for real in (np.float32, np.float64)
+    )
+    assert_within_reference(lse, exact, low)

@@ -71,3 +71,11 @@ def test_rows_of_subnormal_numbers(dtype):
     of_scale = np.abs(stored.astype(np.float64)).max() * least / 2
     assert (np.abs(got - x) <= rounding(scale, stored) + of_scale).all()
     assert (got * x >= 0).all()
+
+
+def test_keys_of_float64_queries_are_not_rounded():
+    """The product of 8 bits and a scale of float32 is exact in float64."""
+    stored, scale = np.arange(-127, 128, dtype=np.int8)[:, None, None], np.float32([1 / 3])
+    got = dequantise(stored, scale, np.dtype(np.float64))
+    assert got.dtype == np.float64
+    np.testing.assert_array_equal(got, stored.astype(np.float64) * float(scale[0]))

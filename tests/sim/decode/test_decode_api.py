@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from decode_cases import check, contiguous, paged
 
+import masks
 import nbflash
 from nbflash.cuda.device import Simulated
 from nbflash.definitions.quantised import dequantise, quantise
@@ -28,6 +29,17 @@ def test_a_paged_cache_of_two_lengths(impl):
     for given in (table, wide[:, : table.shape[1]]):  # rows of their own, or parts of longer ones
         again = nbflash.decode(q, k_pages, v_pages, LENGTHS, block_table=given, impl=impl)
         np.testing.assert_array_equal(again, got[0])
+
+
+@pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
+def test_masks_of_sequences_that_heads_share(impl):
+    """A plane for each sequence, of all its heads, two of which are packed."""
+    q, k, v = (
+        x.astype(np.float16) for x in contiguous(2, (4, 2), 16, lengths=LENGTHS, capacity=112)
+    )
+    keep = np.random.default_rng(0).random((2, 1, 2, 112)) < 0.5
+    got = nbflash.decode(q, k, v, LENGTHS, mask=masks.from_dense(keep), impl=impl, return_lse=True)
+    check(got, q, k, v, LENGTHS, lambda b: keep[b, :, :, : LENGTHS[b]])
 
 
 @pytest.mark.parametrize("impl", ["simt", "sm90"])
