@@ -1,10 +1,16 @@
 """Tokens that go to other ranks: which they are, in which order, and which need no copy."""
 
+import contextlib
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from nbflash.distributed import parcels
+from nbflash.distributed.by_heads import queries_of
 from nbflash.distributed.parcels import Index, Parcels, taken
+from nbflash.inputs.arrays import alignment_in_memory, pointer
 
 APART = {3: np.array([0, 2, 5]), 1: np.array([1, 3, 4, 6])}
 RUNS = {3: np.arange(4, 7), 1: np.arange(4)}
@@ -81,3 +87,31 @@ def test_nothing():
     whole, parts = parcels.room(np, 2, (1, 4), np.float32, in_place=True)
     assert parts == {}
     assert parcels.ordered(whole, 2).shape == (2, 0, 1, 4)
+
+
+def test_tokens_are_taken_in_words_that_lie_at_their_multiples(monkeypatch):
+    """NumPy would take any, a GPU none that is misaligned."""
+    widths = []
+
+    def take(x, at, axis):
+        widths.append(x.itemsize)
+        assert pointer(x) % x.itemsize == 0
+        assert all(step % x.itemsize == 0 for step in x.strides)
+        return np.take(x, at, axis)
+
+    fake = SimpleNamespace(take=take), contextlib.nullcontext()
+    monkeypatch.setattr(parcels, "library", lambda x: fake)
+    memory, index = np.empty(16 * 64, np.uint8), Index(np.array([0, 2, 5]))
+    first = -pointer(memory) % 16
+    for off in (0, 8, 4, 2):
+        x = memory[first + off :][: 6 * 32].view(np.float16).reshape(1, 6, 2, 8)
+        x[...] = np.arange(x.size).reshape(x.shape)
+        np.testing.assert_array_equal(taken(x, index, 1), x[:, [0, 2, 5]])
+    assert widths == [16, 8, 4, 2]
+
+
+def test_every_head_of_q_alone_is_aligned_alike():
+    """The plan of the first slice runs all of them."""
+    q = np.zeros((2, 5, 4, 12), np.float16)
+    found = {alignment_in_memory(queries_of(q, slice(h, h + 1))) for h in range(4)}
+    assert len(found) == 1

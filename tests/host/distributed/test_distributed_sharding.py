@@ -58,6 +58,16 @@ def test_the_tile_of_a_sharding_counts():
     assert other.positions(1).size == 4
 
 
+def test_cells_of_bit_tiles_are_in_the_digest():
+    """Two masks with tiles of the same kinds at the same places."""
+    cells = np.eye(64, dtype=bool)
+    cells[3, 9] = True
+    one, other = (Sharding.of(masks.from_dense(x), 2, TILE) for x in (cells, cells.T))
+    assert (one.query_owner == other.query_owner).all()
+    assert (one.needs == other.needs).all()
+    assert one.digest != other.digest
+
+
 def test_the_heads_that_have_a_plane_are_in_the_digest():
     a, b = masks.causal(64), masks.window(64, left=7, right=0)
     one, other = (
