@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from numba.cuda.core import bytecode
@@ -240,3 +241,13 @@ def test_a_kernel_of_a_users_function_is_compiled_once(load, compiled):
     assert changed != first
     assert "compile_cubin" in done
     assert np.array_equal(cubin(OWN)[0], first)
+
+
+def test_a_function_that_was_compiled_before_has_no_key():
+    """Of which globals its code is, nobody knows."""
+    fresh, compiled = (numba.njit(lambda x: 2 * x) for _ in range(2))
+    compiled(1.0)
+    assert kernel_key.fresh_content(fresh) is not None
+    fresh(1.0)
+    assert kernel_key.fresh_content(fresh) is not None  # which it was seen before
+    assert kernel_key.fresh_content(compiled) is None

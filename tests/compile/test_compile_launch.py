@@ -2,7 +2,9 @@
 
 import ctypes
 import sys
+import threading
 from collections import namedtuple
+from dataclasses import replace
 from types import SimpleNamespace
 
 from numba.cuda.core.targetconfig import TargetConfig
@@ -49,6 +51,28 @@ def test_maps_words_and_what_is_bound(monkeypatch):
             [*words, [512 + address], *behind],
         )
     assert loads == [(SPEC, 0)]
+
+
+def test_another_thread_waits_until_the_words_are_taken(monkeypatch):
+    """The driver copies them when it launches: until then no other call writes to them."""
+    found, others = [], []
+
+    def launched(*arguments):
+        if not others:
+            others.append(threading.Thread(target=run, args=([2, 2, 2],)))
+            others[0].start()
+            others[0].join(0.2)
+        (first,) = (ctypes.c_void_p * 1).from_address(arguments[-2])
+        found.append(ctypes.c_uint64.from_address(first).value)
+
+    driver = SimpleNamespace(launchKernel=launched)
+    cuda = SimpleNamespace(driver=driver)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(launch, "load", lambda *given: (SPEC, 99))
+    run = launch.bind(replace(SPEC, maps=0), 1, (-5, 0.5), 0, (9, 0), lambda: 7)
+    run([1, 1, 1])
+    others[0].join()
+    assert found == [1, 2]
 
 
 def test_options_of_a_compilation_are_those_of_numba():

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from llvmlite import ir
-from numba.cuda.types import float32, float64, int32, int64, uint8, uint32
+from numba.cuda.types import float32, float64, int8, int32, int64, uint8, uint32
 
 from nbflash.cuda.ptx._asm import cuda_target
 from nbflash.cuda.ptx.traced import Scalar
@@ -23,6 +23,7 @@ from nbflash.cuda.tile.wgmma import dropout
 C_TYPES = {
     float32: ctypes.c_float,
     float64: ctypes.c_double,
+    int8: ctypes.c_int8,
     int32: ctypes.c_int32,
     int64: ctypes.c_int64,
     uint8: ctypes.c_uint8,
@@ -110,6 +111,43 @@ def test_every_number_of_8_bits(real):
     found = np.array([compiled(x) for x in codes])
     np.testing.assert_array_equal(found, codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64))
     assert np.isnan(found[[0x7F, 0xFF]]).all()
+
+
+@pytest.mark.parametrize("real", [float32, float64], ids=str)
+def test_int8_has_a_sign(real):
+    compiled = on_cpu(lambda x: widened(x, "int8", real), int8)
+    assert [compiled(x) for x in range(-128, 128)] == [*range(-128, 128)]
+
+
+@pytest.mark.parametrize("kind", [int32, uint32], ids=str)
+@pytest.mark.parametrize("name", ["less", "more", "at-least", "equal"])
+def test_whole_numbers_compare_by_the_sign_of_their_type(kind, name):
+    """The upper half of a uint32 is larger than the lower one."""
+    numpy_type, bits = getattr(np, str(kind)), [0, 1, 2**31 - 1, 2**31, 2**32 - 1]
+    numbers = [int(np.uint32(x).view(numpy_type)) for x in bits]
+    compare = {
+        "less": lambda a, b: a < b,
+        "more": lambda a, b: a > b,
+        "at-least": lambda a, b: a >= b,
+        "equal": equal,
+    }[name]
+    compiled = on_cpu(lambda a, b: select(compare(a, b), a * 0 + 1, 0), kind, kind)
+    for a in numbers:
+        for b in numbers:
+            assert compiled(a, b) == compare(a, b)
+
+
+def test_every_nan_stays_one_as_bfloat16():
+    """Rounding would carry out of the last ones, and cut off the first ones."""
+    compiled = on_cpu(lambda x: as_stored(x.bits_as(float32), "bfloat16").converted(uint32), uint32)
+    for bits in (0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FC00000):
+        assert np.isnan(np.uint16(compiled(bits)).view(ml_dtypes.bfloat16))
+
+
+def test_powers_of_float64_are_those_of_2():
+    """The device library has e^x and 10^x, too."""
+    text, _ = traced(tracing.exp2, float64)
+    assert '@"__nv_exp2"(double' in text
 
 
 def test_a_shift_of_a_signed_number_keeps_its_sign():
