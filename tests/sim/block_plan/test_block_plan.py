@@ -34,3 +34,9 @@ def test_groups_of_heads_that_share_keys():
 def test_more_items_than_are_ranked_at_a_time():
     given = random_map((1040, 8), (4, 4), (1, 1), 2, "all", seed=4)
     check_plan(given, (4, 4), batch=1, heads=1)
+
+
+def test_groups_of_which_one_has_a_stretch_more():
+    """Of three heads two are in one group, with more items than are ranked at a time."""
+    given = random_map((520, 8), (4, 4), (1, 1), 2, "all", seed=5)
+    check_plan(given, (4, 4), batch=1, heads=3, groups=2)

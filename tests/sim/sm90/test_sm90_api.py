@@ -68,6 +68,15 @@ def test_an_out_of_which_one_stride_is_off(steps):
     np.testing.assert_array_equal(got, nbflash.attention(q, k, v, impl="sm90"))
 
 
+def test_an_out_that_goes_backwards():
+    """A tensor map has no strides below 0: through a copy."""
+    q, k, v, _ = inputs(9, 20)
+    out = testing.poisoned(q.shape, q.dtype)[:, ::-1]
+    got = nbflash.attention(q, k, v, impl="sm90", out=out)
+    assert got is out
+    np.testing.assert_array_equal(out, nbflash.attention(q, k, v, impl="sm90"))
+
+
 def test_an_axis_of_length_one_has_any_stride():
     """Nothing steps along it, and a map with a stride of 18 bytes would be refused."""
     q, k, v, dout = inputs(20, 20, heads=(1, 1))
