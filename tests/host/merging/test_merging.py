@@ -370,3 +370,18 @@ def test_inputs_are_left_alone():
     nbflash.merge_sink_backward(dout, *a, np.zeros(3, np.float32), dlse=dlse)
     for x, y in zip((*a, *b, dout, dlse), before, strict=True):
         assert x.tobytes() == y.tobytes()
+
+
+def test_gradients_of_parts_with_a_large_offset_in_common():
+    """Only the difference of the outputs counts, and it is exact in float32."""
+    rng = np.random.default_rng(0)
+    steps = rng.integers(-4, 5, (2, 1, 5, 2, 16)).astype(np.float32) / 256
+    out_a, out_b = 1000 + steps
+    dout = rng.standard_normal(out_a.shape, np.float32)
+    lse = np.zeros((1, 2, 5), np.float32)
+    _, dlse_a, _, dlse_b = nbflash.merge_backward(dout, out_a, lse, out_b, lse)
+    terms = dout.astype(np.float64) * (out_a - out_b)
+    exact = terms.sum(-1).swapaxes(1, 2) / 4
+    largest = abs(terms).sum(-1).swapaxes(1, 2) / 4
+    assert (abs(dlse_a - exact) <= 16 * np.finfo(np.float32).eps * largest).all()
+    np.testing.assert_array_equal(dlse_b, -dlse_a)
