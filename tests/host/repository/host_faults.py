@@ -218,7 +218,7 @@ TABLES = [
             "(keys + tile_n - 2) // tile_n + 1",
             "(keys + tile_n - 1) // tile_n",
         ),
-        "tests/host/decode/test_decode.py::test_the_tiles_of_a_window[3-window3]",
+        "tests/host/decode/test_windows.py::test_the_tiles_of_a_window[3-window3]",
     ),
     (
         "nbflash.backends.split_kv.splits",
@@ -227,13 +227,13 @@ TABLES = [
             "min(-(-p.capacity // tile_n), most)",
             "-(-p.capacity // tile_n)",
         ),
-        "tests/host/decode/test_decode.py::test_the_tiles_of_a_window[3-window3]",
+        "tests/host/decode/test_windows.py::test_the_tiles_of_a_window[3-window3]",
     ),
 ]
 
 PROBLEM, ALL, WINDOW = "nbflash.inputs.decode_problem", "None-alone0", "window2-alone2"
 MOST, LEFT, RIGHT = "0 if mask is None else self.nq - 1", "min(left, self.capacity)", "min(right,"
-SEEN = "tests/host/decode/test_decode.py::test_what_a_token_sees"
+SEEN = "tests/host/decode/test_windows.py::test_what_a_token_sees"
 BOUNDS = [
     (PROBLEM, Mutant(*fault), f"{SEEN}[{case}-with_mask{case[-1]}]")
     for case, *fault in (
