@@ -358,8 +358,3 @@ def test_what_a_mask_of_everything_keeps_is_everything():
     rng = np.random.default_rng(0)
     q, k = (rng.standard_normal((1, n, 1, 8)).astype(np.float32) for n in (16, 5000))
     assert masks.coverage(q, k, masks.dense(16, 5000)) == 1
-
-
-def test_nodes_of_a_long_sequence_are_whole_tiles_on_both_axes():
-    found = masks.documents([192] * 6).stats((48, 64))
-    assert (found.node, found.components, found.reach_exact) == (192, 6, True)
