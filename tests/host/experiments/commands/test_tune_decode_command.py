@@ -14,15 +14,15 @@ from experiments.harness.errors import BadInput, OutOfBudget
 from experiments.harness.timing import WallClock
 from nbflash.backends.sm90.decode.host import config_for
 from nbflash.backends.split_kv.splits import splits_for
+from nbflash.planning.kernels import decode_problem
 
 MULTIPROCESSORS = 132
 DEVICE = SimpleNamespace(multiprocessors=MULTIPROCESSORS, smem_limit=227 * 1024)
 
 
 def problem_of(stored="bfloat16", head_dim=128, batch=1, capacity=65536):
-    sizes = {"batch": batch, "heads_kv": 8, "head_dim": head_dim, "capacity": capacity}
-    kinds = {"dtype": "bfloat16", "cache_dtype": stored, "page_size": None, "scale": 1.0}
-    return SimpleNamespace(**sizes, **kinds)
+    sizes = {"batch": batch, "heads_kv": 8, "capacity": capacity}
+    return decode_problem("bfloat16", head_dim, stored, 1, 4, None, **sizes)
 
 
 def candidates_of(impl, problem, sweep):
