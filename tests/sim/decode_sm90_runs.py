@@ -1,7 +1,6 @@
 """Runs of the Hopper decode kernel in the simulator, its parts merged as float64."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 from by_name import in_memory, simulate, strides, tensor_maps
@@ -13,6 +12,7 @@ from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
 from nbflash.backends.split_kv.part import TOKENS
 from nbflash.backends.split_kv.splits import heads_together, scale_strides, walk
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
+from nbflash.planning.kernels import decode_problem
 
 WORDS = np.float32, np.uint32
 WALKED = "plane_of", "row_ptr", "col_idx", "kinds", "lo", "hi", "bits"
@@ -52,8 +52,9 @@ def parts(
     cfg = replace(decode_config(q.dtype.name, head_dim, page_size, stored, **known), **changed)
     assert not cfg.why_not()
     capacity = k.shape[1] if block_table is None else block_table.shape[1] * page_size
-    sizes = {"batch": batch, "nq": nq, "heads": heads, "heads_kv": heads_kv, "capacity": capacity}
-    p = SimpleNamespace(**sizes, window=None)
+    dtypes, more = (q.dtype.name, head_dim, stored or q.dtype.name), {"heads_kv": heads_kv}
+    more |= {"batch": batch, "capacity": capacity}
+    p = decode_problem(*dtypes, nq, heads // heads_kv, page_size, **more)
     pack = heads_together(p, mask)
     _, _, tables = walk(p, mask, TOKENS, cfg.tile_n, pack)
     part_o = testing.poisoned((splits, batch, nq, heads, head_dim), np.float32)
