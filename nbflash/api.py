@@ -314,7 +314,13 @@ def why_not(
     score: Score | None = None,
     dropout: float = 0.0,
 ) -> list[str]:
-    """Reasons why ``impl`` cannot run this call on this machine.
+    """Reasons why ``impl`` cannot run this call of `attention` on this machine.
+
+    Parameters
+    ----------
+    impl : {"auto", "sm90", "sm80", "simt", "cpu", "reference"}
+    q, k, v, mask, causal, window, scale, score, dropout
+        As in `attention`; only shapes and layouts are read.
 
     Returns
     -------
