@@ -9,7 +9,7 @@ import numpy as np
 import masks
 from nbflash.definitions.quantised import LIMITS, dequantise
 from nbflash.definitions.types import Array, ArrayT, Scale, Window
-from nbflash.inputs.arrays import CUDA, as_given, device_of, signature
+from nbflash.inputs.arrays import CUDA, as_given, device_of
 from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.decode_problem import (
     Cache,
@@ -222,8 +222,7 @@ def run_decode(
 
 
 def _check_on_host(q, cache, mask, scale, impl, window=None, score=None):
-    signatures = [None if x is None else signature(x) for x in cache]
-    call = ("decode", signature(q), *signatures, mask, scale, type(scale), impl, window, score)
+    call = decode_plan.key_of(q, cache, mask, scale, impl, window, score)
     problem = cache_of_plans.plans.get(call)
     if problem is None:
         problem = decode_plan.checked(q, cache, mask, scale, window, score)

@@ -95,16 +95,17 @@ def warm(
         if not 1 <= head_dim <= MAX_HEAD_DIM:
             raise ValueError(f"head_dims has {head_dim}: must be 1 to {MAX_HEAD_DIM}")
     found, of_attention = {}, [which for which in passes if which != "decode"]
+    patterns = patterns if of_attention else ()
     for head_dim, dtype, pattern in itertools.product(head_dims, dtypes, patterns):
-        if not of_attention:
-            break
         for mask in _masks(pattern):
             problem = cuda_problem(dtype, head_dim, *mask.shape)
             for each, probability in itertools.product(score, dropout):
                 spec = AttentionSpec(problem, mask, each, check_dropout(probability))
                 found |= dict.fromkeys(kernels_of(spec, capability, passes=of_attention))
-    for head_dim, dtype in itertools.product(head_dims, dtypes) if "decode" in passes else ():
-        found |= dict.fromkeys(common_decode_kernels(dtype, head_dim, capability, cache_dtypes))
+    if "decode" in passes:
+        for head_dim, dtype in itertools.product(head_dims, dtypes):
+            specs = common_decode_kernels(dtype, head_dim, capability, cache_dtypes)
+            found |= dict.fromkeys(specs)
     jobs = [(spec, capability) for spec in found if launch.is_cold(spec, capability)]
     most = cores() if workers is None else workers
     return len(compile_all(jobs, min(most, len(jobs)), bar=progress))

@@ -60,17 +60,12 @@ class Backend:
         return [f"decode does not run on {self.name}"]
 
     def why_not_decode_on(self, problem, capability) -> list[str]:
-        """Reasons in a device, of those that it runs on otherwise, against a `DecodeProblem`."""
+        """Reasons why it cannot run a `DecodeProblem` on a device of this compute capability."""
         return []
 
     def faster_decode(self, problem, mask) -> str | None:
         """The name of an implementation that "auto" prefers, if it can run a `DecodeProblem`."""
         return None
-
-    def why_not_given(self, problem, *names) -> list[str]:
-        """Reasons in what a `DecodeProblem` has by these names, if kernels take none."""
-        given = (name for name in names if getattr(problem, name) is not None)
-        return [f"decode with {name}= does not run on {self.name}" for name in given]
 
     def why_not_memory(self, problem) -> list[str]:
         """Reasons in where the arrays of a problem are."""

@@ -7,7 +7,7 @@ LN2 = math.log(2.0)
 # Of what the Hopper kernels multiply scores with: at scale 0 2^(S · scale) is 1, but −∞ · scale −∞.
 LEAST_SCALE = 1e-30
 
-#: Bytes of an element of the dtypes that tensors have.
+#: Bytes of an element, by the dtype of a tensor.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 #: Threads of a warp.

@@ -97,7 +97,9 @@ class DecodeProblem:
         return replace(self, nq=self.capacity)
 
     def most_keys(self, mask) -> int:
-        """Keys of a sequence that count, whatever its length."""
+        """The number of keys at which the length of a sequence is cut: all that a mask has columns
+        for, at most the capacity.
+        """
         return self.capacity if mask is None else min(self.capacity, mask.shape[1])
 
     def window_within(self, mask) -> tuple[int, int]:

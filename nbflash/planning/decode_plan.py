@@ -25,18 +25,7 @@ _captured = []  # what CUDA graphs may run and write to, as long as the process 
 
 def lookup(q, cache, mask, scale, impl, window=None, score=None) -> CudaDecoder:
     """The cached decoder of a call of native arrays, made and checked when the call is new."""
-    signatures = [None if x is None else arrays.signature(x) for x in cache]
-    call = (
-        "decode",
-        arrays.signature(q),
-        *signatures,
-        mask,
-        scale,
-        type(scale),
-        impl,
-        window,
-        score,
-    )
+    call = key_of(q, cache, mask, scale, impl, window, score)
     found = remembered.plans.get(call)  # as for plans, what cannot be hashed is not valid
     if found is None:
         problem = checked(q, cache, mask, scale, window, score)
@@ -44,6 +33,12 @@ def lookup(q, cache, mask, scale, impl, window=None, score=None) -> CudaDecoder:
         found = CudaDecoder(problem, mask, q, cache, BACKENDS[impl].decode_partial)
         remembered.plans.put(call, found)
     return found
+
+
+def key_of(q, cache, mask, scale, impl, window, score) -> tuple:
+    """What calls of one plan have in common."""
+    signatures = [None if x is None else arrays.signature(x) for x in (q, *cache)]
+    return ("decode", *signatures, mask, scale, type(scale), impl, window, score)
 
 
 def checked(q, cache, mask, scale=None, window=None, score=None) -> DecodeProblem:

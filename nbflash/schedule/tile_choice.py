@@ -1,7 +1,7 @@
 """Which size of tile a mask asks for: the mask is not tiled for the others."""
 
 
-def fastest(configs, mask, masked=1, of_a_row=0, by_columns=False):
+def fastest(configs, mask, masked=1, row_cost=0, by_columns=False):
     """The configuration whose tiles take the least time.
 
     Parameters
@@ -12,10 +12,10 @@ def fastest(configs, mask, masked=1, of_a_row=0, by_columns=False):
     mask : masks.Mask or nbflash.inputs.block_layout.BlockLayout
     masked : int
         How many full tiles take as long as one with a mask.
-    of_a_row : int
-        Scores that take as long as what a row of tiles begins and ends with.
+    row_cost : int
+        Prologue and epilogue of a block, which has one row of tiles, as so many scores.
     by_columns : bool
-        Rows are those of ``tile_n`` keys.
+        A block has a column of tiles, ``tile_n`` keys, instead of a row.
     """
 
     def time(config):
@@ -23,6 +23,6 @@ def fastest(configs, mask, masked=1, of_a_row=0, by_columns=False):
         tiles = full + masked * (live - full)
         size, own = (mask.shape[1], config.tile_n) if by_columns else (mask.shape[0], config.tile_m)
         rows = len(mask.planes) * -(-size // own)
-        return tiles * config.tile_m * config.tile_n / config.speed + of_a_row * rows
+        return tiles * config.tile_m * config.tile_n / config.speed + row_cost * rows
 
     return configs[0] if len(configs) == 1 else min(configs, key=time)

@@ -119,3 +119,17 @@ def _place(s, b, h, q_idx, kv_idx):
 
 def _one(s, b, h, q_idx, kv_idx):
     return 1.0
+
+
+def windows(kernel):
+    windowed(kernel, "edge")
+    windowed(kernel, "both", masked=True)
+
+
+def scores_of_places(kernel):
+    scored(kernel, "place", window=(4, None), masked=True)
+    scored(kernel, "alibi")
+
+
+#: Cases of families of planted faults, each of a `Kernel`.
+RULES = {"windows": windows, "scores": scores_of_places, "before": before_the_first_key}

@@ -28,14 +28,14 @@ from nbflash.inputs import arrays
 from nbflash.schedule.tile_choice import fastest
 
 ALIGNMENT = 16  # bytes, of the rows of every tensor
-# By causal masks and windows of 512 to 4096 tokens on an H200: notes/sm80.md.
-MASKED, OF_A_ROW = 1.4, 8000
+# Of `fastest`, from causal masks and windows of 512 to 4096 tokens on an H200: notes/sm80.md.
+MASKED, ROW_COST = 1.4, 8000
 
 
 def choose(direction, configs, mask):
-    """Of the rows of both tables of a direction the one that a mask is computed fastest by."""
+    """Of the configurations of a direction the one that computes a mask fastest."""
     by_columns = direction == "backward"
-    return fastest(fitting(configs, mask), mask, MASKED, OF_A_ROW, by_columns)
+    return fastest(fitting(configs, mask), mask, MASKED, ROW_COST, by_columns)
 
 
 class _Backward(NamedTuple):

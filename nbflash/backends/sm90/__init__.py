@@ -54,8 +54,7 @@ class Sm90(Backend):
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         from nbflash.backends.sm90.decode import host
 
-        reasons = self.why_not_given(problem, "window", "score")
-        return reasons + host.why_not(problem, mask, q, cache)
+        return host.why_not(problem, mask, q, cache)
 
     def faster_decode(self, problem, mask) -> str | None:
         """Where memory bounds it: few rows, and nothing to convert (notes/sm80.md)."""

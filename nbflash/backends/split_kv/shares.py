@@ -20,7 +20,7 @@ class Shares(NamedTuple):
     tables: list  # of the mask's schedule
 
 
-def share_out(device, problem, mask, cfg, block_table, splits=None, *, scored=False) -> Shares:
+def share_out(device, problem, mask, cfg, block_table, splits=None) -> Shares:
     """The `Shares` of a kernel with the geometry ``cfg``.
 
     Parameters
@@ -33,8 +33,6 @@ def share_out(device, problem, mask, cfg, block_table, splits=None, *, scored=Fa
         Only its layout is read.
     splits : int, optional
         Instead of what the rule gives.
-    scored : bool
-        There are score functions: what they take is not in base 2.
     """
     p, pack = problem, heads_together(problem, mask)
     _, tiles, tables = walk(p, mask, TOKENS, cfg.tile_n, pack)
@@ -45,6 +43,6 @@ def share_out(device, problem, mask, cfg, block_table, splits=None, *, scored=Fa
     if block_table is not None:
         width, page_size = block_table.strides[0] // block_table.itemsize, p.page_size
     heads = p.heads, pack, p.heads // p.heads_kv
-    scale = max(abs(p.scale) * (1.0 if scored else LOG2_E), LEAST_SCALE)
+    scale = max(abs(p.scale) * (LOG2_E if p.score is None else 1.0), LEAST_SCALE)
     sizes = width, page_size, p.most_keys(mask), p.batch, p.nq, *heads, splits, scale
     return Shares(splits, counted, items * splits, sizes, tables)

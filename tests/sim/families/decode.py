@@ -104,30 +104,18 @@ def on_tiles(modules):
     return decode_rules.Kernel(run, 16, np.float32, head_dim=64)
 
 
-def check_windows(modules):
-    decode_rules.windowed(on_tiles(modules), "edge")
-    decode_rules.windowed(on_tiles(modules), "both", masked=True)
+def of_rules(rule):
+    return lambda modules: rule(on_tiles(modules))
 
 
-def check_scores(modules):
-    decode_rules.scored(on_tiles(modules), "place", window=(4, None), masked=True)
-    decode_rules.scored(on_tiles(modules), "alibi")
-
-
-def check_before(modules):
-    decode_rules.before_the_first_key(on_tiles(modules))
-
-
-CHECKS = (
-    *(check_contiguous, check_poisoned, check_paged, check_masks, check_quantised),
-    *(check_windows, check_scores, check_before),
-)
+CHECKS = check_contiguous, check_poisoned, check_paged, check_masks, check_quantised
 
 
 FAMILY = Family(
     "decode",
     CHAIN,
-    {check.__name__.removeprefix("check_"): check for check in CHECKS},
+    {check.__name__.removeprefix("check_"): check for check in CHECKS}
+    | {name: of_rules(rule) for name, rule in decode_rules.RULES.items()},
     MUTANTS,
     generate=(KERNEL,),
 )

@@ -115,18 +115,12 @@ def on_tiles(host):
     return decode_rules.Kernel(partial(decoded, host=host), T, np.float16, (6, 2))
 
 
-def windows(host):
-    decode_rules.windowed(on_tiles(host), "edge")
-    decode_rules.windowed(on_tiles(host), "both", masked=True)
+def of_rule(name, rule):
+    def case(host):
+        rule(on_tiles(host))
 
-
-def scores(host):
-    decode_rules.scored(on_tiles(host), "place", window=(4, None), masked=True)
-    decode_rules.scored(on_tiles(host), "alibi")
-
-
-def before(host):
-    decode_rules.before_the_first_key(on_tiles(host))
+    case.__name__ = name
+    return case
 
 
 def scored_bytes(run):
@@ -140,7 +134,8 @@ def scored_bytes(run):
     check_scored(got, q, k, v, LENGTHS, score_of, keep_of(LENGTHS, NQ, window))
 
 
-WORDS = beyond, rows, poisoned, by_head, races, masked, causal, windows, scores, before
+WORDS = beyond, rows, poisoned, by_head, races, masked, causal
+WORDS += tuple(of_rule(*named) for named in decode_rules.RULES.items())
 ALL_BYTES = end_bytes, scored_bytes, *BYTES
 CASES = WORDS + ALL_BYTES
 CASES_OF = {COMPUTING: WORDS, STORED: ALL_BYTES}

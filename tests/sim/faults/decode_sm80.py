@@ -71,7 +71,7 @@ SCORE = (
     Mutant("places of the first head", "types.int32(head + nth)", "types.int32(head)"),
     Mutant("positions of the first token", "types.int32(first + token)", "first"),
     Mutant("slopes of the upper row's head", "hold(below[1], params", "hold(above[1], params"),
-    Mutant("scores in base e", "return rest(params, scale, UNIT)", "return scale"),
+    Mutant("scores in base e", "rest(params, scale, UNIT)", "scale"),
 )
 COMPUTE = (
     Mutant("rows behind the last", "both(row < valid, chunk < USED)", "chunk < USED"),
@@ -213,8 +213,8 @@ SHARE = (
     Mutant("blocks for all tokens alike", "-(-p.nq * pack // cfg.tile_m)", "1"),
     Mutant("blocks of heads", "(p.heads // pack)", "p.heads_kv"),
     Mutant("key heads as heads", "pack, p.heads // p.heads_kv", "pack, 1"),
-    Mutant("scale of natural scores", "(1.0 if scored else LOG2_E)", "1.0"),
-    Mutant("scale in base 2 before a score", "(1.0 if scored else LOG2_E)", "LOG2_E"),
+    Mutant("scale of natural scores", "(LOG2_E if p.score is None else 1.0)", "1.0"),
+    Mutant("scale in base 2 before a score", "(LOG2_E if p.score is None else 1.0)", "LOG2_E"),
     Mutant(
         "a table as if contiguous",
         "block_table.strides[0] // block_table.itemsize",

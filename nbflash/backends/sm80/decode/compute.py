@@ -48,7 +48,7 @@ def make_compute(cfg):
     probabilities, row_sums = softmax.probabilities, softmax.row_sums
     add_sums = softmax.add_sums
     scale_rows, apply_keep = Fragment(1, TILE.width).make_scale_rows(), make_apply_keep(KEYS, 0)
-    _, scored, unit_of = make_scored(cfg)
+    scored = make_scored(cfg)
 
     @unrolled
     def send_chunk(to, q, at, row, chunk, valid):
@@ -77,9 +77,7 @@ def make_compute(cfg):
         m, l, acc = state
         q_at, k_at, v_at = operands(first, ring, lane)
         # S = Q Kᵀ
-        s = gemm_qk(S_START, q_at, k_at)
-        places, params, scale = scoring
-        s, unit = scored(s, places, params, scale), unit_of(params, scale)
+        s, unit = scored(gemm_qk(S_START, q_at, k_at), scoring)
         if hidden:
             s = apply_keep(s, keep)
         # P = 2^(S · unit − m)

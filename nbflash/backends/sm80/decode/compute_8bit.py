@@ -47,7 +47,7 @@ def make_compute(cfg):
     probabilities, row_sums = softmax.probabilities, softmax.row_sums
     add_sums = softmax.add_sums
     scale_rows, apply_keep = Fragment(1, cfg.width).make_scale_rows(), make_apply_keep(KEYS, 0)
-    _, scored, factor_of = make_scored(cfg)
+    scored = make_scored(cfg)
 
     @inlined
     def row_of_q(q, q_stride, rows, row, lane):
@@ -87,8 +87,7 @@ def make_compute(cfg):
         # S = Q Kᵀ ∘ scale
         s = scores(smem, types.int32(word + 4 * lane), stage, r, c)
         s = scale_scores(s, load_scales(smem, own), q_factors)
-        places, params, scale = scoring
-        s, factor = scored(s, places, params, scale), factor_of(params, scale)
+        s, factor = scored(s, scoring)
         if hidden:
             s = apply_keep(s, keep)
         # P = 2^(S · factor − m)

@@ -167,7 +167,7 @@ _STORED = (
 )
 
 
-_SCORED_WARPS = 4  # at most, with score functions: of eight, two blocks have too few registers
+_SCORED_WARPS = 4  # at most, with score functions: two blocks of eight warps would spill registers
 
 
 def decode_config(

@@ -54,8 +54,8 @@ class Sm80Partial:
     def __init__(self, device, problem, mask, q, cache, *, config=None, splits=None):
         p, cfg = problem, config or self.config_for(device, problem, mask)
         score, params = score_params.prepare(p.score, p.in_positions, device.capability)
-        cfg, scored = replace(cfg, score=score), score is not None
-        shares = share_out(device, p, mask, cfg, cache.block_table, splits, scored=scored)
+        cfg = replace(cfg, score=score)
+        shares = share_out(device, p, mask, cfg, cache.block_table, splits)
         self.splits, self.counted = shares.splits, shares.counted
         shrink = 2 // cache.k_cache.itemsize  # two bytes are an element
         caches = (tuple(s // shrink for s in arrays.strides(x)) for x in cache[:2])

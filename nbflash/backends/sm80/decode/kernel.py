@@ -32,7 +32,7 @@ from nbflash.backends.sm80.decode import compute, compute_8bit
 from nbflash.backends.sm80.decode.config import KEYS, ROWS
 from nbflash.backends.sm80.decode.copies import make_copies
 from nbflash.backends.sm80.decode.results import make_results
-from nbflash.backends.sm80.decode.score import make_scored
+from nbflash.backends.sm80.decode.score import make_places_of
 from nbflash.backends.split_kv.combine_in_block import make_join_parts
 from nbflash.backends.split_kv.part import make_rows, make_tiles_of_window
 from nbflash.cuda.kernel_spec import INDEX, SCHEDULE, STRIDES, KernelSpec
@@ -70,7 +70,7 @@ def make_decode_sm80(cfg):
     look_up, send = make_copies(cfg)
     wait, wait_q = cp_async_wait(STAGES - 2), cp_async_wait(STAGES - 1)
     (row_at, keep_of), tiles_of_window = make_rows(cfg, windows=True), make_tiles_of_window(cfg)
-    places_of, _, _ = make_scored(cfg)
+    places_of = make_places_of(cfg)
     store_results, join_parts = make_results(cfg), make_join_parts(cfg)
     advance = make_advance(STAGES)
 
@@ -142,7 +142,7 @@ def make_decode_sm80(cfg):
         length = types.int32(min(max(lengths[b], 0), capacity))
         if MASKED:
             plane = types.int32(plane_of[rest])
-        # All tokens see the keys of a warp if the first one is 0 to seen_by_all behind seen_from.
+        # All tokens see the 16 keys of a warp if its first key is seen_from + (0 … seen_by_all).
         seen_from = types.int32(length - 1 - left)
         seen_by_all = types.int32(left + right + 2 - nq - KEYS)
         if SCORED and length < nq:

@@ -12,15 +12,11 @@ from nbflash.cuda.tile.tracing import unrolled
 from nbflash.definitions.constants import LOG2_E
 
 
-def make_scored(cfg):
-    """``places_of, scored, unit_of`` of a warp's 16 keys.
+def make_places_of(cfg):
+    """``places_of(row, key, sequence)``: where the lane's scores are, of its upper row and lower.
 
-    places_of(row, key, sequence)        where the lane's scores are: of its upper row and of its
-                                         first key; ``sequence`` is its number, the position of its
-                                         first token, the first head, the heads that share rows and
-                                         the number of rows
-    scored(s, places, params, scale)     what the functions make of scores
-    unit_of(params, scale)               what the result is multiplied with in base 2
+    ``row`` is the upper one and ``key`` the lane's first; ``sequence`` is its number, the position
+    of its first token, the first head, the heads that share rows and the number of rows.
     """
     if cfg.score is None:
 
@@ -28,15 +24,37 @@ def make_scored(cfg):
         def nowhere(row, key, sequence):
             return ()
 
-        @inlined
-        def same(s, places, params, scale):
-            return s
+        return nowhere
+
+    @inlined
+    def place_of(row, key, sequence):
+        """Rows behind the last repeat it; a token before the first key sees nothing anywhere."""
+        b, first, head, pack, count = sequence
+        token, nth = divmod_int32(types.int32(min(row, count - 1)), pack)
+        position = max(types.int32(first + token), types.int32(0))
+        return b, types.int32(head + nth), types.int32(position), key
+
+    @inlined
+    def places_of(row, key, sequence):
+        below = place_of(types.int32(row + 8), key, sequence)
+        return place_of(row, key, sequence), below
+
+    return places_of
+
+
+def make_scored(cfg):
+    """``scored(s, scoring)`` of a warp's 16 keys: what the functions make of scores, and its unit.
+
+    Probabilities are 2^(score · unit − m). ``scoring`` are the lane's places, the parameters of the
+    functions, and the scale.
+    """
+    if cfg.score is None:
 
         @inlined
-        def scale_of(params, scale):
-            return scale
+        def same(s, scoring):
+            return s, scoring[2]
 
-        return nowhere, same, scale_of
+        return same
     fragment, UNIT = Fragment(1, KEYS), types.float32(LOG2_E)
     rows = [[i for i in range(fragment.size) if fragment.row(i) == row] for row in range(2)]
     score = make_score(cfg.score, [(0, fragment.column(i)) for i in rows[0]], cfg.dtype)
@@ -56,27 +74,10 @@ def make_scored(cfg):
         return tuple(values[i] for i in range(fragment.size))
 
     @inlined
-    def place_of(row, key, sequence):
-        """Rows behind the last repeat it; a token before the first key sees nothing anywhere."""
-        b, first, head, pack, count = sequence
-        token, nth = divmod_int32(types.int32(min(row, count - 1)), pack)
-        position = max(types.int32(first + token), types.int32(0))
-        return b, types.int32(head + nth), types.int32(position), key
-
-    @inlined
-    def places_of(row, key, sequence):
-        below = place_of(types.int32(row + 8), key, sequence)
-        return place_of(row, key, sequence), below
-
-    @inlined
-    def scored(s, places, params, scale):
-        above, below = places
+    def scored(s, scoring):
+        (above, below), params, scale = scoring
         upper = apply(upper_of(s), hold(above[1], params, scale), above, params, scale)
         lower = apply(below_of(s), hold(below[1], params, scale), below, params, scale)
-        return joined(upper, lower)
+        return joined(upper, lower), rest(params, scale, UNIT)
 
-    @inlined
-    def unit_of(params, scale):
-        return rest(params, scale, UNIT)
-
-    return places_of, scored, unit_of
+    return scored

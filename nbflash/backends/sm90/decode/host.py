@@ -20,10 +20,12 @@ def config_for(problem, mask):
 
 def why_not(problem, mask, q, cache) -> list[str]:
     """Reasons why this kernel cannot run a problem in its layout; empty when it can."""
-    p = problem
+    p, given = problem, {"window": problem.window, "score": problem.score}
+    none = "decode with {}= does not run on sm90"
+    reasons = [none.format(name) for name, x in given.items() if x is not None]
     if p.dtype not in ("float16", "bfloat16"):
-        return [f"needs float16 or bfloat16, got {p.dtype}"]
-    reasons = config_for(p, mask).why_not()
+        return [*reasons, f"needs float16 or bfloat16, got {p.dtype}"]
+    reasons += config_for(p, mask).why_not()
     paged = q, cache.k_cache, cache.v_cache
     least = min(map(arrays.alignment, paged))
     if least < tensor_map.ALIGNMENT and p.device == arrays.CUDA:
