@@ -131,10 +131,13 @@ class Classification:
         self._batch, self._dtype, self._seed = batch, getattr(torch, dtype), seed
         self._device = next(model.parameters()).device.type
 
-    def loss_at(self, step):
+    def batch_at(self, step):
+        """int64 tokens (batch, parts, n) and labels (batch,)."""
         rng = np.random.default_rng([self._seed, step])
-        logits, labels = self._logits(self._train, rng.integers(len(self._train), size=self._batch))
-        return functional.cross_entropy(logits.float(), labels)
+        return _batch(self._train, rng.integers(len(self._train), size=self._batch))
+
+    def loss_of(self, tokens, labels):
+        return functional.cross_entropy(self._logits(tokens).float(), labels)
 
     def evaluate(self):
         return self.accuracy(self._validation)
@@ -144,12 +147,14 @@ class Classification:
         """The share of examples whose class has the largest logit."""
         right, parts = 0, -(-len(data) // self._batch)
         for chosen in np.array_split(np.arange(len(data)), parts):
-            logits, labels = self._logits(data, chosen)
-            right += (logits.argmax(dim=-1) == labels).sum().item()
+            tokens, labels = (torch.from_numpy(x).to(self._device) for x in _batch(data, chosen))
+            right += (self._logits(tokens).argmax(dim=-1) == labels).sum().item()
         return right / len(data)
 
-    def _logits(self, data, chosen):
-        tokens = torch.from_numpy(data.tokens[chosen].astype(np.int64)).to(self._device)
-        labels = torch.from_numpy(data.labels[chosen]).to(self._device)
+    def _logits(self, tokens):
         with torch.autocast(self._device, self._dtype, enabled=self._dtype != torch.float32):
-            return self._model(tokens), labels
+            return self._model(tokens)
+
+
+def _batch(data, chosen):
+    return data.tokens[chosen].astype(np.int64), data.labels[chosen]

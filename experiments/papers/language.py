@@ -114,23 +114,26 @@ class Language:
             np.frombuffer(text, np.uint8).astype(np.int64) for text in (train, held_out)
         )
 
-    def loss_at(self, step):
-        return self._loss(self._train, np.random.default_rng([self._seed, step]))
+    def batch_at(self, step):
+        """int64 bytes and labels, each (batch, tokens)."""
+        return self._pieces(self._train, np.random.default_rng([self._seed, step]))
+
+    def loss_of(self, pieces, labels):
+        cast = torch.autocast(self._device, self._dtype, enabled=self._dtype != torch.float32)
+        with cast, backend_of(self._attention):
+            return self._model(input_ids=pieces, labels=labels).loss
 
     def evaluate(self):
         """The mean loss of pieces that no step has seen, the same ones at every time."""
         rng = np.random.default_rng(self._seed)
-        return float(np.mean([self._loss(self._held_out, rng).item() for _ in range(4)]))
+        batches = [map(torch.from_numpy, self._pieces(self._held_out, rng)) for _ in range(4)]
+        losses = [self.loss_of(*(x.to(self._device) for x in batch)) for batch in batches]
+        return float(np.mean([loss.item() for loss in losses]))
 
-    def _loss(self, text, rng):
+    def _pieces(self, text, rng):
         starts = rng.integers(len(text) - self._tokens, size=self._batch)
         pieces = np.stack([text[start : start + self._tokens] for start in starts])
-        labels = pieces
-        if self._is_bert:
-            hidden = rng.random(pieces.shape) < HIDDEN_SHARE
-            labels = np.where(hidden, pieces, IGNORED)
-            pieces = np.where(hidden, HIDDEN, pieces)
-        given = [torch.from_numpy(x).to(self._device) for x in (pieces, labels)]
-        cast = torch.autocast(self._device, self._dtype, enabled=self._dtype != torch.float32)
-        with cast, backend_of(self._attention):
-            return self._model(input_ids=given[0], labels=given[1]).loss
+        if not self._is_bert:
+            return pieces, pieces
+        hidden = rng.random(pieces.shape) < HIDDEN_SHARE
+        return np.where(hidden, HIDDEN, pieces), np.where(hidden, pieces, IGNORED)

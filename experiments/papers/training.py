@@ -29,6 +29,53 @@ class Progress:
     curve: list = field(default_factory=list)
 
 
+class RecordedStep:
+    """A step that is run a few times, then recorded as a CUDA graph, which each later call replays.
+
+    Parameters
+    ----------
+    step : callable
+        Takes tensors on the current GPU, of the same shapes at every call, and returns one. It
+        does not wait for the device.
+    """
+
+    #: Steps before the recording: they compile kernels and allocate what the optimiser keeps.
+    WARM = 3
+
+    def __init__(self, step):
+        self._step, self._calls = step, 0
+        self._stream, self._graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+
+    def __call__(self, *batch):
+        self._calls += 1
+        if self._calls <= self.WARM:
+            return self._on_a_stream(batch)
+        if self._calls == self.WARM + 1:
+            self._batch = [x.clone() for x in batch]
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._result = self._step(*self._batch)
+        for own, given in zip(self._batch, batch, strict=True):
+            own.copy_(given)
+        self._graph.replay()
+        return self._result
+
+    def _on_a_stream(self, batch):
+        """A step where recording will happen: what a stream allocates first is there by then."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = self._step(*batch)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return result
+
+
+def _adamw(model, rate, device):
+    """AdamW in one kernel on a GPU, where its rate is a tensor that a recorded step reads."""
+    if device != "cuda":
+        return torch.optim.AdamW(model.parameters(), lr=rate)
+    rate = torch.tensor(rate, device=device)
+    return torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=True)
+
+
 class Trainer:
     """A model and where it is kept.
 
@@ -36,22 +83,26 @@ class Trainer:
     ----------
     model : torch.nn.Module
     task : object
-        ``loss_at(step)`` is the loss on the batch of a step, which the step alone decides, so that
-        a run that was interrupted takes the same ones; ``evaluate()`` is a number for the curve.
+        ``batch_at(step)`` is a tuple of NumPy arrays, which the step alone decides, so that a run
+        that was interrupted takes the same ones; ``loss_of`` takes them as tensors;
+        ``evaluate()`` is a number for the curve.
     settings : dict
-        ``steps``, ``rate``, ``warmup``, ``evaluate`` (steps between two checkpoints).
+        ``steps``, ``rate``, ``warmup``, ``evaluate`` (steps between two checkpoints). With
+        ``graph`` a GPU replays its steps (`RecordedStep`): the host's launches do not bound them.
     path : pathlib.Path, optional
         Of the checkpoint; without it nothing is kept.
     """
 
-    UNTIMED = 3
+    UNTIMED = RecordedStep.WARM + 1
 
     def __init__(self, model, task, settings, path):
         self.model, self._task = model, task
         self._settings, self._path = settings, path and Path(path)
         self._device = next(model.parameters()).device.type
-        fused = self._device == "cuda"
-        self._optimiser = torch.optim.AdamW(model.parameters(), lr=settings["rate"], fused=fused)
+        self._optimiser = _adamw(model, settings["rate"], self._device)
+        self._learn = self._eager
+        if self._device == "cuda" and settings.get("graph"):
+            self._learn = RecordedStep(self._eager)
         self.progress = Progress()
         if self._path and self._path.exists():
             self._load()
@@ -96,15 +147,25 @@ class Trainer:
 
     def _step(self):
         self.model.train()
+        rate = self._settings["rate"] * self._schedule(self.progress.step)
         for group in self._optimiser.param_groups:
-            group["lr"] = self._settings["rate"] * self._schedule(self.progress.step)
-        loss = self._task.loss_at(self.progress.step)
+            if torch.is_tensor(group["lr"]):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        batch = map(torch.from_numpy, self._task.batch_at(self.progress.step))
+        loss = self._learn(*(x.to(self._device) for x in batch))
+        self.progress.step += 1
+        return loss
+
+    def _eager(self, *batch):
+        """One step of the optimiser; the loss before it."""
+        loss = self._task.loss_of(*batch)
         self._optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimiser.step()
-        self.progress.step += 1
-        return loss
+        return loss.detach()
 
     def _schedule(self, step):
         """Linear up to ``warmup``, then a cosine down to nothing."""
