@@ -115,8 +115,8 @@ class Nystromformer(nn.Module):
 
     def forward(self, q, k, v, keep=None, dropout=0.0):
         scale = q.shape[-1] ** -0.5
-        weight = torch.ones(q.shape[0], q.shape[2]) if keep is None else keep
-        weight = weight.to(q).unflatten(1, (self.landmarks, -1))[:, None, ..., None]
+        weight = q.new_ones(q.shape[0], q.shape[2]) if keep is None else keep.to(q)
+        weight = weight.unflatten(1, (self.landmarks, -1))[:, None, ..., None]
         total = weight.sum(dim=3)
         q_mean, k_mean = (
             (x.unflatten(2, (self.landmarks, -1)) * weight).sum(dim=3) / total.clamp_min(1)
