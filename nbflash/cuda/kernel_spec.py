@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nbflash.cuda.ptx._asm import types
+from nbflash.cuda import kinds
 
-INDEX = types.CPointer(types.int32)
-STRIDES = types.UniTuple(types.int64, 3)  # batch, sequence, head; in elements
-SCHEDULE = (*(INDEX,) * 7, types.CPointer(types.uint32))
+INDEX = kinds.pointer(kinds.int32)
+STRIDES = kinds.several((kinds.int64,) * 3)  # batch, sequence, head; in elements
+SCHEDULE = (*(INDEX,) * 7, kinds.pointer(kinds.uint32))
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class KernelSpec:
         ``make(config)`` returns the kernel as a Python function.
     config : frozen dataclass
         With ``threads``, ``min_blocks`` and ``smem_bytes``.
-    signature : tuple of Numba types
+    signature : tuple of Kind
     maps : int
         The first arguments that are tensor maps, passed by value.
     whole_program : bool

@@ -15,6 +15,7 @@ import warnings
 from nbflash.cuda import bundled, kernel_key, ptxas
 from nbflash.cuda.availability import arch_of, cubin_dir
 from nbflash.cuda.collector import collector_off
+from nbflash.cuda.kinds import float32, float64, int64
 from nbflash.cuda.ptx._asm import compiling_for, cuda, types
 from nbflash.disk_cache import sealed
 
@@ -33,7 +34,7 @@ def compile_ptx(spec, compute_capability):
     with _compiling, collector_off(), compiling_for(target):
         ptx, _ = cuda.compile_ptx(
             spec.make(spec.config),
-            types.void(*spec.signature),
+            types.void(*(kind.numba for kind in spec.signature)),
             cc=target,
             launch_bounds=spec.launch_bounds,
         )
@@ -206,10 +207,10 @@ def bind(spec, blocks, trailing, device_id, capability, current_stream, late=0):
 
 def _words_of(kind):
     """The types of the words that an argument is passed as."""
-    if isinstance(kind, types.BaseTuple):
-        return [word for part in kind.types for word in _words_of(part)]
-    if isinstance(kind, types.Array):  # two of Numba's own, sizes, address, shape, strides
-        return [types.int64] * (5 + 2 * kind.ndim)
+    if kind.name == "Tuple":
+        return [word for part in kind.parts for word in _words_of(part)]
+    if kind.name == "Array":  # two of Numba's own, sizes, address, shape, strides
+        return [int64] * (5 + 2 * kind.ndim)
     return [kind]
 
 
@@ -232,7 +233,7 @@ def numbers(values):
 
 def _bits(kind, value):
     """The eight bytes whose first ones are ``value`` as the kernel reads it."""
-    code = {types.float32: "<f", types.float64: "<d"}.get(kind)
+    code = {float32: "<f", float64: "<d"}.get(kind)
     if code is None:
         return int(value) & 0xFFFFFFFFFFFFFFFF
     return int.from_bytes(struct.pack(code, value).ljust(8, b"\0"), "little")

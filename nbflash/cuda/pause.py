@@ -3,9 +3,10 @@
 import functools
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.device import cuda_device
 from nbflash.cuda.kernel_spec import KernelSpec
-from nbflash.cuda.ptx._asm import cuda, types
+from nbflash.cuda.ptx._asm import cuda
 
 #: Nanoseconds of one instruction, which takes up to twice as long.
 STEP = 1000
@@ -30,7 +31,7 @@ def make_pause(cfg):
 
 def pause_spec():
     """How to compile and launch the kernel."""
-    return KernelSpec("nbflash_pause", make_pause, PauseConfig(), (types.int32,))
+    return KernelSpec("nbflash_pause", make_pause, PauseConfig(), (kinds.int32,))
 
 
 @functools.lru_cache

@@ -10,7 +10,8 @@ import numpy as np
 
 from nbflash.cuda import kernel_key
 from nbflash.cuda.availability import cubin_dir
-from nbflash.cuda.ptx._asm import COMPILE_ERRORS, SIM, compiling_for, cuda, types
+from nbflash.cuda.kinds import Kind, array, float32, float64, int32
+from nbflash.cuda.ptx._asm import SIM, compile_errors, compiling_for, cuda, types
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.definitions import score_functions
 from nbflash.disk_cache import sealed
@@ -43,7 +44,7 @@ def prepare(score, problem, compute_capability):
     forms = tuple(_form_of(fn, given[-1:], problem.scale) for fn, _, given in stages)
     code = ScoreCode(functions, kinds, forms)
     if not (code.own or SIM):
-        _check(code, getattr(types, real), compute_capability)
+        _check(code, Kind(real), compute_capability)
     return code, ((np.int32(problem.nq), np.int32(problem.nk)), *params)
 
 
@@ -56,14 +57,14 @@ def part_functions(score, problem, compute_capability):
         As :func:`prepare`, also if one does not return an index and a number.
     """
     code, _ = prepare(score, problem, compute_capability)
-    real = types.float64 if problem.dtype == "float64" else types.float32
+    real = float64 if problem.dtype == "float64" else float32
     found = tuple(tuple(part.function for part in parts) for parts in score.parts)
     if not (code.own or SIM):
         for functions, kinds in zip(found, code.kinds, strict=True):
             for function in functions:
                 if not score_functions.is_own(function):
-                    signature = (real, *(types.int32,) * 4, *kinds)
-                    _check_function(function, signature, compute_capability, (types.BaseTuple,))
+                    signature = (real, *(int32,) * 4, *kinds)
+                    _check_function(function, signature, compute_capability, _PAIR)
     return found
 
 
@@ -90,8 +91,8 @@ def _fitted(x, real):
 
 
 def _kind(x):
-    kind = getattr(types, "boolean" if x.dtype.kind == "b" else x.dtype.name)
-    return types.Array(kind, x.ndim, "C", readonly=True) if x.ndim else kind
+    kind = Kind("boolean" if x.dtype.kind == "b" else x.dtype.name)
+    return array(kind, x.ndim) if x.ndim else kind
 
 
 def _check(code, real, compute_capability):
@@ -99,28 +100,29 @@ def _check(code, real, compute_capability):
     for functions, kinds in zip(code.functions, code.kinds, strict=True):
         for function in functions:
             if function is not None and not score_functions.is_own(function):
-                signature = (real, *(types.int32,) * 4, *kinds)
+                signature = (real, *(int32,) * 4, *kinds)
                 _check_function(function, signature, compute_capability)
 
 
-_NUMBERS = types.Integer, types.Float, types.Boolean
+_NUMBER, _PAIR = "a number", "an index and a number"
 
 
-def _check_function(function, signature, compute_capability, kind=_NUMBERS):
+def _check_function(function, signature, compute_capability, returned=_NUMBER):
     """Compile a function by itself, once for all processes."""
-    key = kernel_key.of_function(function, signature, compute_capability, kind)
+    key = kernel_key.of_function(function, signature, compute_capability, returned)
     path = cubin_dir() / f"checked-{key}"
     if key and sealed.read(path) is not None:
         return
     target = {"cc": compute_capability, "device": True, "abi": "numba"}
     try:
         with compiling_for(compute_capability):
-            _, result = cuda.compile_ptx(function, signature, **target)
-    except COMPILE_ERRORS as error:
+            given = tuple(kind.numba for kind in signature)
+            _, result = cuda.compile_ptx(function, given, **target)
+    except compile_errors() as error:
         raise TypeError(f"score: {where(function)} cannot be compiled: {error}") from error
-    if not isinstance(result, kind):
-        what = "a number" if kind is _NUMBERS else "an index and a number"
-        raise TypeError(f"score: {where(function)} must return {what}, got {result}")
+    is_number = isinstance(result, types.Integer | types.Float | types.Boolean)
+    if not (is_number if returned == _NUMBER else isinstance(result, types.BaseTuple)):
+        raise TypeError(f"score: {where(function)} must return {returned}, got {result}")
     if key:
         with contextlib.suppress(OSError):  # who keeps the cubin says what is wrong
             sealed.write_private(path, b"")

@@ -18,6 +18,7 @@ By columns the same kernel goes over the transposed lists (:mod:`.transpose`).
 from dataclasses import dataclass
 
 from masks import BITS, FULL, INTERVAL
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.atomic_int import set_bits
@@ -219,6 +220,6 @@ def make_list_tiles(cfg):
 
 def list_tiles_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    signature = (*(INDEX,) * 7, *(types.int32,) * 7, *(INDEX,) * 7)
+    signature = (*(INDEX,) * 7, *(kinds.int32,) * 7, *(INDEX,) * 7)
     name = "nbflash_list_tiles" if cfg.write else "nbflash_count_tiles"
     return KernelSpec(name, make_list_tiles, cfg, signature)

@@ -7,6 +7,7 @@ one row of blocks of one head.
 
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.definitions.constants import WARP
@@ -69,6 +70,6 @@ def make_overflow(cfg):
 
 def overflow_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    pieces = types.CPointer(types.uint16)
-    signature = (INDEX, pieces, pieces, STRIDES, STRIDES, *(types.int32,) * 8)
+    pieces = kinds.pointer(kinds.uint16)
+    signature = (INDEX, pieces, pieces, STRIDES, STRIDES, *(kinds.int32,) * 8)
     return KernelSpec("nbflash_overflow", make_overflow, cfg, signature)

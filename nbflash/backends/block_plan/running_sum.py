@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.tracing import FULL_WARP
@@ -75,5 +76,5 @@ def make_running_sum(cfg):
 
 def running_sum_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    signature = (INDEX, INDEX, INDEX, types.int32)
+    signature = (INDEX, INDEX, INDEX, kinds.int32)
     return KernelSpec("nbflash_running_sum", make_running_sum, cfg, signature)

@@ -8,6 +8,7 @@ sorts them, and drops it.
 
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.atomic_int import fetch_add
@@ -52,6 +53,6 @@ def make_transpose(cfg):
 
 def transpose_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    sizes = (types.int32, types.int64, types.int32, types.int32)
+    sizes = (kinds.int32, kinds.int64, kinds.int32, kinds.int32)
     name = "nbflash_transpose_lists" if cfg.write else "nbflash_count_columns"
     return KernelSpec(name, make_transpose, cfg, (*(INDEX,) * 4, *sizes))

@@ -10,6 +10,7 @@ its group that are longer, or as long and before it: no sorting, no atomics, the
 
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 
@@ -89,5 +90,5 @@ def make_work_order(cfg):
 
 def work_order_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    signature = (*(INDEX,) * 3, *(types.int32,) * 7, INDEX)
+    signature = (*(INDEX,) * 3, *(kinds.int32,) * 7, INDEX)
     return KernelSpec("nbflash_work_order", make_work_order, cfg, signature)

@@ -19,6 +19,7 @@ and the smaller one goes to the lower place. The other key is in another lane; i
 import math
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.float_bits import float_bits
@@ -126,5 +127,5 @@ def make_best_blocks(cfg):
 
 def best_blocks_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    signature = (types.CPointer(types.float32), INDEX, INDEX, *(types.int32,) * 5, INDEX)
+    signature = (kinds.pointer(kinds.float32), INDEX, INDEX, *(kinds.int32,) * 5, INDEX)
     return KernelSpec("nbflash_best_blocks", make_best_blocks, cfg, signature)

@@ -11,9 +11,11 @@ Heads are innermost in the grid: blocks that run at the same time read neighbour
 
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
+from nbflash.cuda.kinds import ACCUMULATOR, STORAGE
 from nbflash.cuda.ptx._asm import cuda, types
-from nbflash.cuda.tile.convert import ACCUMULATOR, STORAGE, widened
+from nbflash.cuda.tile.convert import widened
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import load, load4, store, store4, unrolled
 from nbflash.cuda.tile.warp_math import unpack_half
@@ -44,7 +46,7 @@ class BlockMeansConfig:
 
     @property
     def storage(self):
-        return types.uint32 if self.packed == 2 else STORAGE[self.dtype]
+        return kinds.uint32 if self.packed == 2 else STORAGE[self.dtype]
 
     @property
     def lanes(self):
@@ -84,7 +86,8 @@ def make_block_means(cfg):
     """
     DTYPE, HEAD_DIM, LANES, GROUPS = cfg.dtype, cfg.head_dim, cfg.lanes, cfg.groups
     THREADS, PIECE, STEP = cfg.threads, cfg.piece, cfg.piece // cfg.packed
-    ACC, ZERO, VECTORS, PACKED = cfg.accumulator, cfg.accumulator(0), cfg.vectors, cfg.packed
+    ACC, VECTORS, PACKED = cfg.accumulator.numba, cfg.vectors, cfg.packed
+    ZERO = ACC(0)
 
     def elements(x, at):
         if not VECTORS:
@@ -135,6 +138,6 @@ def make_block_means(cfg):
 
 def block_means_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    pointers = types.CPointer(cfg.storage), types.CPointer(types.float32)
-    signature = (*pointers, STRIDES, *(types.int32,) * 4)
+    pointers = kinds.pointer(cfg.storage), kinds.pointer(kinds.float32)
+    signature = (*pointers, STRIDES, *(kinds.int32,) * 4)
     return KernelSpec("nbflash_block_means", make_block_means, cfg, signature)

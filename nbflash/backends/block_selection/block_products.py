@@ -11,6 +11,7 @@ memory, 32 columns at a time and transposed, so that a thread reads four rows at
 
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.ring import divmod_int32
@@ -98,5 +99,5 @@ def make_block_products(cfg):
 
 def block_products_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    signature = (*(types.CPointer(types.float32),) * 3, *(types.int32,) * 6)
+    signature = (*(kinds.pointer(kinds.float32),) * 3, *(kinds.int32,) * 6)
     return KernelSpec("nbflash_block_products", make_block_products, cfg, signature)

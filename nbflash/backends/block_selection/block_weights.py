@@ -15,6 +15,7 @@ No weight is written, and scores are read three times, the second time from the 
 import math
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.guarded_max import guarded
@@ -23,7 +24,7 @@ from nbflash.cuda.tile.tracing import exp2, maximum, unrolled
 from nbflash.cuda.tile.warp_reduce import warp_max, warp_sum
 from nbflash.definitions.constants import LOG2_E, WARP
 
-FLOATS = types.CPointer(types.float32)
+FLOATS = kinds.pointer(kinds.float32)
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,11 @@ def make_block_weights(cfg):
 
 def softmax_statistics_spec(cfg):
     """How to compile and launch the first kernel of ``cfg``."""
-    signature = FLOATS, FLOATS, types.int64, *(types.int32,) * 5, types.float32
+    signature = FLOATS, FLOATS, kinds.int64, *(kinds.int32,) * 5, kinds.float32
     return KernelSpec("nbflash_softmax_statistics", make_softmax_statistics, cfg, signature)
 
 
 def block_weights_spec(cfg):
     """How to compile and launch the second kernel of ``cfg``."""
-    signature = *(FLOATS,) * 3, *(types.int64,) * 2, *(types.int32,) * 12, types.float32
+    signature = *(FLOATS,) * 3, *(kinds.int64,) * 2, *(kinds.int32,) * 12, kinds.float32
     return KernelSpec("nbflash_block_weights", make_block_weights, cfg, signature)

@@ -29,9 +29,11 @@ P = 2^(S − ∞) = 0.
 """
 
 from masks import FULL
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
-from nbflash.cuda.ptx._asm import cuda, types
-from nbflash.cuda.tile.convert import STORAGE, TileCopy, make_finite
+from nbflash.cuda.kinds import STORAGE
+from nbflash.cuda.ptx._asm import cuda
+from nbflash.cuda.tile.convert import TileCopy, make_finite
 from nbflash.cuda.tile.dropout import dropout_signatures, make_dropout, times_kept
 from nbflash.cuda.tile.score import make_score, scaled, score_signature, slope_at
 from nbflash.cuda.tile.simt.atomic import atomic_add, atomic_add4
@@ -53,7 +55,7 @@ def make_bwd_simt(cfg):
     """
     TX, TY, RM, RN = cfg.tx, cfg.ty, cfg.rm, cfg.rn
     TILE_M, TILE_N, LD, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_n
-    HEAD_DIM, THREADS, ACC = cfg.head_dim, cfg.threads, cfg.accumulator
+    HEAD_DIM, THREADS, ACC = cfg.head_dim, cfg.threads, cfg.accumulator.numba
     COLUMNS_WALK, ATOMIC_DQ = cfg.walk == "columns", cfg.atomic_dq
     HALF = THREADS // 2
     RD, RK, RQ = cfg.width // TX, TILE_N // TY, cfg.width // 2 // TX
@@ -327,10 +329,10 @@ def make_bwd_simt(cfg):
 
 def bwd_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor, wide = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(cfg.accumulator)
+    tensor, wide = kinds.pointer(STORAGE[cfg.dtype]), kinds.pointer(cfg.accumulator)
     dq = wide if cfg.atomic_dq else tensor
     tensors = (*(tensor,) * 4, wide, wide, dq, tensor, tensor, *(STRIDES,) * 7)
-    sizes = (types.int32,) * 5
+    sizes = (kinds.int32,) * 5
     state, dropping = dropout_signatures(cfg.dropout, cfg.accumulator)
     params = score_signature(cfg.score)
     return KernelSpec(

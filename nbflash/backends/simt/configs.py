@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from nbflash.cuda.tile.convert import ACCUMULATOR, PAD
+from nbflash.cuda.kinds import ACCUMULATOR
+from nbflash.cuda.tile.convert import PAD
 from nbflash.cuda.tile.dropout import KEPT_BITS
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import smem_layout

@@ -1,9 +1,11 @@
 """dQ from its accumulator to the storage type: the end of the one-pass backward."""
 
 from nbflash.backends.simt.row_statistics import WARP, WARPS
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
-from nbflash.cuda.ptx._asm import cuda, types
-from nbflash.cuda.tile.convert import STORAGE, make_convert
+from nbflash.cuda.kinds import STORAGE
+from nbflash.cuda.ptx._asm import cuda
+from nbflash.cuda.tile.convert import make_convert
 
 
 def make_convert_dq_simt(cfg):
@@ -25,6 +27,6 @@ def make_convert_dq_simt(cfg):
 
 def convert_dq_simt_spec(cfg):
     """How to compile and launch the kernel of a :class:`~.row_statistics.RowConfig`."""
-    pointers = (types.CPointer(cfg.accumulator), types.CPointer(STORAGE[cfg.dtype]))
-    signature = (*pointers, STRIDES, STRIDES, types.int32, types.int32, types.int64)
+    pointers = (kinds.pointer(cfg.accumulator), kinds.pointer(STORAGE[cfg.dtype]))
+    signature = (*pointers, STRIDES, STRIDES, kinds.int32, kinds.int32, kinds.int64)
     return KernelSpec("nbflash_round_simt", make_convert_dq_simt, cfg, signature)

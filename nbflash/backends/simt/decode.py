@@ -26,9 +26,10 @@ Pages are looked up a tile ahead. A contiguous cache is a page of its capacity f
 import math
 
 from masks import FULL
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
+from nbflash.cuda.kinds import STORAGE
 from nbflash.cuda.ptx._asm import cuda, inlined, types
-from nbflash.cuda.tile.convert import STORAGE
 from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.score import score_signature
@@ -54,7 +55,7 @@ def make_decode_simt(cfg):
     ROWS, PACK, QUERIES, HEAD_DIM = cfg.rows, cfg.pack, cfg.queries, cfg.head_dim
     LANES, SLOTS, KEYS, TILE_N = cfg.lanes, cfg.slots, cfg.keys, cfg.tile_n
     WARPS, THREADS, WIDTH, MASKED = cfg.warps, cfg.threads, cfg.width, cfg.masked
-    ACC, M, L = cfg.accumulator, cfg.smem.m, cfg.smem.l
+    ACC, M, L = cfg.accumulator.numba, cfg.smem.m, cfg.smem.l
     PER_LANE = WIDTH // LANES
     ZERO, MINUS_INF = ACC(0), ACC(-math.inf)
     M_START, L_START, O_START = (MINUS_INF,) * ROWS, (ZERO,) * ROWS, (ZERO,) * (ROWS * PER_LANE)
@@ -240,11 +241,11 @@ def make_decode_simt(cfg):
 
 def decode_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    cache, stats = types.CPointer(STORAGE[cfg.cache_dtype]), types.CPointer(cfg.accumulator)
-    scales, index = (types.CPointer(types.float32),) * 2, (types.CPointer(types.int32),) * 2
-    pointers = (types.CPointer(STORAGE[cfg.dtype]), cache, cache, *scales, *index, stats, stats)
-    strides = STRIDES, types.UniTuple(STRIDES, PAGED), types.int64
-    sizes, window, params = (types.int32,) * 8, (types.int32,) * 2, score_signature(cfg.score)
+    cache, stats = kinds.pointer(STORAGE[cfg.cache_dtype]), kinds.pointer(cfg.accumulator)
+    scales, index = (kinds.pointer(kinds.float32),) * 2, (kinds.pointer(kinds.int32),) * 2
+    pointers = (kinds.pointer(STORAGE[cfg.dtype]), cache, cache, *scales, *index, stats, stats)
+    strides = STRIDES, kinds.several((STRIDES,) * PAGED), kinds.int64
+    sizes, window, params = (kinds.int32,) * 8, (kinds.int32,) * 2, score_signature(cfg.score)
     return KernelSpec(
         "nbflash_decode_simt",
         make_decode_simt,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nbflash.cuda.tile.convert import ACCUMULATOR
+from nbflash.cuda.kinds import ACCUMULATOR
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import smem_layout
 from nbflash.definitions.constants import WARP

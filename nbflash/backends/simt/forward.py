@@ -29,9 +29,11 @@ import math
 
 from masks import FULL
 from nbflash.backends.simt.configs import SKEW
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
-from nbflash.cuda.ptx._asm import cuda, types
-from nbflash.cuda.tile.convert import STORAGE, TileCopy, make_finite
+from nbflash.cuda.kinds import STORAGE
+from nbflash.cuda.ptx._asm import cuda
+from nbflash.cuda.tile.convert import TileCopy, make_finite
 from nbflash.cuda.tile.cp_async import make_wait
 from nbflash.cuda.tile.dropout import dropout_signatures, make_dropout
 from nbflash.cuda.tile.score import make_score, scaled, score_signature
@@ -52,7 +54,7 @@ def make_fwd_simt(cfg):
     """
     TX, TY, RM, RN = cfg.tx, cfg.ty, cfg.rm, cfg.rn
     TILE_M, TILE_N, LD, LDM, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_m, cfg.ld_n
-    HEAD_DIM, THREADS, ACC = cfg.head_dim, cfg.threads, cfg.accumulator
+    HEAD_DIM, THREADS, ACC = cfg.head_dim, cfg.threads, cfg.accumulator.numba
     P_OVER_K = cfg.p_over_k
     RD = cfg.width // TX
     K, V, P = cfg.smem.k, cfg.smem.v, cfg.p_at
@@ -221,9 +223,9 @@ def make_fwd_simt(cfg):
 
 def fwd_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor, stats = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(cfg.accumulator)
+    tensor, stats = kinds.pointer(STORAGE[cfg.dtype]), kinds.pointer(cfg.accumulator)
     tensors = (*(tensor,) * 4, stats, *(STRIDES,) * 4)
-    sizes = (types.int32,) * 5
+    sizes = (kinds.int32,) * 5
     state, dropping = dropout_signatures(cfg.dropout, cfg.accumulator)
     params = score_signature(cfg.score)
     return KernelSpec(

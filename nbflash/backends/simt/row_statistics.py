@@ -6,9 +6,11 @@ warp per row of (batch, query, head); lanes stride over head_dim.
 
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
-from nbflash.cuda.ptx._asm import cuda, types
-from nbflash.cuda.tile.convert import ACCUMULATOR, STORAGE, make_convert
+from nbflash.cuda.kinds import ACCUMULATOR, STORAGE
+from nbflash.cuda.ptx._asm import cuda
+from nbflash.cuda.tile.convert import make_convert
 from nbflash.cuda.tile.warp_reduce import warp_sum
 from nbflash.definitions.constants import WARP
 
@@ -40,7 +42,7 @@ def make_delta_simt(cfg):
 
     The strides are those of dout and out, and of dlse along batch, heads and queries.
     """
-    HEAD_DIM, ZERO = cfg.head_dim, cfg.accumulator(0)
+    HEAD_DIM, ZERO = cfg.head_dim, cfg.accumulator.numba(0)
     to_accumulator, _ = make_convert(cfg.dtype)
 
     def delta_simt(dout, out, dlse, delta, do_stride, o_stride, l_stride, nq, heads, rows):
@@ -63,7 +65,7 @@ def make_delta_simt(cfg):
 
 def delta_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor = types.CPointer(STORAGE[cfg.dtype])
-    pointers = (tensor, tensor, *(types.CPointer(cfg.accumulator),) * 2)
-    signature = (*pointers, *(STRIDES,) * 3, types.int32, types.int32, types.int64)
+    tensor = kinds.pointer(STORAGE[cfg.dtype])
+    pointers = (tensor, tensor, *(kinds.pointer(cfg.accumulator),) * 2)
+    signature = (*pointers, *(STRIDES,) * 3, kinds.int32, kinds.int32, kinds.int64)
     return KernelSpec("nbflash_delta_simt", make_delta_simt, cfg, signature)

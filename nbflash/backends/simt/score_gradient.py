@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 
 from masks import FULL
 from nbflash.backends.simt.configs import SimtBackwardConfig
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
+from nbflash.cuda.kinds import STORAGE
 from nbflash.cuda.ptx._asm import cuda, inlined, types
-from nbflash.cuda.tile.convert import STORAGE, TileCopy
+from nbflash.cuda.tile.convert import TileCopy
 from nbflash.cuda.tile.dropout import dropout_signatures, make_dropout
 from nbflash.cuda.tile.guarded_max import NEG_INF
 from nbflash.cuda.tile.score import score_signature
@@ -81,7 +83,7 @@ def make_dscore_simt(cfg):
     """
     TX, TY, RM, RN = cfg.tx, cfg.ty, cfg.rm, cfg.rn
     TILE_M, TILE_N, LD, LDN = cfg.tile_m, cfg.tile_n, cfg.ld, cfg.ld_n
-    THREADS, ACC, DROPOUT = cfg.threads, cfg.accumulator, bool(cfg.dropout)
+    THREADS, ACC, DROPOUT = cfg.threads, cfg.accumulator.numba, bool(cfg.dropout)
     HALF, DEPTH = THREADS // 2, -(-cfg.head_dim // 4) * 4
     layout = cfg.smem
     KT, VT, Q = layout.kt, layout.vt, layout.q
@@ -205,10 +207,10 @@ def make_dscore_simt(cfg):
 
 def dscore_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor, wide = types.CPointer(STORAGE[cfg.dtype]), types.CPointer(cfg.accumulator)
+    tensor, wide = kinds.pointer(STORAGE[cfg.dtype]), kinds.pointer(cfg.accumulator)
     state, dropping = dropout_signatures(cfg.dropout, cfg.accumulator)
-    gradients = (types.Tuple((wide, types.UniTuple(types.int64, n))) for n in cfg.axes)
-    tensors = (*(tensor,) * 4, wide, wide, *(STRIDES,) * 4, state, types.Tuple(tuple(gradients)))
-    numbers = (*(types.int32,) * 5, cfg.accumulator)
+    gradients = (kinds.several((wide, kinds.several((kinds.int64,) * n))) for n in cfg.axes)
+    tensors = (*(tensor,) * 4, wide, wide, *(STRIDES,) * 4, state, kinds.several(tuple(gradients)))
+    numbers = (*(kinds.int32,) * 5, cfg.accumulator)
     signature = (*tensors, *numbers, *SCHEDULE, score_signature(cfg.score), dropping)
     return KernelSpec("nbflash_dscore_simt", make_dscore_simt, cfg, signature)

@@ -34,6 +34,7 @@ from nbflash.backends.sm80.dropout import (
 )
 from nbflash.backends.sm80.score import make_scored
 from nbflash.backends.sm80.walk import first_tile, make_copies, make_places, next_tile
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.cp_async import cp_async_wait
@@ -331,15 +332,15 @@ def make_bwd_sm80(cfg):
 
 def bwd_sm80_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor, words = types.CPointer(types.uint16), types.CPointer(types.uint32)
-    real = types.CPointer(types.float32)
+    tensor, words = kinds.pointer(kinds.uint16), kinds.pointer(kinds.uint32)
+    real = kinds.pointer(kinds.float32)
     gradients = real if cfg.atomic_dq else words, words, words
-    state, dropping = dropout_signatures(cfg.dropout, types.float32)
-    sizes, params = (types.int32,) * 6, score_signature(cfg.score)
+    state, dropping = dropout_signatures(cfg.dropout, kinds.float32)
+    sizes, params = (kinds.int32,) * 6, score_signature(cfg.score)
     tensors = (*(tensor,) * 4, real, real, *gradients, *(STRIDES,) * 7)
     return KernelSpec(
         f"nbflash_bwd_sm80_{cfg.walk}",
         make_bwd_sm80,
         cfg,
-        (*tensors, state, *sizes, *(types.float32,) * 2, *SCHEDULE, params, dropping),
+        (*tensors, state, *sizes, *(kinds.float32,) * 2, *SCHEDULE, params, dropping),
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from nbflash.cuda.ptx._asm import types
+from nbflash.cuda.kinds import float32
 from nbflash.cuda.tile.mma.copy import ChunkCopy
 from nbflash.cuda.tile.mma.layout import ALIGNMENT, SharedTile
 from nbflash.cuda.tile.score import ScoreCode
@@ -64,7 +64,7 @@ class Sm80Config:
         if self.head_dim % 8 or self.tile_n % (32 if self.dropout else 16) or self.stages < 2:
             raise ValueError(f"no such kernel: {self}")
 
-    accumulator = types.float32
+    accumulator = float32
 
     @property
     def threads(self):
@@ -144,7 +144,7 @@ class Sm80BackwardConfig:
         if self.walk == "columns" and self.length > 2 * self.threads:
             raise ValueError(f"a thread copies the numbers of two rows at most: {self}")
 
-    accumulator = types.float32
+    accumulator = float32
 
     @property
     def threads(self):

@@ -25,6 +25,7 @@ import math
 from masks import FULL
 from nbflash.backends.sm80.dropout import drop_packed, make_kept, make_random
 from nbflash.backends.sm80.score import make_scored
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import SCHEDULE, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.cp_async import cp_async_commit, cp_async_wait
@@ -272,13 +273,13 @@ def make_fwd_sm80(cfg):
 
 def fwd_sm80_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor, words = types.CPointer(types.uint16), types.CPointer(types.uint32)
-    tensors = (tensor,) * 3 + (words, types.CPointer(types.float32), *(STRIDES,) * 4)
-    state, dropping = dropout_signatures(cfg.dropout, types.float32)
-    sizes, params = (types.int32,) * 5, score_signature(cfg.score)
+    tensor, words = kinds.pointer(kinds.uint16), kinds.pointer(kinds.uint32)
+    tensors = (tensor,) * 3 + (words, kinds.pointer(kinds.float32), *(STRIDES,) * 4)
+    state, dropping = dropout_signatures(cfg.dropout, kinds.float32)
+    sizes, params = (kinds.int32,) * 5, score_signature(cfg.score)
     return KernelSpec(
         "nbflash_fwd_sm80",
         make_fwd_sm80,
         cfg,
-        (*tensors, state, *sizes, types.float32, *SCHEDULE, params, dropping),
+        (*tensors, state, *sizes, kinds.float32, *SCHEDULE, params, dropping),
     )

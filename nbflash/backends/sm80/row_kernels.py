@@ -16,6 +16,7 @@ the former where four numbers are added at once.
 import math
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.mma.layout import CHUNK
@@ -125,8 +126,8 @@ def make_statistics_sm80(cfg):
 
 def statistics_sm80_spec(cfg):
     """How to compile and launch the kernel of a :class:`RowConfig`."""
-    words, real = types.CPointer(types.uint32), types.CPointer(types.float32)
-    signature = (words, words, *(real,) * 5, *(STRIDES,) * 3, *(types.int32,) * 4, types.float32)
+    words, real = kinds.pointer(kinds.uint32), kinds.pointer(kinds.float32)
+    signature = (words, words, *(real,) * 5, *(STRIDES,) * 3, *(kinds.int32,) * 4, kinds.float32)
     return KernelSpec("nbflash_statistics_sm80", make_statistics_sm80, cfg, signature)
 
 
@@ -175,6 +176,6 @@ def make_convert_dq_sm80(cfg):
 
 def convert_dq_sm80_spec(cfg):
     """How to compile and launch the kernel of a :class:`RowConfig`."""
-    pointers = types.CPointer(types.float32), types.CPointer(types.uint32)
-    signature = (*pointers, STRIDES, *(types.int32,) * 4, types.float32)
+    pointers = kinds.pointer(kinds.float32), kinds.pointer(kinds.uint32)
+    signature = (*pointers, STRIDES, *(kinds.int32,) * 4, kinds.float32)
     return KernelSpec("nbflash_convert_dq_sm80", make_convert_dq_sm80, cfg, signature)

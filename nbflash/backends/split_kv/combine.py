@@ -6,9 +6,11 @@ adds up the O of splits w, w + WARPS, …; shared memory, WARPS × head_dim, joi
 
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
+from nbflash.cuda.kinds import ACCUMULATOR, STORAGE
 from nbflash.cuda.ptx._asm import cuda, types
-from nbflash.cuda.tile.convert import ACCUMULATOR, STORAGE, make_convert
+from nbflash.cuda.tile.convert import make_convert
 from nbflash.cuda.tile.split_kv import make_join, make_statistics
 from nbflash.cuda.tile.tracing import store, unrolled
 from nbflash.definitions.constants import WARP
@@ -64,7 +66,7 @@ def make_combine_simt(cfg):
     part_o (splits, batch, nq, heads, head_dim) and part_lse (splits, batch, heads, nq) are
     contiguous, as lse (batch, heads, nq) is; rows = batch · nq · heads, and a block for each.
     """
-    HEAD_DIM, WARPS, THREADS, ACC = cfg.head_dim, cfg.warps, cfg.threads, cfg.accumulator
+    HEAD_DIM, WARPS, THREADS, ACC = cfg.head_dim, cfg.warps, cfg.threads, cfg.accumulator.numba
     WIDTH, ZERO = cfg.width, ACC(0)
     COLUMNS = range(0, WIDTH, WARP)
     _, to_storage = make_convert(cfg.dtype)
@@ -100,7 +102,7 @@ def make_combine_simt(cfg):
 
 def combine_simt_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    stats = types.CPointer(cfg.accumulator)
-    pointers = (stats, stats, types.CPointer(STORAGE[cfg.dtype]), stats)
-    signature = (*pointers, STRIDES, *(types.int32,) * 3, types.int64)
+    stats = kinds.pointer(cfg.accumulator)
+    pointers = (stats, stats, kinds.pointer(STORAGE[cfg.dtype]), stats)
+    signature = (*pointers, STRIDES, *(kinds.int32,) * 3, kinds.int64)
     return KernelSpec("nbflash_combine_simt", make_combine_simt, cfg, signature)

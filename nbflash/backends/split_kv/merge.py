@@ -14,9 +14,11 @@ Gradients of parts add up: the same, with weights of 1.
 import math
 from dataclasses import dataclass
 
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
+from nbflash.cuda.kinds import ACCUMULATOR, STORAGE
 from nbflash.cuda.ptx._asm import cuda, inlined, types
-from nbflash.cuda.tile.convert import ACCUMULATOR, STORAGE, as_stored, widened
+from nbflash.cuda.tile.convert import as_stored, widened
 from nbflash.cuda.tile.guarded_max import guarded
 from nbflash.cuda.tile.tracing import load, load2, opaque_value, select, store, store4, unrolled
 
@@ -93,8 +95,8 @@ def make_merge(cfg):
 
     Part b has ``n`` queries; blocks are batch elements by queries by heads.
     """
-    ACC, DTYPE, PART, LANES = cfg.accumulator, cfg.dtype, cfg.part_dtype, cfg.lanes
-    INDEXED, WEIGHTED, ZERO, ONE = cfg.indexed, cfg.weighted, cfg.accumulator(0), cfg.accumulator(1)
+    ACC, DTYPE, PART, LANES = cfg.accumulator.numba, cfg.dtype, cfg.part_dtype, cfg.lanes
+    INDEXED, WEIGHTED, ZERO, ONE = cfg.indexed, cfg.weighted, ACC(0), ACC(1)
     APART = cfg.head_dim // cfg.vectors
     PIECES, STEPS = APART // LANES, range(0, cfg.head_dim, APART)
     weights = make_weights(ACC)
@@ -177,8 +179,8 @@ def make_merge(cfg):
 
 def merge_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    of_lse = types.CPointer(cfg.accumulator)
-    whole, part = (types.CPointer(STORAGE[dtype]) for dtype in (cfg.dtype, cfg.part_dtype))
+    of_lse = kinds.pointer(cfg.accumulator)
+    whole, part = (kinds.pointer(STORAGE[dtype]) for dtype in (cfg.dtype, cfg.part_dtype))
     signature = (whole, of_lse, part, of_lse, whole, of_lse, INDEX, *(STRIDES,) * 6)
-    signature += types.int32, types.int32
+    signature += kinds.int32, kinds.int32
     return KernelSpec("nbflash_merge", make_merge, cfg, signature)

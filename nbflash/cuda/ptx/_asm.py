@@ -1,43 +1,36 @@
 """The seam to Numba: every ``numba.cuda`` import and every inline PTX string passes here.
 
 Instructions are data (PTX text, constraints, types), so that a move to another Numba
-back end touches this file and ``nbflash.cuda.simulator`` only.
+back end touches this file and ``nbflash.cuda.simulator`` only. Numba is imported when a kernel is
+compiled: what modules of kernels name of it is deferred (`._deferred`), but in the simulator.
 """
 
 import contextlib
 import functools
 from types import SimpleNamespace
 
-from numba import cuda
-from numba.core.errors import NumbaError
-from numba.cuda import types
-from numba.cuda.core import config
-
+from nbflash.cuda.availability import simulator
+from nbflash.cuda.ptx._deferred import Callee, Module
 from nbflash.cuda.ptx._shared import shared
 
-SIM = bool(config.ENABLE_CUDASIM)
+SIM = simulator()
 
 if SIM:
-    ir = intrinsic = cgutils = cuda_target = None
-    COMPILE_ERRORS = (NumbaError,)
+    from numba import cuda
+    from numba.cuda import types
 else:
-    from llvmlite import ir
-    from numba.cuda import cgutils
-    from numba.cuda.core import errors
-    from numba.cuda.core.targetconfig import TargetConfig
-
-    COMPILE_ERRORS = (NumbaError, errors.NumbaError)
-    from numba.cuda.descriptor import cuda_target
-    from numba.cuda.extending import intrinsic
+    cuda, types = Module("numba.cuda"), Module("numba.cuda.types")
+ir, cgutils = Module("llvmlite.ir"), Module("numba.cuda.cgutils")
+descriptor = Module("numba.cuda.descriptor")
 
 __all__ = [
-    "COMPILE_ERRORS",
     "SIM",
     "asynchrony",
     "cgutils",
+    "compile_errors",
     "compiling_for",
     "cuda",
-    "cuda_target",
+    "descriptor",
     "hopper",
     "inline_ptx",
     "inlined",
@@ -48,12 +41,25 @@ __all__ = [
     "types",
 ]
 
-_jit_inlined = cuda.jit(device=True, forceinline=True)
-
 
 def inlined(fn):
     """A device function that LLVM inlines."""
-    return _jit_inlined(fn) if SIM else shared(fn, _jit_inlined)
+    return _jit_inlined(fn) if SIM else shared(fn, functools.partial(Callee, _jit_inlined))
+
+
+def _jit_inlined(fn):
+    return cuda.jit(device=True, forceinline=True)(fn)
+
+
+def compile_errors():
+    """The errors that Numba raises for what it cannot compile."""
+    from numba.core.errors import NumbaError
+
+    if SIM:
+        return (NumbaError,)
+    from numba.cuda.core import errors
+
+    return NumbaError, errors.NumbaError
 
 
 @functools.cache
@@ -79,6 +85,7 @@ def compiling_for(compute_capability):
     Numba asks the current device when it types a call of a device function.
     """
     from numba.cuda import dispatcher
+    from numba.cuda.core.targetconfig import TargetConfig
 
     device = SimpleNamespace(compute_capability=compute_capability)
     asked = _replaced(dispatcher, "get_current_device", lambda: device)
@@ -130,12 +137,12 @@ def inline_ptx(builder, text, constraints, result, args, *, side_effect=False):
     return builder.call(asm, args)
 
 
-_LETTERS = {types.float32: "f", types.float64: "d", types.int64: "l", types.uint64: "l"}
+_LETTERS = {"float32": "f", "float64": "d", "int64": "l", "uint64": "l"}
 
 
 def letter_of(kind):
-    """LLVM's letter for the registers of a Numba type."""
-    return _LETTERS.get(kind, "r")
+    """LLVM's letter for the registers of a number: of a Numba type, or a `Kind`."""
+    return _LETTERS.get(kind.name, "r")
 
 
 def instruction(name, text, operands, result=None):
@@ -147,9 +154,9 @@ def instruction(name, text, operands, result=None):
         Name of the function in :mod:`nbflash.cuda.simulator.hopper` that says what it does.
     text : str
         PTX with ``$0`` for the result, if there is one, and the operands after it.
-    operands : tuple of Numba types
+    operands : tuple of Kind
         Arguments of other integer types are converted.
-    result : Numba type, optional
+    result : Kind, optional
     """
     if SIM:
         return getattr(hopper(), name)
@@ -158,12 +165,14 @@ def instruction(name, text, operands, result=None):
     constraints = ",".join([*outputs, *letters, "~{memory}"])
 
     def build(*_):
+        returned = types.void if result is None else result.numba
+
         def codegen(context, builder, signature, args):
-            kind = ir.VoidType() if result is None else context.get_value_type(result)
+            kind = ir.VoidType() if result is None else context.get_value_type(returned)
             value = inline_ptx(builder, text, constraints, kind, args, side_effect=True)
             return context.get_dummy_value() if result is None else value
 
-        return (result or types.void)(*operands), codegen
+        return returned(*(kind.numba for kind in operands)), codegen
 
     return intrinsic_of_arity(len(operands), build)
 
@@ -177,8 +186,10 @@ def intrinsic_of_arity(arity, build):
     names = ", ".join(f"a{i}" for i in range(arity))
 
     def make(build):
+        from numba.cuda.extending import intrinsic
+
         namespace = {"build": build}
         exec(f"def f(typingctx, {names}):\n    return build({names})\n", namespace)
         return intrinsic(namespace["f"])
 
-    return shared(build, make)
+    return shared(build, functools.partial(Callee, make))

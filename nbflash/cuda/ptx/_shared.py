@@ -12,6 +12,8 @@ from types import FunctionType
 
 import numpy as np
 
+from nbflash.cuda.ptx._deferred import Callee, Module
+
 MOST = 2048  # functions that are remembered, with what Numba made of them: 0.15 MB each
 _OURS = __name__.partition(".")[0]
 _PLAIN = bool, int, float, str, range, type(None), np.generic
@@ -58,7 +60,7 @@ def _content(x, within):
         return id(x.__code__), id(x.__globals__), *(_content(v, (*within, x)) for v in values)
     if isinstance(x, tuple | list):
         return type(x), *(_content(value, within) for value in x)
-    if _is_ours(type(x)):
+    if _is_ours(type(x)) and not isinstance(x, Callee | Module):
         return type(x), *(_content(item, within) for item in vars(x).items())
     return (type(x), repr(x)) if isinstance(x, _PLAIN) else (None, id(x))
 

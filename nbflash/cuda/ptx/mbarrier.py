@@ -4,9 +4,10 @@ Addresses are those of the shared window (32 bits). Sources: PTX ISA, "Parallel 
 and Communication Instructions".
 """
 
-from nbflash.cuda.ptx._asm import instruction, types
+from nbflash.cuda.kinds import int32, uint32
+from nbflash.cuda.ptx._asm import instruction
 
-I32, U32 = types.int32, types.uint32
+I32, U32 = int32, uint32
 
 mbarrier_init = instruction("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", (U32, U32))
 mbarrier_arrive = instruction("mbarrier_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", (U32,))

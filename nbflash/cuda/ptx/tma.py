@@ -4,9 +4,10 @@ A tensor map arrives as a kernel argument; as device code sees it, it is its add
 ISA, "Data Movement and Conversion Instructions: Tensor copy" and "Bulk copy".
 """
 
-from nbflash.cuda.ptx._asm import instruction, types
+from nbflash.cuda.kinds import int32, uint32, uint64
+from nbflash.cuda.ptx._asm import instruction
 
-I32, U32, U64 = types.int32, types.uint32, types.uint64
+I32, U32, U64 = int32, uint32, uint64
 
 # (to, map, column, row, head, batch, mbarrier): rows or columns beyond the tensor arrive as zeros.
 tma_load_4d = instruction(

@@ -9,7 +9,7 @@ import inspect
 
 from nbflash.cuda.ptx._asm import (
     cgutils,
-    cuda_target,
+    descriptor,
     inline_ptx,
     intrinsic_of_arity,
     ir,
@@ -298,7 +298,7 @@ def _packed(context, builder, result):
 
 def _result_type(fn, argtypes):
     """Trace ``fn`` into a function that is thrown away, to learn its result type."""
-    context = cuda_target.target_context
+    context = descriptor.cuda_target.target_context
     signature = ir.FunctionType(ir.VoidType(), [context.get_value_type(t) for t in argtypes])
     function = ir.Function(ir.Module(), signature, "trace")
     builder = ir.IRBuilder(function.append_basic_block())
@@ -328,7 +328,7 @@ def call_device(function, model, arguments):
     """Call device code that Numba compiles; the result in the type of a Scalar ``model``."""
     pairs = [x.whole if isinstance(x, Memory) else (x.type, x.value) for x in arguments]
     kinds, values = zip(*pairs, strict=True)
-    typing = cuda_target.typing_context
+    typing = descriptor.cuda_target.typing_context
     callee = typing.resolve_value_type(function)
     signature = typing.resolve_function_type(callee, kinds, {})
     context = model.context

@@ -1,19 +1,17 @@
 """The arguments of a kernel from words, as a launch on a GPU has them."""
 
 import numpy as np
-from numba.cuda import types
 
-from nbflash.cuda.simulator.dtypes import numpy_dtype
 from nbflash.cuda.simulator.errors import SimError
 from nbflash.cuda.simulator.hopper import SimTensorMap
 
 
 def arguments(signature, words, maps=()):
-    """What a kernel of this signature (Numba types) is called with.
+    """What a kernel of this signature is called with.
 
     Parameters
     ----------
-    signature : tuple of Numba types
+    signature : tuple of Kind
         Tensor maps first.
     words : sequence
         Numbers, and for addresses NumPy arrays of one axis: all memory from there on. Anything
@@ -37,12 +35,12 @@ def arguments(signature, words, maps=()):
 
 
 def _argument(kind, words):
-    """The next argument, of a Numba type."""
-    if isinstance(kind, types.BaseTuple):
-        return tuple(_argument(part, words) for part in kind.types)
+    """The next argument."""
+    if kind.name == "Tuple":
+        return tuple(_argument(part, words) for part in kind.parts)
     word = next(words)
-    if isinstance(kind, types.CPointer):
-        return word.view(numpy_dtype(kind.dtype)) if isinstance(word, np.ndarray) else None
-    if isinstance(kind, types.Float) or kind == types.uint64:
-        return numpy_dtype(kind).type(word)
+    if kind.name == "CPointer":
+        return word.view(kind.parts[0].name) if isinstance(word, np.ndarray) else None
+    if kind.name in ("float16", "float32", "float64", "uint64"):
+        return np.dtype(kind.name).type(word)
     return word

@@ -13,22 +13,7 @@ from nbflash.cuda.ptx.traced import Scalar
 from nbflash.cuda.tile.cp_async import cp_async4
 from nbflash.cuda.tile.tracing import equal, load, load4, select, store, store4, total, unrolled
 
-ACCUMULATOR = {
-    "float16": types.float32,
-    "bfloat16": types.float32,
-    "float32": types.float32,
-    "float64": types.float64,
-}
 PAD = 4  # leading dimensions are 4 mod 32 words, so that columns spread over the banks
-# bfloat16 and float8 travel as their bits.
-STORAGE = {
-    "float16": types.float16,
-    "bfloat16": types.uint16,
-    "float32": types.float32,
-    "float64": types.float64,
-    "int8": types.int8,
-    "float8_e4m3fn": types.uint8,
-}
 
 
 def _to_accumulator(x, dtype):
@@ -237,7 +222,7 @@ def make_finite(cfg, rows):
 
     A barrier for the whole block.
     """
-    zero, ld, threads = cfg.accumulator(0), cfg.ld, cfg.threads
+    zero, ld, threads = cfg.accumulator.numba(0), cfg.ld, cfg.threads
     per_row = cfg.width // 4
 
     @unrolled

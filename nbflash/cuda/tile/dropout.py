@@ -13,19 +13,20 @@ and two tables tell by block what is added to the number of a token.
 
 import numpy as np
 
+from nbflash.cuda.kinds import pointer, several, uint32, uint64
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.tracing import equal, load, select, unrolled
 from nbflash.definitions import philox
 from nbflash.definitions.constants import DROPOUT_BLOCK
 
 # The state: seed and offset, and where two more words are that change them, or zeros.
-STATE = types.Tuple((types.uint64, types.uint64, types.CPointer(types.uint64)))
+STATE = several((uint64, uint64, pointer(uint64)))
 
 #: ``dropout`` of a configuration whose tokens are at places of a longer sequence.
 PLACED = "placed"
 
 # What is added to the number of a query, and of a key, by block.
-_SHIFTS = (types.CPointer(types.uint32),) * 2
+_SHIFTS = (pointer(uint32),) * 2
 _LOG_BLOCK = DROPOUT_BLOCK.bit_length() - 1
 
 #: Elements that a fragment has at most: one bit each.
@@ -44,9 +45,9 @@ def dropout_of(spec):
 def dropout_signatures(dropout, real):
     """Types of the kernel's arguments ``state`` and ``drop`` (threshold, 1 / (1 − p)), or ()."""
     if not dropout:
-        return (types.Tuple(()),) * 2
-    state = types.Tuple((*STATE, *_SHIFTS)) if dropout == PLACED else STATE
-    return state, types.Tuple((types.uint32, real))
+        return (several(()),) * 2
+    state = several((*STATE.parts, *_SHIFTS)) if dropout == PLACED else STATE
+    return state, several((uint32, real))
 
 
 @inlined

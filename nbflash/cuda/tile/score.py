@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nbflash.cuda.ptx._asm import inlined, types
+from nbflash.cuda.kinds import int32, several
+from nbflash.cuda.ptx._asm import inlined
 from nbflash.cuda.tile.score_math import (
     absolute,
     approximate_tanh,
@@ -42,7 +43,7 @@ class ScoreCode:
     ----------
     functions : tuple of (callable, callable)
         ``fn`` and ``grad`` of every function, the first one first.
-    kinds : tuple of tuple of Numba types
+    kinds : tuple of tuple of Kind
         Of their parameters.
     forms : tuple of {"softcap", "alibi", None}
         Which have a form of their own; that of ALiBi is for numbers above 0.
@@ -55,8 +56,7 @@ class ScoreCode:
     @property
     def signature(self):
         """Type of the kernel's argument: (nq, nk), then a tuple for every function."""
-        sizes = types.UniTuple(types.int32, 2)
-        return types.Tuple((sizes, *map(types.Tuple, self.kinds)))
+        return several((several((int32, int32)), *map(several, self.kinds)))
 
     @property
     def has_slope(self):
@@ -96,7 +96,7 @@ class ScoreCode:
 
 def score_signature(code):
     """Type of the kernel's argument that holds the parameters: () without score functions."""
-    return types.Tuple(()) if code is None else code.signature
+    return several(()) if code is None else code.signature
 
 
 class _Place:
@@ -192,7 +192,7 @@ def _form(name, fn, grad, kinds, dtype):
     if name == "softcap":
         return _Softcap(dtype)
     if name == "alibi":
-        return _Alibi(isinstance(kinds[-1], types.Array))
+        return _Alibi(kinds[-1].ndim > 0)
     return _Function(fn, grad)
 
 

@@ -35,11 +35,12 @@ from nbflash.backends.sm80.decode.results import make_results
 from nbflash.backends.sm80.decode.score import make_places_of
 from nbflash.backends.split_kv.combine_in_block import make_join_parts
 from nbflash.backends.split_kv.part import make_rows, make_tiles_of_window
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, SCHEDULE, STRIDES, KernelSpec
+from nbflash.cuda.kinds import STORAGE
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.cp_async import cp_async_wait
 from nbflash.cuda.tile.addresses import shared_address
-from nbflash.cuda.tile.convert import STORAGE
 from nbflash.cuda.tile.float_bits import unsigned
 from nbflash.cuda.tile.mma.layout import ALIGNMENT
 from nbflash.cuda.tile.ring import divmod_int32, make_advance
@@ -208,10 +209,10 @@ def make_decode_sm80(cfg):
 
 def decode_sm80_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    tensor, floats, size = types.CPointer(types.uint16), types.CPointer(types.float32), types.int32
+    tensor, floats, size = kinds.pointer(kinds.uint16), kinds.pointer(kinds.float32), kinds.int32
     q = INDEX if cfg.quantised else tensor
     pointers = q, tensor, tensor, *(INDEX,) * 4, floats, floats
-    results = types.CPointer(STORAGE[cfg.dtype]), floats, types.CPointer(types.uint32), size
-    signature = *pointers, *results, *(STRIDES,) * 5, *(size,) * 9, types.float32, size, size
+    results = kinds.pointer(STORAGE[cfg.dtype]), floats, kinds.pointer(kinds.uint32), size
+    signature = *pointers, *results, *(STRIDES,) * 5, *(size,) * 9, kinds.float32, size, size
     signature += *SCHEDULE[1:], score_signature(cfg.score)
     return KernelSpec("nbflash_decode_sm80", make_decode_sm80, cfg, signature, whole_program=True)

@@ -7,6 +7,7 @@ first, as they are in the L2 then.
 """
 
 from nbflash.backends.sm90.backward.row_statistics import backwards
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.tile.tracing import load4, store4, unrolled
@@ -64,6 +65,6 @@ def make_convert_dq_sm90(cfg):
 
 def convert_dq_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    pointers = (types.CPointer(types.float32), types.CPointer(types.uint32))
-    signature = (*pointers, STRIDES, *(types.int32,) * 3, types.float32)
+    pointers = (kinds.pointer(kinds.float32), kinds.pointer(kinds.uint32))
+    signature = (*pointers, STRIDES, *(kinds.int32,) * 3, kinds.float32)
     return KernelSpec("nbflash_round_sm90", make_convert_dq_sm90, cfg, signature)

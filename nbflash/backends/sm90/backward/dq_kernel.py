@@ -46,6 +46,7 @@ from nbflash.backends.sm90.backward.dq_producer import (
 from nbflash.backends.sm90.backward.producer import rematerialised
 from nbflash.backends.sm90.shared.dropout import make_drawing
 from nbflash.backends.sm90.shared.nan_watch import make_clean_stream
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
@@ -176,12 +177,12 @@ def make_bwd_sm90_dq(cfg):
 
 def bwd_sm90_dq_spec(cfg):
     """How to compile and launch the kernel of ``cfg``; the first five arguments are maps."""
-    maps = (types.uint64,) * 5
-    halves, floats = types.CPointer(types.uint32), types.CPointer(types.float32)
+    maps = (kinds.uint64,) * 5
+    halves, floats = kinds.pointer(kinds.uint32), kinds.pointer(kinds.float32)
     pointers = halves, halves, floats, floats, floats
-    sizes, scales = (types.int32,) * 6, (types.float32,) * 2
-    state, dropping = dropout_signatures(cfg.dropout, types.float32)
-    schedule = (*(INDEX,) * 7, types.CPointer(types.uint32))
+    sizes, scales = (kinds.int32,) * 6, (kinds.float32,) * 2
+    state, dropping = dropout_signatures(cfg.dropout, kinds.float32)
+    schedule = (*(INDEX,) * 7, kinds.pointer(kinds.uint32))
     return KernelSpec(
         "nbflash_bwd_sm90_dq",
         make_bwd_sm90_dq,

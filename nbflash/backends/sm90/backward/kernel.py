@@ -50,6 +50,7 @@ from nbflash.backends.sm90.backward.producer import (
     rematerialised,
 )
 from nbflash.backends.sm90.shared.dropout import make_drawing
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
@@ -187,11 +188,11 @@ def make_bwd_sm90(cfg):
 
 def bwd_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``; the first four arguments are maps."""
-    floats, halves = types.CPointer(types.float32), types.CPointer(types.uint32)
-    maps, pointers = (types.uint64,) * 4, (floats, floats, halves, halves)
-    sizes, scales = (types.int32,) * 8, (types.float32,) * 2
-    schedule = (*(INDEX,) * 6, types.CPointer(types.uint32))
-    state, dropping = dropout_signatures(cfg.dropout, types.float32)
+    floats, halves = kinds.pointer(kinds.float32), kinds.pointer(kinds.uint32)
+    maps, pointers = (kinds.uint64,) * 4, (floats, floats, halves, halves)
+    sizes, scales = (kinds.int32,) * 8, (kinds.float32,) * 2
+    schedule = (*(INDEX,) * 6, kinds.pointer(kinds.uint32))
+    state, dropping = dropout_signatures(cfg.dropout, kinds.float32)
     return KernelSpec(
         "nbflash_bwd_sm90",
         make_bwd_sm90,

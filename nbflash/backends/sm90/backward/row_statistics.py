@@ -14,6 +14,9 @@ import math
 import operator
 from dataclasses import dataclass
 
+import numpy as np
+
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.tracing import load4, store4, total, unrolled
@@ -23,7 +26,7 @@ from nbflash.definitions.constants import LOG2_E
 
 THREADS = 256
 CHUNK = 8  # elements that a thread reads of a row: 16 bytes
-HUGE, TO_BASE_2 = types.float32(3e38), types.float32(-LOG2_E)
+HUGE, TO_BASE_2 = np.float32(3e38), np.float32(-LOG2_E)
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def make_statistics_sm90(cfg):
 
 def statistics_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
-    halves, floats = types.CPointer(types.uint32), types.CPointer(types.float32)
-    pointers, sizes = (halves, halves, *(floats,) * 4), (*(types.int32,) * 3, types.int64)
+    halves, floats = kinds.pointer(kinds.uint32), kinds.pointer(kinds.float32)
+    pointers, sizes = (halves, halves, *(floats,) * 4), (*(kinds.int32,) * 3, kinds.int64)
     signature = (*pointers, *(STRIDES,) * 3, *sizes)
     return KernelSpec("nbflash_statistics_sm90", make_statistics_sm90, cfg, signature)

@@ -32,11 +32,12 @@ from nbflash.backends.sm90.decode.consumer import make_part
 from nbflash.backends.sm90.decode.consumer_8bit import make_stored_part
 from nbflash.backends.sm90.decode.producer import make_load
 from nbflash.backends.split_kv.combine_in_block import make_join_parts
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, SCHEDULE, STRIDES, KernelSpec
+from nbflash.cuda.kinds import STORAGE
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
 from nbflash.cuda.tile.addresses import shared_address
-from nbflash.cuda.tile.convert import STORAGE
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT
@@ -145,10 +146,10 @@ def make_decode_sm90(cfg):
 
 def decode_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``; the first two arguments are maps."""
-    maps, floats, size = (types.uint64,) * 2, types.CPointer(types.float32), types.int32
-    results = types.CPointer(STORAGE[cfg.dtype]), floats, types.CPointer(types.uint32), size
+    maps, floats, size = (kinds.uint64,) * 2, kinds.pointer(kinds.float32), kinds.int32
+    results = kinds.pointer(STORAGE[cfg.dtype]), floats, kinds.pointer(kinds.uint32), size
     arrays = (INDEX, floats, floats, *results, *(INDEX,) * 4)
-    sizes = (*(STRIDES,) * 3, *(size,) * 9, types.float32)
+    sizes = (*(STRIDES,) * 3, *(size,) * 9, kinds.float32)
     signature = (*maps, *arrays, *sizes, *SCHEDULE[1:])
     return KernelSpec(
         "nbflash_decode_sm90",

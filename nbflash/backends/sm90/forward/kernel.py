@@ -64,6 +64,7 @@ from nbflash.backends.sm90.forward.consumer import make_compute_stream
 from nbflash.backends.sm90.forward.producer import make_load_stream, make_write_empty_rows
 from nbflash.backends.sm90.shared.dropout import make_drawing
 from nbflash.backends.sm90.shared.nan_watch import make_clean_stream
+from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, types
 from nbflash.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_init, setmaxnreg
@@ -180,18 +181,18 @@ def make_fwd_sm90(cfg):
 def fwd_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``; the first four arguments are maps."""
     maps, pointers = (
-        (types.uint64,) * 4,
-        (types.CPointer(types.uint32), types.CPointer(types.float32)),
+        (kinds.uint64,) * 4,
+        (kinds.pointer(kinds.uint32), kinds.pointer(kinds.float32)),
     )
-    state, dropping = dropout_signatures(cfg.dropout, types.float32)
-    operands = (*(types.CPointer(types.uint32),) * 2, state, STRIDES, STRIDES)
-    sizes = (types.int32,) * 7
-    schedule, params = (*(INDEX,) * 7, types.CPointer(types.uint32)), score_signature(cfg.score)
+    state, dropping = dropout_signatures(cfg.dropout, kinds.float32)
+    operands = (*(kinds.pointer(kinds.uint32),) * 2, state, STRIDES, STRIDES)
+    sizes = (kinds.int32,) * 7
+    schedule, params = (*(INDEX,) * 7, kinds.pointer(kinds.uint32)), score_signature(cfg.score)
     return KernelSpec(
         "nbflash_fwd_sm90",
         make_fwd_sm90,
         cfg,
-        (*maps, *pointers, STRIDES, *operands, *sizes, types.float32, *schedule, params, dropping),
+        (*maps, *pointers, STRIDES, *operands, *sizes, kinds.float32, *schedule, params, dropping),
         maps=len(maps),
         whole_program=True,
     )

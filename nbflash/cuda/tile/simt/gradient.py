@@ -27,7 +27,7 @@ def make_fill_stats(cfg, stats):
 
     Rows that attend nothing, and rows past the end, have lse = +∞: P = 2^(S − ∞) = 0.
     """
-    TILE_M, THREADS, ACC = cfg.tile_m, cfg.threads, cfg.accumulator
+    TILE_M, THREADS, ACC = cfg.tile_m, cfg.threads, cfg.accumulator.numba
     ZERO = ACC(0)
 
     @inlined

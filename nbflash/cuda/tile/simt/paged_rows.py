@@ -68,7 +68,7 @@ def make_load_rows(cfg, which):
 
     A lane's ``cfg.keys`` rows one after the other, times their scales if the cache is quantised.
     """
-    keys, dtype, real = cfg.keys, cfg.cache_dtype, cfg.accumulator
+    keys, dtype, real = cfg.keys, cfg.cache_dtype, cfg.accumulator.numba
 
     @unrolled
     def load_rows(memory, scales, places, column):
@@ -98,7 +98,7 @@ def make_load_queries(cfg):
         for r in range(cfg.rows):
             token = select(last < r // cfg.pack, last, r // cfg.pack)
             row = _row(cfg, q, base + of_token * token + of_head * (r % cfg.pack), column)
-            values = [widened(x, cfg.dtype, cfg.accumulator) * factor for x in row]
+            values = [widened(x, cfg.dtype, cfg.accumulator.numba) * factor for x in row]
             found += _inside(cfg, column, values)
         return tuple(found)
 

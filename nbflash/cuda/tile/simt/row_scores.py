@@ -23,7 +23,7 @@ def make_scored(cfg):
 
         return same
     score = make_score(cfg.score, [(0, u * cfg.slots) for u in range(cfg.keys)])
-    rest, ONE, UNIT = score.rest, cfg.accumulator(1), cfg.accumulator(LOG2_E)
+    rest, ONE, UNIT = score.rest, cfg.accumulator.numba(1), cfg.accumulator.numba(LOG2_E)
     of_rows = _from_row(0, cfg, score)
 
     @inlined
@@ -44,7 +44,7 @@ def _from_row(r, cfg, score):
 
         return nothing
     others, hold, apply = _from_row(r + 1, cfg, score), score.hold, score.apply
-    (TOKEN, HEAD), ONE, NONE = divmod(r, cfg.pack), cfg.accumulator(1), types.int32(0)
+    (TOKEN, HEAD), ONE, NONE = divmod(r, cfg.pack), cfg.accumulator.numba(1), types.int32(0)
     first, end = r * cfg.keys, (r + 1) * cfg.keys
 
     @unrolled

@@ -1,0 +1,80 @@
+"""The types of a kernel's arguments, by name.
+
+A launch has to know them and Numba need not be there for it: a kernel that is kept on disk runs
+without. `Kind.numba` is Numba's own, for whoever compiles.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A number, an address, an array or a tuple.
+
+    Attributes
+    ----------
+    name : str
+        As Numba has it; ``CPointer``, ``Array`` and ``Tuple`` are of ``parts``.
+    parts : tuple of Kind
+    ndim : int
+        Of an array.
+    """
+
+    name: str
+    parts: tuple = ()
+    ndim: int = 0
+
+    @property
+    def bitwidth(self):
+        """Of a number."""
+        return int(self.name.lstrip("uintfloa"))
+
+    @property
+    def numba(self):
+        """Numba's type."""
+        from nbflash.cuda.ptx._asm import types
+
+        if self.name == "CPointer":
+            return types.CPointer(self.parts[0].numba)
+        if self.name == "Array":
+            return types.Array(self.parts[0].numba, self.ndim, "C", readonly=True)
+        if self.name == "Tuple":
+            return types.BaseTuple.from_types(tuple(part.numba for part in self.parts))
+        return getattr(types, self.name)
+
+    def __repr__(self):
+        return f"{self.name}{self.parts or ''}{self.ndim or ''}"
+
+
+boolean = Kind("boolean")
+int8, int32, int64 = Kind("int8"), Kind("int32"), Kind("int64")
+uint8, uint16, uint32, uint64 = (Kind(f"uint{n}") for n in (8, 16, 32, 64))
+float16, float32, float64 = (Kind(f"float{n}") for n in (16, 32, 64))
+
+
+def pointer(kind):
+    """The address of such numbers."""
+    return Kind("CPointer", (kind,))
+
+
+def array(kind, ndim):
+    """A contiguous array that is only read."""
+    return Kind("Array", (kind,), ndim)
+
+
+def several(kinds):
+    """A tuple."""
+    return Kind("Tuple", tuple(kinds))
+
+
+#: What a kernel computes with, by the dtype of its tensors.
+ACCUMULATOR = {"float16": float32, "bfloat16": float32, "float32": float32, "float64": float64}
+#: What a tensor holds, by dtype; bfloat16 and float8 travel as their bits.
+STORAGE = {
+    "float16": float16,
+    "bfloat16": uint16,
+    "float32": float32,
+    "float64": float64,
+    "int8": int8,
+    "float8_e4m3fn": uint8,
+}
