@@ -322,7 +322,7 @@ def selection(out, method, **options):
 )
 @results_options
 def peers(out, section, library, mask, head_dim, seqlen, **options):
-    """GPU: nbflash beside torch's SDPA, FlexAttention and flash-attn-4, in shuffled rounds.
+    """GPU: nbflash beside SDPA, FlexAttention, flash-attn-4, cudnn-frontend, in shuffled rounds.
 
     Forward, backward and both in bfloat16, on masks that every installed library that can express
     them takes part in: dense, causal and block-sparse; with --cases ragged lengths, grouped heads,

@@ -20,12 +20,17 @@ from experiments.options import SIZE, device_option, masks_option, out_option, r
     help="What arrives together: keys of some ranks, or of some heads.",
 )
 @click.option(
+    "--peers",
+    is_flag=True,
+    help="Torch's context parallelism, too, on dense and causal masks; ranks of one machine.",
+)
+@click.option(
     "--processes",
     type=SIZE,
     help="Processes to start here, on the CPU, instead of running under mpiexec.",
 )
 @results_options
-def distributed(out, device, quick, mask, tokens, split, processes, seed):
+def distributed(out, device, quick, mask, tokens, split, peers, processes, seed):
     """Scaling of attention over several GPUs or processes, beside one of them alone.
 
     Weak and strong, forward and backward, by mask: mpiexec -n 2 python -m experiments distributed,
@@ -34,7 +39,7 @@ def distributed(out, device, quick, mask, tokens, split, processes, seed):
     """
     from experiments.commands.distributed import run
 
-    run(out, device, quick, mask, tokens, split, processes, seed)
+    run(out, device, quick, mask, tokens, split, peers, processes, seed)
 
 
 @click.command()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 import masks
 from experiments.harness.errors import BadInput
 from experiments.harness.passes import DENSE
@@ -50,6 +52,13 @@ class Case:
     heads_kv: int | None = None
     arguments: dict = field(default_factory=dict, hash=False)
     libraries: tuple[str, ...] = ()
+
+
+def random_rows(n, block, per_row, seed=0):
+    """A mask of ``per_row`` random blocks in every row of blocks."""
+    m = n // block
+    columns = np.random.default_rng(seed).random((m, m)).argsort(axis=1)[:, :per_row]
+    return BlockMap(columns[None, None], shape=(n, n), block=block).to_mask()
 
 
 def dense_case(shape):
@@ -160,7 +169,8 @@ def _case(spec, shape):
     own = {"name", "pattern", "tile", "shapes", "heads_kv", "libraries", *SECTIONS}
     arguments = {key: value for key, value in spec.items() if key not in own}
     more = spec.get("heads_kv"), arguments, tuple(spec.get("libraries", ()))
-    make, n = getattr(masks, pattern), shape[1]
+    make = random_rows if pattern == "random_rows" else getattr(masks, pattern)
+    n = shape[1]
     if pattern in (DENSE, CAUSAL):
         density = 1.0 if pattern == DENSE else 0.5
         return Case(name, pattern, make(n), density, tile, shape, *more)

@@ -4,6 +4,7 @@ import importlib
 from functools import partial
 
 from experiments.harness.passes import NBFLASH
+from experiments.libraries.cudnn_frontend import CudnnFrontend
 from experiments.libraries.flash_attn_4 import FlashAttention4
 from experiments.libraries.flex_attention import FlexAttention
 from experiments.libraries.nbflash import Nbflash
@@ -17,7 +18,11 @@ LIBRARIES = {
     "sdpa-cudnn": partial(Sdpa, backend="CUDNN_ATTENTION"),
     "flex-attention": FlexAttention,
     "flash-attn-4": FlashAttention4,
+    "cudnn-frontend": CudnnFrontend,
 }
+
+#: Modules of packages beside torch, which a machine may lack.
+MODULES = {"flash-attn-4": "flash_attn.cute", "cudnn-frontend": "cudnn.block_sparse_attention.api"}
 
 
 def why_not_here(name):
@@ -25,9 +30,9 @@ def why_not_here(name):
     if name == NBFLASH:
         return ""
     reason = why_not_torch()
-    if not reason and name == "flash-attn-4":
+    if not reason and name in MODULES:
         try:
-            importlib.import_module("flash_attn.cute")
+            importlib.import_module(MODULES[name])
         except (ImportError, OSError) as error:
             return str(error)
     return reason

@@ -1,16 +1,20 @@
 """The figure of `experiments distributed`: the share of the ideal against the length."""
 
-from experiments.harness.passes import BACKWARD, FORWARD
+from experiments.harness.passes import BACKWARD, FORWARD, NBFLASH
 from experiments.report.figures import COLOURS, GREY, MARKERS, axes_of, plain_ticks, save
 
 
 def draw_scaling(rows, path):
-    """A panel for each pass, a line for each mask; dashed what the model predicts, if it does."""
+    """Nbflash: a panel for each pass, a line for each mask; dashed what the model predicts."""
     figure, axes = axes_of(2)
     masks = list(dict.fromkeys(row["mask"] for row in rows))
     for ax, which in zip(axes, (FORWARD, BACKWARD), strict=True):
         for mask, colour, marker in zip(masks, COLOURS, MARKERS, strict=False):
-            of_mask = [row for row in rows if (row["pass"], row["mask"]) == (which, mask)]
+            of_mask = [
+                row
+                for row in rows
+                if (row["pass"], row["mask"], row["library"]) == (which, mask, NBFLASH)
+            ]
             of_mask.sort(key=lambda row: row["tokens"])
             tokens = [row["tokens"] for row in of_mask]
             shares = [row["of_ideal"] for row in of_mask]

@@ -1,10 +1,13 @@
 """Ranks of torch.distributed, of MPI and of Ray, in processes; the examples of all."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -70,3 +73,30 @@ def test_ray_example_learns():
     assert len(set(losses)) == 1  # of all tokens, on every rank
     assert len(losses) == 2
     assert float(losses[0]) < 0.3
+
+
+def test_context_parallel_of_torch_beside_nbflash():
+    """Gathered results of both are held to their budgets before a row is written."""
+    chosen = "dense", "causal", "window"
+    printed = printed_by(sys.executable, HERE / "ranks_context_parallel.py", *chosen)
+    assert printed.count("torch-context-parallel-cudnn is left out") == 4  # a kernel of GPUs
+    assert printed.count("is left out (window, 192): dense and causal alone") == 1
+    *_, last = printed.splitlines()
+    rows = json.loads(last)
+    nbflash, peer = "nbflash", "torch-context-parallel-flash"
+    assert [(row["tokens"], row["mask"], row["pass"], row["library"]) for row in rows] == [
+        (tokens, mask, which, library)
+        for tokens in (192, 128)
+        for mask in chosen
+        for which in ("forward", "backward")
+        for library in ((nbflash, peer) if mask != "window" else (nbflash,))
+    ]
+    heads, head_dim, work = 4, 16, {"dense": 1.0, "causal": (128 + 1) / 2 / 128}
+    for row in rows:
+        assert 0 < row["error"] <= row["budget"]
+        assert row["of_ideal"] == pytest.approx(row["alone_ms"] / 2 / row["median_ms"])
+        if row["tokens"] == 128 and row["mask"] in work:
+            rate = 4 * 128**2 * work[row["mask"]] * head_dim * heads / 2 / row["median_ms"] / 1e9
+            times = 2.5 if row["pass"] == "backward" else 1
+            assert row["tflops"] == pytest.approx(times * rate)
+        assert (row["balance"] is None) == (row["library"] == peer)

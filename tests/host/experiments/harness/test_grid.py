@@ -5,7 +5,7 @@ import pytest
 
 from experiments.harness import sweeps
 from experiments.harness.errors import BadInput
-from experiments.harness.grid import BLOCKS, read_cases
+from experiments.harness.grid import BLOCKS, random_rows, read_cases
 from experiments.harness.passes import BACKWARD, BOTH, FORWARD, flops
 
 SHAPE = (2, 128, 2, 16)
@@ -81,7 +81,18 @@ def test_cases_of_real_work_have_sizes_of_their_own():
         "prefix": [(1, 16384, 16, 128, 16)],
         "bigbird": [(1, 16384, 16, 128, 16)],
         "narrow": [(2, 8192, 16, 80, 16), (2, 8192, 16, 96, 16)],
+        "rows-64-16": [(1, 8192, 16, 128, 16)],
+        "rows-64-26": [(1, 16384, 16, 128, 16), (1, 16384, 16, 64, 16)],
+        "rows-64-51": [(1, 32768, 16, 128, 16)],
+        "rows-128-8": [(1, 8192, 16, 128, 16)],
+        "rows-128-13": [(1, 16384, 16, 128, 16), (1, 16384, 16, 64, 16)],
     }
+    for case in (case for cases in found.values() for case in cases):
+        if case.name.startswith("rows-"):
+            _, tile, per_row = case.name.split("-")
+            blocks = case.mask.tiles(int(tile)).kinds
+            assert set(np.diff(blocks.indptr)) == {int(per_row)}
+            assert (case.tile, case.libraries) == (int(tile), ("nbflash", "cudnn-frontend"))
     chosen = read_cases(sweep, "cases", names=("ragged", "window"), head_dims=(64,))
     assert [case.name for cases in chosen.values() for case in cases] == ["ragged", "window"]
     assert list(read_cases(sweep, "cases", seqlens=(3072,))) == sizes["whole"]
@@ -89,6 +100,14 @@ def test_cases_of_real_work_have_sizes_of_their_own():
         read_cases(sweep, "cases", names=("dense",))
     with pytest.raises(BadInput, match="no case is of these masks, lengths and head dimensions"):
         read_cases(sweep, "cases", names=("gqa",), head_dims=(64,))
+
+
+def test_random_rows_are_those_of_their_seed():
+    blocks = random_rows(96, 16, 2, seed=1).tiles(16).kinds
+    assert set(np.diff(blocks.indptr)) == {2}
+    again, other = (random_rows(96, 16, 2, seed).tiles(16).kinds for seed in (1, 2))
+    np.testing.assert_array_equal(again.indices, blocks.indices)
+    assert (other.indices != blocks.indices).any()
 
 
 def test_work_is_counted_by_density():
