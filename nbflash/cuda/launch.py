@@ -1,7 +1,7 @@
 """From a kernel to a launch: compile, cache the cubin on disk, load, pack arguments.
 
-Numba compiles, nvJitLink assembles, ``cuda.core`` loads, the driver launches, CuPy owns the
-memory. Under the simulator the same kernel object is called the ordinary way.
+Numba compiles, nvJitLink assembles, the driver loads and launches, CuPy owns the memory. What only
+compiling needs is imported by then: a kernel that is kept needs neither Numba nor ``cuda.core``. Under the simulator the same kernel object is called the ordinary way.
 """
 
 import ctypes
@@ -116,24 +116,27 @@ def _keep(path, cubin):
 
 
 @functools.lru_cache(maxsize=KERNELS)
-def load(spec, device_id):
-    """A kernel on one device: the object that keeps it loaded, and its address."""
+def load(spec, device_id, capability):
+    """The handle of a kernel on one device, for as long as the process lives."""
     from cuda.bindings import driver
-    from cuda.core import Device, ObjectCode
 
     from nbflash.cuda import side_by_side
 
-    capability = tuple(Device(device_id).compute_capability)
-    code = ObjectCode.from_cubin(side_by_side.cubin_of(spec, capability))
-    kernel = code.get_kernel(spec.name)
+    cubin, smem_bytes = side_by_side.cubin_of(spec, capability), spec.config.smem_bytes
+    library = _given(spec, driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
+    kernel = _given(spec, driver.cuLibraryGetKernel(library, spec.name.encode()))
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    handle = driver.CUkernel(int(kernel.handle))
-    (status,) = driver.cuKernelSetAttribute(attribute, spec.config.smem_bytes, handle, device_id)
+    _given(spec, driver.cuKernelSetAttribute(attribute, smem_bytes, kernel, device_id))
+    return int(kernel)
+
+
+def _given(spec, answer):
+    """What a call of the driver gives besides its status."""
+    status, *found = answer
     if status != 0:
-        raise RuntimeError(
-            f"{spec.name}: {status!r} for {spec.config.smem_bytes} bytes of shared memory"
-        )
-    return kernel, int(kernel.handle)
+        smem_bytes = spec.config.smem_bytes
+        raise RuntimeError(f"{spec.name}, {smem_bytes} bytes of shared memory: {status!r}")
+    return found[0] if found else None
 
 
 def bind(spec, blocks, trailing, device_id, capability, current_stream, late=0):
@@ -166,7 +169,7 @@ def bind(spec, blocks, trailing, device_id, capability, current_stream, late=0):
     # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
     launch = cupy.cuda.driver.launchKernel
     side_by_side.expect(spec, capability)
-    geometry = kernel = None
+    geometry = None
     kinds = [word for kind in spec.signature for word in _words_of(kind)]
     sizes = [MAP_WORDS] * spec.maps + [1] * (len(kinds) - spec.maps)
     at = list(itertools.accumulate(sizes, initial=0))
@@ -181,9 +184,8 @@ def bind(spec, blocks, trailing, device_id, capability, current_stream, late=0):
     lock = threading.Lock()
 
     def loaded():
-        nonlocal kernel  # alive as long as `run`
-        kernel, function = load(spec, device_id)
-        return function, blocks, 1, 1, spec.config.threads, 1, 1, spec.config.smem_bytes
+        config, kernel = spec.config, load(spec, device_id, capability)
+        return kernel, blocks, 1, 1, config.threads, 1, 1, config.smem_bytes
 
     def run(leading, maps=(), words=()):
         nonlocal geometry

@@ -12,10 +12,11 @@ from numba.cuda.flags import Flags
 
 from nbflash.cuda import launch
 from nbflash.cuda.kernel_spec import KernelSpec
-from nbflash.cuda.ptx._asm import compiling_for, types
+from nbflash.cuda.kinds import float32, int32, pointer, uint64
+from nbflash.cuda.ptx._asm import compiling_for
 
 CONFIG = namedtuple("Config", "threads smem_bytes")(64, 1024)
-SIGNATURE = types.uint64, types.uint64, types.CPointer(types.int32), types.int32, types.float32
+SIGNATURE = uint64, uint64, pointer(int32), int32, float32
 SPEC = KernelSpec("kernel", None, CONFIG, SIGNATURE, maps=2)
 WORDS = [launch.MAP_WORDS] * SPEC.maps + [1] * (len(SIGNATURE) - SPEC.maps)
 

@@ -13,7 +13,7 @@ import pytest
 from llvmlite import ir
 from numba.cuda.types import float32, float64, int8, int32, int64, uint8, uint32
 
-from nbflash.cuda.ptx._asm import cuda_target
+from nbflash.cuda.ptx._asm import descriptor
 from nbflash.cuda.ptx.traced import Scalar
 from nbflash.cuda.tile import tracing
 from nbflash.cuda.tile.convert import as_stored, widened
@@ -34,7 +34,7 @@ NUMBERS = [np.nan, -np.inf, -1.5, -0.0, 0.0, 1e-40, 1.0, 2.0, np.inf]
 
 def traced(fn, *kinds):
     """The LLVM IR of ``fn`` of Scalars of these types, and the type of its result."""
-    context, module = cuda_target.target_context, ir.Module()
+    context, module = descriptor.cuda_target.target_context, ir.Module()
 
     def build(result):
         arguments = [context.get_value_type(kind) for kind in kinds]

@@ -19,7 +19,7 @@ import masks
 from nbflash.backends.simt.decode_configs import decode_config
 from nbflash.backends.split_kv.splits import splits_for
 from nbflash.cuda import simulator as sim
-from nbflash.cuda.ptx._asm import types
+from nbflash.cuda.kinds import float32
 from nbflash.cuda.tile.convert import widened
 from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.inputs.decode_problem import Cache
@@ -209,7 +209,7 @@ def test_quantised_caches(dtype, storage, kind):
 def test_every_fp8_number():
     bits = np.arange(256, dtype=np.uint8)
     exact = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    found = [widened(x, "float8_e4m3fn", types.float32) for x in bits]
+    found = [widened(x, "float8_e4m3fn", float32.numba) for x in bits]
     np.testing.assert_array_equal(found, exact)
 
 
