@@ -4,6 +4,8 @@ Every place where a key, a hash or an equality decides that two things are the s
 `tests/host/keys`; `keyed_places` finds the places.
 """
 
+import itertools
+
 import numpy as np
 
 REFUSED = TypeError, ValueError, IndexError
@@ -129,3 +131,18 @@ def check_cached(call, base, changes, left_out=(), names=None, forget=None):
             except REFUSED:
                 continue
             assert other is not found, f"{name}: {base[name]!r} and {value!r}"
+
+
+def check_transparent(new, calls, same=lambda one, two: one == two):
+    """A call of ``new()``, what remembers, answers behind every other call as it does alone."""
+    alone = {name: call(new()) for name, call in calls.items()}
+    for first, second in itertools.permutations(calls, 2):
+        state = new()
+        calls[first](state)
+        assert same(calls[second](state), alone[second]), f"{second} behind {first}"
+    return alone
+
+
+def assert_answers_differ(answers):
+    for one, other in itertools.combinations(answers, 2):
+        assert answers[one] != answers[other], (one, other)

@@ -1,11 +1,18 @@
 """Finds in the source every place where a key decides that two things are the same."""
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = "nbflash", "masks"
 _METHODS = {"__eq__", "__hash__", "key", "_key", "digest", "layout", "signature"}
+
+
+@functools.cache
+def _nodes():
+    """``module.name`` to the node of all functions and classes."""
+    return {f"{module}.{name}": node for module, tree in _modules() for name, node in _named(tree)}
 
 
 def _modules():
@@ -28,12 +35,7 @@ def _named(tree, outer=""):
 
 def places(what):
     """``module.name`` to the node of all functions and classes of which ``what`` is true."""
-    return {
-        f"{module}.{name}": node
-        for module, tree in _modules()
-        for name, node in _named(tree)
-        if what(node)
-    }
+    return {name: node for name, node in _nodes().items() if what(node)}
 
 
 def decorators(node):

@@ -76,6 +76,12 @@ class Logged(Recording):
     def address(x):
         return x if isinstance(x, int) else x.data.ptr
 
+    def params(self, given):
+        """Arrays of numbers as arrays of the device."""
+        if isinstance(given, tuple):
+            return tuple(map(self.params, given))
+        return Array(given.shape, given.dtype) if getattr(given, "ndim", 0) else given
+
     @staticmethod
     def resident(tables):
         return [Array(x.shape, x.dtype) for x in tables]
