@@ -27,9 +27,11 @@ def others(x):
         yield not x
     elif isinstance(x, int | np.integer):
         yield type(x)(x + 1)
+        yield from _other_types(x)
     elif isinstance(x, float | np.floating):
         yield type(x)(np.nextafter(x, type(x)(np.inf)))
         yield -x if x else type(x)(1)
+        yield from _other_types(x)
     elif isinstance(x, str | bytes):
         yield x + x[:1]
         yield x[1:]
@@ -37,6 +39,13 @@ def others(x):
         yield 0
     else:
         raise TypeError(f"nothing is known that differs from {x!r} in one place")
+
+
+def _other_types(x):
+    """The same bytes, or the same number, of another type."""
+    if isinstance(x, np.generic):
+        yield x.view(f"{'u' if x.dtype.kind != 'u' else 'i'}{x.itemsize}")
+        yield x.item()
 
 
 def _other_arrays(x):
@@ -104,11 +113,10 @@ def check_keyed(make, base, changes, left_out=(), names=None):
             assert_apart(make(**base), make(**base | {name: value}), what)
 
 
-def check_cached(call, base, changes, left_out=(), names=None, forget=None):
+def check_cached(call, base, changes, left_out=(), names=None):
     """The property of a cache: equal calls give one object, and a changed one never gives that.
 
-    A changed call may also be refused. ``call``, ``base`` and the others as of `check_keyed`;
-    ``forget`` empties the cache.
+    A changed call may also be refused. ``call``, ``base`` and the others as of `check_keyed`.
     """
     names = set(base if names is None else names)
     for name in sorted(names):
@@ -123,9 +131,7 @@ def check_cached(call, base, changes, left_out=(), names=None, forget=None):
         values = list(values)
         assert values, name
         for value in values:
-            if forget is not None:
-                forget()
-                found = call(**base)
+            assert call(**base) is found, "forgotten meanwhile"
             try:
                 other = call(**base | {name: value})
             except REFUSED:

@@ -15,7 +15,7 @@ from nbflash.inputs import arrays
 from nbflash.inputs.decode_problem import Cache, check_decode
 from nbflash.planning.decode_plan import CudaDecoder
 
-BATCH, NQ, HEADS, HEADS_KV, DIM, PAGES, PAGE, ENTRIES = 3, 2, 14, 7, 64, 11, 32, 5
+BATCH, NQ, HEADS, HEADS_KV, DIM, PAGES, PAGE, ENTRIES = 3, 2, 14, 7, 64, 11, 32, 90
 SCALE = 0.375
 LOG2 = pytest.approx(SCALE * LOG2_E, rel=1e-6)
 SIZES = {"batch": BATCH, "nq": NQ, "heads": HEADS, "group": HEADS // HEADS_KV, "page_size": PAGE}
@@ -61,7 +61,7 @@ def test_decode(impl, quantised, paged, mask, device):
     given = _given(quantised, paged)
     order = "k", "v", "lengths", "table", "k_scale", "v_scale"
     cache = Cache(*(given[name] for name in order))
-    window = None if impl == "sm90" else (40, 0)
+    window = None if impl == "sm90" or mask is None else (40, 0)
     problem = check_decode(given["q"], cache, SCALE, window)
     decoder = CudaDecoder(problem, mask, given["q"], cache, BACKENDS[impl].decode_partial)
     out, lse = decoder(given["q"], cache)
@@ -85,8 +85,9 @@ def _check_keys(found, problem, mask):
     assert found["capacity"] == (150 if mask is not None else PAGE * ENTRIES)
     assert found["scale"] == LOG2
     if "left" in found.values:
-        assert (found["left"], found["right"]) == (40, 0)
-        assert problem.window == (40, 0)
+        assert found["left"] == (PAGE * ENTRIES if problem.window is None else 40)
+        assert found["right"] == 0
+    assert found["splits"] > 1 or problem.window or mask is not None
     cfg, pack = found.config, found.values.get("pack", getattr(found.config, "pack", 1))
     assert pack in (1, HEADS // HEADS_KV)
     rows = BATCH * HEADS // pack * -(-NQ // getattr(cfg, "queries", NQ))
@@ -150,6 +151,23 @@ def test_merging(placed, device):
     assert (cfg.indexed, cfg.weighted, cfg.lanes) == (placed, True, 4)
 
 
+@pytest.mark.parametrize("placed", [False, True])
+def test_adding(placed, device):
+    total, part = (padded(*PARTS[name]) for name in ("out_a", "out_b"))
+    places = Array((6,), np.int32) if placed else None
+    merge_host.add(total, part, places)
+    (found,) = device.launches
+    expected = {"out_a": total, "out_b": part, "out": total, "a": total, "b": part, "o": total}
+    for name, x in expected.items():
+        if name in found.values:
+            assert found[name] == x.data.ptr, name
+        else:
+            assert tuple(found[f"{name}_stride"]) == arrays.strides(x), name
+    assert (found["n"], found["heads"]) == (6, 5)
+    assert (found.config.indexed, found.config.weighted) == (placed, False)
+    assert not placed or found["places"] == places.data.ptr
+
+
 def test_selection(device):
     x = padded((2, 50, 6, 64), np.float16, 16)
     means = selection.block_means(x, 8)
@@ -181,5 +199,8 @@ def test_selection(device):
             assert found[name] == value, (found.kernel, name)
     assert of_rows["statistics"] == of_blocks["statistics"]
     assert of_means.blocks == 2 * 7 * 6
+    assert of_blocks.blocks == 2 * 3 * 2 * of_blocks["parts"]
+    assert of_products.blocks == 12 * of_products["tiles_m"] * of_products["tiles_n"]
+    assert best.blocks == 2 * 3 * 9
     assert (indices.shape, counts.shape) == ((2, 3, 9, 5), (2, 3, 9))
     np.testing.assert_array_equal(best["last"], last)

@@ -8,10 +8,13 @@ import pytest
 from logged_device import Array, Logged, padded
 
 import masks
+from nbflash.backends.simt import row_statistics
 from nbflash.backends.simt.executor import SimtExecutor
+from nbflash.backends.sm80 import row_kernels
 from nbflash.backends.sm80.executor import Sm80Executor
 from nbflash.backends.sm90.backward.dq_config import ROWS
 from nbflash.backends.sm90.executor import Sm90Executor
+from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.cuda import tensor_map
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LOG2_E
@@ -24,6 +27,7 @@ SCALE, SEED, P = 0.375, (11, 13), 0.25
 Q_SHAPE, KV_SHAPE, LSE_SHAPE = (BATCH, NQ, HEADS, DIM), (BATCH, NK, HEADS_KV, DIM), (3, 14, 200)
 EXECUTORS = {
     "simt": (SimtExecutor, np.float32),
+    "simt in half precision": (SimtExecutor, np.float16),
     "sm80": (Sm80Executor, np.float16),
     "sm90": (Sm90Executor, np.float16),
 }
@@ -33,15 +37,18 @@ STRIDES |= {"dk": "dk", "dv": "dv"}
 SIZES = {"batch": BATCH, "nq": NQ, "nk": NK, "heads": HEADS, "heads_kv": HEADS_KV, "group": 2}
 
 
-def _given(dtype):
-    """Arrays of a call, each with gaps of its own; results of the gradients are contiguous."""
-    gaps = iter(range(16, 16 * 10, 16))
+def _given(dtype, impl):
+    """Arrays of a call, each with gaps of its own; sm90 takes contiguous gradients alone."""
+    gaps = iter(range(16, 16 * 12, 16))
     shapes = {"q": Q_SHAPE, "k": KV_SHAPE, "v": KV_SHAPE, "out": Q_SHAPE, "dout": Q_SHAPE}
     found = {name: padded(shape, dtype, next(gaps)) for name, shape in shapes.items()}
     found["dlse"] = padded(LSE_SHAPE, np.float32, next(gaps))
     found["lse"] = Array(LSE_SHAPE, np.float32)
-    found |= {name: Array(shape, dtype) for name, shape in (("dq", Q_SHAPE), ("dk", KV_SHAPE))}
-    return found | {"dv": Array(KV_SHAPE, dtype)}
+    found |= {"dq": padded(Q_SHAPE, dtype, next(gaps)), "dk": padded(KV_SHAPE, dtype, next(gaps))}
+    found["dv"] = padded(KV_SHAPE, dtype, next(gaps))
+    if impl == "sm90":
+        found |= {name: Array(found[name].shape, dtype) for name in ("dq", "dk", "dv")}
+    return found
 
 
 @pytest.fixture(params=EXECUTORS)
@@ -56,7 +63,10 @@ def _executor(impl, given, dropout=0.0):
     problem = Problem(*sizes, strides, "cuda", 0, 16)
     device = Logged()
     spec = AttentionSpec(problem, masks.causal(NQ, NK), None, dropout)
-    return make(spec, device=device), device
+    more = {}
+    if make is Sm90Executor and not dropout:  # of which other tiles of q than of k and v
+        more = {"config": forward_configs("float16", DIM)[0]}
+    return make(spec, device=device, **more), device
 
 
 def _check_named(found, given, scratch):
@@ -111,7 +121,7 @@ def _check_walk(found):
 
 @pytest.mark.parametrize("dropout", [0.0, P])
 def test_forward(impl, dropout):
-    given = _given(EXECUTORS[impl][1])
+    given = _given(EXECUTORS[impl][1], impl)
     executor, device = _executor(impl, given, dropout)
     executor.forward(*(given[name] for name in ("q", "k", "v", "out", "lse")), seed=SEED)
     (found,) = device.launches
@@ -148,7 +158,7 @@ def _expected(kernel, cfg, factor):
         "round_simt": {"rows": rows},
         "bwd_sm80_columns": {"scale": SCALE, "factor": base},
         "bwd_sm80_rows": {"scale": SCALE, "factor": base},
-        "convert_dq_sm80": {"factor": SCALE * factor, "stride": CONTIGUOUS[NQ]},
+        "convert_dq_sm80": {"factor": SCALE * factor},
         "statistics_sm80": {"share": 1 / factor},
         "bwd_sm90": {"factor": base, "scale": SCALE * factor, "kv_stride": CONTIGUOUS[NK]},
         "bwd_sm90_dq": {"factor": base, "scale": SCALE * factor, "stride": CONTIGUOUS[NQ]},
@@ -157,7 +167,18 @@ def _expected(kernel, cfg, factor):
     }[kernel.removeprefix("nbflash_")]
 
 
+BLOCKS = {
+    "delta_simt": lambda x: row_statistics.blocks_for(BATCH * HEADS * NQ),
+    "round_simt": lambda x: row_statistics.blocks_for(BATCH * HEADS * NQ),
+    "statistics_sm80": lambda x: row_kernels.blocks_for_rows(x["rows"]),
+    "convert_dq_sm80": lambda x: row_kernels.blocks_for_pieces(x.config, 16 * x["tiles"]),
+    "statistics_sm90": lambda x: x.config.statistics_blocks(x["rows"]),
+}
+
+
 def _check_numbers(found, factor):
+    blocks = BLOCKS.get(found.kernel.removeprefix("nbflash_"))
+    assert blocks is None or found.blocks == blocks(found), found.kernel
     for name, value in _expected(found.kernel, found.config, factor).items():
         what = found.kernel, name
         if isinstance(value, tuple):
@@ -188,6 +209,10 @@ def _check_where_dq_is(launches, given):
         if name.startswith(("round", "convert")):
             source, target = ("source", "target") if "source" in found.values else ("total", "dq")
             assert found[target] == own, name
+            if "s_stride" in found.values:
+                assert tuple(found["s_stride"]) == CONTIGUOUS[NQ]
+            stride = found.values.get("t_stride", found.values.get("stride"))
+            assert tuple(stride) == arrays.strides(given["dq"]), name
             sums.add(found[source])
         if name in ("bwd_sm80_rows", "bwd_sm90_dq", "bwd_simt_rows"):
             assert found["dq"] == own, name
@@ -202,21 +227,25 @@ def _check_where_dq_is(launches, given):
 
 # Pointers that are of temporary memory, though they have the name of a result.
 SCRATCH = {
-    "simt": {("nbflash_bwd_simt_columns", "dq")},
+    "simt": set(),
+    "simt in half precision": {("nbflash_bwd_simt_columns", "dq")},
     "sm80": {("nbflash_bwd_sm80_columns", "dq")},
     "sm90": {("nbflash_statistics_sm90", "dq"), ("nbflash_bwd_sm90", "dq")},
 }
 
 
 @pytest.mark.parametrize("dropout", [0.0, P])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True, None])
 def test_backward(impl, deterministic, dropout):
-    given = _given(EXECUTORS[impl][1])
+    """None: as it is where nothing chooses two passes, in one."""
+    given = _given(EXECUTORS[impl][1], impl)
     executor, device = _executor(impl, given, dropout)
+    if impl == "sm90" and deterministic is None and not dropout:
+        executor.two_passes = False
     names = "dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv"
-    executor.backward(*(given[name] for name in names), deterministic, seed=SEED)
-    two_passes = deterministic or bool(executor.two_passes)
-    scratch = set() if impl == "simt" else SCRATCH[impl]
+    executor.backward(*(given[name] for name in names), bool(deterministic), seed=SEED)
+    two_passes = bool(deterministic) or bool(executor.two_passes)
+    scratch = SCRATCH[impl]
     if impl == "sm90" and two_passes:
         scratch = {("nbflash_bwd_sm90", "dq")}
     temporary = {}

@@ -3,6 +3,7 @@
 Every call is made alone and behind every other one, which must change nothing.
 """
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from logged_device import Array, Logged
 import masks
 import nbflash
 from nbflash import decoding, scores
+from nbflash.backends.cpu import decode as cpu
 from nbflash.backends.simt import executor as simt_executor
 from nbflash.backends.simt.executor import SimtExecutor
 from nbflash.backends.simt.score_gradient_host import SimtScoreBackward
@@ -162,11 +164,40 @@ def test_decode_on_the_host():
     changes = {"dtype": [np.float64], "batch": [1], "heads": [2], "lengths": [[9, 12]]}
     changes |= {"mask": [mask, other, heads], "window": [(2, 0), (3, 0)], "scale": [0.25]}
     changes["score"] = [scores.softcap(0.5), scores.softcap(0.25), scores.alibi(0.5)]
-    calls = {"as it is": _decoded(), "mask in a window": _decoded(mask=mask, window=(2, 0))}
+    calls = {"as it is": _decoded()}
     calls |= {f"{n} {i}": _decoded(**{n: x}) for n in changes for i, x in enumerate(changes[n])}
+    for one, other in itertools.combinations(changes, 2):  # what each is remembered with
+        both = {one: changes[one][0], other: changes[other][0]}
+        calls[f"{one} and {other}"] = _decoded(**both)
 
     def new():
         nbflash.clear_cache()
         return cache
 
     assert_answers_differ(check_transparent(new, calls))
+
+
+def test_cells_are_of_the_mask_the_window_the_batch_and_the_heads(monkeypatch):
+    made, used = {}, []
+    real = cpu.cells_of, cpu.decode
+
+    def cells_of(*given):
+        cells = real[0](*given)
+        made[id(cells)] = given, cells
+        return cells
+
+    def decode(q, keys, heads_kv, out, lse, cells, *more):
+        used.append((made[id(cells)][0], q.shape[0], q.shape[2]))
+        return real[1](q, keys, heads_kv, out, lse, cells, *more)
+
+    monkeypatch.setattr(cpu, "cells_of", cells_of)
+    monkeypatch.setattr(cpu, "decode", decode)
+    nbflash.clear_cache()
+    mask = masks.causal(2, 12)
+    for batch, heads, own, window in itertools.product(
+        (1, 2), (2, 4), (None, mask), (None, (3, 0))
+    ):
+        _decoded(batch=batch, heads=heads, mask=own, window=window)(None)
+        (given_mask, (left, _), *sizes), *asked = used.pop()
+        assert sizes == asked == [batch, heads]
+        assert (given_mask, left) == (own, 12 if window is None else 3)

@@ -281,9 +281,15 @@ def test_an_out_is_checked_again_where_it_is_another(plans):
     for x in (*arrays_of()[:6], frozen):
         with pytest.raises((TypeError, ValueError), match="out"):
             plan(q, k, v, out=x)
+    other = room.copy()
     for i in range(3):
         operands = [array(), array(), array()]
         operands[i] = room[:, :N]
+        plan(*operands, out=other[:, 4 : 4 + N])
         with pytest.raises(ValueError, match="out"):
             plan(*operands, out=room[:, 4 : 4 + N])
     np.testing.assert_array_equal(plan(q, k, v, out=array())[0], right)
+    behind = room.reshape(2, 2, N, 4, 8)[1]  # of the second sequence, where out has gaps
+    plan(behind, k, v, out=array())
+    with pytest.raises(ValueError, match="out"):
+        plan(behind, k, v, out=room[:, :N])

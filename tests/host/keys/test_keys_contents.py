@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from keyed import check_cached, check_keyed
+from keyed import check_cached, check_keyed, others
 
 from nbflash.backends.cpu import compiling, dropout, score, score_gradient, tile_function
 from nbflash.disk_cache.content import content_of
@@ -79,6 +79,12 @@ def test_values_have_contents_of_their_own():
     assert content_of(1, 2) != content_of((1, 2)) != content_of(1)
 
 
+@pytest.mark.parametrize("x", [np.float32(1), np.int64(1), np.bool_(True), 1, 1.0, (1, 2.0), "a"])
+def test_all_of_a_value_is_in_its_content(x):
+    for other in others(x):
+        assert content_of(other).digest != content_of(x).digest, other
+
+
 def test_defaults_and_variables_of_a_function():
     def made(width, default, keyword):
         fn = eval("lambda w: lambda x, y=0, *, z=0: x + y + z + w", globals())(width)
@@ -146,9 +152,12 @@ def test_compiled_functions_of_the_cpu(monkeypatch):
         found.append(key(**base))
     assert len(set(found)) == len(found)
     own = _asked(tile_function.compile_tile_function, None, "a")
+    signature = _asked(compiling.compiled_at_address, None, tile_function.SIGNATURE, "a")
+    assert signature == own
+    for other in (tile_function.SIGNATURE[1:], tile_function.SIGNATURE[::-1][:3], ()):
+        assert _asked(compiling.compiled_at_address, None, other, "a") != own
     monkeypatch.setattr(compiling, "SOURCES", "others")
     assert _asked(tile_function.compile_tile_function, None, "a") != own
-    assert _asked(compiling.compiled_at_address, None, (1,), "a") != own
 
 
 def check_in_cache(monkeypatch, compiled, base, changes):

@@ -15,6 +15,7 @@ from masks.base import Mask, digest
 
 A, B, C = masks.causal(6, 8), masks.window(6, 8, left=1, right=1), masks.dense(6, 8)
 SEEN = np.arange(36).reshape(6, 6) % 5 < 2
+BITS = np.packbits(np.arange(60).reshape(6, 10) % 5 < 2, axis=1)
 FACTOR, TABLE = 3, np.arange(4)
 
 
@@ -59,8 +60,8 @@ CLASSES = {
         {"fn": [quarters], "nq": [5], "nk": [9]},
     ),
     leaves.Bitmap: (
-        {"nq": 6, "nk": 6, "packed": np.packbits(SEEN, axis=1)},
-        {"nq": [5], "nk": [5], "packed": each(np.packbits(SEEN, axis=1))},
+        {"nq": 6, "nk": 10, "packed": BITS},
+        {"nq": [5], "nk": [9], "packed": each(BITS)},
     ),
     algebra.Union: (
         {"operands": (A, B)},
@@ -146,9 +147,9 @@ LARGE = {
     "bitmap": masks.from_dense(np.arange(23 * 31).reshape(23, 31) % 11 < 3),
     "union": masks.causal(36) | masks.from_function(quarters, 36),
     "intersection": masks.bigbird(36, 4, n_random=1) & masks.from_function(quarters, 36),
-    "complement": ~masks.toeplitz(31, (0, 5, 11)),
-    "transposed": masks.sinks(31, 3, 5).T,
-    "restricted": masks.restrict(masks.bigbird(36, 4, n_random=1), range(8, 36), range(4, 32)),
+    "complement": ~masks.neighborhood((5, 7), 3),
+    "transposed": masks.neighborhood((6, 7), 3).T,
+    "restricted": masks.restrict(masks.neighborhood((6, 8), 3), range(8, 48), range(16, 40)),
     "neighborhood": masks.neighborhood((6, 7), 3),
     "tree": masks.tree([-1, 0, 0, 1, 3, 3, 5, 2], 13),
 }
@@ -162,6 +163,11 @@ def _tiled(mask, tile_m, tile_n):
     live = mask.live_tiles(tile_m, tile_n)
     counts = tiles.tile_counts()
     return [x.tolist() for x in map(np.asarray, (*parts, live, counts, mask(0, 1)))]
+
+
+def test_every_class_is_among_the_large_ones():
+    """But for planes, each of which has its own tiles."""
+    assert {type(x) for x in LARGE.values()} == set(CLASSES) - {planes.Planes}
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -231,12 +237,22 @@ def test_all_that_a_function_reads_is_in_its_key(what):
     key = functions.snapshot(one)[1]
     assert key == functions.snapshot(one)[1]
     assert key != functions.snapshot(other)[1]
+    assert_apart(*(leaves.Predicate(fn, 6, 8) for fn in (one, other)))
 
 
 VALUES = [None, True, 3, 0.5, 2j, "a", b"a", (1, 2), [1, 2], {1, 2}, frozenset((1, 2)), {"a": 1}]
 VALUES += [range(3), np.arange(3), np.float32(3), np.float64(3), np.int64(3), (1.0, 2.0), ((1,), 2)]
 VALUES += [(True, 2), {"b": 1}, {"a": 2}, {"a": 1, "b": 1}, np.arange(3.0), np.float32, len, A, B]
 VALUES += [0.0, -0.0, 1, 1.0, "1", b"1", (1, (2,)), (None,), {2, 3}, np.arange(3, dtype=np.int32)]
+
+
+@pytest.mark.parametrize(
+    "x", [np.arange(6).reshape(2, 3), np.ones(3, np.float32), np.float32(1), np.int64(1), (1, 2.0)]
+)
+def test_all_of_a_value_that_a_function_reads_is_in_its_key(x):
+    key = functions.snapshot(x)[1]
+    for other in others(x):
+        assert functions.snapshot(other)[1] != key, other
 
 
 def test_values_that_a_function_reads_are_told_apart():

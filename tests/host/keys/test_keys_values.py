@@ -8,6 +8,7 @@ from cuda_arrays import DeviceArray
 from keyed import assert_apart, check_keyed, each, others
 
 import masks
+from masks.interval import Interval
 from nbflash import scores
 from nbflash.distributed.placed_score import _PlacedStage, placed
 from nbflash.distributed.sharding import Sharding
@@ -72,6 +73,9 @@ def test_all_of_a_sharding_is_in_the_digest_that_ranks_compare():
     of_masks = [masks.per_batch(HEADS), masks.per_head(HEADS[::-1])]
     of_masks += [masks.per_head([*HEADS, HEADS[0]]), masks.per_batch([*HEADS, HEADS[0]])]
     of_masks += [masks.causal(15, 16), masks.from_dense(np.tri(16, k=-1, dtype=bool))]
+    lo, hi = np.zeros(16, np.int64), np.full(16, 6)
+    of_masks += [Interval(16, *x) for x in ((lo, hi), (lo, hi + (hi.cumsum() == 24)))]
+    of_masks.append(Interval(16, lo + (hi.cumsum() == 24), hi))
     made = [Sharding(**SHARDING)]
     made += [Sharding(**SHARDING | {name: x}) for name in SHARDINGS for x in SHARDINGS[name]]
     made += [Sharding(**SHARDING | {"mask": mask}) for mask in of_masks]
