@@ -20,6 +20,7 @@ runs, in a CUDA graph at every replay. Training changes it in place, with one pl
 all steps.
 """
 
+import hashlib
 import math
 from typing import NamedTuple, SupportsFloat
 
@@ -77,6 +78,14 @@ class Score:
     def parts(self):
         """A tuple of `Part` for every function."""
         return [stage.parts for stage in self._stages]
+
+    @property
+    def summary(self):
+        """What it is called, and a digest of its parameters: those in CUDA memory are not read."""
+        given = [key_of(x) for stage in self._stages for x in stage.params]
+        # Of CUDA memory the content is a place, which is another one on every rank.
+        given = [(*form, x if isinstance(x, bytes) else None) for *form, x in given]
+        return f"{self} of {hashlib.blake2b(repr(given).encode(), digest_size=8).hexdigest()}"
 
     def check(self, problem):
         """Raise ValueError if a parameter does not fit the problem's sizes."""

@@ -7,6 +7,7 @@ _MASKS = [
     "host/masks/test_masks_ends.py",
     "host/masks/test_masks_restriction.py",
     "host/masks/test_masks_block_tiles.py",
+    "host/keys/test_keys_masks.py",
     "host/api/test_identity.py",
     "host/api/test_pickles.py",
     "host/masks/test_masks_tiles.py",
@@ -16,6 +17,7 @@ _MASKS = [
     "host/masks/test_masks_algebra.py",
 ]
 _PLANS = [
+    "host/keys/test_keys_calls.py",
     "host/api/test_identity.py",
     "host/planning/test_plan.py",
     "host/api/test_api.py",
@@ -74,6 +76,7 @@ JUDGES = {
     "nbflash.planning.cache": _first("host/planning/test_plan.py", _PLANS),
     "nbflash.planning.decode_plan": [
         "host/api/test_counts.py",
+        "host/keys/test_keys_calls.py",
         "host/decode/test_decode_errors.py",
         "host/decode/test_decode.py",
         "sim/decode/test_decode_api.py",

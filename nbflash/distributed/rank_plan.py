@@ -117,7 +117,7 @@ class RankPlan:
             "batch, heads, heads_kv, head_dim": [p.batch, p.heads, p.heads_kv, p.head_dim],
             "dtype": p.dtype,
             "scale": p.scale,
-            "score": str(self._score),
+            "score": getattr(self._score, "summary", str(self._score)),
             "dropout": self.dropout,
             "stages": count,
             "split": split,

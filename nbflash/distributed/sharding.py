@@ -146,7 +146,8 @@ class Sharding:
     def digest(self) -> str:
         """Of what is dealt and of the cells of the mask: equal on ranks that agree."""
         content = hashlib.blake2b(digest_size=16)
-        content.update(repr((self.mask.shape, self.ranks, self.tile)).encode())
+        heads = self.mask.plane_index.shape  # of one, two and of two, one the content is the same
+        content.update(repr((self.mask.shape, heads, self.ranks, self.tile)).encode())
         for plane in self.mask.planes:
             tiles = plane.tiles(self.tile)
             kinds = tiles.kinds

@@ -9,6 +9,7 @@ import pytest
 import masks
 from nbflash import distributed, scores
 from nbflash.distributed import Sharding, run
+from nbflash.distributed.rank_plan import RankPlan
 from nbflash.testing import make_qkv
 
 N, RANKS = 100, 3
@@ -218,3 +219,19 @@ def test_arrays_of_another_length_are_refused():
         sharding.positions(0, "rows")
     with pytest.raises(ValueError, match=r"x must have 100 tokens along axis 1, got shape"):
         run(lambda comm: distributed.gather(x, sharding, comm), 1)
+
+
+def test_ranks_agree_on_the_parameters_of_a_score():
+    """Arrays and all digits of numbers, which no name has."""
+    q, sharding = np.ones((2, 32, 4, 8), np.float32), Sharding.of(masks.causal(64), 2, 32)
+
+    def note(score):
+        options = None, score, 0.0, 1, "ranks", "cpu"
+        return RankPlan(q, q, q, sharding, 0, *options).note(None)
+
+    slopes, table = np.arange(1.0, 5), np.ones((4, 5))
+    made = [scores.softcap(2.0), scores.softcap(2.0 + 1e-9), scores.alibi(slopes)]
+    made += [scores.alibi(slopes[::-1]), scores.relative(table), scores.relative(2 * table)]
+    notes = [note(score) for score in made]
+    assert len(set(notes)) == len(made)
+    assert note(scores.alibi(slopes.copy())) == notes[2]

@@ -78,6 +78,14 @@ def test_the_heads_that_have_a_plane_are_in_the_digest():
     assert one.digest != other.digest
 
 
+def test_masks_by_head_and_by_batch_are_told_apart_in_the_digest():
+    """Of as many planes in the same order."""
+    planes = masks.causal(64), masks.window(64, left=7, right=0)
+    one, other = (Sharding.of(make(planes), 2, TILE) for make in (masks.per_head, masks.per_batch))
+    assert (one.query_owner == other.query_owner).all()
+    assert one.digest != other.digest
+
+
 @pytest.mark.parametrize("shape", [(65, 290), (290, 65)])
 def test_traffic_counts_the_keys_that_are_sent(shape):
     sharding = Sharding.of(masks.dense(*shape), 4, TILE)

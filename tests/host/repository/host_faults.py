@@ -72,6 +72,29 @@ KEYS = [
     ),
 ]
 
+KEYED, LAUNCHED = "tests/host/keys/", "tests/host/backends/test_launches.py::"
+KEYS += [
+    (module, Mutant(*fault), test)
+    for module, test, *fault in (
+        (
+            *("masks.block", f"{KEYED}test_keys_masks.py", "tiles of any height"),
+            *('(("retiled", grid.tile_m, grid', '(("retiled", grid'),
+        ),
+        (
+            *("nbflash.planning.decode_plan", f"{KEYED}test_keys_calls.py::test_calls_of_decode"),
+            *("a cache without V's scales", "(q, *cache)]", "(q, *cache[:5])]"),
+        ),
+        (
+            *("nbflash.cuda.kernel_key", f"{KEYED}test_keys_kernels.py::test_kernels"),
+            *("the first function alone", "(*parts.users)", "(*parts.users[:1])"),
+        ),
+        (
+            *(f"{SM90}.backward.host", f"{LAUNCHED}test_backward", "O's strides for dO's"),
+            *("*of_dout, *of_out, *strides", "*of_out, *of_dout, *strides"),
+        ),
+    )
+]
+
 SMALL = f"{HOPPER}test_an_out_that_no_tensor_map_describes"
 BOTH = f"{HOPPER}test_dropout"
 LAUNCHES = [

@@ -1,0 +1,206 @@
+"""What decode, merging and selection launch kernels with, by the names of their parameters."""
+
+import numpy as np
+import pytest
+from logged_device import Array, Logged, padded
+
+import masks
+from nbflash.backends.block_selection import host as selection
+from nbflash.backends.registry import BACKENDS
+from nbflash.backends.split_kv import merge_host
+from nbflash.cuda import device as devices
+from nbflash.cuda import tensor_map
+from nbflash.definitions.constants import LOG2_E
+from nbflash.inputs import arrays
+from nbflash.inputs.decode_problem import Cache, check_decode
+from nbflash.planning.decode_plan import CudaDecoder
+
+BATCH, NQ, HEADS, HEADS_KV, DIM, PAGES, PAGE, ENTRIES = 3, 2, 14, 7, 64, 11, 32, 90
+SCALE = 0.375
+LOG2 = pytest.approx(SCALE * LOG2_E, rel=1e-6)
+SIZES = {"batch": BATCH, "nq": NQ, "heads": HEADS, "group": HEADS // HEADS_KV, "page_size": PAGE}
+
+
+def _given(quantised, paged):
+    """q and a cache; every array has gaps of its own."""
+    dtype = np.int8 if quantised else np.float16
+    pages = (PAGES, PAGE) if paged else (BATCH, PAGE * ENTRIES)
+    shape = *pages, HEADS_KV, DIM
+    found = {"q": padded((BATCH, NQ, HEADS, DIM), np.float16, 16)}
+    found |= {"k": padded(shape, dtype, 32), "v": padded(shape, dtype, 48)}
+    found |= {"k_scale": None, "v_scale": None, "table": None}
+    if quantised:
+        found |= {"k_scale": padded(shape[:3], np.float32, 4)}
+        found |= {"v_scale": padded(shape[:3], np.float32, 8)}
+    if paged:
+        found["table"] = padded((BATCH, ENTRIES), np.int32, 3)
+    return found | {"lengths": Array((BATCH,), np.int32)}
+
+
+@pytest.fixture
+def device(cupy, monkeypatch):
+    made = Logged()
+    for module in (devices, merge_host, selection):
+        monkeypatch.setattr(module, "cuda_device", lambda *_: made)
+    _forget()
+    yield made
+    _forget()
+
+
+def _forget():
+    for name in ("_bound_means", "_bound_products", "_bound_weights", "_bound_best"):
+        getattr(selection, name).cache_clear()
+    merge_host._bound.cache_clear()
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
+@pytest.mark.parametrize("mask", [None, masks.window(NQ, 150, left=70, right=0)])
+def test_decode(impl, quantised, paged, mask, device):
+    given = _given(quantised, paged)
+    order = "k", "v", "lengths", "table", "k_scale", "v_scale"
+    cache = Cache(*(given[name] for name in order))
+    window = None if impl == "sm90" or mask is None else (40, 0)
+    problem = check_decode(given["q"], cache, SCALE, window)
+    decoder = CudaDecoder(problem, mask, given["q"], cache, BACKENDS[impl].decode_partial)
+    out, lse = decoder(given["q"], cache)
+    first, *others = device.launches
+    given |= {"out": out, "lse": lse}
+    assert len(others) == ("out" not in first.values)
+    for found in device.launches:
+        _check_decode(found, given, paged, decoder._partial.splits)
+    _check_keys(first, problem, mask)
+    parts = {(found["part_o"], found["part_lse"]) for found in device.launches}
+    assert len(parts) == 1
+    if not others:
+        assert (first["joining"], len({first["counts"], *parts.pop(), out.data.ptr})) == (True, 4)
+    else:
+        assert others[0]["rows"] == BATCH * NQ * HEADS
+        assert tuple(others[0]["o_stride"]) == arrays.strides(out)
+
+
+def _check_keys(found, problem, mask):
+    """How far keys are counted, and which tiles of them are walked."""
+    assert found["capacity"] == (150 if mask is not None else PAGE * ENTRIES)
+    assert found["scale"] == LOG2
+    if "left" in found.values:
+        assert found["left"] == (PAGE * ENTRIES if problem.window is None else 40)
+        assert found["right"] == 0
+    assert found["splits"] > 1 or problem.window or mask is not None
+    cfg, pack = found.config, found.values.get("pack", getattr(found.config, "pack", 1))
+    assert pack in (1, HEADS // HEADS_KV)
+    rows = BATCH * HEADS // pack * -(-NQ // getattr(cfg, "queries", NQ))
+    assert found.blocks == found["splits"] * rows or "simt" not in found.kernel
+
+
+def _check_decode(found, given, paged, splits):
+    for name, value in found.values.items():
+        what = found.kernel, name
+        if name == "page_size" and not paged:
+            assert value == (PAGE * ENTRIES if "simt" in found.kernel else 0), what
+        elif name in SIZES:
+            assert value == SIZES[name], what
+        elif name == "splits":
+            assert value == splits, what
+        elif name == "table_stride":
+            assert value == (ENTRIES + 3 if paged else 1), what
+        elif name == "strides":
+            known = [given[x] for x in ("k", "v", "k_scale", "v_scale")]
+            flat = [[0] * 3 if x is None else [*arrays.strides(x)] for x in known]
+            assert [*value] == [n for three in flat for n in three], what
+        elif name.endswith("_stride") and name[0] in "qkv":
+            x = given[name.removesuffix("_stride")]
+            shrink = 2 // x.itemsize if x is not None and x.itemsize < 2 else 1
+            expected = (0, 0, 0) if x is None else tuple(s // shrink for s in arrays.strides(x))
+            assert tuple(value) == expected, what
+        elif name.endswith("_map"):
+            _check_map(found, given[name[0]], value)
+        elif given.get(name) is not None:
+            assert value == given[name].data.ptr, what
+
+
+def _check_map(found, x, value):
+    shrink = 2 // x.itemsize
+    shape, strides = (*x.shape[:3], DIM // shrink), [s // shrink for s in arrays.strides(x)]
+    expected = tensor_map.geometry(shape, tuple(strides), found.config.box)
+    assert value == (x.data.ptr, expected), found.kernel
+
+
+PARTS = {"out_a": ((2, 9, 5, 64), np.float32, 16), "lse_a": ((2, 5, 9), np.float32, 3)}
+PARTS |= {"out_b": ((2, 6, 5, 64), np.float16, 32), "lse_b": ((2, 5, 6), np.float32, 4)}
+PARTS |= {"out": ((2, 9, 5, 64), np.float32, 48), "lse": ((2, 5, 9), np.float32, 5)}
+MERGED = {"a": "out_a", "la": "lse_a", "b": "out_b", "lb": "lse_b", "o": "out", "l": "lse"}
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_merging(placed, device):
+    given = {name: padded(*how) for name, how in PARTS.items()}
+    places = Array((6,), np.int32) if placed else None
+    pairs = [tuple(given[f"{x}{of}"] for x in ("out", "lse")) for of in ("_a", "_b", "")]
+    merge_host.merge(*pairs, places)
+    (found,) = device.launches
+    for name, x in given.items():
+        assert found[name] == x.data.ptr, name
+    for name, of in MERGED.items():
+        assert tuple(found[f"{name}_stride"]) == arrays.strides(given[of]), name
+    assert (found["n"], found["heads"]) == (6, 5)
+    assert found["places"] == (given["lse"] if places is None else places).data.ptr
+    cfg = found.config
+    assert (cfg.dtype, cfg.part_dtype, cfg.head_dim) == ("float32", "float16", 64)
+    assert (cfg.indexed, cfg.weighted, cfg.lanes) == (placed, True, 4)
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_adding(placed, device):
+    total, part = (padded(*PARTS[name]) for name in ("out_a", "out_b"))
+    places = Array((6,), np.int32) if placed else None
+    merge_host.add(total, part, places)
+    (found,) = device.launches
+    expected = {"out_a": total, "out_b": part, "out": total, "a": total, "b": part, "o": total}
+    for name, x in expected.items():
+        if name in found.values:
+            assert found[name] == x.data.ptr, name
+        else:
+            assert tuple(found[f"{name}_stride"]) == arrays.strides(x), name
+    assert (found["n"], found["heads"]) == (6, 5)
+    assert (found.config.indexed, found.config.weighted) == (placed, False)
+    assert not placed or found["places"] == places.data.ptr
+
+
+def test_selection(device):
+    x = padded((2, 50, 6, 64), np.float16, 16)
+    means = selection.block_means(x, 8)
+    q, k = Array((2, 6, 7, 64), np.float32), Array((2, 3, 13, 64), np.float32)
+    products = selection.block_products(q, k)
+    weights = Array((2, 3, 10, 5), np.float32)
+    selection.block_weights(products, weights, 2, 3, 0.25, (4, 16), 8, 77)
+    last = np.arange(9, dtype=np.int32)
+    scores = Array((2, 3, 9, 40), np.float32)
+    indices, counts = selection.best_blocks(scores, last.tobytes(), 5, 2, 3)
+    of_means, of_products, of_rows, of_blocks, best = device.launches
+    names = [found.kernel.removeprefix("nbflash_") for found in device.launches]
+    assert names[:2] == ["block_means", "block_products"]
+    packed = of_means.config.packed
+    assert tuple(of_means["stride"]) == tuple(s // packed for s in arrays.strides(x))
+    expected = (
+        (of_means, {"x": x, "means": means, "n": 50, "size": 8, "blocks": 7, "heads": 6}),
+        (of_products, {"q": q, "k": k, "s": products, "m": 7, "n": 13, "width": 64, "group": 2}),
+        (of_rows, {"scores": products, "first": 3, "rows": 84, "queries": 7, "n": 13}),
+        (of_rows, {"last": 76, "length": 8, "scale": 0.25}),
+        (of_blocks, {"scores": products, "weights": weights, "first": 3, "first_row": 2}),
+        (of_blocks, {"queries": 7, "n": 13, "group": 2, "size": 4, "per_column": 2, "rows": 2}),
+        (of_blocks, {"all_rows": 10, "columns": 5, "last": 76, "length": 8, "scale": 0.25}),
+        (best, {"columns": 40, "width": 5, "sinks": 2, "local": 3, "n_rows": 9, "scores": scores}),
+    )
+    for found, values in expected:
+        for name, value in values.items():
+            value = value.data.ptr if isinstance(value, Array) else value
+            assert found[name] == value, (found.kernel, name)
+    assert of_rows["statistics"] == of_blocks["statistics"]
+    assert of_means.blocks == 2 * 7 * 6
+    assert of_blocks.blocks == 2 * 3 * 2 * of_blocks["parts"]
+    assert of_products.blocks == 12 * of_products["tiles_m"] * of_products["tiles_n"]
+    assert best.blocks == 2 * 3 * 9
+    assert (indices.shape, counts.shape) == ((2, 3, 9, 5), (2, 3, 9))
+    np.testing.assert_array_equal(best["last"], last)

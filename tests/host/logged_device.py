@@ -1,0 +1,125 @@
+"""A device that notes every launch, by the names of its kernel's parameters."""
+
+import functools
+import inspect
+import itertools
+
+import numpy as np
+from cuda_arrays import DeviceArray
+
+from nbflash.cuda import launch, tensor_map
+from nbflash.cuda.device import Recording
+from nbflash.inputs import arrays
+
+_addresses = itertools.count(2**50, 2**24)
+
+
+class Array(DeviceArray):
+    """A `DeviceArray` with what executors do besides reading it."""
+
+    itemsize = property(lambda self: self.dtype.itemsize)
+
+    def copy(self, order="C"):
+        return Array(self.shape, self.dtype)
+
+    def reshape(self, *shape):
+        return Array(shape, self.dtype, address=self.data.ptr)
+
+
+def padded(shape, dtype=np.float16, more=16):
+    """An array with gaps: no other has its strides."""
+    steps, size = [np.dtype(dtype).itemsize], [*shape[1:-1], shape[-1] + more]
+    for n in reversed(size):
+        steps.insert(0, steps[0] * n)
+    return Array(shape, dtype, strides=tuple(steps))
+
+
+@functools.cache
+def _parameters(spec):
+    kernel = spec.make(spec.config)
+    return tuple(inspect.signature(getattr(kernel, "py_func", kernel)).parameters)
+
+
+class Launch:
+    """One launch: ``kernel``, ``blocks``, ``config``, and values by the names of parameters.
+
+    Those of tuples are lists, those of tensor maps pairs of an address and a geometry.
+    """
+
+    def __init__(self, spec, blocks, words, maps):
+        self.kernel, self.blocks, self.config = spec.name, blocks, spec.config
+        names, words = _parameters(spec), list(words)
+        assert len(names) == len(spec.signature)
+        assert len(maps) == spec.maps
+        self.values = dict(zip(names, maps, strict=False))
+        for name, kind in zip(names[spec.maps :], spec.signature[spec.maps :], strict=True):
+            count = len(launch._words_of(kind))
+            own, words = words[:count], words[count:]
+            assert len(own) == count, f"{spec.name} has too few words for {name}"
+            self.values[name] = own[0] if count == 1 and not hasattr(kind, "types") else own
+        assert not words, f"{spec.name} has {len(words)} words that no parameter takes"
+
+    def __getitem__(self, name):
+        return self.values[name]
+
+
+class Logged(Recording):
+    """Kernels are noted in ``launches`` when they run, and in ``specs`` when they are bound."""
+
+    def __init__(self, capability=(9, 0)):
+        super().__init__(capability)
+        self.launches, self._no_state = [], 77
+
+    empty = Array
+
+    @staticmethod
+    def address(x):
+        return x if isinstance(x, int) else x.data.ptr
+
+    def params(self, given):
+        """Arrays of numbers as arrays of the device."""
+        if isinstance(given, tuple):
+            return tuple(map(self.params, given))
+        return Array(given.shape, given.dtype) if getattr(given, "ndim", 0) else given
+
+    @staticmethod
+    def resident(tables):
+        return [Array(x.shape, x.dtype) for x in tables]
+
+    def scratch(self, shapes, dtype):
+        return lambda: (None, [next(_addresses) for _ in shapes])
+
+    def integers(self, sizes):
+        return [Array((n,), np.int32) for n in sizes]
+
+    def stream(self):
+        return 0, False
+
+    def clear(self, address, nbytes, stream):
+        """Nothing is there."""
+
+    def rows(self, x):
+        return range(x.data.ptr, x.data.ptr + x.shape[0] * x.strides[0], x.strides[0])
+
+    @staticmethod
+    def maps(dtype, fetched=256):
+        return Maps()
+
+    def bind(self, spec, blocks, constants=(), tables=(), more=()):
+        super().bind(spec)
+        trailing = [*launch.numbers(constants), *tables, *launch.flattened(more)]
+
+        def run(leading, maps=(), lists=()):
+            self.launches.append(Launch(spec, blocks, [*leading, *trailing], maps))
+
+        run.is_cold = lambda: False
+        return run
+
+
+class Maps:
+    """As `nbflash.cuda.tensor_map.Maps`, with the geometry in the place of the driver's words."""
+
+    layout = staticmethod(tensor_map.geometry)
+
+    def __call__(self, x, rows):
+        return x.data.ptr, self.layout(x.shape, arrays.strides(x), rows)
