@@ -1,6 +1,6 @@
 """What this machine has for CUDA kernels: packages, driver, devices, the simulator, a cache.
 
-Nothing is imported but the standard library; what is there is found out on demand.
+Nothing else is imported; what is there is found out on demand.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-
-def simulator() -> bool:
-    """Whether Numba runs CUDA kernels in its simulator (NUMBA_ENABLE_CUDASIM=1)."""
-    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+from nbflash.cuda.simulated import simulator
 
 
 def cache_dir() -> Path:

@@ -32,7 +32,7 @@ class Kind:
     @property
     def numba(self):
         """Numba's type."""
-        from nbflash.cuda.ptx._asm import types
+        from numba.cuda import types
 
         if self.name == "CPointer":
             return types.CPointer(self.parts[0].numba)

@@ -1,7 +1,8 @@
 """From a kernel to a launch: compile, cache the cubin on disk, load, pack arguments.
 
-Numba compiles, nvJitLink assembles, the driver loads and launches, CuPy owns the memory. What only
-compiling needs is imported by then: a kernel that is kept needs neither Numba nor ``cuda.core``. Under the simulator the same kernel object is called the ordinary way.
+Numba compiles, nvJitLink assembles, the driver loads and launches, CuPy owns the memory. A kernel
+that is kept on disk needs neither Numba nor ``cuda.core``: they are imported to compile. Under the
+simulator the same kernel object is called the ordinary way.
 """
 
 import ctypes

@@ -9,9 +9,9 @@ import contextlib
 import functools
 from types import SimpleNamespace
 
-from nbflash.cuda.availability import simulator
 from nbflash.cuda.ptx._deferred import Callee, Module
 from nbflash.cuda.ptx._shared import shared
+from nbflash.cuda.simulated import simulator
 
 SIM = simulator()
 

@@ -42,7 +42,7 @@ FLOORS = (
     (TILE,),
     ("nbflash.cuda.ptx",),
     ("nbflash.cuda.simulator",),
-    ("nbflash.cuda.collector",),
+    ("nbflash.cuda.collector", "nbflash.cuda.kinds", "nbflash.cuda.simulated"),
     ("nbflash.schedule",),
     ("nbflash.reference",),
     ("nbflash.scores",),
@@ -79,7 +79,7 @@ KINDS = "masks.ABSENT", "masks.INTERVAL", "masks.FULL", "masks.BITS"
 # All of ours that device code may import, if the floors allow it.
 KNOWN_TO_DEVICE = (
     *(*KINDS, "nbflash.definitions", "nbflash.cuda.kernel_spec", "nbflash.cuda.simulator"),
-    "nbflash.cuda.kinds",
+    *("nbflash.cuda.kinds", "nbflash.cuda.simulated"),
     *DEVICE,
 )
 
@@ -128,7 +128,8 @@ OUTSIDE = {
     "nbflash.cuda.kernel_key": ("", "cuda.bindings"),
     "nbflash.cuda.launch": ("", "cupy cuda.core cuda.bindings"),
     "nbflash.cuda.tensor_map": ("", "cuda.bindings"),
-    "nbflash.cuda.ptx._asm": ("", "numba numba.cuda"),
+    "nbflash.cuda.kinds": ("", "numba.cuda"),
+    "nbflash.cuda.ptx._asm": ("numba numba.cuda", ""),
     "nbflash.cuda.ptx._deferred": ("", "numba.cuda"),
     "nbflash.cuda.simulator": ("numpy greenlet numba numba.cuda", ""),
     "nbflash.testing": ("numpy", "ml_dtypes"),

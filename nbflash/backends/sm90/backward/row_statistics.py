@@ -14,8 +14,6 @@ import math
 import operator
 from dataclasses import dataclass
 
-import numpy as np
-
 from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import STRIDES, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
@@ -26,7 +24,6 @@ from nbflash.definitions.constants import LOG2_E
 
 THREADS = 256
 CHUNK = 8  # elements that a thread reads of a row: 16 bytes
-HUGE, TO_BASE_2 = np.float32(3e38), np.float32(-LOG2_E)
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,7 @@ def shift_and_minus_delta(natural, x, gradient, inside):
     """Of a query, or of none, with its LSE, rowsum(dO ∘ O) and dLSE."""
     shift, minus_delta = types.float32(-math.inf), types.float32(0)
     if inside and natural != types.float32(-math.inf):
+        HUGE, TO_BASE_2 = types.float32(3e38), types.float32(-LOG2_E)
         shift, minus_delta = natural * TO_BASE_2, gradient - x
         if not (abs(natural) < HUGE and abs(x) < HUGE):
             shift = types.float32(math.nan)

@@ -1,14 +1,12 @@
 """Which scores of a tile count, as bits of a word for each of a thread's two rows."""
 
-import numpy as np
-
 from masks import BITS, FULL, INTERVAL
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.tracing import opaque
 from nbflash.cuda.tile.warp_math import row_of_thread
 from nbflash.cuda.tile.wgmma.softmax import make_keep
 
-ALL = np.uint32(0xFFFFFFFF)
+ALL = 0xFFFFFFFF
 
 
 def make_keep_of(cfg):
