@@ -45,6 +45,9 @@ class Callee:
     def __deepcopy__(self, memo):
         return self
 
+    def __repr__(self):
+        return f"Callee({self.py_func!r})"
+
 
 def _type_of(value):
     from numba.cuda.descriptor import cuda_target

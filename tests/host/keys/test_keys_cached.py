@@ -134,12 +134,12 @@ def test_every_argument_of_a_cached_function_counts(name):
 
 
 def test_forms_of_scores():
-    from nbflash.cuda.ptx._asm import types
+    from nbflash.cuda.kinds import array, float32
     from nbflash.cuda.tile.score import _form as form
 
-    array = types.Array(types.float32, 1, "C", readonly=True)
+    slopes = array(float32, 1)
     given = [("softcap", one, two, (), None), ("softcap", one, two, (), "float16")]
-    given += [("alibi", one, two, (types.float32,), None), ("alibi", one, two, (array,), None)]
+    given += [("alibi", one, two, (float32,), None), ("alibi", one, two, (slopes,), None)]
     given.append((None, one, two, (), None))
     made = [form(*x) for x in given]
     assert len({id(x) for x in made}) == len(given)

@@ -2,6 +2,7 @@
 
 import itertools
 import runpy
+import subprocess
 import sys
 import types
 import weakref
@@ -347,3 +348,24 @@ def test_parts_are_merged_in_vectors_where_all_allow_it(which, monkeypatch):
     tensors[which] = np.zeros(tensors[0].size + 1, np.float32)[1:].reshape(SHAPE)
     merge_host.merge(tensors[:2], tensors[2:4], tensors[4:])
     assert found == [4, 1]
+
+
+def test_a_kernel_that_is_kept_needs_no_numba():
+    """Plans, keys and the words of arguments: half a second of the first call of a process."""
+    code = """
+import sys
+sys.modules["numba"] = sys.modules["numba.cuda"] = sys.modules["cuda.core"] = None
+from nbflash.cuda import kernel_key, launch
+from nbflash.planning.kernels import common_decode_kernels, common_kernels
+for capability in ((8, 0), (9, 0)):
+    for dtype in ("bfloat16", "float32"):
+        specs = common_kernels(dtype, 64, capability)
+        specs += common_decode_kernels(dtype, 64, capability)
+        for spec in specs:
+            assert len(kernel_key.of(spec, capability)) == 64
+            assert [word for kind in spec.signature for word in launch._words_of(kind)]
+        names = {spec.name for spec in specs}
+        assert {"nbflash_decode_simt", "nbflash_decode_sm80"} & names, names
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
