@@ -56,7 +56,7 @@ class Launch:
             count = len(launch._words_of(kind))
             own, words = words[:count], words[count:]
             assert len(own) == count, f"{spec.name} has too few words for {name}"
-            self.values[name] = own[0] if count == 1 and not hasattr(kind, "types") else own
+            self.values[name] = own[0] if count == 1 and kind.name != "Tuple" else own
         assert not words, f"{spec.name} has {len(words)} words that no parameter takes"
 
     def __getitem__(self, name):
