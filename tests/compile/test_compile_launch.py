@@ -7,10 +7,12 @@ from collections import namedtuple
 from dataclasses import replace
 from types import SimpleNamespace
 
+import cuda.bindings
+import pytest
 from numba.cuda.core.targetconfig import TargetConfig
 from numba.cuda.flags import Flags
 
-from nbflash.cuda import launch
+from nbflash.cuda import launch, side_by_side
 from nbflash.cuda.kernel_spec import KernelSpec
 from nbflash.cuda.kinds import float32, int32, pointer, uint64
 from nbflash.cuda.ptx._asm import compiling_for
@@ -36,7 +38,7 @@ def test_maps_words_and_what_is_bound(monkeypatch):
     cuda = SimpleNamespace(driver=driver)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
     loads = []
-    monkeypatch.setattr(launch, "load", lambda *given: loads.append(given) or (SPEC, 99))
+    monkeypatch.setattr(launch, "load", lambda *given: loads.append(given) or 99)
     run = launch.bind(SPEC, 3, (-5, 0.5), 0, (9, 0), lambda: stream.ptr)
     assert loads == []  # until it runs
     first, second, third = ([10 * n + i for i in range(launch.MAP_WORDS - 1)] for n in (1, 2, 3))
@@ -51,7 +53,35 @@ def test_maps_words_and_what_is_bound(monkeypatch):
             address,
             [*words, [512 + address], *behind],
         )
-    assert loads == [(SPEC, 0)]
+    assert loads == [(SPEC, 0, (9, 0))]
+
+
+def test_a_kernel_is_loaded_with_its_shared_memory(monkeypatch):
+    calls, code = [], {"cuKernelSetAttribute": 0}
+
+    def call(name, *found):
+        def answer(*given):
+            calls.append((name, given))
+            return code.get(name, 0), *found
+
+        return answer
+
+    attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="most bytes")
+    answers = {"cuLibraryLoadData": ["library"], "cuLibraryGetKernel": [99]}
+    answers["cuKernelSetAttribute"] = []
+    driver = SimpleNamespace(**{name: call(name, *x) for name, x in answers.items()})
+    driver.CUfunction_attribute = attribute
+    monkeypatch.setattr(cuda.bindings, "driver", driver)
+    monkeypatch.setattr(side_by_side, "cubin_of", lambda *which: which)
+    load = launch.load.__wrapped__
+    assert load(SPEC, 3, (9, 0)) == 99
+    assert [name for name, _ in calls] == list(answers)
+    assert calls[0][1][0] == (SPEC, (9, 0))
+    assert calls[1][1] == ("library", b"kernel")
+    assert calls[2][1] == ("most bytes", 1024, 99, 3)
+    code["cuKernelSetAttribute"] = 1
+    with pytest.raises(RuntimeError, match="kernel, 1024 bytes of shared memory: 1"):
+        load(SPEC, 3, (9, 0))
 
 
 def test_another_thread_waits_until_the_words_are_taken(monkeypatch):
@@ -69,7 +99,7 @@ def test_another_thread_waits_until_the_words_are_taken(monkeypatch):
     driver = SimpleNamespace(launchKernel=launched)
     cuda = SimpleNamespace(driver=driver)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(launch, "load", lambda *given: (SPEC, 99))
+    monkeypatch.setattr(launch, "load", lambda *given: 99)
     run = launch.bind(replace(SPEC, maps=0), 1, (-5, 0.5), 0, (9, 0), lambda: 7)
     run([1, 1, 1])
     others[0].join()
