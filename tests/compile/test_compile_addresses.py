@@ -28,20 +28,23 @@ OF_ROW = "delta[(b * heads + h) * nq + i]"
 FAULTS = {
     "a store's row": (
         (ROWS, ROWS),
-        Mutant("row", OF_ROW, "delta[types.int32((b * heads + h) * nq + i)]"),
+        Mutant("row", OF_ROW, "delta[cuda.types.int32((b * heads + h) * nq + i)]"),
     ),
     "a part of a store's row": (
         (ROWS, ROWS),
-        Mutant("part", OF_ROW, "delta[types.int32((b * heads + h) * nq) + i]"),
+        Mutant("part", OF_ROW, "delta[cuda.types.int32((b * heads + h) * nq) + i]"),
     ),
-    "a shift by a variable": ((ROWS, ROWS), Mutant("shift", OF_ROW, "delta[types.int32(b << h)]")),
+    "a shift by a variable": (
+        (ROWS, ROWS),
+        Mutant("shift", OF_ROW, "delta[cuda.types.int32(b << h)]"),
+    ),
     "a product with a stride": (
         (CONVERT, CONVERT),
-        Mutant("stride", "b * t_stride[0] + i", "types.int32(b * t_stride[0]) + i"),
+        Mutant("stride", "b * t_stride[0] + i", "cuda.types.int32(b * t_stride[0]) + i"),
     ),
     "a load in a loop": (
         (CONVERT, CONVERT),
-        Mutant("load", "source[s_base + d]", "source[types.int32(s_base) + d]"),
+        Mutant("load", "source[s_base + d]", "source[cuda.types.int32(s_base) + d]"),
     ),
     "a store of one thread": (
         (COMBINE, COMBINE),
