@@ -83,7 +83,7 @@ BACKWARD = (
 OF_PARAMETERS = (
     Mutant("slopes below zero in a form for others", "(slopes >= 0) & (slopes <=", "(slopes <="),
     Mutant("ends swapped", "problem.nq), np.int32(problem.nk", "problem.nk), np.int32(problem.nq"),
-    Mutant("arrays taken for numbers", "readonly=True) if x.ndim else", "readonly=True) if 0 else"),
+    Mutant("arrays taken for numbers", "array(kind, x.ndim) if x.ndim", "array(kind, x.ndim) if 0"),
     Mutant("float32 for all", 'real = "float64" if problem', 'real = "float32" if problem'),
     Mutant("no gradient", "(fn, grad) for fn, grad, _ in", "(fn, None) for fn, grad, _ in"),
 )

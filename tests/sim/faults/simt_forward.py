@@ -138,7 +138,9 @@ FORWARD = (
         "q_base = b * q_stride[0] + (h // group) * q_stride[2]",
     ),
     Mutant("O with Q's batch stride", "o_base = b * o_stride[0]", "o_base = b * q_stride[0]"),
-    Mutant("logarithm in float32", "ACC(math.log2(total))", "types.float32(math.log2(total))"),
+    Mutant(
+        "logarithm in float32", "ACC(math.log2(total))", "kinds.float32.numba(math.log2(total))"
+    ),
     Mutant(
         "tiles of V as far apart as K's", "v_base + n0 * v_stride[1]", "v_base + n0 * k_stride[1]"
     ),
