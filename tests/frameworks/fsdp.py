@@ -1,8 +1,7 @@
 """Two processes of fully_shard (FSDP2): the gradients of two layers, as one process has them."""
 
 import torch
-import torch.distributed as dist
-from ddp import Layer, meet
+from ddp import Layer, leave, meet
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -38,8 +37,7 @@ def main():
         assert isinstance(parameter, DTensor)
         assert parameter.to_local().shape != want.shape
         torch.testing.assert_close(parameter.grad.full_tensor(), want)
-    dist.destroy_process_group()
-    print("equal")
+    leave()
 
 
 if __name__ == "__main__":
