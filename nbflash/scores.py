@@ -81,7 +81,10 @@ class Score:
 
     @property
     def summary(self):
-        """What it is called, and a digest of its parameters: those in CUDA memory are not read."""
+        """What it is called, and a digest of its parameters.
+
+        Those in CUDA memory are not read, nor what one's own functions capture.
+        """
         given = [key_of(x) for stage in self._stages for x in stage.params]
         # Of CUDA memory the content is a place, which is another one on every rank.
         given = [(*form, x if isinstance(x, bytes) else None) for *form, x in given]

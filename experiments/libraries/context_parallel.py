@@ -83,15 +83,18 @@ class ContextParallel:
         """Every rank has its part, and SDPA goes over all of them."""
         from torch.distributed.tensor.experimental import _attention, context_parallel
 
-        _attention._cp_options.enable_load_balance = self._causal
-        shards = self._shards
-        with context_parallel(
-            self._mesh,
-            buffers=shards,
-            buffer_seq_dims=[2] * len(shards),
-            no_restore_buffers=set(shards),
-        ):
-            yield
+        options, shards = _attention._cp_options, self._shards
+        before, options.enable_load_balance = options.enable_load_balance, self._causal
+        try:
+            with context_parallel(
+                self._mesh,
+                buffers=shards,
+                buffer_seq_dims=[2] * len(shards),
+                no_restore_buffers=set(shards),
+            ):
+                yield
+        finally:
+            options.enable_load_balance = before
 
     def calls(self, backend):
         """By pass: what is timed on all ranks, and on one with the whole sequence."""

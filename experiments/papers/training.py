@@ -32,6 +32,8 @@ class Progress:
 class RecordedStep:
     """A step that is run a few times, then recorded as a CUDA graph, which each later call replays.
 
+    From then on every call returns the same tensor, which the next one overwrites.
+
     Parameters
     ----------
     step : callable
@@ -192,5 +194,8 @@ class Trainer:
     def _load(self):
         state = torch.load(self._path, map_location=self._device, weights_only=True)
         self.model.load_state_dict(state["model"])
+        how = [(group["lr"], group["capturable"]) for group in self._optimiser.param_groups]
         self._optimiser.load_state_dict(state["optimiser"])
+        for group, (rate, capturable) in zip(self._optimiser.param_groups, how, strict=True):
+            group.update(lr=rate, capturable=capturable)  # the tensor that a step reads
         self.progress = Progress(**state["progress"])

@@ -1,6 +1,6 @@
 """What this machine has for CUDA kernels: packages, driver, devices, the simulator, a cache.
 
-Nothing else is imported; what is there is found out on demand.
+No package is imported before somebody asks.
 """
 
 from __future__ import annotations

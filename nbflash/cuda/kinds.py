@@ -1,7 +1,7 @@
 """The types of a kernel's arguments, by name.
 
-A launch has to know them and Numba need not be there for it: a kernel that is kept on disk runs
-without. `Kind.numba` is Numba's own, for whoever compiles.
+Launches need them, and a kernel that is kept on disk is launched without Numba. Who compiles takes
+`numba_type`.
 """
 
 from dataclasses import dataclass
@@ -26,27 +26,32 @@ class Kind:
 
     @property
     def bitwidth(self):
-        """Of a number."""
+        """Of an integer or a floating-point number."""
         return int(self.name.lstrip("uintfloa"))
 
     @property
     def numba(self):
-        """Numba's type."""
-        from numba.cuda import types
-
-        if self.name == "CPointer":
-            return types.CPointer(self.parts[0].numba)
-        if self.name == "Array":
-            return types.Array(self.parts[0].numba, self.ndim, "C", readonly=True)
-        if self.name == "Tuple":
-            return types.BaseTuple.from_types(tuple(part.numba for part in self.parts))
-        return getattr(types, self.name)
+        """`numba_type` of this one."""
+        return numba_type(self)
 
     def __repr__(self):
         return f"{self.name}{self.parts or ''}{self.ndim or ''}"
 
 
-boolean = Kind("boolean")
+def numba_type(kind):
+    """Numba's own; what compiles names this function, so that keys of kernels cover it."""
+    from numba.cuda import types
+
+    parts = tuple(map(numba_type, kind.parts))
+    if kind.name == "CPointer":
+        return types.CPointer(*parts)
+    if kind.name == "Array":
+        return types.Array(*parts, kind.ndim, "C", readonly=True)
+    if kind.name == "Tuple":
+        return types.BaseTuple.from_types(parts)
+    return getattr(types, kind.name)
+
+
 int8, int32, int64 = Kind("int8"), Kind("int32"), Kind("int64")
 uint8, uint16, uint32, uint64 = (Kind(f"uint{n}") for n in (8, 16, 32, 64))
 float16, float32, float64 = (Kind(f"float{n}") for n in (16, 32, 64))

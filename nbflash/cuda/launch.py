@@ -16,7 +16,7 @@ import warnings
 from nbflash.cuda import bundled, kernel_key, ptxas
 from nbflash.cuda.availability import arch_of, cubin_dir
 from nbflash.cuda.collector import collector_off
-from nbflash.cuda.kinds import float32, float64, int64
+from nbflash.cuda.kinds import float32, float64, int64, numba_type
 from nbflash.cuda.ptx._asm import compiling_for, cuda, types
 from nbflash.disk_cache import sealed
 
@@ -24,7 +24,6 @@ MAP_WORDS = 16  # eight bytes each: a tensor map
 KERNELS = 1024  # remembered; a plan holds its own
 # Whose cubins a device runs besides its own: of older ones of its generation, but not for Tegra.
 _RUNS_TOO = {(8, 6): [(8, 0)], (8, 9): [(8, 6), (8, 0)]}
-_compiling = threading.Lock()
 
 
 def compile_ptx(spec, compute_capability):
@@ -32,10 +31,10 @@ def compile_ptx(spec, compute_capability):
     major, minor = compute_capability
     target = (major, minor, "a") if major >= 9 else (major, minor)
     # Collecting makes a fifth of the time that Numba compiles.
-    with _compiling, collector_off(), compiling_for(target):
+    with collector_off(), compiling_for(target):
         ptx, _ = cuda.compile_ptx(
             spec.make(spec.config),
-            types.void(*(kind.numba for kind in spec.signature)),
+            types.void(*map(numba_type, spec.signature)),
             cc=target,
             launch_bounds=spec.launch_bounds,
         )
@@ -124,19 +123,20 @@ def load(spec, device_id, capability):
     from nbflash.cuda import side_by_side
 
     cubin, smem_bytes = side_by_side.cubin_of(spec, capability), spec.config.smem_bytes
-    library = _given(spec, driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
-    kernel = _given(spec, driver.cuLibraryGetKernel(library, spec.name.encode()))
+    loaded = driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0)
+    library = _given(loaded, f"loading {spec.name}")
+    kernel = _given(driver.cuLibraryGetKernel(library, spec.name.encode()), f"finding {spec.name}")
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _given(spec, driver.cuKernelSetAttribute(attribute, smem_bytes, kernel, device_id))
+    allowed = driver.cuKernelSetAttribute(attribute, smem_bytes, kernel, device_id)
+    _given(allowed, f"{smem_bytes} bytes of shared memory for {spec.name}")
     return int(kernel)
 
 
-def _given(spec, answer):
+def _given(answer, what):
     """What a call of the driver gives besides its status."""
     status, *found = answer
     if status != 0:
-        smem_bytes = spec.config.smem_bytes
-        raise RuntimeError(f"{spec.name}, {smem_bytes} bytes of shared memory: {status!r}")
+        raise RuntimeError(f"{what}: {status!r}")
     return found[0] if found else None
 
 

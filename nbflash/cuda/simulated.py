@@ -5,4 +5,7 @@ import os
 
 def simulator() -> bool:
     """Whether Numba runs CUDA kernels in its simulator (NUMBA_ENABLE_CUDASIM=1)."""
-    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+    try:
+        return int(os.environ.get("NUMBA_ENABLE_CUDASIM") or 0) != 0
+    except ValueError:  # which Numba takes for 0
+        return False

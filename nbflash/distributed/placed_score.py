@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-import numba
-
 from nbflash.definitions import score_functions
 
 
@@ -77,6 +75,8 @@ def _at_places(fn, count):
     """A function of a score at the places that two arrays have; of any place where it is 1."""
     if fn in (None, score_functions.one):
         return fn
+    import numba
+
     names, made = ", ".join(f"p{i}" for i in range(count)), {}
     exec(compile(_SOURCE.format(names=names), __file__, "exec"), globals(), made)
     at_places = made["make"](numba.njit(error_model="numpy")(fn))

@@ -80,7 +80,7 @@ def test_a_kernel_is_loaded_with_its_shared_memory(monkeypatch):
     assert calls[1][1] == ("library", b"kernel")
     assert calls[2][1] == ("most bytes", 1024, 99, 3)
     code["cuKernelSetAttribute"] = 1
-    with pytest.raises(RuntimeError, match="kernel, 1024 bytes of shared memory: 1"):
+    with pytest.raises(RuntimeError, match="1024 bytes of shared memory for kernel: 1"):
         load(SPEC, 3, (9, 0))
 
 

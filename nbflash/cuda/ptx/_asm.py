@@ -2,11 +2,12 @@
 
 Instructions are data (PTX text, constraints, types), so that a move to another Numba
 back end touches this file and ``nbflash.cuda.simulator`` only. Numba is imported when a kernel is
-compiled: what modules of kernels name of it is deferred (`._deferred`), but in the simulator.
+compiled: what modules of kernels name of it is deferred (`._deferred`), except in the simulator.
 """
 
 import contextlib
 import functools
+import threading
 from types import SimpleNamespace
 
 from nbflash.cuda.ptx._deferred import Callee, Module
@@ -78,9 +79,12 @@ def hopper():
     return hopper
 
 
+_compiling = threading.Lock()
+
+
 @contextlib.contextmanager
 def compiling_for(compute_capability):
-    """Compile for a device that need not be there.
+    """Compile for a device that need not be there; one thread at a time.
 
     Numba asks the current device when it types a call of a device function.
     """
@@ -89,7 +93,7 @@ def compiling_for(compute_capability):
 
     device = SimpleNamespace(compute_capability=compute_capability)
     asked = _replaced(dispatcher, "get_current_device", lambda: device)
-    with asked, _replaced(TargetConfig, "values", _values):
+    with _compiling, asked, _replaced(TargetConfig, "values", _values):
         yield
 
 

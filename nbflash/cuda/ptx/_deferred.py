@@ -10,9 +10,14 @@ class Module:
         self._name = name
 
     def __getattr__(self, name):
+        if name.startswith("__"):  # what copies and inspects objects asks for
+            raise AttributeError(name)
         found = getattr(importlib.import_module(self._name), name)
         setattr(self, name, found)
         return found
+
+    def __repr__(self):
+        return f"Module({self._name!r})"
 
     @property
     def _numba_type_(self):

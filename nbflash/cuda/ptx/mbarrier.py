@@ -7,14 +7,16 @@ and Communication Instructions".
 from nbflash.cuda.kinds import int32, uint32
 from nbflash.cuda.ptx._asm import instruction
 
-I32, U32 = int32, uint32
-
-mbarrier_init = instruction("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", (U32, U32))
-mbarrier_arrive = instruction("mbarrier_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", (U32,))
+mbarrier_init = instruction(
+    "mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", (uint32, uint32)
+)
+mbarrier_arrive = instruction(
+    "mbarrier_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", (uint32,)
+)
 mbarrier_arrive_expect_tx = instruction(
     "mbarrier_arrive_expect_tx",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;",
-    (U32, U32),
+    (uint32, uint32),
 )
 # A loop, since try_wait may return before the phase is over.
 mbarrier_wait = instruction(
@@ -23,12 +25,12 @@ mbarrier_wait = instruction(
     again_${:uid}:
     mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;
     @!done bra again_${:uid}; }""",
-    (U32, U32),
+    (uint32, uint32),
 )
 fence_mbarrier_init = instruction("fence_mbarrier_init", "fence.mbarrier_init.release.cluster;", ())
 fence_proxy_async = instruction("fence_proxy_async", "fence.proxy.async.shared::cta;", ())
-bar_sync = instruction("bar_sync", "bar.sync $0, $1;", (I32, I32))
-bar_arrive = instruction("bar_arrive", "bar.arrive $0, $1;", (I32, I32))
+bar_sync = instruction("bar_sync", "bar.sync $0, $1;", (int32, int32))
+bar_arrive = instruction("bar_arrive", "bar.arrive $0, $1;", (int32, int32))
 
 
 def setmaxnreg(action, count):

@@ -18,9 +18,11 @@ from nbflash.backends.block_selection import host as block_selection
 from nbflash.backends.registry import prepare
 from nbflash.backends.simt.executor import SimtLaunches
 from nbflash.backends.split_kv import merge_host
-from nbflash.cuda import device, launch
+from nbflash.cuda import device, kernel_key, launch
 from nbflash.cuda.collector import collector_off
 from nbflash.cuda.device import SHARED_MEMORY, Recording
+from nbflash.cuda.pause import pause_spec
+from nbflash.cuda.sources import definitions_of
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.block_layout import BlockLayout
 from nbflash.planning import bundle
@@ -355,6 +357,7 @@ def test_a_kernel_that_is_kept_needs_no_numba():
     code = """
 import sys
 sys.modules["numba"] = sys.modules["numba.cuda"] = sys.modules["cuda.core"] = None
+import nbflash.distributed
 from nbflash.cuda import kernel_key, launch
 from nbflash.planning.kernels import common_decode_kernels, common_kernels
 for capability in ((8, 0), (9, 0)):
@@ -369,3 +372,10 @@ for capability in ((8, 0), (9, 0)):
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_what_numba_takes_for_an_argument_is_in_every_key(capability):
+    specs = [pause_spec(), *common_kernels("bfloat16", 64, capability, ("causal",))]
+    for spec in specs:
+        assert ("nbflash.cuda.kinds", "numba_type") in definitions_of(*kernel_key.roots_of(spec))

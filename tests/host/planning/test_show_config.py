@@ -189,7 +189,9 @@ print(config.why_not_here("simt"))
     assert python(code, NUMBA_ENABLE_CUDASIM="1") == "[]\n"
 
 
-@pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), ("", False)])
+@pytest.mark.parametrize(
+    ("value", "on"), [("1", True), ("0", False), ("", False), ("00", False), ("yes", False)]
+)
 def test_simulator_follows_the_variable_of_numba(monkeypatch, value, on):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", value)
     assert availability.simulator() is on
