@@ -81,7 +81,8 @@ def decode(
             own = masks.dense(q.shape[1], _capacity(k_cache, options))
         part = decode_alone(q, k_cache, v_cache, lengths, mask=own, return_lse=True, **options)
         facts = {"call": "decode", "q": list(q.shape), "dtype": str(q.dtype), "newest": holder}
-        facts |= {"nbflash": __version__, "scale": options.get("scale")}
+        scale = options.get("scale")  # a number of any library's
+        facts |= {"nbflash": __version__, "scale": scale if scale is None else float(scale)}
         return part, json.dumps(facts)
 
     out, lse = check_together(comm, check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 
 from nbflash.definitions.types import ArrayT
 from nbflash.distributed.communicator import Communicator, check_together
@@ -99,7 +100,7 @@ def gather(
 def _axis(x, axis):
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis must be an axis of x, which has {x.ndim}, got {axis}")
-    return axis % x.ndim
+    return operator.index(axis) % x.ndim
 
 
 def _at(x, axis, index):

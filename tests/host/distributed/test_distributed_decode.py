@@ -1,5 +1,7 @@
 """decode of sequences whose keys are spread over ranks."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -114,3 +116,22 @@ def test_queries_of_another_shape_are_an_error_on_all_ranks():
         return "told"
 
     assert run(rank, 2, timeout=20) == ["told", "told"]
+
+
+def test_numbers_of_any_library():
+    """What ranks compare is JSON, which has no numbers of NumPy's."""
+    q, k, v = caches(1)
+    sharding = distributed.Sharding.of(masks.dense(8), 2, 4)
+    x = np.arange(16.0).reshape(2, 8)
+
+    def rank(comm):
+        given = q, k, v, LENGTHS, comm
+        own = [distributed.decode(*given, scale=scale, newest=np.int64(0)) for scale in scales]
+        part = distributed.scatter(x, sharding, comm.rank, axis=np.int64(1))
+        return own, distributed.gather(part, sharding, comm, axis=np.int64(1))
+
+    scales = 0.5, np.float32(0.5), Fraction(1, 2)
+    for (expected, *others), whole in run(rank, 2, timeout=20):
+        for out in others:
+            np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(whole, x)

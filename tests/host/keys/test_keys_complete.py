@@ -192,6 +192,8 @@ def test_keys_that_other_libraries_need():
     assert ast.unparse(key) == "(stream, dtype, *((x.shape, x.dtype, x.device) for x in tensors))"
     (types,) = _values(functions["nbflash.torch.handles._spec"], "types")
     assert ast.unparse(types) == "(type(causal), type(scale), type(dropout))"
+    (key,) = _values(functions["nbflash.torch.handles._spec"], "key")
+    assert "types" in _names([key])
     (call,) = [
         x
         for x in ast.walk(functions["nbflash.huggingface.mask_functions.mask_of"])

@@ -58,6 +58,7 @@ def test_an_out_that_no_tensor_map_describes():
     np.testing.assert_array_equal(out, nbflash.attention(q, k, v, causal=True, impl="sm90"))
 
 
+@pytest.mark.design
 @pytest.mark.parametrize("steps", [(292, 32, 16), (328, 36, 16), (360, 40, 20)], ids=str)
 def test_an_out_of_which_one_stride_is_off(steps):
     """No multiple of 8 elements, which the others are."""
