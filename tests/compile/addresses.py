@@ -17,6 +17,7 @@ from numba.cuda.cudadrv import nvvm
 # Products by less are of tiles and panels: a row of a tensor, at most.
 TILE = 1024
 ROW = 64
+SMALL_TABLES = True  # tables have fewer elements than int32 can count
 _NAME = r'%(?:"[^"]+"|[-\w.$]+)'
 _DEFINITION = re.compile(rf"^\s+({_NAME}) = (?:tail |musttail )?(\w+) (.*)$", re.M)
 _NAMES, _WIDE = re.compile(_NAME), re.compile(rf"i64 (?:noundef )?({_NAME})")
@@ -164,7 +165,8 @@ class _Kernel:
         for name, (kind, rest) in self.lines.items():
             if kind == "getelementptr" and self._is_global(name):
                 indices = _NAMES.findall(rest.partition("ptr")[2])[1:]
-                (tables if _ELEMENT.match(rest)[1] == "i32" else tensors).update(indices)
+                is_table = SMALL_TABLES and _ELEMENT.match(rest)[1] == "i32"
+                (tables if is_table else tensors).update(indices)
             elif kind == "inttoptr":
                 tables.update(self.operands(name))
         return tensors, tables

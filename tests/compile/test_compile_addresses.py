@@ -6,6 +6,8 @@ import addresses
 import pytest
 from mutants import Mutant, mutated_modules
 
+from nbflash.backends.block_plan.transpose import TransposeConfig, transpose_spec
+from nbflash.backends.block_selection.best_blocks import BestBlocksConfig, best_blocks_spec
 from nbflash.backends.simt.row_statistics import RowConfig
 from nbflash.backends.sm80 import row_kernels
 from nbflash.backends.sm90.decode.config import decode_config
@@ -88,3 +90,22 @@ def test_rows_of_an_accumulator(make, monkeypatch):
     with addresses.read_ir() as modules:
         launch.compile_ptx(make(row_kernels.RowConfig("float16", 128, width=128)), CAPABILITY)
     assert not addresses.narrow_products.__wrapped__(tuple(modules))
+
+
+# The kernels whose lists of blocks are as long as they are asked for, and what in them has fewer
+# elements than int32 can count: the columns of all planes.
+LISTS = {
+    "best": (best_blocks_spec(BestBlocksConfig(64)), 0),
+    "counted": (transpose_spec(TransposeConfig(False)), 1),
+    "written": (transpose_spec(TransposeConfig(True)), 1),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_blocks_are_no_small_tables(name, monkeypatch):
+    spec, short = LISTS[name]
+    monkeypatch.setattr(addresses, "SMALL_TABLES", False)
+    monkeypatch.setattr(addresses, "TILE", 32)
+    with addresses.read_ir() as modules:
+        launch.compile_ptx(spec, CAPABILITY)
+    assert len(addresses.narrow_products.__wrapped__(tuple(modules))) == short

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -135,3 +136,17 @@ def test_numbers_of_any_library():
         for out in others:
             np.testing.assert_array_equal(out, expected)
         np.testing.assert_array_equal(whole, x)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+def test_parts_of_half_precision_are_rounded_once_more(dtype):
+    """However often they are merged."""
+    q, k, v = (x.astype(dtype) for x in caches(1, np.array([97])))
+    given = [(q, k[:, 24 * r : 24 * r + 24], v[:, 24 * r : 24 * r + 24], [24]) for r in range(4)]
+    one, two, three, four = (
+        (out.astype(np.float32), lse)
+        for out, lse in (nbflash.decode(*own, return_lse=True) for own in given)
+    )
+    whole, _ = nbflash.merge(*nbflash.merge(*one, *two), *nbflash.merge(*three, *four))
+    for out in run(lambda comm: distributed.decode(*given[comm.rank], comm), 4, timeout=20):
+        np.testing.assert_array_equal(out, whole.astype(dtype))

@@ -7,8 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nbflash.distributed import parcels
+from nbflash.distributed import parcels, run
 from nbflash.distributed.by_heads import queries_of
+from nbflash.distributed.call import Call
 from nbflash.distributed.parcels import Index, Parcels, taken
 from nbflash.inputs.arrays import alignment_in_memory, pointer
 
@@ -115,3 +116,15 @@ def test_every_head_of_q_alone_is_aligned_alike():
     q = np.zeros((2, 5, 4, 12), np.float16)
     found = {alignment_in_memory(queries_of(q, slice(h, h + 1))) for h in range(4)}
     assert len(found) == 1
+
+
+def test_sums_of_all_ranks_have_the_same_bits():
+    """They are taken in the order of ranks, whichever of them adds."""
+    values = np.float32([1, 1e8, -1e8, 3])
+
+    def rank(comm):
+        call = SimpleNamespace(comm=comm, xp=np)
+        return Call._over_ranks(call, values[comm.rank : comm.rank + 1])
+
+    first, *others = run(rank, 4, timeout=20)
+    assert [x.tobytes() for x in others] == [first.tobytes()] * 3

@@ -14,16 +14,19 @@ from logged_device import Array, Logged
 import masks
 import nbflash
 from nbflash import decoding, scores
+from nbflash.backends.block_plan.host import BlockSchedule
 from nbflash.backends.cpu import decode as cpu
 from nbflash.backends.simt import executor as simt_executor
-from nbflash.backends.simt.executor import SimtExecutor
+from nbflash.backends.simt.executor import SimtExecutor, SimtLaunches
 from nbflash.backends.simt.score_gradient_host import SimtScoreBackward
 from nbflash.backends.sm80.executor import Sm80Executor
 from nbflash.backends.sm90.executor import Sm90Executor
 from nbflash.distributed import parcels
 from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.block_layout import BlockLayout
 from nbflash.inputs.problem import Problem
 from nbflash.planning import cache, decode_plan
+from nbflash.schedule.block_tiles import BlockTiles
 
 
 def _spec(dtype, score=None, alignment=16):
@@ -75,6 +78,29 @@ def _with_dout(alignment):
         return [cfg for cfg, _ in executor._passes(False, alignment)]
 
     return call
+
+
+@pytest.mark.parametrize(("of_q", "of_dout"), [(16, 16), (16, 4), (4, 16)])
+def test_vectors_are_read_where_all_arrays_are_aligned(of_q, of_dout, cupy):
+    launches = SimtLaunches(_spec("float32", alignment=of_q), device=Logged())
+    dout = Array((3, 200, 14, 64), address=2**40 + of_dout)
+    assert launches.vectors_with(dout) == (of_q == of_dout == 16)
+
+
+@pytest.mark.parametrize("columns", [1, 256, 257, 512, 513])
+def test_every_block_of_a_row_has_a_bit(columns, cupy):
+    """Of lists by rows and by columns, which have a row of blocks and as many columns."""
+    layout = BlockLayout((64, 64 * columns), (64, 64), (1, 1), 1, masks.dense(64, 64 * columns), 1)
+    other = BlockLayout((64 * columns, 64), (64, 64), (1, 1), 1, masks.dense(64 * columns, 64), 1)
+    device = Logged()
+    for schedule in (
+        BlockSchedule(device, layout, BlockTiles(layout, 64, 64)),
+        BlockSchedule(device, other, BlockTiles(other, 64, 64)).T,
+    ):
+        schedule.tables(1, 1)
+    configs = [x.config for x in device.specs if x.name.endswith("_tiles")]
+    assert len(configs) == 4
+    assert all(32 * config.words // config.own >= columns for config in configs)
 
 
 def test_kernels_by_the_alignment_of_dout(cupy, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 import masks
+from masks.block import BlockSparse
 from masks.interval import Interval
 from masks.tiles import BITS, INTERVAL, Grid, _BitPool
 from nbflash.schedule.tile_schedule import TileSchedule
@@ -138,3 +139,11 @@ def test_a_row_of_a_union_that_one_interval_lacks_is_the_others():
 
 
 EMPTY = TileSchedule.from_mask(masks.dense(1), 64, 64)
+
+
+def test_parts_of_the_last_block_behind_the_end_are_no_tiles(monkeypatch):
+    """Of so few blocks that tiles are not counted one by one."""
+    monkeypatch.setattr("masks.block._SMALL_GRID", 0)
+    last = np.array([156])
+    mask = BlockSparse(10_000, 10_000, (64, 64), last, last)
+    assert mask._live(Grid(10_000, 10_000, 16, 16)).tolist() == [624 * 625 + 624]

@@ -16,7 +16,9 @@ from score_gradients import (
 import masks
 import nbflash
 from nbflash import reference, scores
+from nbflash.backends.cpu.score_gradient import grouped
 from nbflash.backends.registry import BACKENDS
+from nbflash.inputs.problem import check_forward
 from nbflash.testing import make_qkv
 
 MASKS = ("dense", "causal", "window")
@@ -273,3 +275,16 @@ def test_hopper_leaves_it_to_the_kernel_without_tensor_cores():
         "cpu",
         "reference",
     ]
+
+
+def test_rows_that_one_of_two_arrays_has_in_common_are_of_one_group():
+    """Threads add to arrays without atomics: no two of them may have an element in common."""
+    q, k, v, _ = make_qkv(2, 9, 12, 4, 2, 8)
+    problem = check_forward(q, k, v)
+    by_head = scores.Part(None, (4, 1), ("heads", "nk"))
+    by_query = scores.Part(None, (9, 1), ("nq", "nk"))
+    work = np.array([(row, head) for head in range(8) for row in range(3)])
+    for parts, count in (([by_head], 4), ([by_query], 3), ([by_head, by_query], 1)):
+        ordered, starts = grouped(work, 4, parts, problem)
+        assert len(starts) - 1 == count
+        assert sorted(map(tuple, ordered)) == sorted(map(tuple, work))

@@ -68,16 +68,19 @@ def test_a_plan_reads_the_lists_of_the_call():
     assert bits(static(q, k, v)) == bits(second)
 
 
-def test_rows_without_room_are_nan_and_no_others():
-    """In any layout of the result, for the heads of that row of the map."""
+@pytest.mark.design
+@pytest.mark.parametrize("extent", [(2, 2), (1, 2), (2, 1), (1, 1)], ids=str)
+def test_rows_without_room_are_nan_and_no_others(extent):
+    """In any layout of the result, for the batch elements and heads of that row of the map."""
     q, k, v, _ = make_qkv(2, 70, 3, 2, 2, 8, np.float16)
-    counts = np.ones((2, 2, 2), np.int32)
-    counts[1, 0, 1] = 3
-    made = BlockMap(np.zeros((2, 2, 2, 1), np.int32), counts, shape=(70, 3), block=64)
+    counts = np.ones((*extent, 2), np.int32)
+    counts[-1, 0, 1] = 3
+    made = BlockMap(np.zeros((*extent, 2, 1), np.int32), counts, shape=(70, 3), block=64)
     out = np.zeros((2, 2, 70, 8), np.float16).transpose(0, 2, 1, 3)
     _, lse = nbflash.attention(q, k, v, made, impl="sm80", return_lse=True, out=out)
     bad = np.zeros((2, 70, 2), bool)
-    bad[1, 64:, 0] = True
+    batch, heads = (slice(-(2 // n), None) for n in extent)
+    bad[batch, 64:, heads if extent[1] == 1 else 0] = True
     assert np.array_equal(np.isnan(out), np.broadcast_to(bad[..., None], out.shape))
     assert np.array_equal(np.isnan(lse), bad.transpose(0, 2, 1))
     with pytest.raises(ValueError, match="the row needs 3 entries, and indices has room for k=1"):

@@ -74,3 +74,18 @@ def test_a_whole_bias_is_the_gradient_of_the_scores():
     alone, (first, slopes) = (run(TILE, masks.dense(9, 20), inputs, s) for s in (bias, with_alibi))
     np.testing.assert_array_equal(alone[0], first)
     assert slopes.shape == (HEADS,)
+
+
+@pytest.mark.design
+def test_a_layout_of_dout_alone():
+    """Heads outside of tokens; q, k and v have none of its strides."""
+    q, k, v, dout = make_qkv(2, 9, 12, HEADS, 2, 8, np.float32)
+    score = scores.bias(np.zeros((1, HEADS, 9, 12)))
+    out, lse = nbflash.attention(q, k, v, score=score, impl="simt", return_lse=True)
+    turned = np.ascontiguousarray(dout.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    assert turned.strides != dout.strides
+    (expected,), (got,) = (
+        nbflash.score_backward(x, q, k, v, out, lse, score=score, impl="simt")
+        for x in (dout, turned)
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
