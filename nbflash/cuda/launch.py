@@ -31,7 +31,7 @@ def compile_ptx(spec, compute_capability):
     major, minor = compute_capability
     target = (major, minor, "a") if major >= 9 else (major, minor)
     # Collecting makes a fifth of the time that Numba compiles.
-    with collector_off(), compiling_for(target):
+    with compiling_for(target), collector_off():
         ptx, _ = cuda.compile_ptx(
             spec.make(spec.config),
             types.void(*map(numba_type, spec.signature)),

@@ -83,6 +83,26 @@ def assert_apart(one, other, what=""):
     assert hash(one) != hash(other), what
 
 
+def _changed(base, changes, left_out, names):
+    """Arguments with one changed, and what was: of all that ``names`` or ``base`` has.
+
+    Fails where an argument is neither in ``changes`` nor in ``left_out``.
+    """
+    names = set(base if names is None else names)
+    for name in sorted(names):
+        assert name in changes or name in left_out, (
+            f"{name} has no other value: add {name!r}: [...] to the changes, or the reason why no "
+            "key has it to left_out"
+        )
+    assert set(changes) | set(left_out) == names, "declared, and not there any more"
+    found = []
+    for name, values in changes.items():
+        values = list(values)
+        assert values, name
+        found += [(base | {name: x}, f"{name}: {base[name]!r} and {x!r}") for x in values]
+    return found
+
+
 def check_keyed(make, base, changes, left_out=(), names=None):
     """The property: one changed argument makes another thing, none changed the same one.
 
@@ -97,20 +117,10 @@ def check_keyed(make, base, changes, left_out=(), names=None):
     names : iterable of str, optional
         The arguments as they are found by introspection; by default those of ``base``.
     """
-    names = set(base if names is None else names)
-    for name in sorted(names):
-        assert name in changes or name in left_out, (
-            f"{name} has no other value: add {name!r}: [...] to the changes, or the reason why no "
-            "key has it to left_out"
-        )
-    assert set(changes) | set(left_out) == names, "declared, and not there any more"
+    changed = _changed(base, changes, left_out, names)
     assert_same(make(**base), make(**base))
-    for name, values in changes.items():
-        values = list(values)
-        assert values, name
-        for value in values:
-            what = f"{name}: {base[name]!r} and {value!r}"
-            assert_apart(make(**base), make(**base | {name: value}), what)
+    for other, what in changed:
+        assert_apart(make(**base), make(**other), what)
 
 
 def check_cached(call, base, changes, left_out=(), names=None):
@@ -118,25 +128,16 @@ def check_cached(call, base, changes, left_out=(), names=None):
 
     A changed call may also be refused. ``call``, ``base`` and the others as of `check_keyed`.
     """
-    names = set(base if names is None else names)
-    for name in sorted(names):
-        assert name in changes or name in left_out, (
-            f"{name} has no other value: add {name!r}: [...] to the changes, or the reason why no "
-            "key has it to left_out"
-        )
-    assert set(changes) | set(left_out) == names, "declared, and not there any more"
+    changed = _changed(base, changes, left_out, names)
     found = call(**base)
     assert call(**base) is found
-    for name, values in changes.items():
-        values = list(values)
-        assert values, name
-        for value in values:
-            assert call(**base) is found, "forgotten meanwhile"
-            try:
-                other = call(**base | {name: value})
-            except REFUSED:
-                continue
-            assert other is not found, f"{name}: {base[name]!r} and {value!r}"
+    for other, what in changed:
+        assert call(**base) is found, "forgotten meanwhile"
+        try:
+            answer = call(**other)
+        except REFUSED:
+            continue
+        assert answer is not found, what
 
 
 def check_transparent(new, calls, same=lambda one, two: one == two):

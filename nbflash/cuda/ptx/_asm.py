@@ -1,8 +1,9 @@
 """The seam to Numba: every ``numba.cuda`` import and every inline PTX string passes here.
 
 Instructions are data (PTX text, constraints, types), so that a move to another Numba
-back end touches this file and ``nbflash.cuda.simulator`` only. Numba is imported when a kernel is
-compiled: what modules of kernels name of it is deferred (`._deferred`), except in the simulator.
+back end touches this file, `._deferred`, `.traced`, ``nbflash.cuda.kinds`` and
+``nbflash.cuda.simulator`` only. Numba is imported when a kernel is compiled: modules of kernels get
+deferred stand-ins for it (`._deferred`), except in the simulator.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What Numba makes, made when it is asked for: to import Numba takes half a second."""
+"""Stand-ins for Numba, which import it when they are first used: that takes half a second."""
 
 import importlib
 
@@ -58,5 +58,5 @@ def _type_of(value):
     from numba.cuda.descriptor import cuda_target
 
     context = cuda_target.typing_context
-    context.refresh()  # intrinsics are known by then
+    context.refresh()  # registers an intrinsic that has just been made
     return context.resolve_value_type(value)
