@@ -12,6 +12,7 @@ from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.given import backward_inputs, forward_inputs
 from nbflash.inputs.problem import check_flag, check_forward, check_mask
+from nbflash.inputs.tensors import operators_for
 from nbflash.planning import dispatch
 from nbflash.planning.plan import AttentionPlan, lookup
 from nbflash.scores import Score, check_score
@@ -137,6 +138,10 @@ def attention(
     the mask (FlashAttention, arXiv 2205.14135, algorithm 5).
     """
     return_lse = check_flag("return_lse", return_lse)
+    if operators := operators_for(q):
+        how = {"causal": causal, "window": window, "scale": scale, "score": score, "impl": impl}
+        how |= {"dropout": dropout, "seed": seed, "return_lse": return_lse}
+        return operators.attention(q, k, v, mask, **how)
     given = q
     q, k, v, target = forward_inputs(q, k, v, out, isinstance(mask, BlockMap))
     plan_ = lookup(q, k, v, mask, causal, window, scale, impl, score, dropout)

@@ -17,6 +17,7 @@ from nbflash.inputs.decode_problem import (
     decode_inputs,
 )
 from nbflash.inputs.problem import check_flag, check_window
+from nbflash.inputs.tensors import operators_for
 from nbflash.planning import cache as cache_of_plans
 from nbflash.planning import decode_plan, dispatch
 from nbflash.scores import Score
@@ -157,6 +158,13 @@ def decode(
     the stream that is captured.
     """
     return_lse = check_flag("return_lse", return_lse)
+    if operators := operators_for(q):
+        if impl != "auto":
+            raise ValueError(f"impl must be 'auto' within torch.compile, got {impl!r}")
+        given = q, k_cache, v_cache, lengths
+        how = {"block_table": block_table, "mask": mask, "window": window, "scale": scale}
+        how |= {"k_scale": k_scale, "v_scale": v_scale, "score": score, "return_lse": return_lse}
+        return operators.decode(*given, **how)
     window = None if window is None else check_window(window)
     arrays = Cache(k_cache, v_cache, lengths, block_table, k_scale, v_scale)
     given = q

@@ -15,6 +15,7 @@ import numpy as np
 from nbflash.definitions.types import Array, ArrayT, KeysT, SinkT
 from nbflash.inputs.arrays import as_given, in_rows, library, native
 from nbflash.inputs.problem import check_parts, wide_dtype
+from nbflash.inputs.tensors import operators_for
 
 
 def merge(out_a: ArrayT, lse_a: KeysT, out_b: Array, lse_b: Array) -> tuple[ArrayT, KeysT]:
@@ -49,6 +50,8 @@ def merge(out_a: ArrayT, lse_a: KeysT, out_b: Array, lse_b: Array) -> tuple[Arra
     The reduction of Flash-Decoding (Dao, Haziza, Massa, Sizov, 2023), by the online softmax of
     Milakov and Gimelshein (arXiv 1805.02867).
     """
+    if operators := operators_for(out_a):
+        return operators.merge(out_a, lse_a, out_b, lse_b)
     given = out_a
     out_a, lse_a, out_b, lse_b = _parts(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     xp, device = library(out_a)
@@ -203,6 +206,8 @@ def merge_sink(out: ArrayT, lse: KeysT, sink: Array) -> tuple[ArrayT, KeysT]:
     per head is what gpt-oss calls ``sinks`` and flash-attn ``learnable_sink``; ``sink = 0`` is the
     "softmax off by one". The mask `masks.sinks` is another matter: it keeps the first keys.
     """
+    if operators := operators_for(out):
+        return operators.merge_sink(out, lse, sink)
     given = out
     out, lse, sink = _parts(out=out, lse=lse, sink=sink)
     return as_given(given, merge(out, lse, *_sink_part(out, lse, sink)))

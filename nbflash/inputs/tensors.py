@@ -100,6 +100,28 @@ def is_tensor(x) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def operators_for(x):
+    """`nbflash.torch` where ``torch.compile`` traces a call that has ``x``, a tensor; else None.
+
+    A trace has no memory to read: the operators of `nbflash.torch` take the place of the call.
+    """
+    if not is_tensor(x) or not sys.modules["torch"].compiler.is_compiling():
+        return None
+    from nbflash import torch as operators
+
+    return operators
+
+
+def check_untraced(named) -> None:
+    """Raise TypeError where ``torch.compile`` traces tensors: there is no memory to read."""
+    for name, x in named.items():
+        if operators_for(x):
+            raise TypeError(
+                f"{name} is traced by torch.compile, which this function is no operator of: use "
+                "those of nbflash.torch, which autograd differentiates, or torch.compiler.disable"
+            )
+
+
 def is_plain(x) -> bool:
     """Whether a tensor is its memory: no subclass, not sparse, not negated when it is read."""
     kinds, strided = _plain_kinds()

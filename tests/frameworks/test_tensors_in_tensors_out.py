@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from tensors import as_numpy, qkv
+from torch._dynamo.exc import TorchDynamoException
 
+import masks
 import nbflash
 
 
@@ -54,3 +56,33 @@ def test_who_wants_gradients_is_sent_to_nbflash_torch():
     q, k, v, _ = qkv()
     with pytest.raises(TypeError, match=r"nbflash\.torch takes tensors with gradients"):
         nbflash.attention(q, k, v)
+
+
+def traced(function):
+    torch.compiler.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def test_calls_within_torch_compile_are_operators():
+    q, k, v, dout = qkv(1, 4, 20)
+    lengths = torch.tensor([20], dtype=torch.int32)
+    mask, sink = masks.window(4, 20, left=5, right=0), torch.randn(4, dtype=q.dtype)
+
+    def layer(q, k, v):
+        out, lse = nbflash.attention(q, k, v, mask, scale=0.3, return_lse=True)
+        out, lse = nbflash.merge_sink(*nbflash.merge(out, lse, out, lse), sink)
+        return out, lse, nbflash.decode(q.detach(), k.detach(), v.detach(), lengths, window=(7, 0))
+
+    got = traced(layer)(q, k, v)
+    want = layer(*(x.detach() for x in (q, k, v)))
+    torch.testing.assert_close(got, want)
+    torch.autograd.grad(got[0], (q, k, v), dout)
+
+
+def test_what_is_no_operator_says_so_within_torch_compile():
+    q, k, v, dout = (x.detach() for x in qkv(1, 20, 20))
+    out, lse = nbflash.attention(q, k, v, return_lse=True)
+    with pytest.raises(TorchDynamoException, match=r"q is traced by torch\.compile"):
+        traced(nbflash.attention_backward)(dout, q, k, v, out, lse)
+    with pytest.raises(TorchDynamoException, match="impl must be 'auto' within"):
+        traced(nbflash.decode)(q, k, v, torch.tensor([20], dtype=torch.int32), impl="cpu")
