@@ -32,6 +32,16 @@ def recorded(owner):
     return _keeping(cuda, owner) if stream and cuda.runtime.streamIsCapturing(stream) else _NOTHING
 
 
+def ask_beside_recording():
+    """Let this thread ask whether events are over while others record: not in their streams."""
+    from cuda.bindings import driver
+
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    status, _ = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+    if status != 0:
+        raise RuntimeError(f"the mode of a thread beside CUDA graphs: {status!r}")
+
+
 @contextlib.contextmanager
 def _keeping(cuda, owner):
     allocate = cuda.get_allocator()

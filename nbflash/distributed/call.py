@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from nbflash.cuda.graphs import recorded
 from nbflash.distributed.by_heads import HeadWalk
 from nbflash.distributed.parcels import pairs, taken
 from nbflash.distributed.rank_plan import rank_plan
-from nbflash.inputs.arrays import library, native
+from nbflash.inputs.arrays import CUDA, device_of, library, native
 from nbflash.inputs.dropout import check_seed
 from nbflash.inputs.problem import check_backward
 from nbflash.merging import add_into, merge_into
+
+
+@contextlib.contextmanager
+def device_of_call(x, owner):
+    """On the device of an array; a CUDA graph that records what is done keeps its memory.
+
+    ``owner``: what else it keeps, alive with all that it refers to.
+    """
+    with library(x)[1], recorded(owner) if device_of(x)[0] == CUDA else contextlib.nullcontext():
+        yield
 
 
 class Call:
@@ -22,8 +35,11 @@ class Call:
         self.plan = rank_plan(*given, scale, score, dropout, stages, split, impl)
         self.comm, self.problem, self.stages = comm, self.plan.problem, self.plan.stages
         self.seed = check_seed(seed, self.problem) if self.plan.dropout else None
-        self.xp, self._device = library(self.q)
+        self.xp = library(self.q)[0]
         self._wide = self.plan.wide
+
+    def _here(self):
+        return device_of_call(self.q, self.plan)
 
     def note(self, **more):
         """What must be equal on all ranks."""
@@ -40,7 +56,7 @@ class Call:
     def forward(self):
         """``(out, lse)`` of the rank's queries."""
         results = None
-        with self._device:
+        with self._here():
             if self.plan.slices:
                 return HeadWalk(self).forward()
             for stage, k, v, number in self._arriving():
@@ -59,7 +75,7 @@ class Call:
         """``(dq, dk, dv)`` of the rank's queries and keys."""
         dtype = self._wide if wide else self.q.dtype
         returning, total = [], None
-        with self._device:
+        with self._here():
             if self.plan.slices:
                 return HeadWalk(self).backward(self._results, deterministic, dtype)
             for stage, k, v, number in self._arriving():
@@ -96,7 +112,7 @@ class Call:
     def score_backward(self):
         """The gradients of the score's arrays, of all ranks together."""
         total = None
-        with self._device:
+        with self._here():
             for stage, k, v, number in self._arriving():
                 if number and not stage.keys:
                     continue

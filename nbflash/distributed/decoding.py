@@ -11,6 +11,7 @@ import masks
 from nbflash import __version__
 from nbflash import decode as decode_alone
 from nbflash.definitions.types import Array
+from nbflash.distributed.call import device_of_call
 from nbflash.distributed.communicator import Communicator, check_together
 from nbflash.inputs.arrays import as_given, library, native
 from nbflash.inputs.problem import check_flag, wide_dtype
@@ -87,8 +88,8 @@ def decode(
 
     out, lse = check_together(comm, check)
     out, lse = native(out=out, lse=lse)
-    xp, device = library(out)
-    with device:
+    xp = library(out)[0]
+    with device_of_call(out, comm):
         wide = np.dtype(wide_dtype(out.dtype.name))
         merged, lse = _merged(comm, xp, out.astype(wide, copy=False), lse)
         merged = merged.astype(out.dtype, copy=False)

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+from nbflash.cuda import graphs
 from nbflash.distributed.communicator import Communicator, Exchange, messages
 
 _FIRST = -5  # the highest priority of a stream
@@ -34,6 +35,9 @@ class NcclCommunicator:
     all that are free until they end: messages that begin behind them on one rank hold those of the
     other one. So messages have the higher priority, and `Exchange.begun` lets them begin first. An
     event tells that NCCL's kernel may run, not that it does: a pause of some microseconds follows.
+
+    In a CUDA graph the host compares the calls of the ranks once, while it is recorded; replays
+    send and receive anew. All ranks replay in the same order.
     """
 
     def __init__(self, host: Communicator, timeout: float = 300.0) -> None:
@@ -143,6 +147,7 @@ class _Watch:
 
     def _run(self):
         self._device.use()  # otherwise it takes memory of device 0, for a context there
+        graphs.ask_beside_recording()
         while not self._closed.wait(self.PAUSE):
             with self._lock:
                 self._waiting = [pair for pair in self._waiting if not pair[0].done]

@@ -104,11 +104,16 @@ def operators_for(x):
     """`nbflash.torch` where ``torch.compile`` traces a call that has ``x``, a tensor; else None.
 
     A trace has no memory to read: the operators of `nbflash.torch` take the place of the call.
+    Whoever compiles has imported it.
     """
     if not is_tensor(x) or not sys.modules["torch"].compiler.is_compiling():
         return None
-    from nbflash import torch as operators
-
+    operators = sys.modules.get("nbflash.torch")
+    if operators is None:
+        raise ImportError(
+            "torch.compile traces a call of nbflash: import nbflash.torch before, whose operators "
+            "take its place"
+        )
     return operators
 
 

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from nbflash.cuda import pause
+from nbflash.cuda import graphs, pause
 from nbflash.distributed import NcclCommunicator, run
 
 IDENTITY = bytes([0, 3, 127, 255])
@@ -85,6 +85,10 @@ def cupy(monkeypatch):
     cuda.Device = lambda: types.SimpleNamespace(
         id=3, use=lambda: module.used_by.append(threading.current_thread())
     )
+    module.relaxed = []
+    monkeypatch.setattr(
+        graphs, "ask_beside_recording", lambda: module.relaxed.append(threading.current_thread())
+    )
     monkeypatch.setattr(
         pause, "pause_of", lambda device, steps: lambda: log.append(("pause", device))
     )
@@ -138,6 +142,13 @@ def test_the_watching_thread_uses_the_device_of_the_rank(cupy):
     comm = NcclCommunicator(Host())
     comm.close()
     assert cupy.used_by == [comm._watch._thread]
+
+
+def test_the_watching_thread_does_not_end_a_recording(cupy):
+    """It asks for events while another thread may record a CUDA graph."""
+    comm = NcclCommunicator(Host())
+    comm.close()
+    assert cupy.relaxed == [comm._watch._thread]
 
 
 def test_nothing_to_send_asks_nothing_of_nccl(cupy):

@@ -125,6 +125,7 @@ OUTSIDE = {
     "nbflash.cuda": ("numpy", ""),
     "nbflash.cuda.availability": ("", "cupy"),
     "nbflash.cuda.device": ("numpy", "cupy"),
+    "nbflash.cuda.graphs": ("", "cuda.bindings"),
     "nbflash.cuda.kernel_key": ("", "cuda.bindings"),
     "nbflash.cuda.launch": ("", "cupy cuda.core cuda.bindings"),
     "nbflash.cuda.tensor_map": ("", "cuda.bindings"),
