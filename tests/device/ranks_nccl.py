@@ -23,7 +23,7 @@ CALLS = count_from("NBFLASH_CALLS", 1000)
 TOKENS, HEADS, HEADS_KV, HEAD_DIM = 4000, 8, 2, 128
 MASKS = {
     "documents": masks.documents([1700, 90, 2210], causal=True),
-    "butterfly": masks.butterfly(TOKENS, block_size=125) | masks.local(TOKENS, 1, block_size=125),
+    "butterfly": masks.butterfly(TOKENS, 125) | masks.local(TOKENS, 125, width=1),
 }
 
 
