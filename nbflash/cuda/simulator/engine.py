@@ -114,7 +114,7 @@ class Block:
         self.in_flight = []
         self.ready = []
         self.running = None
-        self.left, self.due = 0, False  # turns until the end; whether the loop is to complete a copy
+        self.left, self.due = 0, False  # turns until the end; whether a copy is due
         self.barriers = {}
         self.collectives = {}
         self.generation = 0
