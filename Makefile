@@ -40,6 +40,8 @@ options =
 mutants := --size=150 --seed=0
 pytest = $(run) pytest -q -n 2 --durations=5 --timeout=300 --suite=$(suite) $(options)
 sparsity := $(run) experiments sparsity --quick
+# Sources are compiled once, not by every process of a tier and for every fault in host code.
+export PYTHONDONTWRITEBYTECODE =
 
 .NOTPARALLEL:
 .PHONY: help experiment lint clean cubins

@@ -4,6 +4,7 @@ A mutant is data. The text that it replaces must occur in the source exactly as 
 says, so that a mutant cannot rot silently when the kernel changes.
 """
 
+import ast
 import functools
 import importlib.util
 import inspect
@@ -95,8 +96,29 @@ def rebuilt(fn, mutant):
     return namespace[fn.__name__]
 
 
+@functools.cache
+def _imported_by(name):
+    """Dotted names that a module imports, wherever in it, and with a dot what may lie below."""
+    spec, found = importlib.util.find_spec(name), set()
+    for node in ast.walk(ast.parse(spec.loader.get_source(name))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = importlib.util.resolve_name(
+                "." * node.level + (node.module or ""), spec.parent
+            )
+            found |= {package, *(f"{package}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def _imports(name, modules):
+    """Whether a module imports one of others, or a package that one of them may be taken from."""
+    found = _imported_by(name)
+    return any(x in found or any(x.startswith(f"{y}.") for y in found) for x in modules)
+
+
 def mutated_modules(target, mutant, dependents):
-    """The modules ``dependents``, rebuilt around a faulty ``target``.
+    """The modules ``dependents``, rebuilt around a faulty ``target`` where they import it.
 
     Parameters
     ----------
@@ -104,18 +126,21 @@ def mutated_modules(target, mutant, dependents):
         Dotted name of the module to mutate.
     mutant : Mutant
     dependents : sequence of str
-        Modules that import it, directly or not, in the order of their imports.
+        Modules that may import it, directly or not, in the order of their imports.
 
     Returns
     -------
     dict of str to module
-        Fresh modules; those in ``sys.modules`` stay as they are.
+        Fresh modules, and those that import none of them; those in ``sys.modules`` stay as they
+        are.
     """
     names = [target, *(name for name in dependents if name != target)]
     original = {name: importlib.import_module(name) for name in names}
     built = {}
     try:
         for name in names:
+            if name != target and not _imports(name, built):
+                continue
             spec = importlib.util.find_spec(name)
             module = types.ModuleType(name)
             module.__file__, module.__package__ = spec.origin, name.rpartition(".")[0]
@@ -129,7 +154,7 @@ def mutated_modules(target, mutant, dependents):
     finally:
         for name, module in original.items():
             _bind(name, module)
-    return built
+    return original | built
 
 
 def _bind(name, module):

@@ -24,5 +24,7 @@ from nbflash.cuda import simulator as sim  # noqa: E402
 sim.install(turns=1000)
 
 import launched  # noqa: E402
+import remembered  # noqa: E402
 
 launched.install()
+remembered.install()

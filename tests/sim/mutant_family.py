@@ -17,6 +17,7 @@ from pathlib import Path
 
 from generated_mutants import generated, tree_of
 from mutants import mutated_modules
+from remembered import launches
 
 from nbflash.cuda import simulator as sim
 
@@ -166,8 +167,9 @@ class Family:
     def assert_killed(self, key):
         """The case of the kill map, which kills a mutant; raises AssertionError otherwise."""
         modules, known = self.rebuilt(key), kill_map().get(self.name, {}).get(key)
-        if known in self.cases and self.kills(known, modules):
-            return known
+        with launches():
+            if known in self.cases and self.kills(known, modules):
+                return known
         others = (case for case in self.reaching(key) if case != known)
         killer = next((case for case in others if self.kills(case, modules)), None)
         assert killer, f"{self.name}: nothing kills {key!r}"

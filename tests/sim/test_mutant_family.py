@@ -65,6 +65,17 @@ def test_what_imports_a_faulty_module_binds_it():
     assert importlib.import_module(executor).score_params.STEEPEST == 32
 
 
+def test_what_imports_nothing_faulty_stays_as_it_is():
+    """Directly or not; so that what it launches is the same kernel for every fault."""
+    fault = Mutant("steeper", "STEEPEST = 32.0", "STEEPEST = 64.0")
+    params, executor = "nbflash.cuda.score_params", "nbflash.backends.simt.executor"
+    other, behind = "nbflash.definitions.philox", "nbflash.backends.simt.decode_host"
+    built = mutated_modules(params, fault, (other, executor, behind))
+    assert built[other] is importlib.import_module(other)
+    for name in (executor, behind):
+        assert built[name] is not importlib.import_module(name)
+
+
 @pytest.fixture
 def family(monkeypatch):
     """A module of one function, with two faults and three cases: x + 1 of 0, 1 and 2."""

@@ -1,8 +1,9 @@
 """The scheduler: every CUDA thread is a greenlet, and the seed decides who runs next.
 
-A thread runs until it waits (barrier, warp collective, mbarrier) and then switches to the
-block's loop, which picks another. Nothing else preempts, so a kernel's arithmetic runs at
-plain Python speed and a failing schedule can be replayed from its seed.
+A thread runs until it waits (barrier, warp collective, mbarrier) and then switches to another, or
+to the block's loop where a thread has ended or asynchronous work is due. Nothing else preempts, so
+a kernel's arithmetic runs at plain Python speed and a failing schedule can be replayed from its
+seed.
 """
 
 import contextvars
@@ -21,7 +22,7 @@ from nbflash.cuda.simulator.errors import (
     OutOfBounds,
     SimError,
 )
-from nbflash.cuda.simulator.sites import capture, chain_of, place, same, show
+from nbflash.cuda.simulator.sites import capture, chain_of, known, place, same, show
 from nbflash.cuda.simulator.storage import SharedMemory
 
 WARP = 32
@@ -112,6 +113,8 @@ class Block:
         self.state, self.checks = {}, {}
         self.in_flight = []
         self.ready = []
+        self.running = None
+        self.left, self.due = 0, False  # turns until the end; whether a copy is due
         self.barriers = {}
         self.collectives = {}
         self.generation = 0
@@ -135,43 +138,62 @@ class Block:
             thread.gr_context = context
         self.live = set(range(len(self.threads)))
         self._make_ready(self.threads)
-        left = self.options.turns * len(self.threads)
-        step = self._step
+        self.left = self.options.turns * len(self.threads)
         while self.live:
-            if not left:
+            if not self.left:
                 raise Endless(self._whereabouts(f"no end after {self.options.turns} turns: "))
-            left -= 1
-            step()
+            self._step()
         for check in self.checks.values():
             check()
         self.threads.clear()
 
     def _step(self):
-        if self.in_flight and (not self.ready or self.random.random() < 0.05):
+        self.left -= 1
+        if self.in_flight and (self.due or not self.ready or self.random.random() < 0.05):
+            self.due = False
             self.in_flight.pop(self.random.randrange(len(self.in_flight)))()
             return
         if not self.ready:
             raise Deadlock(self._whereabouts())
-        thread = self.ready.pop()
+        self.running = self.ready.pop()
         try:
-            thread.switch()
+            self.running.switch()
         except IndexError as error:
-            raise OutOfBounds(_locate(error, thread)) from error
+            raise OutOfBounds(_locate(error, self.running)) from error
         except SimError as error:
-            raise type(error)(_locate(error, thread)) from error
+            raise type(error)(_locate(error, self.running)) from error
         except Exception as error:
-            error.add_note(_locate(error, thread))
+            error.add_note(_locate(error, self.running))
             raise
+        thread = self.running  # threads switch to each other: not the one from above
         if thread.dead:
             self.live.discard(thread.tid)
             self._retire(thread)
 
+    def _switch(self):
+        """Let another thread run, as the loop's next step would; return when it is one's turn.
+
+        The loop starts each thread: one that another started would inherit the depth of its calls.
+        """
+        ready = self.ready
+        if not self.left or not ready or not ready[-1]:  # a thread is true while it is active
+            self.hub.switch()
+            return
+        if self.in_flight and self.random.random() < 0.05:
+            self.due = True
+            self.hub.switch()
+            return
+        self.left -= 1
+        last, self.running = self.running, ready.pop()
+        if self.running is not last:
+            self.running.switch()
+
     def _make_ready(self, threads):
         threads = list(threads)
-        self.random.shuffle(threads)
+        _shuffle(threads, self.random.getrandbits)
         for thread in threads:
             thread.waiting = None
-        self.ready.extend(threads)
+        self.ready += threads
 
     def wake(self, thread):
         """Let a parked thread go on at some later moment."""
@@ -181,15 +203,14 @@ class Block:
     def park(self, thread, what, site=None):
         """Switch away until woken; ``what`` and ``site``, if it is known, are for the report."""
         thread.waiting = what, site
-        self.hub.switch()
-        thread.waiting = None
+        self._switch()
         result, thread.result = thread.result, None
         return result
 
     def pause(self, thread):
         """A preemption point: what follows may run much later."""
         self.wake(thread)
-        self.hub.switch()
+        self._switch()
 
     def syncthreads(self, thread):
         """The barrier of the whole block."""
@@ -202,8 +223,9 @@ class Block:
         self._arrive(number, thread, count, f"barrier {number} of {count} threads")
 
     def _arrive(self, number, thread, count, what):
-        site = capture(3)
-        self.barriers.setdefault(number, []).append((thread, site))
+        waiting = self.barriers.setdefault(number, [])
+        site = known(waiting[0][1], 3) if waiting else capture(3)
+        waiting.append((thread, site))
         self._try_barrier(number, count)
         self.park(thread, what, site)
 
@@ -238,19 +260,23 @@ class Block:
     def collective(self, thread, op, value, mask, group, ordered):
         """Meet the other threads of ``mask``; see :func:`.warp.warp_collective`."""
         number, lane = divmod(thread.tid, group)
-        if not mask >> lane & 1:
+        bit = 1 << lane
+        if not mask & bit:
             raise SimError(f"lane {lane} calls a collective whose mask {mask:#x} leaves it out")
-        site, key = capture(2), (group, number, mask, op)
-        meetings = self.collectives.setdefault(key, [])
+        key = group, number, mask, op
+        meetings = self.collectives.get(key)
+        if meetings is None:
+            meetings = self.collectives[key] = []
+        site = known(meetings[0].site, 2) if meetings else capture(2)
         for meeting in meetings:
-            if same(meeting.site, site):
+            if meeting.site is site or same(meeting.site, site):
                 break
         else:
             what = f"{op.__name__.strip('_')} of lanes {mask:#x}"
             meeting = Meeting(what, site, mask & self._live_lanes(number, group), ordered)
             meetings.append(meeting)
         meeting.values[lane] = value
-        meeting.missing &= ~(1 << lane)
+        meeting.missing &= ~bit
         if not meeting.missing:
             self._meet(key, meeting)
         return self.park(thread, meeting.what, site)
@@ -268,9 +294,11 @@ class Block:
         first, values = number * group, meeting.values
         self.collectives[key].remove(meeting)
         results = op(values, mask)
-        threads = [self.threads[first + lane] for lane in values]
-        for thread, lane in zip(threads, values, strict=True):
+        threads = []
+        for lane in values:
+            thread = self.threads[first + lane]
             thread.result = results[lane]
+            threads.append(thread)
         if meeting.ordered and self.options.race:
             race.join(threads)
         self._make_ready(threads)
@@ -302,6 +330,16 @@ class Block:
             for (what, _), (site, tids) in groups.items()
         ]
         return f"block {self.index}: {finding}" + "; ".join(lines)
+
+
+def _shuffle(threads, getrandbits):
+    """`random.shuffle` with the same numbers, in a third of the time: no call for each of them."""
+    for i in range(len(threads) - 1, 0, -1):
+        bits = (i + 1).bit_length()
+        j = getrandbits(bits)
+        while j > i:
+            j = getrandbits(bits)
+        threads[i], threads[j] = threads[j], threads[i]
 
 
 def _ranges(tids):

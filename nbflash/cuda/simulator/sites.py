@@ -36,6 +36,26 @@ def capture(depth=1, limit=8):
     return tuple(chain)
 
 
+def known(site, depth=1, limit=8):
+    """:func:`capture` of the running device code: ``site`` itself, if that is where it is.
+
+    No chain is made then, which takes half of the time.
+    """
+    frame, own, left = sys._getframe(depth), _OWN_FILES, limit
+    for code, offset in site:
+        while frame is not None and frame.f_code.co_filename in own:
+            frame = frame.f_back
+        if frame is None or frame.f_code is not code or frame.f_lasti != offset:
+            return capture(depth + 1, limit)
+        frame = frame.f_back
+        left -= 1
+    while left and frame is not None:
+        if frame.f_code.co_filename not in own:
+            return capture(depth + 1, limit)
+        frame = frame.f_back
+    return site
+
+
 def chain_of(frame, limit=8):
     """The same from a frame on; no frame, no chain."""
     chain = []

@@ -126,24 +126,33 @@ def match_all_sync(mask, value):
     return warp_collective(_match_all, value, mask)
 
 
+def _shuffled(mask, value, source):
+    """The value of lane ``source(lane)``."""
+    thread = current()
+    brought = value, source(thread.tid % WARP)
+    return thread.block.collective(thread, _shuffle, brought, int(mask) & FULL, WARP, False)
+
+
 def shfl_sync(mask, value, lane):
     """The value of lane ``lane % 32``."""
-    return warp_collective(_shuffle, (value, int(lane) % WARP), mask)
+    return _shuffled(mask, value, lambda own: int(lane) % WARP)
 
 
 def shfl_xor_sync(mask, value, lane_mask):
     """The value of lane ``lane ^ lane_mask``."""
-    return warp_collective(_shuffle, (value, laneid() ^ int(lane_mask)), mask)
+    thread = current()  # as in `_shuffled`: no other collective is called as often
+    brought = value, thread.tid % WARP ^ int(lane_mask)
+    return thread.block.collective(thread, _shuffle, brought, int(mask) & FULL, WARP, False)
 
 
 def shfl_up_sync(mask, value, delta):
     """The value of lane ``lane - delta``."""
-    return warp_collective(_shuffle, (value, laneid() - int(delta)), mask)
+    return _shuffled(mask, value, lambda own: own - int(delta))
 
 
 def shfl_down_sync(mask, value, delta):
     """The value of lane ``lane + delta``."""
-    return warp_collective(_shuffle, (value, laneid() + int(delta)), mask)
+    return _shuffled(mask, value, lambda own: own + int(delta))
 
 
 def laneid():

@@ -27,6 +27,9 @@ KEPT, LAST = replace(COLUMN, head_dim=40, k_stages=1), replace(COLUMNS, k_stages
 CASES = {
     "kept": (KEPT, "checkerboard", 70, 129, (2, 1), 1, 0),
     "shared": (SHARED, "checkerboard", 70, 129, (2, 1), 1, 0),
+    "shared-one": (SHARED, "checkerboard", 70, 65, (1, 1), 1, 0),
+    "shared-two": (SHARED, "checkerboard", 70, 65, (2, 1), 1, 0),
+    "heads-small": (LAST, "per-batch-per-head", 70, 70, (2, 2), 2, 0),
     "heads": (LAST, "per-batch-per-head", 129, 129, (2, 2), 2, 0),
     "kept-race": (KEPT, "causal", 193, 129, (1, 1), 1, 1),
     "shared-race": (SHARED, "causal", 193, 129, (1, 1), 1, 1),

@@ -90,6 +90,17 @@ CASES = (
         levels=((64, 500),),
         strided=True,
     ),
+    Case(
+        "lost-two",
+        ALONE,
+        "per-batch-per-head",
+        *(70, 135),
+        heads=(2, 1),
+        batch=2,
+        scale=-0.3,
+        levels=((64, 500),),
+        strided=True,
+    ),
     # A weight between the largest of float16 and what four lanes' sums would allow.
     Case("limit", WORDS, "dense", 8, 121, levels=((120, 32),)),
     Case("words", WORDS, "dead-scattered", 70, 230, bad=(100, 116, 220)),

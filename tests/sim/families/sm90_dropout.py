@@ -32,16 +32,19 @@ BY_COLUMNS = TILE, PLACE, ACROSS, COLUMNS, WIDE, BWD
 BY_ROWS = TILE, PLACE, STATISTICS, DQ_COMPUTE, DQ
 
 
-def check_forward(fwd):
-    """Whole tiles and halves."""
+# Of one batch and one head, which most faults need, and of several.
+ONE, SEVERAL = {}, {"batch": 2, "heads": (2, 1)}
+
+
+def check_forward(fwd, config, sizes):
+    """Whole tiles or halves."""
     n = T + T // 2 + 9
-    values = inputs(T + 9, n, batch=2, heads=(2, 1))[:3]
-    for config in (THREE, HALVES):
-        check(config, masks.dense(T + 9, n), *values, spec_of=fwd.fwd_sm90_spec, **HOW)
+    values = inputs(T + 9, n, **sizes)[:3]
+    check(config, masks.dense(T + 9, n), *values, spec_of=fwd.fwd_sm90_spec, **HOW)
 
 
-def check_columns(bwd):
-    values = inputs(T + 9, 41, batch=2, heads=(2, 1))
+def check_columns(bwd, sizes):
+    values = inputs(T + 9, 41, **sizes)
     how = {"spec_of": bwd.bwd_sm90_spec, **HOW}
     sm90_bwd_runs.check(sm90_bwd_runs.COLUMN, masks.dense(T + 9, 41), values, **how)
 
@@ -51,10 +54,10 @@ def check_wide(bwd):
     sm90_bwd_runs.check(sm90_bwd_runs.SHARED, masks.dense(5, 9), values, **how)
 
 
-def check_rows(dq):
+def check_rows(dq, sizes):
     """And what is left to the pass over columns; V is NaN where nobody sees it."""
     n = 2 * T + 25
-    values = inputs(T + 9, n, batch=2, heads=(2, 1))
+    values = inputs(T + 9, n, **sizes)
     mask = masks.from_function(lambda q, kv: (kv != 3) & (q >= 0), T + 9, n)
     values[2][:, 3] = np.nan
     stats = sm90_dq_runs.statistics_for(sm90_dq_runs.ALONE, values[0])
@@ -203,12 +206,34 @@ OF_ROWS = (
 )
 
 
-def family(name, check_it, chain, faults):
-    cases = {name: lambda modules: check_it(modules[chain[-1]])}
+def family(name, chain, faults, **cases):
+    """Of cases by name: a check, and what it takes behind the module of the kernel."""
+    cases = {
+        case.replace("_", "-"): lambda modules, check_it=check_it, given=given: check_it(
+            modules[chain[-1]], *given
+        )
+        for case, (check_it, *given) in cases.items()
+    }
     return Family(f"dropout_{name}", chain, cases, faults, errors=(sim.SimError, AssertionError))
 
 
-OF_THE_FORWARD = family("forward", check_forward, FORWARD, OF_FORWARD)
-OF_THE_COLUMNS = family("columns", check_columns, BY_COLUMNS, OF_COLUMNS)
-OF_WIDE_COLUMNS = family("wide", check_wide, BY_COLUMNS, OF_WIDE)
-OF_THE_ROWS = family("rows", check_rows, BY_ROWS, OF_ROWS)
+OF_THE_FORWARD = family(
+    "forward",
+    FORWARD,
+    OF_FORWARD,
+    whole=(check_forward, THREE, SEVERAL),
+    whole_one=(check_forward, THREE, ONE),
+    halves=(check_forward, HALVES, SEVERAL),
+    halves_one=(check_forward, HALVES, ONE),
+)
+OF_THE_COLUMNS = family(
+    "columns",
+    BY_COLUMNS,
+    OF_COLUMNS,
+    columns=(check_columns, SEVERAL),
+    columns_one=(check_columns, ONE),
+)
+OF_WIDE_COLUMNS = family("wide", BY_COLUMNS, OF_WIDE, wide=(check_wide,))
+OF_THE_ROWS = family(
+    "rows", BY_ROWS, OF_ROWS, rows=(check_rows, SEVERAL), rows_one=(check_rows, ONE)
+)
