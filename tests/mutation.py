@@ -28,6 +28,7 @@ from planting import ROOT, Planter
 
 TESTS = Path(__file__).parent
 LEAST = 0.95  # the score that is asked for
+TIERS = "tests/compile", "tests/host", "tests/sim"
 SECONDS = 100  # for the tests of one mutant, which take at most half of it without one
 
 
@@ -87,7 +88,8 @@ def draw(modules, size, seed):
 
 
 def path_of(module):
-    return ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    place = ROOT.joinpath(*module.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 def meaning(source):
@@ -123,7 +125,8 @@ def outcomes(tasks, jobs):
         fault = change and Mutant("", change.source, change.mutated)
         pair = idle.get()
         try:
-            for planter, tier in zip(pair, ("tests/host", "tests/sim"), strict=True):
+            for tier in TIERS:
+                planter = pair[tier == "tests/sim"]
                 if of_tier := [x for x in tests if x.startswith(tier)]:
                     how = [f"--deselect=tests/{x}" for x in LEFT_OUT]
                     code, _ = planter.outcome(change and change.module, fault, *how, *of_tier)
@@ -155,11 +158,12 @@ def main():
     parser.add_argument("--size", type=int, default=150, help="mutants, default 150")
     parser.add_argument("--seed", type=int, default=0, help="of the sample, default 0")
     parser.add_argument("--jobs", type=int, default=2, help="processes, default 2")
-    parser.add_argument("--only", default="", help="modules whose names begin so")
+    parser.add_argument("--only", nargs="+", default=[""], help="modules whose names begin so")
     options = parser.parse_args()
     os.environ["CI"] = "1"  # properties draw the same examples every time
 
-    changes = draw([x for x in JUDGES if x.startswith(options.only)], options.size, options.seed)
+    modules = [x for x in JUDGES if x.startswith(tuple(options.only))]
+    changes = draw(modules, options.size, options.seed)
     if broken := failing(changes, options.jobs):
         return f"these fail without a mutant: {', '.join(broken)}"
     known, counts, wrong = equivalent(), Counter(), []
