@@ -1,5 +1,5 @@
-"""Which tests judge mutants of a module; see `mutation`. Cheap ones come first, by tiers:
-compile, host, sim."""
+"""Which tests judge mutants of a module; see `mutation`. Cheap ones come first, those of
+tests/host before those of tests/sim."""
 
 _MASKS = [
     "host/masks/test_masks_patterns.py",
@@ -37,6 +37,7 @@ _LAUNCHES = [
     "host/backends/test_decode_launches.py",
 ]
 _CHOICES = [
+    "host/backends/test_limits.py",
     "host/backends/test_geometries.py",
     "host/backends/test_sm80_configs.py",
     "host/backends/test_sm90_configs.py",
@@ -49,11 +50,8 @@ _KEYS = [
     "host/keys/test_keys_cached.py",
     "host/keys/test_keys_values.py",
 ]
-_SIMT = ["sim/simt/test_simt_api.py", "sim/simt/test_simt_layouts.py"]
-_SM80 = ["sim/sm80/test_sm80.py"]
-_SM90 = ["sim/sm90/test_sm90_api.py", "sim/sm90/test_sm90_tables.py"]
-_DECODE = ["sim/decode/test_decode_api.py", "sim/decode/test_decode_rules.py"]
 _DECODE_CHOICES = [
+    "host/backends/test_limits.py",
     "host/decode/test_windows.py",
     "host/decode/test_decode_errors.py",
 ]
@@ -171,14 +169,26 @@ JUDGES = {
     "nbflash.cuda.graphs": ["host/inputs/test_arrays.py"],
     "nbflash.cuda.kernel_key": [*_KEYS, "host/planning/test_kernels.py"],
     "nbflash.cuda.kernel_spec": [*_LAUNCHES, *_KEYS],
-    "nbflash.cuda.kinds": ["compile/test_compile_launch.py", *_LAUNCHES, *_KEYS],
-    "nbflash.cuda.launch": ["compile/test_compile_launch.py", *_LAUNCHES, *_KEYS],
-    "nbflash.cuda.score_params": [*_SCORES, "sim/simt/test_simt_scores.py", *_SM90],
+    "nbflash.cuda.kinds": ["host/backends/test_bound_kernels.py", *_LAUNCHES, *_KEYS],
+    "nbflash.cuda.launch": ["host/backends/test_bound_kernels.py", *_LAUNCHES, *_KEYS],
+    "nbflash.cuda.score_params": [*_SCORES, "sim/simt/test_simt_scores.py"],
     "nbflash.cuda.sources": ["host/planning/test_sources.py"],
     "nbflash.cuda.tensor_map": [*_LAUNCHES, *_KEYS],
-    "nbflash.backends.base": [*_INPUTS, "host/decode/test_decode_errors.py", *_SIMT],
-    "nbflash.backends.reference": ["host/reference/test_reference.py", *_INPUTS],
-    "nbflash.backends.registry": ["host/planning/test_plan.py", *_INPUTS],
+    "nbflash.backends.base": [
+        "host/backends/test_limits.py",
+        *_INPUTS,
+        "host/decode/test_decode_errors.py",
+    ],
+    "nbflash.backends.reference": [
+        "host/backends/test_limits.py",
+        "host/reference/test_reference.py",
+        *_INPUTS,
+    ],
+    "nbflash.backends.registry": [
+        "host/backends/test_limits.py",
+        "host/planning/test_plan.py",
+        *_INPUTS,
+    ],
     "nbflash.backends.block_plan.host": [
         "host/keys/test_keys_bound.py",
         "sim/block_plan/test_block_plan.py",
@@ -192,43 +202,42 @@ JUDGES = {
     ],
     "nbflash.backends.cpu": _CPU,
     "nbflash.backends.cpu.blas": _CPU,
-    "nbflash.backends.cpu.decode": ["host/decode/test_windows.py", "host/decode/test_decode.py"],
     "nbflash.backends.cpu.executor": _CPU,
     "nbflash.backends.cpu.sizes": _CPU,
     "nbflash.backends.cpu.threads": _CPU,
-    "nbflash.backends.simt": [*_INPUTS, *_SIMT],
+    "nbflash.backends.simt": ["host/backends/test_limits.py", *_INPUTS],
     "nbflash.backends.simt.configs": [*_LAUNCHES, *_CHOICES, "sim/simt/test_simt_configs.py"],
-    "nbflash.backends.simt.decode_configs": [*_LAUNCHES, *_CHOICES, *_DECODE],
-    "nbflash.backends.simt.decode_host": [*_LAUNCHES, *_CHOICES, *_DECODE],
-    "nbflash.backends.simt.executor": [*_LAUNCHES, "host/keys/test_keys_bound.py", *_SIMT],
+    "nbflash.backends.simt.decode_configs": [*_LAUNCHES, *_CHOICES],
+    "nbflash.backends.simt.decode_host": [*_LAUNCHES, *_CHOICES],
+    "nbflash.backends.simt.executor": _LAUNCHES,
     "nbflash.backends.simt.score_gradient_host": [
         "host/keys/test_keys_bound.py",
         "sim/simt/test_simt_score_gradients.py",
     ],
-    "nbflash.backends.sm80": [*_CHOICES, *_DECODE_CHOICES, *_SM80],
-    "nbflash.backends.sm80.config": [*_CHOICES, *_LAUNCHES, *_SM80],
-    "nbflash.backends.sm80.decode.config": [*_LAUNCHES, *_CHOICES, *_DECODE_CHOICES, *_DECODE],
-    "nbflash.backends.sm80.decode.host": [*_LAUNCHES, *_DECODE_CHOICES, *_DECODE],
-    "nbflash.backends.sm80.executor": [*_LAUNCHES, "host/keys/test_keys_bound.py", *_SM80],
-    "nbflash.backends.sm90": [*_CHOICES, *_DECODE_CHOICES, *_SM90],
-    "nbflash.backends.sm90.executor": [*_LAUNCHES, "host/keys/test_keys_bound.py", *_SM90],
+    "nbflash.backends.sm80": [*_CHOICES, *_DECODE_CHOICES[1:]],
+    "nbflash.backends.sm80.config": [*_CHOICES, *_LAUNCHES],
+    "nbflash.backends.sm80.decode.config": [*_LAUNCHES, *_CHOICES, *_DECODE_CHOICES[1:]],
+    "nbflash.backends.sm80.decode.host": [*_LAUNCHES, *_DECODE_CHOICES],
+    "nbflash.backends.sm80.executor": _LAUNCHES,
+    "nbflash.backends.sm90": [*_CHOICES, *_DECODE_CHOICES[1:]],
+    "nbflash.backends.sm90.executor": _LAUNCHES,
     "nbflash.backends.sm90.backward.choice": [*_CHOICES, "host/api/test_two_passes.py", *_LAUNCHES],
     "nbflash.backends.sm90.backward.config": [*_CHOICES, "host/api/test_two_passes.py", *_LAUNCHES],
-    "nbflash.backends.sm90.backward.dq_config": [*_CHOICES, *_LAUNCHES, *_SM90],
-    "nbflash.backends.sm90.backward.dq_host": [*_LAUNCHES, "host/keys/test_keys_bound.py", *_SM90],
-    "nbflash.backends.sm90.backward.host": [*_LAUNCHES, "host/keys/test_keys_bound.py", *_SM90],
-    "nbflash.backends.sm90.decode.config": [*_LAUNCHES, *_CHOICES, *_DECODE_CHOICES, *_DECODE],
-    "nbflash.backends.sm90.decode.host": [*_LAUNCHES, *_DECODE_CHOICES, *_DECODE],
+    "nbflash.backends.sm90.backward.dq_config": [*_CHOICES, *_LAUNCHES],
+    "nbflash.backends.sm90.backward.dq_host": _LAUNCHES,
+    "nbflash.backends.sm90.backward.host": _LAUNCHES,
+    "nbflash.backends.sm90.decode.config": [*_LAUNCHES, *_CHOICES, *_DECODE_CHOICES[1:]],
+    "nbflash.backends.sm90.decode.host": [*_LAUNCHES, *_DECODE_CHOICES],
     "nbflash.backends.sm90.forward.choice": [*_CHOICES, *_LAUNCHES],
-    "nbflash.backends.sm90.forward.config": [*_CHOICES, *_LAUNCHES, *_SM90],
-    "nbflash.backends.sm90.shared.config": [*_CHOICES, *_LAUNCHES, *_SM90],
+    "nbflash.backends.sm90.forward.config": [*_CHOICES, *_LAUNCHES],
+    "nbflash.backends.sm90.shared.config": [*_CHOICES, *_LAUNCHES],
     "nbflash.backends.split_kv.merge_host": [
         *_LAUNCHES[2:],
         "host/keys/test_keys_selection.py",
         "sim/merging/test_merge_parts.py",
     ],
-    "nbflash.backends.split_kv.shares": [*_LAUNCHES[2:], *_DECODE_CHOICES, *_DECODE],
-    "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[2:], *_DECODE],
+    "nbflash.backends.split_kv.shares": [*_LAUNCHES[2:], *_DECODE_CHOICES],
+    "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[2:]],
     "nbflash.api": _INPUTS,
     "nbflash.decoding": [*_DECODE_CHOICES, "host/keys/test_keys_bound.py", *_CACHES],
     "nbflash.inputs.arrays": _INPUTS,

@@ -28,7 +28,6 @@ from planting import ROOT, Planter
 
 TESTS = Path(__file__).parent
 LEAST = 0.95  # the score that is asked for
-TIERS = "tests/compile", "tests/host", "tests/sim"
 SECONDS = 100  # for the tests of one mutant, which take at most half of it without one
 
 
@@ -125,8 +124,7 @@ def outcomes(tasks, jobs):
         fault = change and Mutant("", change.source, change.mutated)
         pair = idle.get()
         try:
-            for tier in TIERS:
-                planter = pair[tier == "tests/sim"]
+            for planter, tier in zip(pair, ("tests/host", "tests/sim"), strict=True):
                 if of_tier := [x for x in tests if x.startswith(tier)]:
                     how = [f"--deselect=tests/{x}" for x in LEFT_OUT]
                     code, _ = planter.outcome(change and change.module, fault, *how, *of_tier)

@@ -218,7 +218,10 @@ def test_words_of_arguments():
     own = [0, 0, 12, 8, x.data.ptr, 3, 4, 32, 8]
     assert launch.flattened((7, (x, 0.5))) == [7, *own, 0.5]
     assert launch.numbers((7, (x, 0.5))) == [7, x, 0.5]
-    assert [kind.bitwidth for kind in (kinds.int8, kinds.uint16, kinds.float64)] == [8, 16, 64]
+    for what, sizes in (("int", (8, 32, 64)), ("uint", (8, 16, 32, 64)), ("float", (16, 32, 64))):
+        named = [getattr(kinds, f"{what}{n}") for n in sizes]
+        assert [kind.name for kind in named] == [f"{what}{n}" for n in sizes]
+        assert [kind.bitwidth for kind in named] == [*sizes]
     spec = KernelSpec("kernel", None, CONFIG, ())
     assert (spec.launch_bounds, spec.maps, spec.whole_program) == ((64, 1), 0, False)
 

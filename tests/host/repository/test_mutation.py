@@ -16,7 +16,7 @@ def test_judges_exist():
         assert f"def {function}" in (TESTS / file).read_text(), name
     for module, judges in JUDGES.items():
         tiers = [name.partition("/")[0] for name in judges]
-        assert tiers == sorted(tiers), f"of {module} they are by tiers"
+        assert tiers == sorted(tiers), f"of {module} those of tests/host come first"
 
 
 def test_equivalent_mutants_are_of_lines_that_are_there():
