@@ -70,6 +70,7 @@ _INPUTS = [
     "host/api/test_dropout.py",
 ]
 _RANKS = [
+    "host/distributed/test_distributed_dealing.py",
     "host/distributed/test_distributed_parcels.py",
     "host/distributed/test_distributed_sharding.py",
     "host/keys/test_keys_ranks.py",
@@ -268,7 +269,11 @@ JUDGES = {
     "nbflash.inputs.problem": _INPUTS,
     "nbflash.inputs.score_arrays": _SCORES,
     "nbflash.inputs.score_functions": _SCORES,
-    "nbflash.inputs.tensors": ["host/inputs/test_arrays.py", "host/keys/test_keys_values.py"],
+    "nbflash.inputs.tensors": [
+        "host/inputs/test_tensors.py",
+        "host/inputs/test_arrays.py",
+        "host/keys/test_keys_values.py",
+    ],
     "nbflash.definitions.philox": ["host/api/test_dropout.py", *_LAUNCHES],
     "nbflash.definitions.score_chain": [*_SCORES, "host/reference/test_reference.py"],
     "nbflash.definitions.score_functions": _SCORES,

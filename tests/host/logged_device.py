@@ -69,6 +69,7 @@ class Logged(Recording):
     def __init__(self, capability=(9, 0)):
         super().__init__(capability)
         self.launches, self._no_state = [], 77
+        self.encoded = []  # what tensor maps were asked for: dtype, bytes fetched at once
 
     empty = Array
 
@@ -101,8 +102,8 @@ class Logged(Recording):
     def rows(self, x):
         return range(x.data.ptr, x.data.ptr + x.shape[0] * x.strides[0], x.strides[0])
 
-    @staticmethod
-    def maps(dtype, fetched=256):
+    def maps(self, dtype, fetched=256):
+        self.encoded.append((dtype, fetched))
         return Maps()
 
     def bind(self, spec, blocks, constants=(), tables=(), more=()):

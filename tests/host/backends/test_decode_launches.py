@@ -66,6 +66,7 @@ def test_decode(impl, quantised, paged, mask, device):
     decoder = CudaDecoder(problem, mask, given["q"], cache, BACKENDS[impl].decode_partial)
     out, lse = decoder(given["q"], cache)
     first, *others = device.launches
+    assert device.encoded == [("float16", 128 if quantised else 256)] * (impl == "sm90")
     given |= {"out": out, "lse": lse}
     assert len(others) == ("out" not in first.values)
     for found in device.launches:

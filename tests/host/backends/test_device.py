@@ -304,6 +304,32 @@ def test_addresses_of_the_simulator_reach_the_last_element():
     assert Simulated.address(base[:0]).size == 0
     with pytest.raises(ValueError, match=r"no negative strides, got \(-96, 8\)"):
         Simulated.address(base[::-1])
-    Simulated.clear(Simulated.address(base), 8 * 7, 0)
+    device = Simulated()
+    device.clear(device.address(base), 8 * 7, 0)
     assert [np.count_nonzero(base), base[0, 7]] == [53, 7]
-    assert (np.isnan(Simulated.empty((2, 3), "f4")).sum(), Simulated.stream()) == (6, (0, False))
+    assert (np.isnan(device.empty((2, 3), "f4")).sum(), device.stream()) == (6, (0, False))
+    assert device.rows(base) is device.params(base) is base
+    _, (one, two) = device.scratch([(2, 3), (4,)], np.float32)()
+    assert (one.shape, two.shape, one.dtype) == ((2, 3), (4,), np.float32)
+    assert [(x.size, x.dtype, *set(x)) for x in device.integers((3, 1))] == [
+        (3, np.int32, -0x5A5A5A5B),
+        (1, np.int32, -0x5A5A5A5B),
+    ]
+    (table,) = device.resident([base.T])
+    assert table.flags.c_contiguous
+    assert device.state((5, 6))[2].tolist() == [0, 0]
+    address, layout = device.maps("float16")(base.reshape(1, 5, 3, 4), 64)
+    assert address.size == 60
+    assert layout == ((4, 5, 3, 1), (24, 8, 16), (64, 64, 1, 1))
+    assert (device.vector_red, device.cp_async, device.multiprocessors) == (True, True, 4)
+
+
+def test_a_device_that_is_not_there_notes_kernels():
+    device = Recording((8, 0))
+    device.bind("one", 3, (), ())
+    device.bind("two", 3)
+    assert list(device.specs) == ["one", "two"]
+    assert device.resident([1, 2]) == [None, None]
+    assert device.address(7) is device.scratch([(3,)], "f4") is None
+    assert device.params(7) == 7
+    assert device.maps("float16").layout(1, 2, 3) is None

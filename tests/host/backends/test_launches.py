@@ -3,6 +3,8 @@
 Sizes and strides are all different, so that one in the place of another is seen.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from logged_device import Array, Logged, padded
@@ -12,6 +14,7 @@ from nbflash.backends.simt import row_statistics
 from nbflash.backends.simt.executor import SimtExecutor
 from nbflash.backends.sm80 import row_kernels
 from nbflash.backends.sm80.executor import Sm80Executor
+from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
 from nbflash.backends.sm90.backward.dq_config import ROWS
 from nbflash.backends.sm90.executor import Sm90Executor
 from nbflash.backends.sm90.forward.config import forward_configs
@@ -125,6 +128,7 @@ def test_forward(impl, dropout):
     executor, device = _executor(impl, given, dropout)
     executor.forward(*(given[name] for name in ("q", "k", "v", "out", "lse")), seed=SEED)
     (found,) = device.launches
+    assert device.encoded == [("float16", 256)] * (impl == "sm90")
     _check_named(found, given, ())
     _check_walk(found)
     assert found["scale"] == pytest.approx(SCALE * LOG2_E, rel=1e-7)
@@ -249,6 +253,8 @@ def test_backward(impl, deterministic, dropout):
     if impl == "sm90" and two_passes:
         scratch = {("nbflash_bwd_sm90", "dq")}
     temporary = {}
+    # Of the forward, of the pass over columns and of that over rows.
+    assert device.encoded == [("float16", 256)] * ((2 + two_passes) * (impl == "sm90"))
     for found in device.launches:
         _check_named(found, given, scratch)
         if "n_row" in found.values:
@@ -263,3 +269,23 @@ def test_backward(impl, deterministic, dropout):
     ran = [found.kernel for found in device.launches]
     assert len(set(ran)) == len(ran)
     _check_where_dq_is(device.launches, given)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("table", [backward_configs, columns_configs])
+def test_a_backward_that_is_given_runs_where_it_fits(table, deterministic, cupy):
+    """A configuration with dQ in one pass, one without in two: the other pass takes the table's."""
+    given = _given(np.float16, "sm90")
+    strides = tuple((*arrays.strides(given[name]), 1) for name in "qkv")
+    sizes = BATCH, NQ, NK, HEADS, HEADS_KV, DIM, "float16", SCALE
+    spec = AttentionSpec(Problem(*sizes, strides, "cuda", 0, 16), masks.causal(NQ, NK))
+    config, device = replace(table("float16", DIM)[-1], stages=3), Logged()
+    executor = Sm90Executor(spec, backward=config, device=device)
+    assert executor.two_passes is not config.with_dq
+    names = "dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv"
+    executor.backward(*(given[name] for name in names), deterministic)
+    (main,) = (x for x in device.launches if x.kernel == "nbflash_bwd_sm90")
+    in_two = deterministic or not config.with_dq
+    assert main.config.with_dq is not in_two
+    assert (main.config.stages == 3) == (in_two is not config.with_dq)
+    assert Sm90Executor(spec, backward=config, device=Logged()).two_passes == (not config.with_dq)

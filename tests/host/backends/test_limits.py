@@ -10,6 +10,7 @@ from logged_device import Array
 import masks
 from nbflash import scores
 from nbflash.backends.registry import BACKENDS, prepare, prepare_score_backward
+from nbflash.backends.simt.executor import vectors_allowed
 from nbflash.backends.split_kv.splits import heads_together, most_splits, splits_for
 from nbflash.cuda import availability
 from nbflash.inputs.attention_spec import AttentionSpec
@@ -80,12 +81,18 @@ def test_devices(monkeypatch):
     monkeypatch.setattr(availability, "why_not_kernels", lambda: here["kernels"])
     monkeypatch.setattr(availability, "simulator", lambda: here["simulator"])
     monkeypatch.setattr(availability, "why_not_ptxas", lambda: here["ptxas"])
-    monkeypatch.setattr(availability, "capability", lambda device_id: here["capability"])
+    asked = []
+    monkeypatch.setattr(
+        availability, "capability", lambda number: asked.append(number) or here["capability"]
+    )
 
     def found():
         return [BACKENDS[name].why_not_here(1) for name in KERNELS]
 
     assert found() == [["no ptxas"], [], []]
+    assert BACKENDS["sm90"].why_not_here() == ["no ptxas"]
+    assert BACKENDS["sm80"].why_not_here() == []
+    assert asked == [1, 1, 0, 0]
     here["ptxas"] = []
     assert found() == [[], [], []]
     here["capability"] = 7, 5
@@ -251,3 +258,14 @@ def test_heads_with_one_mask_are_together():
     by_group = masks.per_head([small] * 3 + [other] * 3)
     assert heads_together(problem, by_group) == 3
     assert heads_together(problem, masks.per_head([small] * 2 + [other] * 4)) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float32", 16), ("float64", 16), ("float16", 8), ("int8", 4)]
+)
+def test_four_elements_at_a_time(dtype, least):
+    """Of whole rows, by one access of at most 16 bytes."""
+    for head_dim in (4, 6, 63, 64):
+        found = [n for n in (1, 2, 4, 8, 16, 32) if vectors_allowed(dtype, head_dim, n)]
+        expected = [n for n in (4, 8, 16, 32) if n >= least]
+        assert found == ([] if head_dim % 4 else expected), (dtype, head_dim)
