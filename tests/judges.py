@@ -33,6 +33,7 @@ _CACHES = [
 
 _LAUNCHES = [
     "host/backends/test_device.py",
+    "host/backends/test_bound_kernels.py",
     "host/backends/test_launches.py",
     "host/backends/test_decode_launches.py",
 ]
@@ -81,6 +82,7 @@ _RANKS = [
 ]
 _SELECTION = ["host/keys/test_keys_selection.py", "host/selection/test_selection.py"]
 _SCORES = [
+    "host/scores/test_score_params.py",
     "host/scores/test_score_arrays.py",
     "host/keys/test_keys_values.py",
     "host/scores/test_scores.py",
@@ -164,15 +166,15 @@ JUDGES = {
         "host/scores/test_score_gradients.py",
     ],
     "nbflash.cuda.availability": ["host/planning/test_show_config.py", *_KEYS],
-    "nbflash.cuda.bundled": _KEYS,
+    "nbflash.cuda.bundled": ["host/planning/test_bundled.py"],
     "nbflash.cuda.device": [*_LAUNCHES, *_KEYS, "host/api/test_counts.py", *_CHOICES],
-    "nbflash.cuda.dropout_state": [*_LAUNCHES, "sim/test_placed_dropout.py"],
+    "nbflash.cuda.dropout_state": _LAUNCHES,
     "nbflash.cuda.graphs": ["host/inputs/test_arrays.py"],
     "nbflash.cuda.kernel_key": [*_KEYS, "host/planning/test_kernels.py"],
     "nbflash.cuda.kernel_spec": [*_LAUNCHES, *_KEYS],
-    "nbflash.cuda.kinds": ["host/backends/test_bound_kernels.py", *_LAUNCHES, *_KEYS],
-    "nbflash.cuda.launch": ["host/backends/test_bound_kernels.py", *_LAUNCHES, *_KEYS],
-    "nbflash.cuda.score_params": [*_SCORES, "sim/simt/test_simt_scores.py"],
+    "nbflash.cuda.kinds": [*_LAUNCHES, *_KEYS],
+    "nbflash.cuda.launch": [*_LAUNCHES, *_KEYS],
+    "nbflash.cuda.score_params": _SCORES,
     "nbflash.cuda.sources": ["host/planning/test_sources.py"],
     "nbflash.cuda.tensor_map": [*_LAUNCHES, *_KEYS],
     "nbflash.backends.base": [
@@ -196,7 +198,7 @@ JUDGES = {
         "sim/block_plan/test_block_map_attention.py",
     ],
     "nbflash.backends.block_selection.host": [
-        *_LAUNCHES[2:],
+        *_LAUNCHES[3:],
         *_SELECTION[:1],
         "host/planning/test_kernels.py",
         "sim/block_selection/test_block_selection.py",
@@ -233,12 +235,12 @@ JUDGES = {
     "nbflash.backends.sm90.forward.config": [*_CHOICES, *_LAUNCHES],
     "nbflash.backends.sm90.shared.config": [*_CHOICES, *_LAUNCHES],
     "nbflash.backends.split_kv.merge_host": [
-        *_LAUNCHES[2:],
+        *_LAUNCHES[3:],
         "host/keys/test_keys_selection.py",
         "sim/merging/test_merge_parts.py",
     ],
-    "nbflash.backends.split_kv.shares": [*_LAUNCHES[2:], *_DECODE_CHOICES],
-    "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[2:]],
+    "nbflash.backends.split_kv.shares": [*_LAUNCHES[3:], *_DECODE_CHOICES],
+    "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[3:]],
     "nbflash.api": _INPUTS,
     "nbflash.decoding": [*_DECODE_CHOICES, "host/keys/test_keys_bound.py", *_CACHES],
     "nbflash.inputs.arrays": _INPUTS,

@@ -53,9 +53,15 @@ class Launch:
         assert len(maps) == spec.maps
         self.values = dict(zip(names, maps, strict=False))
         for name, kind in zip(names[spec.maps :], spec.signature[spec.maps :], strict=True):
-            count = len(launch._words_of(kind))
+            parts = launch._words_of(kind)
+            count = len(parts)
             own, words = words[:count], words[count:]
             assert len(own) == count, f"{spec.name} has too few words for {name}"
+            for word, part in zip(own, parts, strict=True):
+                whole = isinstance(word, int | np.integer | np.bool_)
+                assert whole or not part.name.startswith(("int", "uint")), (
+                    f"{spec.name}: {name} is {word!r}"
+                )
             self.values[name] = own[0] if count == 1 and kind.name != "Tuple" else own
         assert not words, f"{spec.name} has {len(words)} words that no parameter takes"
 

@@ -185,3 +185,12 @@ def test_a_cubin_is_kept_if_its_key_is_the_same_when_it_is_there(monkeypatch):
     keys[:] = [None]
     assert launch.is_cold(SPEC, (9, 0)) is True
     assert len(compiled) == 4
+
+
+def test_a_cubin_that_cannot_be_kept_is_a_warning(monkeypatch):
+    def full(path, content):
+        raise OSError("no room")
+
+    monkeypatch.setattr(launch.sealed, "write_private", full)
+    with pytest.warns(UserWarning, match="not cached, set NBFLASH_CACHE_DIR: no room"):
+        launch._keep("place", b"code")

@@ -69,6 +69,8 @@ def test_decode(impl, quantised, paged, mask, device):
     assert device.encoded == [("float16", 128 if quantised else 256)] * (impl == "sm90")
     given |= {"out": out, "lse": lse}
     assert len(others) == ("out" not in first.values)
+    row_tiles = first.blocks // decoder._partial.splits
+    assert decoder._partial.counted == (0 if others else row_tiles)
     for found in device.launches:
         _check_decode(found, given, paged, decoder._partial.splits)
     _check_keys(first, problem, mask)

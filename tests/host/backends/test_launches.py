@@ -20,7 +20,7 @@ from nbflash.backends.sm90.executor import Sm90Executor
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.cuda import tensor_map
 from nbflash.definitions import philox
-from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import Problem
@@ -59,15 +59,17 @@ def impl(request, cupy):
     return request.param
 
 
-def _executor(impl, given, dropout=0.0):
+def _executor(impl, given, dropout=0.0, scale=SCALE):
     make, dtype = EXECUTORS[impl]
     strides = tuple((*arrays.strides(given[name]), 1) for name in "qkv")
-    sizes = BATCH, NQ, NK, HEADS, HEADS_KV, DIM, np.dtype(dtype).name, SCALE
+    sizes = BATCH, NQ, NK, HEADS, HEADS_KV, DIM, np.dtype(dtype).name, scale
     problem = Problem(*sizes, strides, "cuda", 0, 16)
     device = Logged()
     spec = AttentionSpec(problem, masks.causal(NQ, NK), None, dropout)
     more = {}
-    if make is Sm90Executor and not dropout:  # of which other tiles of q than of k and v
+    if (
+        make is Sm90Executor and not dropout and scale == SCALE
+    ):  # of which other tiles of q than of k and v
         more = {"config": forward_configs("float16", DIM)[0]}
     return make(spec, device=device, **more), device
 
@@ -289,3 +291,51 @@ def test_a_backward_that_is_given_runs_where_it_fits(table, deterministic, cupy)
     assert main.config.with_dq is not in_two
     assert (main.config.stages == 3) == (in_two is not config.with_dq)
     assert Sm90Executor(spec, backward=config, device=Logged()).two_passes == (not config.with_dq)
+
+
+@pytest.mark.parametrize("scale", [-0.375, 0.0])
+def test_scales_below_zero_and_of_zero(impl, scale):
+    """Kernels of tensor cores negate, and multiply with what is not 0; the others take any."""
+    given = _given(EXECUTORS[impl][1], impl)
+    executor, device = _executor(impl, given, scale=scale)
+    executor.forward(*(given[name] for name in ("q", "k", "v", "out", "lse")))
+    (found,) = device.launches
+    if "simt" in impl:
+        assert found["scale"] == scale * LOG2_E
+        return
+    assert found.config.negate is (scale < 0)
+    assert found["scale"] == max(abs(scale) * LOG2_E, LEAST_SCALE)
+
+
+@pytest.mark.parametrize("name", ["out", "dout", None])
+def test_what_is_off_alignment_is_copied(impl, name):
+    """By 8 bytes, or by a stride: what kernels read and write in chunks of 16 bytes."""
+    for shift, more in ((8, 16), (0, 4), (16, 16)) if name else [(0, 16)]:
+        given = _given(EXECUTORS[impl][1], impl)
+        whole = shift % 16 == 0 and more % 8 == 0
+        if name:
+            x = padded(Q_SHAPE, EXECUTORS[impl][1], more)
+            given[name] = OwnArray(x.shape, x.dtype, strides=x.strides, address=2**45 + shift)
+        executor, device = _executor(impl, given)
+        executor.forward(*(given[x] for x in ("q", "k", "v", "out", "lse")))
+        (found,) = device.launches
+        copied = name == "out" and not whole and "simt" not in impl
+        assert (found["o" if "o" in found.values else "out"] != given["out"].data.ptr) == copied
+        device.launches.clear()
+        names = "dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv"
+        executor.backward(*(given[x] for x in names), False)
+        pointers = {x[n] for x in device.launches for n in ("dout", "do") if n in x.values}
+        pointers |= {x[n][0] for x in device.launches for n in x.values if n in MAPS_OF_DO}
+        copied = name == "dout" and not whole and "simt" not in impl
+        assert (given["dout"].data.ptr not in pointers) == copied, (shift, more)
+
+
+MAPS_OF_DO = "do_map", "dout_map"
+
+
+class OwnArray(Array):
+    """One that can be written."""
+
+    def __setitem__(self, index, value):
+        assert index is Ellipsis
+        assert value.shape == self.shape
