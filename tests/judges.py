@@ -193,6 +193,7 @@ JUDGES = {
         *_INPUTS,
     ],
     "nbflash.backends.block_plan.host": [
+        "host/backends/test_block_plan_launches.py",
         "host/keys/test_keys_bound.py",
         "sim/block_plan/test_block_plan.py",
         "sim/block_plan/test_block_map_attention.py",
@@ -212,7 +213,7 @@ JUDGES = {
     "nbflash.backends.simt.configs": [*_LAUNCHES, *_CHOICES, "sim/simt/test_simt_configs.py"],
     "nbflash.backends.simt.decode_configs": [*_LAUNCHES, *_CHOICES],
     "nbflash.backends.simt.decode_host": [*_LAUNCHES, *_CHOICES],
-    "nbflash.backends.simt.executor": _LAUNCHES,
+    "nbflash.backends.simt.executor": [*_LAUNCHES, "host/backends/test_limits.py"],
     "nbflash.backends.simt.score_gradient_host": [
         "host/keys/test_keys_bound.py",
         "sim/simt/test_simt_score_gradients.py",

@@ -114,10 +114,15 @@ class Logged(Recording):
 
     def bind(self, spec, blocks, constants=(), tables=(), more=()):
         super().bind(spec)
-        trailing = [*launch.numbers(constants), *tables, *launch.flattened(more)]
+        constants, more = launch.numbers(constants), launch.flattened(more)
 
         def run(leading, maps=(), lists=()):
-            self.launches.append(Launch(spec, blocks, [*leading, *trailing], maps))
+            words = tables
+            if callable(tables):
+                words, _ = tables(lists)
+                assert len(words) == tables.count
+            given = [*leading, *constants, *words, *more]
+            self.launches.append(Launch(spec, blocks, given, maps))
 
         run.is_cold = lambda: False
         return run

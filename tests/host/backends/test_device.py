@@ -14,6 +14,7 @@ from nbflash.cuda import kinds, launch, tensor_map
 from nbflash.cuda.device import SHARED_MEMORY, Gpu, Recording, Simulated, TorchGpu
 from nbflash.cuda.dropout_state import DropoutState
 from nbflash.cuda.kernel_spec import KernelSpec
+from nbflash.inputs.positions import Positions
 
 
 class Chip:
@@ -118,6 +119,18 @@ def test_streams_words_and_rows(machine):
     for dropout, expected in ((0.0, ()), (0.5, (5, 6, device._zeros.data.ptr))):
         spec = SimpleNamespace(dropout=dropout, positions=None)
         assert DropoutState(device, spec)((5, 6)) == expected
+
+
+def test_places_of_tokens_lie_behind_dropouts_state(machine):
+    """By 64 tokens: what is added to the number of a query, and of a key."""
+    device, tokens = Gpu(0), np.r_[128:192, 0:64]
+    spec = SimpleNamespace(dropout=0.5, positions=Positions(tokens, tokens[64:]))
+    state = DropoutState(device, spec)
+    given = machine.resident[-1]
+    assert [x[:2].tolist() for x in given] == [[128, 2**32 - 64], [0, 0]]
+    assert state((5, 6))[:3] == (5, 6, device._zeros.data.ptr)
+    assert len({*state((5, 6))[3:]}) == 2
+    assert state((5, 6)) == state((5, 6))
 
 
 def test_memory_and_streams_of_torch(machine, monkeypatch):

@@ -14,6 +14,7 @@ from nbflash.backends.simt import row_statistics
 from nbflash.backends.simt.executor import SimtExecutor
 from nbflash.backends.sm80 import row_kernels
 from nbflash.backends.sm80.executor import Sm80Executor
+from nbflash.backends.sm90.backward import host as sm90_host
 from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
 from nbflash.backends.sm90.backward.dq_config import ROWS
 from nbflash.backends.sm90.executor import Sm90Executor
@@ -339,3 +340,15 @@ class OwnArray(Array):
     def __setitem__(self, index, value):
         assert index is Ellipsis
         assert value.shape == self.shape
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_heads_share_the_cache_with_what_columns_read(two_passes, cupy, monkeypatch):
+    """Q and dO in two bytes, and in one pass the sum of dQ in four, of the heads of a group."""
+    asked = []
+    monkeypatch.setattr(sm90_host, "heads_at_a_time", lambda nbytes: asked.append(nbytes) or 1)
+    given = _given(np.float16, "sm90")
+    executor, _ = _executor("sm90", given)
+    executor.two_passes = two_passes
+    executor.bind_backward()
+    assert asked == [NQ * (HEADS // HEADS_KV) * DIM * (4 if two_passes else 8)]
