@@ -165,7 +165,11 @@ JUDGES = {
         "host/scores/test_scores.py::test_gradients_equal_central_differences",
         "host/scores/test_score_gradients.py",
     ],
-    "nbflash.cuda.availability": ["host/planning/test_show_config.py", *_KEYS],
+    "nbflash.cuda.availability": [
+        "host/backends/test_limits.py",
+        "host/planning/test_show_config.py",
+        *_KEYS,
+    ],
     "nbflash.cuda.bundled": ["host/planning/test_bundled.py"],
     "nbflash.cuda.device": [*_LAUNCHES, *_KEYS, "host/api/test_counts.py", *_CHOICES],
     "nbflash.cuda.dropout_state": _LAUNCHES,
@@ -246,6 +250,7 @@ JUDGES = {
     "nbflash.decoding": [*_DECODE_CHOICES, "host/keys/test_keys_bound.py", *_CACHES],
     "nbflash.inputs.arrays": _INPUTS,
     "nbflash.inputs.block_layout": [
+        "host/backends/test_limits.py",
         "host/schedule/test_block_tiles.py",
         "host/inputs/test_block_map.py",
     ],
@@ -263,11 +268,11 @@ JUDGES = {
     "nbflash.inputs.dropout": ["host/keys/test_keys_calls.py", "host/api/test_dropout.py"],
     "nbflash.inputs.given": _INPUTS,
     "nbflash.inputs.positions": [
+        "host/inputs/test_positions.py",
         "host/keys/test_keys_values.py",
         "host/api/test_identity.py",
         "host/api/test_dropout.py",
         *_RANKS,
-        "sim/test_placed_dropout.py",
     ],
     "nbflash.inputs.problem": _INPUTS,
     "nbflash.inputs.score_arrays": _SCORES,

@@ -2,7 +2,7 @@
 
 The operators of cosmic-ray change one place of a module, and the tests that `judges` names for it
 are run. Places are drawn by a seed, and one mutant for each. A mutant that the tests pass has
-survived. It counts against the score unless equivalent_mutants.toml has it, with the reason why no
+survived. It counts against the score unless equivalent_mutants*.toml has it, with the reason why no
 test can tell it from the original. Annotations are no places, and neither is ``strict=`` of zip.
 
     score = killed / (killed + survived)
@@ -108,7 +108,8 @@ def meaning(source):
 
 def equivalent():
     """{(module, line as it was, as it is): reason}."""
-    entries = tomllib.loads((TESTS / "equivalent_mutants.toml").read_text())["equivalent"]
+    files = map(Path.read_text, TESTS.glob("equivalent_mutants*.toml"))
+    entries = itertools.chain.from_iterable(tomllib.loads(x)["equivalent"] for x in files)
     return {(x["module"], x["line"], x["mutant"]): x["reason"] for x in entries}
 
 

@@ -13,7 +13,7 @@ from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.block_layout import BlockLayout
 from nbflash.inputs.problem import Problem
 
-BATCH, NQ, NK, HEADS, HEADS_KV, DIM, WIDTH = 3, 200, 330, 14, 7, 64, 2
+BATCH, NQ, NK, HEADS, HEADS_KV, DIM, WIDTH = 3, 200, 330, 14, 7, 64, 64
 PLANES = BATCH * HEADS_KV
 Q_SHAPE, KV_SHAPE, LSE_SHAPE = (BATCH, NQ, HEADS, DIM), (BATCH, NK, HEADS_KV, DIM), (3, 14, 200)
 DTYPES = {"simt": "float32", "sm80": "float16", "sm90": "float16"}

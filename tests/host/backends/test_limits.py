@@ -14,6 +14,7 @@ from nbflash.backends.simt.executor import vectors_allowed
 from nbflash.backends.split_kv.splits import heads_together, most_splits, splits_for
 from nbflash.cuda import availability
 from nbflash.inputs.attention_spec import AttentionSpec
+from nbflash.inputs.block_layout import BlockLayout
 from nbflash.inputs.decode_problem import Cache
 from nbflash.inputs.positions import Positions
 from nbflash.planning.kernels import cuda_problem, decode_problem
@@ -105,6 +106,9 @@ def test_devices(monkeypatch):
     assert found() == [[], [], []]
     here["kernels"] = ["no kernels"]
     assert found() == [["no kernels"]] * 3
+    missing = "nothing.there", "no_module"
+    assert [availability.installed(name) for name in missing] == [False, False]
+    assert availability.installed("numpy")
     assert [BACKENDS[name].why_not_here(1) for name in ("cpu", "reference")] == [[], []]
 
 
@@ -258,6 +262,21 @@ def test_heads_with_one_mask_are_together():
     by_group = masks.per_head([small] * 3 + [other] * 3)
     assert heads_together(problem, by_group) == 3
     assert heads_together(problem, masks.per_head([small] * 2 + [other] * 4)) == 1
+
+
+def test_a_tile_has_at_most_four_blocks():
+    """Whole ones; or a block has whole tiles."""
+    for block, tile, fits in (
+        ((16, 16), (64, 16), True),
+        ((16, 16), (80, 16), False),
+        ((16, 16), (32, 32), True),
+        ((16, 16), (16, 96), False),
+        ((16, 16), (24, 16), False),
+        ((48, 64), (16, 32), True),
+        ((48, 64), (32, 32), False),
+    ):
+        layout = BlockLayout((96, 96), block, (1, 1), 2, masks.dense(96, 96), 1)
+        assert layout.fits(*tile) is fits, (block, tile)
 
 
 @pytest.mark.parametrize(

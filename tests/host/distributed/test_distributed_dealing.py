@@ -15,6 +15,7 @@ LOADS = {
     "few": lambda n, rng: rng.integers(0, 3, n),
     "rising": lambda n, rng: np.arange(n) * 7,
     "falling": lambda n, rng: np.arange(n)[::-1] ** 2,
+    "less than one": lambda n, rng: rng.random(n) / 16,
     "equal": lambda n, rng: np.full(n, 5),
 }
 
