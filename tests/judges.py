@@ -22,6 +22,7 @@ _PLANS = [
     "host/planning/test_plan.py",
     "host/api/test_api.py",
     "host/inputs/test_arrays.py",
+    "host/inputs/test_tensors.py",
 ]
 _CACHES = [
     "host/decode/test_quantised_cache.py",
@@ -64,6 +65,7 @@ _CPU = [
 _INPUTS = [
     "host/inputs/test_problem.py",
     "host/inputs/test_arrays.py",
+    "host/inputs/test_tensors.py",
     "host/keys/test_keys_values.py",
     "host/keys/test_keys_calls.py",
     "host/api/test_bad_input.py",

@@ -65,7 +65,7 @@ def of_simt():
 
 def of_sm80():
     """The same, for every combination of what there is."""
-    for head_dim, limit in itertools.product((40, 64, 128, 192, 256), LIMITS[2:]):
+    for head_dim, limit in itertools.product((16, 40, 64, 128, 192, 256), LIMITS[2:]):
         room = limit << 10
         for config in sm80.forward_configs("float16", head_dim, smem_limit=room):
             yield limit, config
@@ -82,7 +82,7 @@ def of_sm80():
 
 def of_sm90():
     """All rows of the tables, with and without dropout."""
-    for head_dim in (48, 64, 128, 192, 256):
+    for head_dim in (16, 64, 128, 192, 256):
         for dropout in (False, True):
             found = forward_configs("float16", head_dim, dropout=dropout)
             found += [completed(x, dropout=dropout) for x in dq_configs("float16", head_dim)]

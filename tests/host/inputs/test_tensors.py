@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nbflash.inputs import tensors
+from nbflash.inputs.arrays import native
 from nbflash.inputs.tensors import CudaTensor
 
 STEPS = 96, 24, 8, 1
@@ -144,3 +145,28 @@ def test_dtypes(dtype):
     assert tensors.numpy_dtype(f"torch.{dtype}").name == dtype
     with pytest.raises(TypeError, match=r"tensors must have a dtype of .*, got torch\.complex64"):
         tensors.numpy_dtype("torch.complex64")
+
+
+class Shared:
+    """An array of another library in host memory, which it does not hand out."""
+
+    shape = (2,)
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def __dlpack__(self, **_):
+        raise BufferError("no")
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "library.bfloat16"])
+def test_what_cannot_be_shared_says_why(dtype):
+    """With what to do where NumPy has no such dtype."""
+    hint = "; NumPy reads no bfloat16 through DLPack: pass numpy.asarray(k)"
+    expected = f"cannot be shared: no{hint if 'bfloat16' in dtype else ''}"
+    with pytest.raises(TypeError) as error:
+        native(k=Shared(dtype))
+    assert str(error.value) == f"k ({__name__}.Shared) {expected}"

@@ -121,3 +121,29 @@ def test_functions_of_a_user_are_compiled_by_themselves(monkeypatch):
         score_params.part_functions(scores.compose(mine, scores.alibi(weight)), problem, (8, 0))
         assert checked == [*number, (part, signature, (8, 0), "an index and a number")]
         checked.clear()
+
+
+BIAS = (3, 4, 40, 50)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "names"),
+    [
+        (scores.bias, BIAS, ("batch", "heads", "nq", "nk")),
+        (scores.relative, (4, 5), ("heads", None)),
+        (scores.alibi, (4,), ("heads",)),
+    ],
+)
+def test_arrays_have_the_sizes_of_inputs_or_are_the_same_for_all(make, shape, names):
+    """Each axis alone: of its size, of one where there are others, of no other size."""
+    problem = replace(PROBLEM, batch=3, heads=4, heads_kv=2)
+    make(np.ones(shape)).check(problem)
+    for axis, name in enumerate(names):
+        for n in (1, 2, shape[axis] + 1):
+            score = make(np.ones((*shape[:axis], n, *shape[axis + 1 :])))
+            if name is None or (n == 1 and len(shape) > 1):
+                score.check(problem)
+            else:
+                said = f"has {name}={n}, got inputs with {name}={shape[axis]}"
+                with pytest.raises(ValueError, match=said):
+                    score.check(problem)
