@@ -1,5 +1,7 @@
 """Configurations of kernels, in numbers, and at the border of what fits."""
 
+from dataclasses import replace
+
 import pytest
 from geometries import TABLE, text
 
@@ -100,3 +102,13 @@ def test_what_there_is_no_kernel_of(make, changed):
     assert make(**given | {walked: 64, "dropout": True}).dropout
     with pytest.raises(ValueError, match=r"no such kernel|two rows at most"):
         make(**given | changed)
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 136])
+def test_rows_are_wide_enough_for_parts_of_a_sum(head_dim):
+    """Of one tile of 16 rows each of eight warps has as many columns, in whole tiles of 16."""
+    base = sm80.Sm80BackwardConfig("float16", head_dim, warps=8, m_tiles=1, length=16)
+    adds = replace(base, atomic_dq=True)
+    assert head_dim <= base.tile.width <= adds.tile.width
+    assert adds.tile.width == -(-head_dim // 128) * 128
+    assert adds.dq_part == (1, adds.tile.width // 8)

@@ -130,7 +130,7 @@ BIAS = (3, 4, 40, 50)
     ("make", "shape", "names"),
     [
         (scores.bias, BIAS, ("batch", "heads", "nq", "nk")),
-        (scores.relative, (4, 5), ("heads", None)),
+        (scores.relative, (4, 5), ("heads",)),
         (scores.alibi, (4,), ("heads",)),
     ],
 )
@@ -141,7 +141,7 @@ def test_arrays_have_the_sizes_of_inputs_or_are_the_same_for_all(make, shape, na
     for axis, name in enumerate(names):
         for n in (1, 2, shape[axis] + 1):
             score = make(np.ones((*shape[:axis], n, *shape[axis + 1 :])))
-            if name is None or (n == 1 and make is not scores.relative):
+            if n == 1 and make is not scores.relative:
                 score.check(problem)
             else:
                 said = f"has {name}={n}, got inputs with {name}={shape[axis]}"
