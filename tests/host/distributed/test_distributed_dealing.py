@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nbflash import scores
-from nbflash.distributed import dealing
+from nbflash.distributed import dealing, stages
 from nbflash.distributed.placed_score import placed
 from nbflash.inputs.positions import Positions
 
@@ -145,3 +145,17 @@ def test_a_function_without_places_stays_what_it_is():
         (stage,), (there,) = make.stages(16, 16), placed(make, at, (16, 16)).stages(4, 4)
         assert (stage[0] is there[0]) == own
         assert len(there[2]) == len(stage[2]) + (0 if own else 2)
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(1, 1), (2, 1), (3, 2), (4, 3), (64, stages.STAGES)])
+def test_counts_of_stages_that_are_compared(ranks, most, monkeypatch):
+    """As many as other ranks, at most; of heads those that divide them. The first of the best."""
+    asked, sharding = [], SimpleNamespace(ranks=ranks)
+    monkeypatch.setattr(stages, "_loads", lambda given, group: (given, group))
+    monkeypatch.setattr(stages, "_time", lambda *given: asked.append(given) or -(given[-1] // 2))
+    chosen = stages.part_count.__wrapped__(sharding, 12, 5, "ranks")
+    assert asked == [(sharding, 5, "ranks", count) for count in range(1, most + 1)]
+    assert chosen == most // 2 * 2 or most == chosen == 1
+    asked.clear()
+    stages.part_count.__wrapped__(sharding, 6, 5, "heads")
+    assert [given[-1] for given in asked] == [n for n in (1, 2, 3, 6) if n <= stages.STAGES]
