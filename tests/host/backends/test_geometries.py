@@ -104,6 +104,20 @@ def test_what_there_is_no_kernel_of(make, changed):
         make(**given | changed)
 
 
+@pytest.mark.parametrize("warps", range(1, 9))
+@pytest.mark.parametrize("length", [16, 32, 48, 64, 128])
+def test_a_sum_has_parts_for_every_number_of_warps(warps, length):
+    for head_dim in range(8, 257, 8):
+        if length > 64 * warps:
+            continue
+        config = sm80.Sm80BackwardConfig(
+            "float16", head_dim, warps, m_tiles=1, length=length, atomic_dq=True
+        )
+        tiles, columns = config.dq_part
+        assert tiles * columns * warps == length // 16 * config.tile.width
+        assert columns % 16 == 0
+
+
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 136])
 def test_rows_are_wide_enough_for_parts_of_a_sum(head_dim):
     """Of one tile of 16 rows each of eight warps has as many columns, in whole tiles of 16."""
