@@ -2,7 +2,7 @@
 
 The operators of cosmic-ray change one place of a module, and the tests that `judges` names for it
 are run. Places are drawn by a seed, and one mutant for each. A mutant that the tests pass has
-survived. It counts against the score unless equivalent_mutants.toml has it, with the reason why no
+survived. It counts against the score unless equivalent_mutants*.toml has it, with the reason why no
 test can tell it from the original. Annotations are no places, and neither is ``strict=`` of zip.
 
     score = killed / (killed + survived)
@@ -87,7 +87,8 @@ def draw(modules, size, seed):
 
 
 def path_of(module):
-    return ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    place = ROOT.joinpath(*module.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 def meaning(source):
@@ -107,7 +108,8 @@ def meaning(source):
 
 def equivalent():
     """{(module, line as it was, as it is): reason}."""
-    entries = tomllib.loads((TESTS / "equivalent_mutants.toml").read_text())["equivalent"]
+    files = map(Path.read_text, TESTS.glob("equivalent_mutants*.toml"))
+    entries = itertools.chain.from_iterable(tomllib.loads(x)["equivalent"] for x in files)
     return {(x["module"], x["line"], x["mutant"]): x["reason"] for x in entries}
 
 
@@ -155,11 +157,12 @@ def main():
     parser.add_argument("--size", type=int, default=150, help="mutants, default 150")
     parser.add_argument("--seed", type=int, default=0, help="of the sample, default 0")
     parser.add_argument("--jobs", type=int, default=2, help="processes, default 2")
-    parser.add_argument("--only", default="", help="modules whose names begin so")
+    parser.add_argument("--only", nargs="+", default=[""], help="modules whose names begin so")
     options = parser.parse_args()
     os.environ["CI"] = "1"  # properties draw the same examples every time
 
-    changes = draw([x for x in JUDGES if x.startswith(options.only)], options.size, options.seed)
+    modules = [x for x in JUDGES if x.startswith(tuple(options.only))]
+    changes = draw(modules, options.size, options.seed)
     if broken := failing(changes, options.jobs):
         return f"these fail without a mutant: {', '.join(broken)}"
     known, counts, wrong = equivalent(), Counter(), []

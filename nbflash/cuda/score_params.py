@@ -86,7 +86,11 @@ def _fitted(x, real):
     if dtype.kind == "f":
         dtype = real
     elif x.ndim == 0:
-        dtype = np.result_type(np.int32, np.min_scalar_type(x))
+        # The least that holds it. An unsigned one beside int32 would be int64 from 65536 on.
+        fits = (
+            np.dtype(t) for t in (np.int32, np.int64) if np.iinfo(t).min <= x <= np.iinfo(t).max
+        )
+        dtype = next(fits, dtype)
     return np.ascontiguousarray(x, dtype) if x.ndim else dtype.type(x)
 
 

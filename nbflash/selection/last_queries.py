@@ -87,7 +87,7 @@ def _along(blocks, distances):
     first = xp.arange(blocks.grid[0]) * size_q + (nk - nq)
     low = first[:, None] - distances[:, :, None]
     high = blocks.last_key[:, None] - distances[:, :, None]
-    most = (size_q - 1) // size_k + 2  # blocks that an interval of size_q keys meets
+    most = (size_q + size_k - 2) // size_k + 1  # blocks that an interval of size_q keys meets
     start = xp.maximum(low, 0) // size_k
     column = start[..., None] + xp.arange(most)
     column = xp.where((column * size_k <= high[..., None]) & (high[..., None] >= 0), column, -1)

@@ -53,9 +53,15 @@ class Launch:
         assert len(maps) == spec.maps
         self.values = dict(zip(names, maps, strict=False))
         for name, kind in zip(names[spec.maps :], spec.signature[spec.maps :], strict=True):
-            count = len(launch._words_of(kind))
+            parts = launch._words_of(kind)
+            count = len(parts)
             own, words = words[:count], words[count:]
             assert len(own) == count, f"{spec.name} has too few words for {name}"
+            for word, part in zip(own, parts, strict=True):
+                whole = isinstance(word, int | np.integer | np.bool_)
+                assert whole or not part.name.startswith(("int", "uint")), (
+                    f"{spec.name}: {name} is {word!r}"
+                )
             self.values[name] = own[0] if count == 1 and kind.name != "Tuple" else own
         assert not words, f"{spec.name} has {len(words)} words that no parameter takes"
 
@@ -69,6 +75,7 @@ class Logged(Recording):
     def __init__(self, capability=(9, 0)):
         super().__init__(capability)
         self.launches, self._no_state = [], 77
+        self.encoded = []  # what tensor maps were asked for: dtype, bytes fetched at once
 
     empty = Array
 
@@ -101,16 +108,21 @@ class Logged(Recording):
     def rows(self, x):
         return range(x.data.ptr, x.data.ptr + x.shape[0] * x.strides[0], x.strides[0])
 
-    @staticmethod
-    def maps(dtype, fetched=256):
+    def maps(self, dtype, fetched=256):
+        self.encoded.append((dtype, fetched))
         return Maps()
 
     def bind(self, spec, blocks, constants=(), tables=(), more=()):
         super().bind(spec)
-        trailing = [*launch.numbers(constants), *tables, *launch.flattened(more)]
+        constants, more = launch.numbers(constants), launch.flattened(more)
 
         def run(leading, maps=(), lists=()):
-            self.launches.append(Launch(spec, blocks, [*leading, *trailing], maps))
+            words = tables
+            if callable(tables):
+                words, _ = tables(lists)
+                assert len(words) == tables.count
+            given = [*leading, *constants, *words, *more]
+            self.launches.append(Launch(spec, blocks, given, maps))
 
         run.is_cold = lambda: False
         return run

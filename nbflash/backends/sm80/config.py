@@ -166,13 +166,13 @@ class Sm80BackwardConfig:
     @property
     def tile(self):
         """How rows of all operands lie in shared memory."""
-        width = _padded(self.head_dim, (self.kept, self.length), self.threads)
-        while self.atomic_dq and not self._dq_parts(width):
-            width = _padded(width + 16, (self.kept, self.length), self.threads)
-        return SharedTile(width)
+        return SharedTile(_padded(self.head_dim, (self.kept, self.length), self.threads))
 
     def _dq_parts(self, width):
-        """(16-row tiles, columns) of dQ for a warp, the least operands to load first."""
+        """(16-row tiles, columns) of dQ for a warp, the least operands to load first.
+
+        There always are some: where chunks of the rows divide among threads, so do the parts.
+        """
         steps, tiles = width // 16, self.length // 16
         return sorted(
             (16 * tiles * parts // self.warps + width // parts, tiles * parts // self.warps, parts)

@@ -380,3 +380,19 @@ def test_live_tiles_are_counted_inside_larger_ones(name, size):
         assert exact <= counted
         if not (tiles.kinds.data == INTERVAL).any():
             assert counted == exact
+
+
+@pytest.mark.parametrize("mask", [masks.causal(384, 300), masks.window(384, left=40, right=9)])
+def test_live_tiles_of_intervals_are_those_between_their_bounds(mask):
+    """Rows without keys have none."""
+    n, keys = sizes.LARGEST, mask.shape[1]
+    tiles, dense = mask.tiles(n, n), mask.dense()
+    for size in (32, 64, 128):
+        count = n * n // size**2 * int((tiles.kinds.data != INTERVAL).sum())
+        for row, col in zip(*(tiles.kinds.tocoo().coords), strict=True):
+            if tiles.kinds[row, col] == INTERVAL:
+                for first in range(row * n, (row + 1) * n, size):
+                    seen = np.flatnonzero(dense[first : first + size].any(axis=0))
+                    there = seen[(seen >= col * n) & (seen < min((col + 1) * n, keys))]
+                    count += len(set(there // size))
+        assert sizes._live(tiles, size) == count

@@ -7,7 +7,7 @@ from logged_device import Array, Logged, padded
 import masks
 from nbflash.backends.block_selection import host as selection
 from nbflash.backends.registry import BACKENDS
-from nbflash.backends.split_kv import merge_host
+from nbflash.backends.split_kv import merge_host, shares
 from nbflash.cuda import device as devices
 from nbflash.cuda import tensor_map
 from nbflash.definitions.constants import LOG2_E
@@ -66,8 +66,11 @@ def test_decode(impl, quantised, paged, mask, device):
     decoder = CudaDecoder(problem, mask, given["q"], cache, BACKENDS[impl].decode_partial)
     out, lse = decoder(given["q"], cache)
     first, *others = device.launches
+    assert device.encoded == [("float16", 128 if quantised else 256)] * (impl == "sm90")
     given |= {"out": out, "lse": lse}
     assert len(others) == ("out" not in first.values)
+    row_tiles = first.blocks // decoder._partial.splits
+    assert decoder._partial.counted == (0 if others else row_tiles)
     for found in device.launches:
         _check_decode(found, given, paged, decoder._partial.splits)
     _check_keys(first, problem, mask)
@@ -78,6 +81,23 @@ def test_decode(impl, quantised, paged, mask, device):
     else:
         assert others[0]["rows"] == BATCH * NQ * HEADS
         assert tuple(others[0]["o_stride"]) == arrays.strides(out)
+
+
+@pytest.mark.parametrize("impl", ["sm80", "sm90"])
+def test_many_parts_are_joined_by_a_second_kernel(impl, device, monkeypatch):
+    """It counts no row tiles."""
+    monkeypatch.setattr(shares, "joined_by_the_last", lambda *_: False)
+    given = _given(quantised=False, paged=True)
+    cache = Cache(*(given[x] for x in ("k", "v", "lengths", "table", "k_scale", "v_scale")))
+    problem = check_decode(given["q"], cache, SCALE)
+    decoder = CudaDecoder(problem, None, given["q"], cache, BACKENDS[impl].decode_partial)
+    out, _ = decoder(given["q"], cache)
+    assert decoder._partial.counted == 0
+    first, second = device.launches
+    assert first["joining"] is False
+    assert (second["part_o"], second["part_lse"]) == (first["part_o"], first["part_lse"])
+    assert (second["rows"], second["splits"]) == (BATCH * NQ * HEADS, decoder._partial.splits)
+    assert out.data.ptr in second.values.values()
 
 
 def _check_keys(found, problem, mask):

@@ -3,6 +3,8 @@
 Sizes and strides are all different, so that one in the place of another is seen.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from logged_device import Array, Logged, padded
@@ -12,12 +14,14 @@ from nbflash.backends.simt import row_statistics
 from nbflash.backends.simt.executor import SimtExecutor
 from nbflash.backends.sm80 import row_kernels
 from nbflash.backends.sm80.executor import Sm80Executor
+from nbflash.backends.sm90.backward import host as sm90_host
+from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
 from nbflash.backends.sm90.backward.dq_config import ROWS
 from nbflash.backends.sm90.executor import Sm90Executor
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.cuda import tensor_map
 from nbflash.definitions import philox
-from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.problem import Problem
@@ -56,15 +60,17 @@ def impl(request, cupy):
     return request.param
 
 
-def _executor(impl, given, dropout=0.0):
+def _executor(impl, given, dropout=0.0, scale=SCALE):
     make, dtype = EXECUTORS[impl]
     strides = tuple((*arrays.strides(given[name]), 1) for name in "qkv")
-    sizes = BATCH, NQ, NK, HEADS, HEADS_KV, DIM, np.dtype(dtype).name, SCALE
+    sizes = BATCH, NQ, NK, HEADS, HEADS_KV, DIM, np.dtype(dtype).name, scale
     problem = Problem(*sizes, strides, "cuda", 0, 16)
     device = Logged()
     spec = AttentionSpec(problem, masks.causal(NQ, NK), None, dropout)
     more = {}
-    if make is Sm90Executor and not dropout:  # of which other tiles of q than of k and v
+    if (
+        make is Sm90Executor and not dropout and scale == SCALE
+    ):  # of which other tiles of q than of k and v
         more = {"config": forward_configs("float16", DIM)[0]}
     return make(spec, device=device, **more), device
 
@@ -125,6 +131,7 @@ def test_forward(impl, dropout):
     executor, device = _executor(impl, given, dropout)
     executor.forward(*(given[name] for name in ("q", "k", "v", "out", "lse")), seed=SEED)
     (found,) = device.launches
+    assert device.encoded == [("float16", 256)] * (impl == "sm90")
     _check_named(found, given, ())
     _check_walk(found)
     assert found["scale"] == pytest.approx(SCALE * LOG2_E, rel=1e-7)
@@ -234,6 +241,22 @@ SCRATCH = {
 }
 
 
+def _kernels(impl, deterministic, two_passes):
+    """Those of a backward, in the order in which they run."""
+    if impl == "sm90":
+        return (
+            ["bwd_sm90_dq", "bwd_sm90"]
+            if two_passes
+            else ["statistics_sm90", "bwd_sm90", "round_sm90"]
+        )
+    family = "simt" if "simt" in impl else "sm80"
+    first = "delta_simt" if family == "simt" else "statistics_sm80"
+    if deterministic:
+        return [first, f"bwd_{family}_rows", f"bwd_{family}_columns"]
+    last = {"simt": [], "simt in half precision": ["round_simt"], "sm80": ["convert_dq_sm80"]}
+    return [first, f"bwd_{family}_columns", *last[impl]]
+
+
 @pytest.mark.parametrize("dropout", [0.0, P])
 @pytest.mark.parametrize("deterministic", [False, True, None])
 def test_backward(impl, deterministic, dropout):
@@ -249,6 +272,8 @@ def test_backward(impl, deterministic, dropout):
     if impl == "sm90" and two_passes:
         scratch = {("nbflash_bwd_sm90", "dq")}
     temporary = {}
+    # Of the forward, of the pass over columns and of that over rows.
+    assert device.encoded == [("float16", 256)] * ((2 + two_passes) * (impl == "sm90"))
     for found in device.launches:
         _check_named(found, given, scratch)
         if "n_row" in found.values:
@@ -260,6 +285,86 @@ def test_backward(impl, deterministic, dropout):
                 temporary.setdefault(name, set()).add(found[name])
     assert temporary
     assert all(len(x) == 1 for x in temporary.values()), temporary
-    ran = [found.kernel for found in device.launches]
-    assert len(set(ran)) == len(ran)
+    ran = [found.kernel.removeprefix("nbflash_") for found in device.launches]
+    assert ran == _kernels(impl, bool(deterministic), two_passes)
     _check_where_dq_is(device.launches, given)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("table", [backward_configs, columns_configs])
+def test_a_backward_that_is_given_runs_where_it_fits(table, deterministic, cupy):
+    """A configuration with dQ in one pass, one without in two: the other pass takes the table's."""
+    given = _given(np.float16, "sm90")
+    strides = tuple((*arrays.strides(given[name]), 1) for name in "qkv")
+    sizes = BATCH, NQ, NK, HEADS, HEADS_KV, DIM, "float16", SCALE
+    spec = AttentionSpec(Problem(*sizes, strides, "cuda", 0, 16), masks.causal(NQ, NK))
+    config, device = replace(table("float16", DIM)[-1], stages=3), Logged()
+    executor = Sm90Executor(spec, backward=config, device=device)
+    assert executor.two_passes is not config.with_dq
+    names = "dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv"
+    executor.backward(*(given[name] for name in names), deterministic)
+    (main,) = (x for x in device.launches if x.kernel == "nbflash_bwd_sm90")
+    in_two = deterministic or not config.with_dq
+    assert main.config.with_dq is not in_two
+    assert (main.config.stages == 3) == (in_two is not config.with_dq)
+    assert Sm90Executor(spec, backward=config, device=Logged()).two_passes == (not config.with_dq)
+
+
+@pytest.mark.parametrize("scale", [-0.375, 0.0])
+def test_scales_below_zero_and_of_zero(impl, scale):
+    """Kernels of tensor cores negate, and multiply with what is not 0; the others take any."""
+    given = _given(EXECUTORS[impl][1], impl)
+    executor, device = _executor(impl, given, scale=scale)
+    executor.forward(*(given[name] for name in ("q", "k", "v", "out", "lse")))
+    (found,) = device.launches
+    if "simt" in impl:
+        assert found["scale"] == scale * LOG2_E
+        return
+    assert found.config.negate is (scale < 0)
+    assert found["scale"] == max(abs(scale) * LOG2_E, LEAST_SCALE)
+
+
+@pytest.mark.parametrize("name", ["out", "dout", None])
+def test_what_is_off_alignment_is_copied(impl, name):
+    """By 8 bytes, or by a stride: what kernels read and write in chunks of 16 bytes."""
+    for shift, more in ((8, 16), (0, 4), (16, 16)) if name else [(0, 16)]:
+        given = _given(EXECUTORS[impl][1], impl)
+        whole = shift % 16 == 0 and more % 8 == 0
+        if name:
+            x = padded(Q_SHAPE, EXECUTORS[impl][1], more)
+            given[name] = OwnArray(x.shape, x.dtype, strides=x.strides, address=2**45 + shift)
+        executor, device = _executor(impl, given)
+        executor.forward(*(given[x] for x in ("q", "k", "v", "out", "lse")))
+        (found,) = device.launches
+        copied = name == "out" and not whole and "simt" not in impl
+        assert (found["o" if "o" in found.values else "out"] != given["out"].data.ptr) == copied
+        device.launches.clear()
+        names = "dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv"
+        executor.backward(*(given[x] for x in names), False)
+        pointers = {x[n] for x in device.launches for n in ("dout", "do") if n in x.values}
+        pointers |= {x[n][0] for x in device.launches for n in x.values if n in MAPS_OF_DO}
+        copied = name == "dout" and not whole and "simt" not in impl
+        assert (given["dout"].data.ptr not in pointers) == copied, (shift, more)
+
+
+MAPS_OF_DO = "do_map", "dout_map"
+
+
+class OwnArray(Array):
+    """One that can be written."""
+
+    def __setitem__(self, index, value):
+        assert index is Ellipsis
+        assert value.shape == self.shape
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_heads_share_the_cache_with_what_columns_read(two_passes, cupy, monkeypatch):
+    """Q and dO in two bytes, and in one pass the sum of dQ in four, of the heads of a group."""
+    asked = []
+    monkeypatch.setattr(sm90_host, "heads_at_a_time", lambda nbytes: asked.append(nbytes) or 1)
+    given = _given(np.float16, "sm90")
+    executor, _ = _executor("sm90", given)
+    executor.two_passes = two_passes
+    executor.bind_backward()
+    assert asked == [NQ * (HEADS // HEADS_KV) * DIM * (4 if two_passes else 8)]

@@ -12,6 +12,7 @@ from keyed import check_cached, check_keyed, each
 from nbflash.backends.sm80 import row_kernels
 from nbflash.cuda import kernel_key, launch, pause, side_by_side, tensor_map
 from nbflash.cuda.kernel_spec import KernelSpec
+from nbflash.disk_cache.content import Content
 
 CONFIG = row_kernels.RowConfig("float16", 64)
 
@@ -193,3 +194,30 @@ def test_kernels_in_memory_and_those_that_are_compiled_beside(monkeypatch):
     monkeypatch.setattr(launch, "cuda", SimpleNamespace(jit=lambda fn: types.SimpleNamespace()))
     check_cached(launch._simulated, {"spec": specs[0]}, {"spec": specs[1:]})
     launch._simulated.cache_clear()
+
+
+class Jitted:
+    """A function of Numba's."""
+
+    overloads = ()
+
+
+@pytest.mark.parametrize("other", ["a", "c", None])
+def test_content_counts_if_it_is_what_was_there_first(other, monkeypatch):
+    """Before Numba compiled a function of a user, whichever digest is larger."""
+    inner, outer, now = Jitted(), Jitted(), ["b"]
+
+    def content_of(function):
+        if function is outer:
+            return Content("outer", (inner,))
+        return now[0] and Content(now[0], ())
+
+    monkeypatch.setattr(kernel_key, "content_of", content_of)
+    assert kernel_key.fresh_content(outer) == "outer"
+    now[0] = other
+    assert kernel_key.fresh_content(outer) is None
+    now[0] = "b"
+    assert kernel_key.fresh_content(outer) == "outer"
+    inner = Jitted()  # compiled before anybody looked
+    inner.overloads = ("compiled",)
+    assert kernel_key.fresh_content(outer) is None

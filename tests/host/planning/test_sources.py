@@ -169,6 +169,15 @@ def test_the_unit_is_a_definition(planted):
     assert ("made.parts", "Tile") not in found
 
 
+def test_names_of_a_package_are_its_modules(planted):
+    """A name that a module does not bind may be any of it; ``__name__`` is what it does besides."""
+    planted()
+    assert {("made.tools", WHOLE), ("made.tools", "scale")} <= {*definitions_of(("made", "tools"))}
+    assert {("made.tools", "scale")} <= {*definitions_of(("made.tools", "nothing"))}
+    found = {*definitions_of(("made.tools", "__name__"))}
+    assert found == {("made.tools", "__name__"), ("made.tools", BESIDES)}
+
+
 def test_files_that_were_written_since_are_not_what_runs(planted, monkeypatch):
     modules = planted().modules
     assert not sources.are_as_imported(modules)

@@ -199,6 +199,16 @@ def test_many_columns_and_diagonals_are_listed_once():
     assert np.array_equal(chosen.dense()[0, 0], np.tri(6, dtype=bool))
 
 
+@pytest.mark.parametrize("block", [(16, 16), (8, 16), (16, 8), (24, 8), (17, 8), (9, 8), (4, 16)])
+def test_diagonals_list_as_many_blocks_as_they_can_meet(block):
+    """Of so many keys in a row, wherever they begin."""
+    q, k, _ = inputs((96, 96, 2, 2, block))
+    size_q, size_k = block
+    most = max((first + size_q - 1) // size_k + 1 for first in range(size_k))
+    chosen = selection.vertical_slash(q, k, block=block, vertical=1, slash=1)
+    assert chosen.width == 1 + most
+
+
 METHODS = {
     "mean_pooled": {"topk": 2},
     "compressed": {"topk": 4},
