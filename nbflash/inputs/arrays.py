@@ -109,8 +109,6 @@ def on_cuda(x) -> bool:
     cupy = sys.modules.get("cupy")
     if isinstance(x, CudaTensor) or (cupy is not None and isinstance(x, cupy.ndarray)):
         return True
-    if is_tensor(x):
-        return x.is_cuda
     if _offers_dlpack(x):
         return int(x.__dlpack_device__()[0]) in _CUDA_DLPACK
     return hasattr(x, "__cuda_array_interface__")

@@ -103,18 +103,12 @@ def is_tensor(x) -> bool:
 def operators_for(x):
     """`nbflash.torch` where ``torch.compile`` traces a call that has ``x``, a tensor; else None.
 
-    A trace has no memory to read: the operators of `nbflash.torch` take the place of the call.
-    Whoever compiles has imported it.
+    A trace has no memory to read: the operators of `nbflash.torch`, once it has been imported,
+    take the place of the call.
     """
     if not is_tensor(x) or not sys.modules["torch"].compiler.is_compiling():
         return None
-    operators = sys.modules.get("nbflash.torch")
-    if operators is None:
-        raise ImportError(
-            "torch.compile traces a call of nbflash: import nbflash.torch before, whose operators "
-            "take its place"
-        )
-    return operators
+    return sys.modules.get("nbflash.torch")
 
 
 def check_untraced(named) -> None:
