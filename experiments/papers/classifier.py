@@ -63,17 +63,35 @@ class Classifier(nn.Module):
         One of `METHODS`.
     layers, heads, width : int
     device : str
+    image : bool
+        Tokens are the pixels of a square image, row after row: embeddings begin with what that
+        means, and are learned from there. Places are sinusoids of row and column, of which near
+        ones are alike, and brightness moves a token along one direction.
     seed : int
         Of the weights: the same for every method, but for what only one has.
     """
 
     def __init__(
-        self, vocabulary, classes, parts, n, method, *, layers, heads, width, device="cpu", seed=0
+        self,
+        vocabulary,
+        classes,
+        parts,
+        n,
+        method,
+        *,
+        layers,
+        heads,
+        width,
+        image=False,
+        device="cpu",
+        seed=0,
     ):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(n, width)
+            if image:
+                self._begin_as_an_image()
             features = width * (4 if parts == 2 else 1)
             self.head = nn.Sequential(
                 nn.Linear(features, width), nn.GELU(), nn.Linear(width, classes)
@@ -82,6 +100,14 @@ class Classifier(nn.Module):
             how = heads, n, method, device, seed
             self.layers = nn.ModuleList(Layer(width, *how) for _ in range(layers))
         self.to(device)
+
+    @torch.no_grad()
+    def _begin_as_an_image(self):
+        n, width = self.places.weight.shape
+        self.places.weight.copy_(sinusoids(math.isqrt(n), width))
+        tokens = self.tokens.weight
+        brightness = torch.linspace(-1.5, 1.5, len(tokens))[:, None]
+        tokens.copy_(brightness * tokens[0] + 0.1 * tokens)
 
     def start_from(self, path):
         """Take the weights of a checkpoint; the places of its image become those of ours."""
@@ -104,6 +130,18 @@ class Classifier(nn.Module):
         return self.head(mean)
 
 
+def sinusoids(size, width):
+    """Places of size × size pixels (size², width), each of unit variance over the columns.
+
+    A quarter of the columns each: sines and cosines of the row, then of the column, with periods
+    from 4 pixels up to eight images.
+    """
+    frequencies = math.pi / 2 * (2 * size) ** -torch.linspace(0, 1, width // 4)
+    angles = torch.arange(size)[:, None] * frequencies
+    along = 2**0.5 * torch.cat([angles.sin(), angles.cos()], dim=1)
+    return torch.cat([along.repeat_interleave(size, dim=0), along.repeat(size, 1)], dim=1)
+
+
 def _grown(places, n):
     """Position embeddings of a square image, interpolated to one with n pixels."""
     old, new = (math.isqrt(x) for x in (len(places), n))
@@ -124,17 +162,22 @@ class Classification:
         Of autocast; float32 is without.
     seed : int
         Of the order of the batches.
+    symmetries : bool
+        Tokens are the pixels of a square image, of which each batch takes one of the eight
+        symmetries at random.
     """
 
-    def __init__(self, model, train, validation, *, batch, dtype, seed):
+    def __init__(self, model, train, validation, *, batch, dtype, seed, symmetries=False):
         self._model, self._train, self._validation = model, train, validation
         self._batch, self._dtype, self._seed = batch, getattr(torch, dtype), seed
+        self._symmetries = symmetries
         self._device = next(model.parameters()).device.type
 
     def batch_at(self, step):
         """int64 tokens (batch, parts, n) and labels (batch,)."""
         rng = np.random.default_rng([self._seed, step])
-        return _batch(self._train, rng.integers(len(self._train), size=self._batch))
+        tokens, labels = _batch(self._train, rng.integers(len(self._train), size=self._batch))
+        return (turned(tokens, rng) if self._symmetries else tokens), labels
 
     def loss_of(self, tokens, labels):
         return functional.cross_entropy(self._logits(tokens).float(), labels)
@@ -154,6 +197,16 @@ class Classification:
     def _logits(self, tokens):
         with torch.autocast(self._device, self._dtype, enabled=self._dtype != torch.float32):
             return self._model(tokens)
+
+
+def turned(tokens, rng):
+    """Each image of tokens (batch, 1, size²) by one of the symmetries of a square."""
+    size = math.isqrt(tokens.shape[-1])
+    images = tokens.reshape(-1, size, size)
+    down, right, diagonal = rng.integers(2, size=(3, len(images), 1, 1), dtype=bool)
+    images = np.where(down, images[:, ::-1], images)
+    images = np.where(right, images[:, :, ::-1], images)
+    return np.where(diagonal, images.swapaxes(1, 2), images).reshape(tokens.shape)
 
 
 def _batch(data, chosen):

@@ -7,7 +7,13 @@ from paper_runs import read_csv, run, shrink
 
 from experiments.commands.paper.lra import report, speedup
 from experiments.harness import sweeps
-from experiments.papers.classifier import Classification, Classifier, _grown
+from experiments.papers.classifier import (
+    Classification,
+    Classifier,
+    _grown,
+    sinusoids,
+    turned,
+)
 from experiments.papers.dataset import Dataset
 from experiments.papers.training import Trainer
 
@@ -85,6 +91,34 @@ def test_padding_is_not_in_the_mean_and_pairs_are_told():
     assert not torch.equal(model(tokens.flip(1)), logits)
     names = {name for name, _ in model.named_parameters()}
     assert "layers.0.attention.attention.project_k" in names  # learned with the rest
+
+
+def test_places_of_an_image_are_alike_where_pixels_are_near():
+    size, width = 8, 32
+    places = sinusoids(size, width).reshape(size, size, width)
+    assert (abs((places**2).mean(dim=-1) - 1) < 1e-6).all()
+    alike = torch.einsum("c,yxc->yx", places[3, 4], places)
+    torch.testing.assert_close(alike[2, 4], alike[4, 4])
+    torch.testing.assert_close(alike[3, 3], alike[3, 5])
+    assert alike[3, 4] > alike[3, 5] > alike[3, 6]
+    assert alike[3, 5] > alike[4, 5] > alike[5, 6]
+
+
+def test_an_image_begins_with_its_brightness():
+    model = Classifier(257, 2, 1, 64, "pytorch", **SIZES, image=True)
+    torch.testing.assert_close(model.places.weight.data, sinusoids(8, SIZES["width"]))
+    tokens = model.tokens.weight.detach()
+    light = tokens @ tokens[-1]
+    assert torch.corrcoef(torch.stack([light, torch.arange(257.0)]))[0, 1] > 0.9
+
+
+def test_images_are_turned_in_all_eight_ways():
+    image = np.arange(9)
+    given = np.tile(image, (200, 1, 1))
+    found = turned(given, np.random.default_rng(0))
+    want = [np.rot90(x, k) for x in (image.reshape(3, 3), image.reshape(3, 3).T) for k in range(4)]
+    assert found.shape == given.shape
+    assert {tuple(x.ravel()) for x in found} == {tuple(x.ravel()) for x in want}
 
 
 @pytest.fixture
