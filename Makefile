@@ -40,7 +40,8 @@ options =
 mutants := --size=150 --seed=0
 pytest = $(run) pytest -q -n 2 --durations=5 --timeout=300 --suite=$(suite) $(options)
 sparsity := $(run) experiments sparsity --quick
-# Sources are compiled once, not by every process of a tier and for every fault in host code.
+# Bytecode is kept, even where the environment forbids it: otherwise every process of a tier, and
+# every fault in host code, compiles all sources.
 export PYTHONDONTWRITEBYTECODE =
 
 .NOTPARALLEL:

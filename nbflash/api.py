@@ -139,6 +139,10 @@ def attention(
     """
     return_lse = check_flag("return_lse", return_lse)
     if operators := operators_for(q):
+        if out is not None:
+            raise ValueError("out must be None within torch.compile")
+        if dropout and seed is None:
+            raise ValueError("seed must be given with dropout; nbflash.torch.attention draws one")
         how = {"causal": causal, "window": window, "scale": scale, "score": score, "impl": impl}
         how |= {"dropout": dropout, "seed": seed, "return_lse": return_lse}
         return operators.attention(q, k, v, mask, **how)

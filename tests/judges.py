@@ -205,8 +205,8 @@ JUDGES = {
         "sim/block_plan/test_block_map_attention.py",
     ],
     "nbflash.backends.block_selection.host": [
-        *_LAUNCHES[3:],
-        *_SELECTION[:1],
+        "host/backends/test_decode_launches.py",
+        "host/selection/test_selection.py",
         "host/planning/test_kernels.py",
         "sim/block_selection/test_block_selection.py",
     ],
@@ -242,7 +242,7 @@ JUDGES = {
     "nbflash.backends.sm90.forward.config": [*_CHOICES, *_LAUNCHES],
     "nbflash.backends.sm90.shared.config": [*_CHOICES, *_LAUNCHES],
     "nbflash.backends.split_kv.merge_host": [
-        *_LAUNCHES[3:],
+        "host/backends/test_decode_launches.py",
         "host/keys/test_keys_selection.py",
         "sim/merging/test_merge_parts.py",
     ],

@@ -63,7 +63,7 @@ class Classifier(nn.Module):
         One of `METHODS`.
     layers, heads, width : int
     device : str
-    image : bool
+    pixels : bool
         Tokens are the pixels of a square image, row after row: embeddings begin with what that
         means, and are learned from there. Places are sinusoids of row and column, of which near
         ones are alike, and brightness moves a token along one direction.
@@ -82,7 +82,7 @@ class Classifier(nn.Module):
         layers,
         heads,
         width,
-        image=False,
+        pixels=False,
         device="cpu",
         seed=0,
     ):
@@ -90,7 +90,7 @@ class Classifier(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(n, width)
-            if image:
+            if pixels:
                 self._begin_as_an_image()
             features = width * (4 if parts == 2 else 1)
             self.head = nn.Sequential(
@@ -131,11 +131,13 @@ class Classifier(nn.Module):
 
 
 def sinusoids(size, width):
-    """Places of size × size pixels (size², width), each of unit variance over the columns.
+    """Places of size × size pixels (size², width), each with a mean square of 1.
 
-    A quarter of the columns each: sines and cosines of the row, then of the column, with periods
-    from 4 pixels up to eight images.
+    ``width`` is a multiple of 4. A quarter of the columns each: sines and cosines of the row, then
+    of the column, with periods from 4 pixels up to eight images.
     """
+    if width % 4:
+        raise ValueError(f"width must be a multiple of 4, got {width}")
     frequencies = math.pi / 2 * (2 * size) ** -torch.linspace(0, 1, width // 4)
     angles = torch.arange(size)[:, None] * frequencies
     along = 2**0.5 * torch.cat([angles.sin(), angles.cos()], dim=1)
@@ -163,8 +165,8 @@ class Classification:
     seed : int
         Of the order of the batches.
     symmetries : bool
-        Tokens are the pixels of a square image, of which each batch takes one of the eight
-        symmetries at random.
+        Tokens are the pixels of a square image: each image of a batch is turned by one of the
+        eight symmetries at random.
     """
 
     def __init__(self, model, train, validation, *, batch, dtype, seed, symmetries=False):

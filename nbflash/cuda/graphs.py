@@ -33,13 +33,13 @@ def recorded(owner):
 
 
 def ask_beside_recording():
-    """Let this thread ask whether events are over while others record: not in their streams."""
+    """Let this thread query events while other threads record CUDA graphs."""
     from cuda.bindings import driver
 
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     status, _ = driver.cuThreadExchangeStreamCaptureMode(relaxed)
     if status != 0:
-        raise RuntimeError(f"the mode of a thread beside CUDA graphs: {status!r}")
+        raise RuntimeError(f"cuThreadExchangeStreamCaptureMode failed: {status!r}")
 
 
 @contextlib.contextmanager

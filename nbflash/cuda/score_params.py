@@ -86,7 +86,7 @@ def _fitted(x, real):
     if dtype.kind == "f":
         dtype = real
     elif x.ndim == 0:
-        # The least that holds it. An unsigned one beside int32 would be int64 from 65536 on.
+        # The smaller of int32 and int64 that holds it; beyond both, its own.
         fits = (
             np.dtype(t) for t in (np.int32, np.int64) if np.iinfo(t).min <= x <= np.iinfo(t).max
         )

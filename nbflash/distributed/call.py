@@ -15,12 +15,16 @@ from nbflash.merging import add_into, merge_into
 
 
 @contextlib.contextmanager
-def device_of_call(x, owner):
-    """On the device of an array; a CUDA graph that records what is done keeps its memory.
+def device_of_call(x, *owners):
+    """On the device of an array. A CUDA graph that records the call keeps its memory, and owners.
 
-    ``owner``: what else it keeps, alive with all that it refers to.
+    ``owners``: objects that a replay needs.
     """
-    with library(x)[1], recorded(owner) if device_of(x)[0] == CUDA else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(library(x)[1])
+        if device_of(x)[0] == CUDA:
+            for owner in owners:
+                stack.enter_context(recorded(owner))
         yield
 
 
@@ -39,7 +43,7 @@ class Call:
         self._wide = self.plan.wide
 
     def _here(self):
-        return device_of_call(self.q, self.plan)
+        return device_of_call(self.q, self.plan, self.comm)
 
     def note(self, **more):
         """What must be equal on all ranks."""

@@ -37,7 +37,8 @@ class NcclCommunicator:
     event tells that NCCL's kernel may run, not that it does: a pause of some microseconds follows.
 
     In a CUDA graph the host compares the calls of the ranks once, while it is recorded; replays
-    send and receive anew. All ranks replay in the same order.
+    send and receive anew. All ranks replay in the same order. Replays are not watched: ``timeout``
+    does not hold for them.
     """
 
     def __init__(self, host: Communicator, timeout: float = 300.0) -> None:
@@ -93,7 +94,7 @@ class NcclCommunicator:
         self._pause()
 
     def close(self) -> None:
-        """Free NCCL's memory. All ranks call this."""
+        """Free NCCL's memory. All ranks call this. Graphs that use it cannot be replayed then."""
         self._watch.close()
         self._comm.destroy()
 
@@ -146,8 +147,12 @@ class _Watch:
         self._thread.join()
 
     def _run(self):
-        self._device.use()  # otherwise it takes memory of device 0, for a context there
-        graphs.ask_beside_recording()
+        try:
+            self._device.use()  # otherwise it takes memory of device 0, for a context there
+            graphs.ask_beside_recording()
+        except Exception as error:  # without a watch ranks may wait for ever
+            self.abort(f"its watching thread could not begin: {error}")
+            return
         while not self._closed.wait(self.PAUSE):
             with self._lock:
                 self._waiting = [pair for pair in self._waiting if not pair[0].done]

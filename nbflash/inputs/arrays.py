@@ -29,9 +29,8 @@ def native(**named):
     Raises
     ------
     TypeError
-        If an argument is not an array, cannot be shared without a copy, is a tensor that
-        ``torch.compile`` traces, or lives in host memory while the first lives in device memory
-        (or the reverse).
+        If an argument is not an array, cannot be shared without a copy, or lives in host memory
+        while the first lives in device memory (or the reverse).
     ImportError
         If CUDA arrays arrive and CuPy is not installed.
     """

@@ -112,11 +112,11 @@ def operators_for(x):
 
 
 def check_untraced(named) -> None:
-    """Raise TypeError where ``torch.compile`` traces tensors: there is no memory to read."""
+    """Raise TypeError for tensors that ``torch.compile`` traces, if nbflash.torch is imported."""
     for name, x in named.items():
         if operators_for(x):
             raise TypeError(
-                f"{name} is traced by torch.compile, which this function is no operator of: use "
+                f"{name} is traced by torch.compile, but this function is not an operator: use "
                 "those of nbflash.torch, which autograd differentiates, or torch.compiler.disable"
             )
 

@@ -12,7 +12,7 @@ import pytest
 
 RANKS = 2
 CHECKS = "one_gpu", "a_thousand_calls", "two_streams", "graph"
-SECONDS = 300
+SECONDS = 240
 
 
 def _missing():

@@ -105,7 +105,7 @@ def test_places_of_an_image_are_alike_where_pixels_are_near():
 
 
 def test_an_image_begins_with_its_brightness():
-    model = Classifier(257, 2, 1, 64, "pytorch", **SIZES, image=True)
+    model = Classifier(257, 2, 1, 64, "pytorch", **SIZES, pixels=True)
     torch.testing.assert_close(model.places.weight.data, sinusoids(8, SIZES["width"]))
     tokens = model.tokens.weight.detach()
     light = tokens @ tokens[-1]

@@ -8,7 +8,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 import masks
 import nbflash
-import nbflash.torch
+from nbflash import torch as operators
 
 
 def assert_tensors(got, want):
@@ -74,10 +74,15 @@ def test_calls_within_torch_compile_are_operators():
         out, lse = nbflash.merge_sink(*nbflash.merge(out, lse, out, lse), sink)
         return out, lse, nbflash.decode(q.detach(), k.detach(), v.detach(), lengths, window=(7, 0))
 
+    def plain(q, k, v):
+        out, lse = operators.attention(q, k, v, mask, scale=0.3, return_lse=True)
+        return operators.merge_sink(*operators.merge(out, lse, out, lse), sink)[0]
+
     got = traced(layer)(q, k, v)
     want = layer(*(x.detach() for x in (q, k, v)))
     torch.testing.assert_close(got, want)
-    torch.autograd.grad(got[0], (q, k, v), dout)
+    learned = torch.autograd.grad(got[0], (q, k, v), dout)
+    torch.testing.assert_close(learned, torch.autograd.grad(plain(q, k, v), (q, k, v), dout))
 
 
 def test_what_is_no_operator_says_so_within_torch_compile():
@@ -85,5 +90,9 @@ def test_what_is_no_operator_says_so_within_torch_compile():
     out, lse = nbflash.attention(q, k, v, return_lse=True)
     with pytest.raises(TorchDynamoException, match=r"q is traced by torch\.compile"):
         traced(nbflash.attention_backward)(dout, q, k, v, out, lse)
+    with pytest.raises(TorchDynamoException, match="out must be None within"):
+        traced(nbflash.attention)(q, k, v, out=out)
+    with pytest.raises(TorchDynamoException, match="seed must be given"):
+        traced(nbflash.attention)(q, k, v, dropout=0.5)
     with pytest.raises(TorchDynamoException, match="impl must be 'auto' within"):
         traced(nbflash.decode)(q, k, v, torch.tensor([20], dtype=torch.int32), impl="cpu")

@@ -24,7 +24,7 @@ from experiments.report.tables import show, wrote
 KEYS = ("task", "method", "seed")
 STANDARD = "pytorch"
 #: What a task may have of its own, beside the size.
-OWN = {"train", "validation", "test", "steps", "batch", "rate", "warmup", "evaluate", "image"}
+OWN = {"train", "validation", "test", "steps", "batch", "rate", "warmup", "evaluate", "pixels"}
 
 
 def run(
@@ -98,7 +98,7 @@ def _trained(setup, journal, folder, row):
     settings = setup.settings | {key: own.pop(key) for key in OWN & own.keys()}
     start, source = own.pop("start", None), own.pop("task", task)
     data = {x: tasks.load(folder, source, x, settings[x], own) for x in tasks.PARTS}
-    first, is_image = data["train"], settings.get("image", False)
+    first, pixels = data["train"], settings.get("pixels", False)
     _, parts, n = first.tokens.shape
     model = Classifier(
         first.vocabulary,
@@ -107,7 +107,7 @@ def _trained(setup, journal, folder, row):
         n,
         method,
         **settings["model"],
-        image=is_image,
+        pixels=pixels,
         device=setup.backend.device,
         seed=seed,
     )
@@ -117,7 +117,7 @@ def _trained(setup, journal, folder, row):
             raise BadInput(f"{task} starts from the weights of {start}: run that task first")
         model.start_from(begin)
     how = {"batch": settings["batch"], "dtype": settings["dtype"].name, "seed": seed}
-    work = Classification(model, first, data["validation"], **how, symmetries=is_image)
+    work = Classification(model, first, data["validation"], **how, symmetries=pixels)
     trainer = Trainer(model, work, settings, folder / f"{task}-{method}-{seed}.pt")
     trainer.run(lambda: journal.is_late)
     if not trainer.is_done:

@@ -171,7 +171,8 @@ class Sm80BackwardConfig:
     def _dq_parts(self, width):
         """(16-row tiles, columns) of dQ for a warp, the least operands to load first.
 
-        There always are some: where chunks of the rows divide among threads, so do the parts.
+        Never empty: length · width / 8 is a multiple of the threads, so that some number of parts
+        divides.
         """
         steps, tiles = width // 16, self.length // 16
         return sorted(

@@ -114,7 +114,8 @@ class Block:
         self.in_flight = []
         self.ready = []
         self.running = None
-        self.left, self.due = 0, False  # turns until the end; whether a copy is due
+        self.turns_left = 0
+        self.due = False  # whether a copy is to finish in the next step
         self.barriers = {}
         self.collectives = {}
         self.generation = 0
@@ -138,9 +139,9 @@ class Block:
             thread.gr_context = context
         self.live = set(range(len(self.threads)))
         self._make_ready(self.threads)
-        self.left = self.options.turns * len(self.threads)
+        self.turns_left = self.options.turns * len(self.threads)
         while self.live:
-            if not self.left:
+            if not self.turns_left:
                 raise Endless(self._whereabouts(f"no end after {self.options.turns} turns: "))
             self._step()
         for check in self.checks.values():
@@ -148,7 +149,7 @@ class Block:
         self.threads.clear()
 
     def _step(self):
-        self.left -= 1
+        self.turns_left -= 1
         if self.in_flight and (self.due or not self.ready or self.random.random() < 0.05):
             self.due = False
             self.in_flight.pop(self.random.randrange(len(self.in_flight)))()
@@ -171,26 +172,26 @@ class Block:
             self._retire(thread)
 
     def _switch(self):
-        """Let another thread run, as the loop's next step would; return when it is one's turn.
+        """Let another thread run, as the loop's next step would, until this thread's turn comes.
 
         The loop starts each thread: one that another started would inherit the depth of its calls.
         """
         ready = self.ready
-        if not self.left or not ready or not ready[-1]:  # a thread is true while it is active
+        if not self.turns_left or not ready or not ready[-1]:  # a thread is true while it is active
             self.hub.switch()
             return
         if self.in_flight and self.random.random() < 0.05:
             self.due = True
             self.hub.switch()
             return
-        self.left -= 1
+        self.turns_left -= 1
         last, self.running = self.running, ready.pop()
         if self.running is not last:
             self.running.switch()
 
     def _make_ready(self, threads):
         threads = list(threads)
-        _shuffle(threads, self.random.getrandbits)
+        _in_random_order(threads, self.random.getrandbits)
         for thread in threads:
             thread.waiting = None
         self.ready += threads
@@ -332,7 +333,7 @@ class Block:
         return f"block {self.index}: {finding}" + "; ".join(lines)
 
 
-def _shuffle(threads, getrandbits):
+def _in_random_order(threads, getrandbits):
     """`random.shuffle` with the same numbers, in a third of the time: no call for each of them."""
     for i in range(len(threads) - 1, 0, -1):
         bits = (i + 1).bit_length()

@@ -37,9 +37,9 @@ def capture(depth=1, limit=8):
 
 
 def known(site, depth=1, limit=8):
-    """:func:`capture` of the running device code: ``site`` itself, if that is where it is.
+    """The chain that :func:`capture` gives; ``site`` itself where it equals it.
 
-    No chain is made then, which takes half of the time.
+    That takes half of the time, since no chain is made.
     """
     frame, own, left = sys._getframe(depth), _OWN_FILES, limit
     for code, offset in site:

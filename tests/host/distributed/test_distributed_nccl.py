@@ -144,6 +144,32 @@ def test_the_watching_thread_uses_the_device_of_the_rank(cupy):
     assert cupy.used_by == [comm._watch._thread]
 
 
+def test_a_thread_beside_a_recording_says_that_it_may_ask(monkeypatch):
+    given, answers = [], [(0, "global"), (801, "global")]
+    driver = types.SimpleNamespace(
+        CUstreamCaptureMode=types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed"),
+        cuThreadExchangeStreamCaptureMode=lambda mode: given.append(mode) or answers.pop(0),
+    )
+    monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(driver=driver))
+    graphs.ask_beside_recording()
+    assert given == ["relaxed"]
+    with pytest.raises(RuntimeError, match="cuThreadExchangeStreamCaptureMode failed: 801"):
+        graphs.ask_beside_recording()
+
+
+def test_without_a_watch_nothing_is_sent(cupy, monkeypatch):
+    """Ranks would wait for ever for one that has ended."""
+
+    def refuse():
+        raise RuntimeError("no such mode")
+
+    monkeypatch.setattr(graphs, "ask_beside_recording", refuse)
+    comm = NcclCommunicator(Host())
+    comm._watch._thread.join()
+    with pytest.raises(TimeoutError, match="watching thread could not begin: no such mode"):
+        comm.exchange({}, {})
+
+
 def test_the_watching_thread_does_not_end_a_recording(cupy):
     """It asks for events while another thread may record a CUDA graph."""
     comm = NcclCommunicator(Host())

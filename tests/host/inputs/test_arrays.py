@@ -12,6 +12,7 @@ import masks
 import nbflash
 from nbflash.backends.simt.decode_host import SimtPartial
 from nbflash.cuda import availability, graphs
+from nbflash.distributed.call import device_of_call
 from nbflash.inputs.arrays import alignment, native, overlaps, signature, span
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.decode_problem import Cache, DecodeProblem
@@ -322,6 +323,19 @@ def test_a_graph_keeps_the_plan_and_what_a_call_allocates(records, cupy, executo
     kept = [memory.mem for memory in graphs._memory]
     assert kept == ([100, 200] if records else [])
     assert list(graphs._owners.values()) == ([plan] if records else [])
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_graph_keeps_what_a_call_over_ranks_allocates(records, cupy, executor, monkeypatch):
+    """And its communicator; on the device of its arrays."""
+    machine = _Graphs(cupy, monkeypatch)
+    machine.records = records
+    owners = object(), object()
+    with device_of_call(device_arrays(1)[0], *owners):
+        machine.allocate(300)
+    machine.allocate(400)
+    assert {memory.mem for memory in graphs._memory} == ({300} if records else set())
+    assert list(graphs._owners.values()) == (list(owners) if records else [])
 
 
 def test_a_graph_keeps_every_plan_that_it_records(cupy, executor, monkeypatch):

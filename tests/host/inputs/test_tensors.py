@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import nbflash
 from nbflash.inputs import tensors
 from nbflash.inputs.arrays import native
 from nbflash.inputs.tensors import CudaTensor
@@ -73,7 +74,10 @@ def torch(monkeypatch):
         empty=lambda shape, **how: Tensor("new", shape=shape, how=how),
         **{name: f"torch.{name}" for name in ("float16", "bfloat16", "float32", "int32")},
     )
+    found.traces = False
+    found.compiler = types.SimpleNamespace(is_compiling=lambda: found.traces)
     monkeypatch.setitem(sys.modules, "torch", found)
+    monkeypatch.delitem(sys.modules, "nbflash.torch", raising=False)
     yield found
     tensors._plain_kinds.cache_clear()
     tensors._torch_dtype.cache_clear()
@@ -127,6 +131,30 @@ def test_what_is_no_tensor(torch, monkeypatch):
         assert tensors.by_pointer(given) is None
     monkeypatch.delitem(sys.modules, "torch")
     assert not tensors.is_tensor(Tensor())
+
+
+@pytest.mark.parametrize("traces", [False, True])
+@pytest.mark.parametrize("imported", [False, True])
+def test_operators_take_the_place_of_traced_calls(traces, imported, torch, monkeypatch):
+    torch.traces, operators = traces, types.SimpleNamespace(attention=lambda *given, **how: how)
+    if imported:
+        monkeypatch.setitem(sys.modules, "nbflash.torch", operators)
+    x = Tensor()
+    taken = traces and imported
+    assert tensors.operators_for(x) is (operators if taken else None)
+    assert tensors.operators_for(np.zeros(3)) is None
+    if not taken:
+        tensors.check_untraced({"lse": x})
+        return
+    with pytest.raises(TypeError, match=r"lse is traced by torch\.compile"):
+        tensors.check_untraced({"q": np.zeros(3), "lse": x})
+    given = {"causal": True, "window": (3, 0), "scale": 0.5, "score": None, "impl": "cpu"}
+    given |= {"dropout": 0.25, "seed": 7, "return_lse": True}
+    assert nbflash.attention(x, x, x, **given) == given
+    with pytest.raises(ValueError, match="out must be None within"):
+        nbflash.attention(x, x, x, out=x)
+    with pytest.raises(ValueError, match="seed must be given"):
+        nbflash.attention(x, x, x, dropout=0.5)
 
 
 def test_memory_of_torch(torch):
