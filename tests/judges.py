@@ -30,8 +30,6 @@ _CACHES = [
     "host/decode/test_decode_errors.py",
     "host/decode/test_kv_cache.py",
 ]
-
-
 _LAUNCHES = [
     "host/backends/test_device.py",
     "host/backends/test_bound_kernels.py",

@@ -140,9 +140,7 @@ def shfl_sync(mask, value, lane):
 
 def shfl_xor_sync(mask, value, lane_mask):
     """The value of lane ``lane ^ lane_mask``."""
-    thread = current()  # as in `_shuffled`: no other collective is called as often
-    brought = value, thread.tid % WARP ^ int(lane_mask)
-    return thread.block.collective(thread, _shuffle, brought, int(mask) & FULL, WARP, False)
+    return _shuffled(mask, value, lambda own: own ^ int(lane_mask))
 
 
 def shfl_up_sync(mask, value, delta):
