@@ -11,7 +11,7 @@ import cupy
 import pytest
 
 RANKS = 2
-CHECKS = "one_gpu", "a_thousand_calls", "two_streams", "graph"
+CHECKS = "one_gpu", "a_thousand_calls", "two_streams", "graph", "watched_recording"
 SECONDS = 240
 
 
