@@ -149,12 +149,12 @@ def graph(comm):
 
 
 def watched_recording(comm):
-    """The communicator asks for a call that is under way; in the global mode that may end a graph."""
-    rank, x = Rank(comm, MASKS["documents"]), cupy.zeros(8)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.add(x, 1, out=x)
-    rank.run()
+    """A graph is recorded in the global mode while the communicator asks for a call."""
+    rank, stream = Rank(comm, MASKS["documents"]), cupy.cuda.Stream(non_blocking=True)
     with stream:
+        x = cupy.zeros(8)
+        cupy.add(x, 1, out=x)
+        rank.run()
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         cupy.add(x, 1, out=x)
         time.sleep(4 * comm._watch.PAUSE)
