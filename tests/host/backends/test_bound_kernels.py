@@ -37,7 +37,7 @@ def test_maps_words_and_what_is_bound(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
     loads = []
     monkeypatch.setattr(launch, "load", lambda *given: loads.append(given) or 99)
-    run = launch.bind(SPEC, 3, (-5, 0.5), 0, (9, 0), lambda: stream.ptr)
+    run = launch.bind(SPEC, 3, (-5, 0.5), 0, (9, 0), lambda: stream.ptr, late=1)
     assert loads == []  # until it runs
     first, second, third = ([10 * n + i for i in range(launch.MAP_WORDS - 1)] for n in (1, 2, 3))
     behind = [[2**64 - 5], [0x3F000000]]
@@ -51,6 +51,8 @@ def test_maps_words_and_what_is_bound(monkeypatch):
             address,
             [*words, [512 + address], *behind],
         )
+    run([515], maps, [77])  # the last one anew
+    assert found.pop()[2] == [*words, [515], behind[0], [77]]
     assert loads == [(SPEC, 0, (9, 0))]
 
 

@@ -13,7 +13,7 @@ import nbflash
 from nbflash.backends.simt.decode_host import SimtPartial
 from nbflash.cuda import availability, graphs
 from nbflash.distributed.call import device_of_call
-from nbflash.inputs.arrays import alignment, native, overlaps, signature, span
+from nbflash.inputs.arrays import alignment, native, overlaps, resident, signature, span
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.decode_problem import Cache, DecodeProblem
 from nbflash.inputs.problem import check_forward
@@ -345,6 +345,33 @@ def test_a_graph_keeps_every_plan_that_it_records(cupy, executor, monkeypatch):
     for plan in plans:
         plan(q, k, v)
     assert list(graphs._owners.values()) == plans
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+def test_a_graph_of_torch_keeps_every_plan_that_it_records(stream, cupy, monkeypatch):
+    """Of one stream, too; nothing is recorded on the legacy one."""
+    _Graphs(cupy, monkeypatch)
+    current = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device_id: stream)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(_C=current))
+    plans = [object(), object()]
+    for plan in plans:
+        with graphs.recorded_by_torch(0, plan):
+            pass
+    assert list(graphs._owners.values()) == (plans if stream else [])
+
+
+def test_tables_are_there_before_another_stream_reads_them(cupy, monkeypatch):
+    """Outside the pool, and the host waits for the copies: kernels of any stream may follow."""
+    found, tables = [], [np.arange(6).reshape(2, 3).T, np.ones(4)]
+    held = contextlib.nullcontext()
+    stream = types.SimpleNamespace(synchronize=lambda: found.append("waited"))
+    cupy.cuda.using_allocator = lambda allocator: found.append(allocator) or held
+    cupy.cuda.get_current_stream = lambda: stream
+    cupy.asarray = lambda x: found.append(x.flags.c_contiguous) or x
+    copied = resident(tables)
+    assert found == [None, True, True, "waited"]
+    for x, y in zip(copied, tables, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_a_graph_has_memory_of_other_libraries_already(cupy, executor, monkeypatch):

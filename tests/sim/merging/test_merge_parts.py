@@ -41,6 +41,20 @@ def test_some_rows(batch):
         check_merge(part(batch, 20, 3, 8), part(batch, 10, 3, 8, seed=1), PLACES)
 
 
+@pytest.mark.design
+@pytest.mark.parametrize("turned", range(6))
+def test_every_array_has_strides_of_its_own(turned):
+    """One with sequence and heads the other way around, the others as usual."""
+    a, b = part(2, 9, 3, 8), part(2, 9, 3, 8, seed=1)
+    expected, results = merged(a, b), tuple(np.full_like(x, np.nan) for x in a)
+    given = [*a, *b, *results]
+    swapped = given[turned].swapaxes(1, 2)
+    given[turned] = np.ascontiguousarray(swapped).swapaxes(1, 2)
+    merge_host.merge(given[:2], given[2:4], given[4:], None)
+    for x, y in zip(given[4:], expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_either_order_gives_the_same_bits():
     a, b = part(2, 20, 3, 8, np.float16), part(2, 20, 3, 8, np.float16, seed=1)
     for x, y in zip(merged(a, b), merged(b, a), strict=True):

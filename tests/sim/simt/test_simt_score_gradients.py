@@ -77,6 +77,16 @@ def test_a_whole_bias_is_the_gradient_of_the_scores():
 
 
 @pytest.mark.design
+@pytest.mark.parametrize("shift", [-1024, 1024])
+def test_scores_far_from_zero(shift):
+    """2^S' alone is 0 or overflows, and so is 2^-lse."""
+    inputs = make_qkv(1, 9, 20, HEADS, 2, 8)
+    bias = scores.bias(shift + np.rint(8 * np.random.default_rng(0).standard_normal((9, 20))) / 8)
+    got = run(TILE, masks.dense(9, 20), inputs, bias)
+    hold(got, *expected(inputs, masks.dense(9, 20), score=bias))
+
+
+@pytest.mark.design
 def test_a_layout_of_dout_alone():
     """Heads outside of tokens; q, k and v have none of its strides."""
     q, k, v, dout = make_qkv(2, 9, 12, 2, 1, 8, np.float32)
