@@ -19,7 +19,7 @@ from nbflash.backends.sm90.backward.config import backward_configs, columns_conf
 from nbflash.backends.sm90.backward.dq_config import ROWS
 from nbflash.backends.sm90.executor import Sm90Executor
 from nbflash.backends.sm90.forward.config import forward_configs
-from nbflash.cuda import tensor_map
+from nbflash.cuda import kinds, tensor_map
 from nbflash.definitions import philox
 from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
 from nbflash.inputs import arrays
@@ -194,6 +194,12 @@ def _check_numbers(found, factor):
             assert found[name] == pytest.approx(value, rel=1e-6), what
 
 
+def _check_kinds(found):
+    """Of heads of one column 2³¹ rows fit into memory; other kernels than simt's have 16 at least."""
+    if "rows" in found.values and "simt" in found.kernel:
+        assert found.kinds["rows"] == kinds.int64, found.kernel
+
+
 def _check_padding(launches):
     """Numbers of queries are laid out by whole tiles: of one tile in all kernels of a backward."""
     tiles = [-(-NQ // x.config.tile_m) * x.config.tile_m for x in launches if "work" in x.values]
@@ -280,6 +286,7 @@ def test_backward(impl, deterministic, dropout):
             _check_walk(found)
             _check_dropout(found, dropout)
         _check_numbers(found, 1 / (1 - dropout))
+        _check_kinds(found)
         for name in ("delta", "shift", "stats", "total"):
             if name in found.values:
                 temporary.setdefault(name, set()).add(found[name])
