@@ -87,16 +87,16 @@ def scored(kernel, name, *, window=None, masked=False, scale=None):
     check_scored(got, q, k, v, lengths, score_of, keep, scale)
 
 
-def before_the_first_key(kernel):
+def before_the_first_key(kernel, before=2):
     """More tokens than keys, of which there is a whole tile that a mask does not hide."""
     kernel = kernel._replace(heads=(1, 1))
-    nq, lengths = kernel.tile + 4, np.array([kernel.tile + 2], np.int32)
+    nq, lengths = kernel.tile + 2 + before, np.array([kernel.tile + 2], np.int32)
     q, k, v = kernel.problem(nq, lengths, 2 * kernel.tile)
     v[0, 0], mask = np.inf, masks.dense(nq, 2 * kernel.tile)
     out, lse = kernel.run(q, k, v, lengths, None, mask, score=scores.softcap(0.7))
-    assert not out[0, :2].any()
-    assert np.isneginf(lse[0, :, :2]).all()
-    assert not np.isfinite(out[0, 2:]).any(axis=-1).all()
+    assert not out[0, :before].any()
+    assert np.isneginf(lse[0, :, :before]).all()
+    assert not np.isfinite(out[0, before:]).any(axis=-1).all()
 
 
 def score_named(name, capacity, heads):

@@ -195,7 +195,7 @@ def _check_numbers(found, factor):
 
 
 def _check_kinds(found):
-    """Of heads of one column 2³¹ rows fit into memory; other kernels than simt's have 16 at least."""
+    """Of heads of one column 2³¹ rows fit into memory; tensor cores take 16 columns."""
     if "rows" in found.values and "simt" in found.kernel:
         assert found.kinds["rows"] == kinds.int64, found.kernel
 

@@ -67,9 +67,12 @@ def test_scores_with_windows_and_masks(kernel, name, window, masked, scale):
     scored(kernel, name, window=window, masked=masked, scale=scale)
 
 
+@pytest.mark.design
+@pytest.mark.parametrize("before", [1, 2])
 @each_kernel
-def test_tokens_before_the_first_key(kernel):
-    before_the_first_key(kernel)
+def test_tokens_before_the_first_key(kernel, before):
+    """All of a block of them, or some."""
+    before_the_first_key(kernel, before)
 
 
 @pytest.mark.parametrize("stored", [np.int8, ml_dtypes.float8_e4m3fn])
