@@ -20,6 +20,7 @@ DECODE, PRODUCER, CONSUMER = (
     f"nbflash.backends.sm90.decode.{name}" for name in ("kernel", "producer", "consumer")
 )
 COMBINE, PARTS = "nbflash.backends.split_kv.combine", "nbflash.cuda.tile.split_kv"
+IN_BLOCK = "nbflash.backends.split_kv.combine_in_block"
 SPECS = {
     ROWS: lambda module: module.delta_simt_spec(RowConfig("float16", 64)),
     CONVERT: lambda module: module.convert_dq_simt_spec(RowConfig("float16", 64)),
@@ -59,6 +60,10 @@ FAULTS = {
     "a device function's": (
         (PARTS, COMBINE),
         Mutant("part", "part_lse[s * rows + at])", "part_lse[types.int32(s * rows) + at])"),
+    ),
+    "the place of a row": (
+        (IN_BLOCK, DECODE),
+        Mutant("row", "at = types.int64(row * HEAD_DIM", "at = types.int32(row * HEAD_DIM"),
     ),
 }
 

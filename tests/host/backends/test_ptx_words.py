@@ -1,4 +1,4 @@
-"""PTX that orders memory, word by word: the simulator has one order, whatever the words say.
+"""PTX that orders or copies memory, word by word: the simulator runs a double, whatever it says.
 
 A qualifier that is left out means what the PTX ISA says: an arrival on an mbarrier releases, a wait
 acquires, both for the block of threads. A sum may be relaxed, for no other memory follows from it.
@@ -13,7 +13,7 @@ import nbflash
 CUDA = Path(nbflash.__file__).parent / "cuda"
 MNEMONIC = re.compile(
     r"\b(mbarrier\.\w+|fence|atom|red|bar\.\w+|wgmma\.(fence|commit|wait)\w*"
-    r"|cp\.async\.(bulk\.)?(commit|wait)\w*)[. ;]"
+    r"|cp\.(reduce\.)?async|createpolicy)[. ;]"
 )
 ORDERS = {
     "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;",
@@ -35,6 +35,18 @@ ORDERS = {
     "cp.async.bulk.commit_group;",
     "cp.async.bulk.wait_group.read 0;",
     "cp.async.bulk.wait_group 0;",
+}
+COPIES = {
+    "cp.async.cg.shared.global{hint} [$0], [$1], 16, $2{extra};",
+    "cp.async.cg.shared.global [$0], [$1], 16;",
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[$0], [$1, {$2, $3, $4, $5}], [$6];",
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+    "[$0], [$1, {$2, $3, $4, $5}], [$6], $7;",
+    "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;",
+    "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$1, $2, $3, $4}], [$5];",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], $2;",
 }
 SUMS = {
     "red.relaxed.gpu.add.f{8 * memory.itemsize} [$0], $1;",
@@ -62,8 +74,8 @@ def _braced(part):
     return f"{{{ast.unparse(part.value)}}}"
 
 
-def test_what_orders_memory_says_so():
+def test_what_orders_and_copies_memory():
     found = set()
     for path in [*(CUDA / "ptx").rglob("*.py"), *(CUDA / "tile").rglob("*.py")]:
         found |= {" ".join(x.split()) for x in texts(path) if is_ptx(x) and MNEMONIC.search(x)}
-    assert found == ORDERS | SUMS
+    assert found == ORDERS | COPIES | SUMS
