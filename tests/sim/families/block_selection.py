@@ -108,15 +108,21 @@ OF_MEANS = (
     ),
 )
 OF_PRODUCTS = (
-    Mutant("rows past the end", "if r < rows and first + c < width:", "if first + c < width:"),
-    Mutant("columns past the end", "if r < rows and first + c < width:", "if r < rows:"),
-    Mutant("the first columns only", "+ (first + c)]", "+ c]"),
-    Mutant("an operand not transposed", "smem[to + c * LD + r]", "smem[to + r * LD + c]"),
+    Mutant("rows past the end", "both(columns > 0, rows > u * APART)", "columns > 0"),
+    Mutant("columns past the end", "both(columns > 0, rows > u * APART)", "rows > u * APART"),
+    Mutant("the first columns only", "q, of_q + first", "q, of_q"),
+    Mutant("the first columns of K only", "k, of_k + first", "k, of_k"),
+    Mutant("the columns of a step as of the first", "of_row - first)", "of_row)"),
+    Mutant("an operand not transposed", "c * LD + r", "r * LD + c"),
+    Mutant("words of one row", "at + u * APART * width", "at"),
+    Mutant("words on each other", "to + u * APART", "to"),
     Mutant("tiles by rows", "divmod_int32(strip, tiles_m)", "divmod_int32(strip, tiles_n)"),
-    Mutant("the first rows of Q", "(types.int64(plane) * m + m0) * width", "plane * m * width"),
+    Mutant(
+        "the first rows of Q", "(types.int64(plane) * m + m0 + r)", "(types.int64(plane) * m + r)"
+    ),
     Mutant("K of the query's head", "types.int64(plane // group)", "types.int64(plane)"),
-    Mutant("the first rows of K", "* n + n0) * width", "* n) * width"),
-    Mutant("K on Q", "fill(smem, K, k, of_k", "fill(smem, 0, k, of_k"),
+    Mutant("the first rows of K", "* n + n0 + r) * width", "* n + r) * width"),
+    Mutant("K on Q", "transpose(smem, K + to", "transpose(smem, to"),
     Mutant("Q for both", "acc, smem, 4 * ty, K + 4 * tx", "acc, smem, 4 * ty, 4 * tx"),
     Mutant("products past the rows", "if r < m - m0 and c < n - n0:", "if c < n - n0:"),
     Mutant("products past the columns", "if r < m - m0 and c < n - n0:", "if r < m - m0:"),
