@@ -22,6 +22,7 @@ _PLANS = [
     "host/planning/test_plan.py",
     "host/api/test_api.py",
     "host/inputs/test_arrays.py",
+    "host/inputs/test_recorded.py",
     "host/inputs/test_tensors.py",
 ]
 _CACHES = [
@@ -63,6 +64,7 @@ _CPU = [
 _INPUTS = [
     "host/inputs/test_problem.py",
     "host/inputs/test_arrays.py",
+    "host/inputs/test_recorded.py",
     "host/inputs/test_tensors.py",
     "host/keys/test_keys_values.py",
     "host/keys/test_keys_calls.py",
@@ -173,7 +175,7 @@ JUDGES = {
     "nbflash.cuda.bundled": ["host/planning/test_bundled.py"],
     "nbflash.cuda.device": [*_LAUNCHES, *_KEYS, "host/api/test_counts.py", *_CHOICES],
     "nbflash.cuda.dropout_state": _LAUNCHES,
-    "nbflash.cuda.graphs": ["host/inputs/test_arrays.py"],
+    "nbflash.cuda.graphs": ["host/inputs/test_recorded.py"],
     "nbflash.cuda.kernel_key": [*_KEYS, "host/planning/test_kernels.py"],
     "nbflash.cuda.kernel_spec": [*_LAUNCHES, *_KEYS],
     "nbflash.cuda.kinds": [*_LAUNCHES, *_KEYS],
@@ -263,6 +265,7 @@ JUDGES = {
         *_DECODE_CHOICES,
         "host/keys/test_keys_calls.py",
         "host/inputs/test_arrays.py",
+        "host/inputs/test_recorded.py",
         "host/decode/test_decode.py",
     ],
     "nbflash.inputs.dropout": ["host/keys/test_keys_calls.py", "host/api/test_dropout.py"],
@@ -280,6 +283,7 @@ JUDGES = {
     "nbflash.inputs.tensors": [
         "host/inputs/test_tensors.py",
         "host/inputs/test_arrays.py",
+        "host/inputs/test_recorded.py",
         "host/keys/test_keys_values.py",
     ],
     "nbflash.definitions.philox": ["host/api/test_dropout.py", *_LAUNCHES],
