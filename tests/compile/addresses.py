@@ -212,10 +212,12 @@ class _Kernel:
         if self.lines[name][0] != "trunc":
             return self._is_product(name, "i32") and which(name)
         within = self._sources(self.operands(name))
-        return any((self._is_product(x, "i64") or self._is_of_many(x)) and which(x) for x in within)
+        return any(
+            (self._is_product(x, "i64") or self._has_product_rows(x)) and which(x) for x in within
+        )
 
-    def _is_of_many(self, name):
-        """Whether it is a product by the elements of a row, of rows that are counted by one."""
+    def _has_product_rows(self, name):
+        """Whether it is a product by the elements of a row, and its number of rows is one, too."""
         rows = self._sources(self.operands(name)) if self._is_of_rows(name) else ()
         return any(self._is_product(x, size) for x in rows for size in ("i32", "i64"))
 

@@ -6,7 +6,7 @@ memory, 32 columns at a time and transposed, so that a thread reads four rows at
     Q, K of the first step to registers               zeros past the end
     for each step of 32 columns
         Q, K to shared memory
-        Q, K of the next step to registers            on their way during the product
+        Q, K of the next step to registers            0 past the last
         S += Q Kᵀ                                     4 × 4 in the registers of a thread
     S to shared memory, and from there to its rows
 """
@@ -28,7 +28,8 @@ _SIDE = 4  # products of a thread along each axis
 class BlockProductsConfig:
     """``tile``: rows of Q, and of K, of a block of threads; ``depth``: columns of a step.
 
-    The threads are a multiple of the depth: each has one column of a step, in several rows.
+    The threads are a multiple of the depth and divide a step's words: each has one column of a
+    step, in several rows.
     """
 
     tile: int = 64
@@ -56,7 +57,7 @@ class BlockProductsConfig:
 
 def make_block_products(cfg):
     """The kernel: q (planes, m, width), k (planes / group, n, width), s (planes, m, n); m, n,
-    width, group; tiles along m and along n.
+    width (at least 1), group; tiles along m and along n.
     """
     TILE, DEPTH, THREADS, LANES, LD = cfg.tile, cfg.depth, cfg.threads, cfg.lanes, cfg.ld
     APART, COUNT = THREADS // DEPTH, TILE * DEPTH // THREADS

@@ -281,16 +281,22 @@ def test_gradients_without_a_kernel_do_not_stop_attention(executor, monkeypatch)
     assert len(executor.calls) == 1
 
 
-def test_tables_are_there_before_another_stream_reads_them(cupy, monkeypatch):
+def test_tables_are_there_before_another_stream_reads_them(cupy):
     """Outside the pool, and the host waits for the copies: kernels of any stream may follow."""
     found, tables = [], [np.arange(6).reshape(2, 3).T, np.ones(4)]
-    held = contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def using_allocator(allocator):
+        found.append(allocator)
+        yield
+        found.append("again")
+
     stream = types.SimpleNamespace(synchronize=lambda: found.append("waited"))
-    cupy.cuda.using_allocator = lambda allocator: found.append(allocator) or held
+    cupy.cuda.using_allocator = using_allocator
     cupy.cuda.get_current_stream = lambda: stream
     cupy.asarray = lambda x: found.append(x.flags.c_contiguous) or x
     copied = resident(tables)
-    assert found == [None, True, True, "waited"]
+    assert found == [None, True, True, "again", "waited"]
     for x, y in zip(copied, tables, strict=True):
         np.testing.assert_array_equal(x, y)
 
