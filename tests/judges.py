@@ -265,7 +265,6 @@ JUDGES = {
         *_DECODE_CHOICES,
         "host/keys/test_keys_calls.py",
         "host/inputs/test_arrays.py",
-        "host/inputs/test_recorded.py",
         "host/decode/test_decode.py",
     ],
     "nbflash.inputs.dropout": ["host/keys/test_keys_calls.py", "host/api/test_dropout.py"],
@@ -283,7 +282,6 @@ JUDGES = {
     "nbflash.inputs.tensors": [
         "host/inputs/test_tensors.py",
         "host/inputs/test_arrays.py",
-        "host/inputs/test_recorded.py",
         "host/keys/test_keys_values.py",
     ],
     "nbflash.definitions.philox": ["host/api/test_dropout.py", *_LAUNCHES],

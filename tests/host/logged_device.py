@@ -53,7 +53,7 @@ class Launch:
         assert len(maps) == spec.maps
         self.values = dict(zip(names, maps, strict=False))
         self.kinds = dict(zip(names[spec.maps :], spec.signature[spec.maps :], strict=True))
-        for name, kind in zip(names[spec.maps :], spec.signature[spec.maps :], strict=True):
+        for name, kind in self.kinds.items():
             parts = launch._words_of(kind)
             count = len(parts)
             own, words = words[:count], words[count:]

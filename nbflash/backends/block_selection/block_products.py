@@ -6,7 +6,7 @@ memory, 32 columns at a time and transposed, so that a thread reads four rows at
     Q, K of the first step to registers               zeros past the end
     for each step of 32 columns
         Q, K to shared memory
-        Q, K of the next step to registers            0 past the last
+        Q, K of the next step to registers            zeros past the last step
         S += Q Kᵀ                                     4 × 4 in the registers of a thread
     S to shared memory, and from there to its rows
 """
@@ -68,9 +68,10 @@ def make_block_products(cfg):
 
     @unrolled
     def fetch(x, at, width, rows, columns):
-        """A thread's words of a step, from row to row ``APART``; 0 past the end.
+        """A thread's words of a step, in rows that are ``APART`` from each other; 0 past the end.
 
-        Branches would make each load wait for the one before: what is not there is element 0.
+        There are no branches, which would make each load wait for the one before it: a thread
+        loads element 0 in place of a word past the end, and drops it.
         """
         there = [both(columns > 0, rows > u * APART) for u in range(COUNT)]
         places = [select(t, at + u * APART * width, 0) for u, t in enumerate(there)]
@@ -89,12 +90,12 @@ def make_block_products(cfg):
         strip, column = divmod_int32(types.int32(cuda.blockIdx.x), tiles_n)
         plane, row = divmod_int32(strip, tiles_m)
         m0, n0 = types.int32(row * TILE), types.int32(column * TILE)
-        r, c, wide = types.int32(tid // DEPTH), types.int32(tid % DEPTH), types.int64(width)
-        of_q = (types.int64(plane) * m + m0 + r) * width + c
-        of_k = (types.int64(plane // group) * n + n0 + r) * width + c
-        rows_q, rows_k, to = types.int32(m - m0 - r), types.int32(n - n0 - r), c * LD + r
+        r0, c0, wide = types.int32(tid // DEPTH), types.int32(tid % DEPTH), types.int64(width)
+        of_q = (types.int64(plane) * m + m0 + r0) * width + c0
+        of_k = (types.int64(plane // group) * n + n0 + r0) * width + c0
+        rows_q, rows_k, to = types.int32(m - m0 - r0), types.int32(n - n0 - r0), c0 * LD + r0
         acc = START
-        of_row = types.int32(width - c)  # columns from this thread's on
+        of_row = types.int32(width - c0)  # columns from this thread's on
         next_q = fetch(q, of_q, wide, rows_q, of_row)
         next_k = fetch(k, of_k, wide, rows_k, of_row)
         for first in range(DEPTH, width + DEPTH, DEPTH):

@@ -113,15 +113,15 @@ OF_PRODUCTS = (
     Mutant("the first columns only", "q, of_q + first", "q, of_q"),
     Mutant("the first columns of K only", "k, of_k + first", "k, of_k"),
     Mutant("the columns of a step as of the first", "of_row - first)", "of_row)"),
-    Mutant("an operand not transposed", "c * LD + r", "r * LD + c"),
+    Mutant("an operand not transposed", "c0 * LD + r0", "r0 * LD + c0"),
     Mutant("words of one row", "at + u * APART * width", "at"),
     Mutant("words on each other", "to + u * APART", "to"),
     Mutant("tiles by rows", "divmod_int32(strip, tiles_m)", "divmod_int32(strip, tiles_n)"),
     Mutant(
-        "the first rows of Q", "(types.int64(plane) * m + m0 + r)", "(types.int64(plane) * m + r)"
+        "the first rows of Q", "(types.int64(plane) * m + m0 + r0)", "(types.int64(plane) * m + r0)"
     ),
     Mutant("K of the query's head", "types.int64(plane // group)", "types.int64(plane)"),
-    Mutant("the first rows of K", "* n + n0 + r) * width", "* n + r) * width"),
+    Mutant("the first rows of K", "* n + n0 + r0) * width", "* n + r0) * width"),
     Mutant("K on Q", "transpose(smem, K + to", "transpose(smem, to"),
     Mutant("Q for both", "acc, smem, 4 * ty, K + 4 * tx", "acc, smem, 4 * ty, 4 * tx"),
     Mutant("products past the rows", "if r < m - m0 and c < n - n0:", "if c < n - n0:"),
