@@ -26,8 +26,10 @@ _PLACE = re.compile(r", ([\d, ]+)$")  # in a tuple
 _NUMBER = re.compile(r"(?: |, )(-?\d+)(?=$|,)")
 # What is followed: the others make something else of their operands, or something smaller.
 _FOLLOWED = {"add", "sub", "mul", "shl", "or", "phi", "select", "sext", "zext", "trunc", "freeze"}
-_TUPLES = {"extractvalue", "insertvalue"}  # what device functions take and return
+_FOLLOWED |= {"extractvalue"}  # of tuples: what device functions take and return
 _bitcode = {}  # of device functions, by their text
+# Arguments that count: what they multiply is a head, or a part of the keys, and blocks are as many.
+_COUNTS = {"%batch", "%pack", "%splits"}
 _DIVISIONS = {"sdiv", "udiv", "ashr", "lshr"}  # by a number: of words of a few elements
 _POINTERS = {"getelementptr", "addrspacecast", "bitcast", "phi", "select", "inttoptr"}
 
@@ -63,10 +65,7 @@ def narrow_products(modules):
     text = _inlined(modules)
     lines = {name: (kind, rest) for name, kind, rest in _DEFINITION.findall(text)}
     head = next(line for line in text.splitlines() if line.startswith("define"))
-    kernel, through_tuples = (
-        _Kernel(lines, head, followed) for followed in (_FOLLOWED, _FOLLOWED | _TUPLES)
-    )
-    return sorted({*kernel.found(), *through_tuples.found_of_strides()})
+    return _Kernel(lines, head).found()
 
 
 def _inlined(modules):
@@ -116,8 +115,8 @@ def _without_variables():
 class _Kernel:
     """Its values by name: what makes them, and the operands."""
 
-    def __init__(self, lines, head, followed):
-        self.lines, self._followed, self._operands = lines, followed, {}
+    def __init__(self, lines, head):
+        self.lines, self._operands = lines, {}
         self.strides = set(_WIDE.findall(head))
 
     def operands(self, name):
@@ -125,38 +124,39 @@ class _Kernel:
         if name not in self._operands:
             names = _NAMES.findall(self.lines[name][1])
             if self.lines[name][0] == "extractvalue":
-                names = [self._element(name)]
+                names = self._elements(name)
             self._operands[name] = [x for x in names if x in self.lines]
         return self._operands[name]
 
-    def _element(self, name):
-        """What was put into a tuple where ``name`` is taken from; or the tuple; "" of a number."""
-        rest = self.lines[name][1]
-        at, of_tuple = _PLACE.search(rest)[1], "".join(_NAMES.findall(rest)[:1])
-        while self.lines.get(of_tuple, ("",))[0] == "insertvalue":
-            rest = self.lines[of_tuple][1]
-            place, names = _PLACE.search(rest)[1], _NAMES.findall(rest)
-            value = names.pop() if names and rest.endswith(f"{names[-1]}, {place}") else ""
-            if place == at:
-                return value
-            if place.startswith(f"{at},") or at.startswith(f"{place},"):
-                break  # a tuple in a tuple
-            of_tuple = "".join(names)
-        return of_tuple
+    def _elements(self, name):
+        """What was put into a tuple where ``name`` is taken from, on each way there."""
+        found, seen, left = [], set(), [(name, "")]
+        while left:
+            of_tuple, at = step = left.pop()
+            kind, rest = self.lines.get(of_tuple, ("", ""))
+            names, place = _NAMES.findall(rest), _PLACE.search(rest)
+            if step in seen:
+                continue
+            seen.add(step)
+            if not at and kind != "extractvalue":
+                found.append(of_tuple)
+            elif kind == "extractvalue":
+                left.append((names[0], f"{place[1]}, {at}" if at else place[1]))
+            elif kind == "insertvalue":
+                value = names.pop() if names and rest.endswith(f"{names[-1]}, {place[1]}") else ""
+                if at == place[1] or at.startswith(f"{place[1]}, "):
+                    left.append((value, at[len(place[1]) + 2 :]))
+                else:
+                    left += [(x, at) for x in names]
+            elif kind in ("phi", "select", "freeze"):
+                left += [(x, at) for x in names if x in self.lines]
+        return found
 
     def found(self):
         """Lines of the text."""
         tensors, tables = self._indices()
         names = [x for x in self._sources(tensors) if self._is_narrow(x)]
         names += [x for x in self._sources(tables) if self._is_narrow(x, self._of_stride)]
-        return self._texts(names)
-
-    def found_of_strides(self):
-        """Those of products with a stride, or another argument of 64 bits, alone."""
-        names = self._sources(set.union(*self._indices()))
-        return self._texts(x for x in names if self._is_narrow(x, self._of_stride))
-
-    def _texts(self, names):
         return sorted({f"{name} = {' '.join(self.lines[name])}" for name in names})
 
     def _indices(self):
@@ -185,7 +185,7 @@ class _Kernel:
         kind, rest = self.lines[name]
         if kind in _DIVISIONS:
             return _NUMBER.search(rest) is not None
-        return kind in self._followed and not self._is_of_rows(name)
+        return kind in _FOLLOWED and not self._is_of_rows(name)
 
     def _is_of_rows(self, name):
         """Whether a product of 64 bits is by the elements of a row: int32 can count the rows."""
@@ -224,7 +224,7 @@ class _Kernel:
     def _of_stride(self, name):
         """Whether an argument of 64 bits is among its factors."""
         within = self._sources([name])
-        taken = {self._element(x) for x in within if self.lines[x][0] == "extractvalue"}
+        taken = {y for x in within if self.lines[x][0] == "extractvalue" for y in self._elements(x)}
         named = {y for x in within for y in _NAMES.findall(self.lines[x][1])}
         return bool(self.strides & (named | taken))
 
@@ -235,7 +235,7 @@ class _Kernel:
             return False
         number = _NUMBER.search(rest)
         if number is None:
-            return not self._undoes_division(name)
+            return not self._undoes_division(name) and not self._is_counted(name)
         return abs(int(number[1])) > TILE if kind == "mul" else 1 << int(number[1]) > TILE
 
     def _undoes_division(self, name):
@@ -243,3 +243,12 @@ class _Kernel:
         names = set(self.operands(name))
         quotients = [x for x in names if self.lines[x][0] in ("sdiv", "udiv")]
         return any(set(self.operands(q)) & (names - {q}) for q in quotients)
+
+    def _is_counted(self, name):
+        """Whether it is by a count, or by a quotient of one, and of no other product."""
+        factors = self._sources(self.operands(name))
+        if any(self.lines[x][0] in ("mul", "shl") for x in factors):
+            return False
+        quotients = (x for x in factors if self.lines[x][0] == "sdiv")
+        exact = {name, *self.operands(name), *(y for x in quotients for y in self.operands(x))}
+        return any(_COUNTS.intersection(_NAMES.findall(self.lines[x][1])) for x in exact)

@@ -16,6 +16,7 @@ import zlib
 from pathlib import Path
 
 import addresses
+import memory_asm
 from cuda.bindings import nvjitlink, nvvm
 from numba.cuda import compiler
 from suites import observe
@@ -64,11 +65,14 @@ def cached(make, *key):
 def compile_ptx(spec, capability):
     """:func:`nbflash.cuda.launch.compile_ptx`, kept, but for functions without a content.
 
-    Raises AssertionError if a global address comes of a product of 32 bits.
+    Raises AssertionError if a global address comes of a product of 32 bits, or if the compiler may
+    move inline PTX past other accesses of memory.
     """
     observe(f"{spec.name} {launch.arch_of(capability)}")
-    narrow, _, ptx = _kept_ptx(spec, capability).partition("\n")
-    assert narrow == "[]", f"{spec.name}: addresses of 32 bits, {narrow}; see addresses.py"
+    found, _, ptx = _kept_ptx(spec, capability).partition("\n")
+    narrow, unordered = json.loads(found)
+    assert not narrow, f"{spec.name}: addresses of 32 bits, {narrow}; see addresses.py"
+    assert not unordered, f"{spec.name}: no memory clobber, {unordered}; see memory_asm.py"
     if _list:
         digest = hashlib.sha256(code_of(ptx).encode()).hexdigest()[:16]
         with open(_list, "a") as out:
@@ -102,25 +106,25 @@ def lowering_kept(kernel):
 
 
 def _checked_ptx(spec, capability):
-    """A line with the products that `addresses` finds, and the PTX."""
+    """A line with what `addresses` and `memory_asm` find, and the PTX."""
     with collector_off(), addresses.read_ir() as modules:
         ptx = launch.compile_ptx(spec, capability)
-        narrow = addresses.narrow_products(tuple(modules))
-    return f"{json.dumps(narrow)}\n{ptx}"
+        found = addresses.narrow_products(tuple(modules)), memory_asm.unordered(modules)
+    return f"{json.dumps(found)}\n{ptx}"
 
 
 def _kept_ptx(spec, capability):
     key = kernel_key.of(spec, capability)
     if key is None:
         return _checked_ptx(spec, capability)
-    checks = Path(addresses.__file__).read_text()
+    checks = [Path(x.__file__).read_text() for x in (addresses, memory_asm)]
     versions = importlib.metadata.version("numba-cuda"), nvvm.version()
 
     def make():
         with lowering_kept(kernel_key.of(spec, ANY)):
             return _checked_ptx(spec, capability)
 
-    return cached(make, key, repr(versions), checks)
+    return cached(make, key, repr(versions), *checks)
 
 
 def report_of(ptx, arch):

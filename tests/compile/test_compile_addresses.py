@@ -10,6 +10,7 @@ from nbflash.backends.block_plan.transpose import TransposeConfig, transpose_spe
 from nbflash.backends.block_selection.best_blocks import BestBlocksConfig, best_blocks_spec
 from nbflash.backends.simt.row_statistics import RowConfig
 from nbflash.backends.sm80 import row_kernels
+from nbflash.backends.sm80.decode import config as sm80_decode
 from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.split_kv.combine import CombineConfig
 from nbflash.cuda import launch
@@ -19,12 +20,16 @@ ROWS, CONVERT = "nbflash.backends.simt.row_statistics", "nbflash.backends.simt.c
 DECODE, PRODUCER, CONSUMER = (
     f"nbflash.backends.sm90.decode.{name}" for name in ("kernel", "producer", "consumer")
 )
+DECODE_SM80, RESULTS = (f"nbflash.backends.sm80.decode.{name}" for name in ("kernel", "results"))
 COMBINE, PARTS = "nbflash.backends.split_kv.combine", "nbflash.cuda.tile.split_kv"
 IN_BLOCK = "nbflash.backends.split_kv.combine_in_block"
 SPECS = {
     ROWS: lambda module: module.delta_simt_spec(RowConfig("float16", 64)),
     CONVERT: lambda module: module.convert_dq_simt_spec(RowConfig("float16", 64)),
     COMBINE: lambda module: module.combine_simt_spec(CombineConfig("float16", 64, 4)),
+    DECODE_SM80: lambda module: module.decode_sm80_spec(
+        sm80_decode.decode_config("float16", 64, "", smem_limit=99 * 1024, masked=True)
+    ),
     DECODE: lambda module: module.decode_sm90_spec(decode_config("float16", 64, None)),
 }
 OF_ROW = "delta[(b * heads + h) * nq + i]"
@@ -60,6 +65,10 @@ FAULTS = {
     "a device function's": (
         (PARTS, COMBINE),
         Mutant("part", "part_lse[s * rows + at])", "part_lse[types.int32(s * rows) + at])"),
+    ),
+    "a row out of a tuple": (
+        (RESULTS, DECODE_SM80),
+        Mutant("row", "o_at * HEAD_DIM + column", "types.int32(o_at * HEAD_DIM) + column"),
     ),
     "the place of a row": (
         (IN_BLOCK, DECODE),

@@ -13,6 +13,7 @@ from nbflash.cuda import tensor_map
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs import arrays
 from nbflash.inputs.decode_problem import Cache, check_decode
+from nbflash.planning import decode_plan
 from nbflash.planning.decode_plan import CudaDecoder
 
 BATCH, NQ, HEADS, HEADS_KV, DIM, PAGES, PAGE, ENTRIES = 3, 2, 14, 7, 64, 11, 32, 90
@@ -98,6 +99,24 @@ def test_many_parts_are_joined_by_a_second_kernel(impl, device, monkeypatch):
     assert (second["part_o"], second["part_lse"]) == (first["part_o"], first["part_lse"])
     assert (second["rows"], second["splits"]) == (BATCH * NQ * HEADS, decoder._partial.splits)
     assert out.data.ptr in second.values.values()
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_graph_keeps_the_decoder_and_its_parts(second, records, device, monkeypatch):
+    """Joined by the last block or by a second kernel."""
+    kept, memory = [], object()
+    monkeypatch.setattr(decode_plan, "_captured", kept)
+    monkeypatch.setattr(shares, "joined_by_the_last", lambda *_: not second)
+    monkeypatch.setattr(device, "stream", lambda: (7, records))
+    addresses = range(1 << 20, 5 << 20, 1 << 20)
+    monkeypatch.setattr(device, "scratch", lambda *_: lambda: (memory, addresses))
+    given = _given(quantised=False, paged=True)
+    cache = Cache(*(given[x] for x in ("k", "v", "lengths", "table", "k_scale", "v_scale")))
+    problem = check_decode(given["q"], cache, SCALE)
+    decoder = CudaDecoder(problem, None, given["q"], cache, BACKENDS["sm80"].decode_partial)
+    decoder(given["q"], cache)
+    assert kept == ([(decoder, memory)] if records else [])
 
 
 def _check_keys(found, problem, mask):

@@ -114,6 +114,19 @@ def test_heads_one_by_one(name):
     check(Sharding.of(mask, ranks, TILE), inputs, {"scale": 0.3}, stages=3, split="heads")
 
 
+@pytest.mark.parametrize("split", ["ranks", "heads"])
+def test_sums_of_parts_in_bfloat16_are_rounded_once(split):
+    """256 and, of two other ranks, 1."""
+    sharding = Sharding.of(masks.dense(96, 1), 3, TILE)
+    *arrays, dout, dlse = make_inputs(1, 96, 1, 2, 2, 8, ml_dtypes.bfloat16)
+    dout[...] = 0
+    for rank in range(3):
+        own = sharding.positions(rank, "keys").size
+        dout[:, sharding.positions(rank, "queries")[0]] = 256 if own else 1
+    how = {"stages": 1, "split": split}, {"reduce": "input"}
+    assert (over_ranks(sharding, (*arrays, dout, dlse), *how)[4] == 258).all()
+
+
 @pytest.mark.parametrize("stages", [1, 3, 9])
 def test_any_number_of_stages_and_the_same_bits_every_time(stages):
     sharding, inputs = Sharding.of(masks.causal(200), 5, TILE), make_inputs(1, 200, 200, 2, 1, 8)

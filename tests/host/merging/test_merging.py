@@ -142,6 +142,16 @@ def test_merge_is_that_of_the_reference(dtype, spread):
         assert x.dtype == values[1].dtype
 
 
+def test_the_lse_keeps_what_a_small_part_adds():
+    """Beside an LSE of 0, where 1 and the part's sum together are not representable."""
+    out, small = (
+        np.zeros((1, 12, 1, 4), np.float32),
+        -np.arange(4, 16, dtype=np.float32)[None, None],
+    )
+    _, lse = nbflash.merge(out, np.zeros_like(small), out, small)
+    assert lse.tobytes() == np.log1p(np.exp(small)).tobytes()
+
+
 def test_weights_keep_their_precision_at_any_shift():
     """All LSE larger by 2^20: the same output and gradients, to the bit."""
     rng, shift = np.random.default_rng(0), np.float32(2**20)
