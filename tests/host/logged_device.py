@@ -60,9 +60,10 @@ class Launch:
             assert len(own) == count, f"{spec.name} has too few words for {name}"
             for word, part in zip(own, parts, strict=True):
                 whole = isinstance(word, int | np.integer | np.bool_)
-                assert whole or not part.name.startswith(("int", "uint")), (
-                    f"{spec.name}: {name} is {word!r}"
-                )
+                if part.name.startswith(("int", "uint")):
+                    limits = np.iinfo(part.name)
+                    fits = whole and limits.min <= word <= limits.max
+                    assert fits, f"{spec.name}: {name} is {word!r}"
             self.values[name] = own[0] if count == 1 and kind.name != "Tuple" else own
         assert not words, f"{spec.name} has {len(words)} words that no parameter takes"
 

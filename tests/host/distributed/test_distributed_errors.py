@@ -221,6 +221,33 @@ def test_arrays_of_another_length_are_refused():
         run(lambda comm: distributed.gather(x, sharding, comm), 1)
 
 
+EQUAL = masks.dense(96)
+GATHERED = {
+    "axis": {"axis": 1},
+    "of": {"of": "keys"},
+    "dtype": {"x": np.zeros((32, 32), np.float32)},
+    "shape besides": {"x": np.zeros((32, 1))},
+    "sharding": {"sharding": Sharding.of(masks.window(96, left=94), RANKS, 32)},
+}
+
+
+def gathered(comm, fact):
+    given = {"x": np.zeros((32, 32)), "sharding": Sharding.of(EQUAL, RANKS, 32), "axis": 0}
+    if comm.rank == 1:
+        given |= GATHERED[fact]
+    try:
+        distributed.gather(comm=comm, **given)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("fact", GATHERED)
+def test_ranks_gather_what_is_alike(fact):
+    for text in run(gathered, RANKS, fact, timeout=30):
+        assert text.startswith(f"{fact} differs between ranks")
+
+
 def test_ranks_agree_on_the_parameters_of_a_score():
     """Arrays and all digits of numbers, which no name has."""
     q, sharding = np.ones((2, 32, 4, 8), np.float32), Sharding.of(masks.causal(64), 2, 32)
