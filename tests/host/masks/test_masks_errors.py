@@ -171,6 +171,10 @@ VALUE = {
         lambda: masks.per_head([masks.dense(4), masks.dense(5)]),
         r"per_head\[1\].shape=\(5, 5\): must be \(4, 4\)",
     ),
+    "planes of other rows": (
+        lambda: masks.per_batch([masks.dense(4), masks.dense(5, 4)]),
+        r"per_batch\[1\].shape=\(5, 4\): must be \(4, 4\)",
+    ),
     "planes none": (lambda: masks.per_batch([]), r"per_batch\(\[\]\): needs at least one"),
     "planes nested": (
         lambda: masks.per_head([masks.per_head([masks.dense(4), masks.causal(4)]), masks.dense(4)]),

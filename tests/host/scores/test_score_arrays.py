@@ -77,6 +77,12 @@ def _first(s, b, h, q_idx, kv_idx, x):
     ("make", "given", "error", "match"),
     [
         (scores.relative, DeviceArray((4, 5), strides=(4, 16)), ValueError, r"C-cont.* \(4, 16\)"),
+        (
+            lambda x: scores.custom(_first, None, (x,)),
+            DeviceArray((4,), strides=(8,)),
+            ValueError,
+            r"C-cont.* \(8,\)",
+        ),
         (scores.bias, DeviceArray((1, 4, 6, 6), np.float16), TypeError, "float32, .* got float16"),
         (lambda x: scores.custom(_first, None, (x,)), DeviceArray(()), ValueError, "have an axis"),
         (scores.alibi, DeviceArray((4,)), TypeError, "slopes must be in host memory"),
