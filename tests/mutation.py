@@ -1,9 +1,10 @@
 """Mutation testing of host code: ``make mutation``.
 
-The operators of cosmic-ray change one place of a module, and the tests that `judges` names for it
-are run. Places are drawn by a seed, and one mutant for each. A mutant that the tests pass has
-survived. It counts against the score unless equivalent_mutants*.toml has it, with the reason why no
-test can tell it from the original. Annotations are no places, and neither is ``strict=`` of zip.
+The operators of cosmic-ray, and `omissions`, change one place of a module, and the tests that
+`judges` names for it are run. Places are drawn by a seed, and one mutant for each. A mutant that
+the tests pass has survived. It counts against the score unless equivalent_mutants*.toml has it,
+with the reason why no test can tell it from the original. Annotations are no places, and neither is
+``strict=`` of zip.
 
     score = killed / (killed + survived)
 """
@@ -19,11 +20,13 @@ import tomllib
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from judges import JUDGES, LEFT_OUT
 from mutants import Mutant
+from omissions import omissions
 from planting import ROOT, Planter
 
 TESTS = Path(__file__).parent
@@ -53,34 +56,44 @@ class Change:
         return f"{self.module}, line {self.line}\n    - {was}\n    + {now}"
 
 
-def places(modules):
-    """By module and position in its source: pairs (operator, occurrence)."""
+def replacements(source):
+    """Pairs (position, function from the source to a mutant) of cosmic-ray's operators."""
     from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
-    operators = [x for x in map(get_operator, operator_names()) if not x.arguments()]
+    nodes = list(ast_nodes(get_ast(source)))
+    for operator in map(get_operator, operator_names()):
+        if operator.arguments():
+            continue
+        positions = (start for x in nodes for start, _ in operator().mutation_positions(x))
+        for occurrence, start in enumerate(positions):
+            yield start, partial(mutate_code, operator=operator(), occurrence=occurrence)
+
+
+KINDS = {"replacements": replacements, "omissions": omissions}
+
+
+def places(modules, kinds):
+    """By module and position in its source: functions from the source to a mutant."""
     found = defaultdict(list)
     for module in modules:
-        nodes = list(ast_nodes(get_ast(path_of(module).read_text())))
-        for operator in operators:
-            positions = (start for x in nodes for start, _ in operator().mutation_positions(x))
-            for occurrence, start in enumerate(positions):
-                found[module, start].append((operator, occurrence))
+        source = path_of(module).read_text()
+        for kind in kinds:
+            for start, change in KINDS[kind](source):
+                found[module, start].append(change)
     return found
 
 
-def draw(modules, size, seed):
+def draw(modules, size, seed, kinds):
     """As many mutants as asked for, or all that there are, of different places."""
-    from cosmic_ray.mutating import mutate_code
-
     rng, drawn = random.Random(seed), []
-    found = places(modules)
+    found = places(modules, kinds)
     for module, start in rng.sample(sorted(found), len(found)):
         if len(drawn) == size:
             break
         source = path_of(module).read_text()
-        operator, occurrence = rng.choice(found[module, start])
-        mutated = mutate_code(source, operator(), occurrence)
+        mutated = rng.choice(found[module, start])(source)
         if meaning(mutated) not in (None, meaning(source)):
             drawn.append(Change(module, start[0], source, mutated))
     return drawn
@@ -158,11 +171,12 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="of the sample, default 0")
     parser.add_argument("--jobs", type=int, default=2, help="processes, default 2")
     parser.add_argument("--only", nargs="+", default=[""], help="modules whose names begin so")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     options = parser.parse_args()
     os.environ["CI"] = "1"  # properties draw the same examples every time
 
     modules = [x for x in JUDGES if x.startswith(tuple(options.only))]
-    changes = draw(modules, options.size, options.seed)
+    changes = draw(modules, options.size, options.seed, options.kinds)
     if broken := failing(changes, options.jobs):
         return f"these fail without a mutant: {', '.join(broken)}"
     known, counts, wrong = equivalent(), Counter(), []

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from judges import JUDGES, LEFT_OUT
 from mutation import Change, equivalent, meaning, path_of
+from omissions import omissions
 
 TESTS = Path(__file__).parents[2]
 
@@ -45,3 +46,25 @@ def test_a_change_is_known_by_its_lines():
     change = Change("masks.base", 2, "if a:\n    b = 1\nc\n", "if a:\n    b = 2\nc\n")
     assert change.texts == ("b = 1", "b = 2")
     assert str(change) == "masks.base, line 2\n    - b = 1\n    + b = 2"
+
+
+@pytest.mark.parametrize(
+    ("source", "mutants"),
+    [
+        ("x = min(a, b)", ["x = (a)", "x = (b)"]),
+        ("x = a or b", ["x = (a)", "x = (b)"]),
+        ("x = a and b and c", ["x = (b and c)", "x = (a and c)", "x = (a and b)"]),
+        ("x = {'a': 1, 'b': 2}", ["x = ({'b': 2})", "x = ({'a': 1})"]),
+        ("x = f(a, k=1, strict=True)", ["x = (f(a, strict=True))"]),
+        ("x = a if b else c", ["x = (a)", "x = (c)"]),
+        ("x = 'é', y.copy()", ["x = 'é', (y)"]),
+        ("x = int(y), int(*y)", ["x = (y), int(*y)"]),
+        ("if a:\n    return\nb", ["pass\nb"]),
+        ("x[0] = 1; x += 1; x = 1", ["pass; x += 1; x = 1", "x[0] = 1; pass; x = 1"]),
+        ("f(a); g", ["pass; g"]),
+        ("raise Error(f'{str(a)}')", []),
+        ("def f(x: int | None = g(a)) -> str(a): 1", []),
+    ],
+)
+def test_what_is_left_out(source, mutants):
+    assert [change(source) for _, change in omissions(source)] == mutants
