@@ -249,7 +249,7 @@ def _heads_first(*arrays):
 
 def _attended(mask, shape):
     """A Mask, a bool array or None as a bool array of ``shape``."""
-    keep = True if mask is None else mask.dense() if hasattr(mask, "dense") else np.asarray(mask)
+    keep = True if mask is None else mask.dense() if hasattr(mask, "dense") else mask
     return np.broadcast_to(keep, shape)
 
 

@@ -9,6 +9,8 @@ import ast
 import copy
 import re
 
+#: Keywords that change no result, and those of ``**``.
+_SPARE = {None, "strict", "digest_size", "sparse", "maxsize"}
 _BOUNDS = re.compile(r"\b(min|max|minimum|maximum)$")
 _METHODS = {"copy", "astype", "tobytes", "tolist", "lower", "strip", "get"}
 _FUNCTIONS = {
@@ -88,7 +90,7 @@ def _shorter_call(node):
     name = ast.unparse(node.func)
     last = name.rpartition(".")[2]
     for i, keyword in enumerate(node.keywords):
-        if keyword.arg not in (None, "strict"):
+        if keyword.arg not in _SPARE:
             yield _without(node, "keywords", i)
     if any(isinstance(x, ast.Starred) for x in node.args):
         return

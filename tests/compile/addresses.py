@@ -24,14 +24,16 @@ _NAMES, _WIDE = re.compile(_NAME), re.compile(rf"i64 (?:noundef )?({_NAME})")
 _ELEMENT = re.compile(r"(?:(?:inbounds|nuw|nusw) )*(.+?), ptr")
 _PLACE = re.compile(r", ([\d, ]+)$")  # in a tuple
 _NUMBER = re.compile(r"(?: |, )(-?\d+)(?=$|,)")
-# What is followed: the others make something else of their operands, or something smaller.
+# What is followed: the others make something else of their operands, or something smaller. Device
+# functions take and return tuples.
 _FOLLOWED = {"add", "sub", "mul", "shl", "or", "phi", "select", "sext", "zext", "trunc", "freeze"}
-_FOLLOWED |= {"extractvalue"}  # of tuples: what device functions take and return
-_bitcode = {}  # of device functions, by their text
-# Arguments that count: what they multiply is a head, or a part of the keys, and blocks are as many.
+_FOLLOWED |= {"extractvalue"}
+# Arguments that count: their product with an index is a head or a part, and of these there are no
+# more than blocks of threads.
 _COUNTS = {"%batch", "%pack", "%splits"}
 _DIVISIONS = {"sdiv", "udiv", "ashr", "lshr"}  # by a number: of words of a few elements
 _POINTERS = {"getelementptr", "addrspacecast", "bitcast", "phi", "select", "inttoptr"}
+_bitcode = {}  # of device functions, by their text
 
 
 @contextlib.contextmanager
@@ -129,7 +131,10 @@ class _Kernel:
         return self._operands[name]
 
     def _elements(self, name):
-        """What was put into a tuple where ``name`` is taken from, on each way there."""
+        """What has been put into a tuple where ``name`` is taken from, on each way there.
+
+        ``at`` is a place in tuples of tuples, as LLVM writes it: "2, 0".
+        """
         found, seen, left = [], set(), [(name, "")]
         while left:
             of_tuple, at = step = left.pop()

@@ -116,6 +116,7 @@ def test_a_sum_has_parts_for_every_number_of_warps(warps, length):
         tiles, columns = config.dq_part
         assert tiles * columns * warps == length // 16 * config.tile.width
         assert columns % 16 == 0
+        assert warps % (config.tile.width // columns) == 0
 
 
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 136])

@@ -274,6 +274,7 @@ def test_planes_keep_each_heads_mask(entries):
 def test_planes_broadcast(abc):
     a, b, c = abc
     head, batch = masks.per_head([a, b]), masks.per_batch([c, a, c])
+    assert masks.per_batch(x for x in (c, a, c)) == batch  # any iterable
     both = head & batch
     assert (both.batch, both.heads) == (3, 2)
     assert (both.dense() == (head.dense() & batch.dense())).all()

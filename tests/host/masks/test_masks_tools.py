@@ -1,7 +1,9 @@
 """Statistics, reordering, pictures and attention coverage."""
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -43,6 +45,7 @@ def test_stats_from_the_dense_matrix(mask, tile):
     keys = sum(min(tile_n, nk - c) for _, c in live)
     once = nq * (2 * 32 * 4 + 4)
     assert stats.bytes == once + 2 * 32 * 4 * keys
+    assert json.loads(json.dumps(asdict(stats)))["bytes"] == stats.bytes  # Python's own numbers
     assert stats.dense_bytes == once + 2 * 32 * 4 * nk * -(-nq // tile_m)
     rows = [sum(r == row for r, _ in live) for row in range(0, nq, tile_m)]
     assert (stats.row_min, stats.row_max) == (min(rows), max(rows))
@@ -286,6 +289,16 @@ def test_coverage_of_scores_whose_exponentials_overflow(size):
     each = (np.arange(8) + 1) / 8
     np.testing.assert_allclose(masks.coverage(q, k, masks.causal(8)), each.mean(), rtol=1e-12)
     np.testing.assert_allclose(masks.coverage(q, -k, masks.causal(8)), each.mean(), rtol=1e-12)
+
+
+def test_coverage_of_queries_in_small_integers():
+    """A mask computes with them, beyond what their dtype counts."""
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, n, 1, 4)) for n in (300, 700))
+    rows = np.array([3, 255])
+    mask = masks.from_function(lambda q, kv: (q + q + kv) % 7 < 3, 300, 700)
+    expected = masks.coverage(q, k, mask, queries=rows)
+    assert (masks.coverage(q, k, mask, queries=rows.astype(np.uint8)) == expected).all()
 
 
 def test_coverage_of_some_queries(qk, monkeypatch):
