@@ -284,8 +284,8 @@ def _join_bits(tiles) -> tuple[np.ndarray, np.ndarray]:
 
     An empty collection becomes one tile of zeros, so that kernels always get a valid pointer.
     """
-    bits = np.concatenate([t.bits for t in tiles], dtype=np.uint32)
-    kind = np.concatenate([t.kinds.data for t in tiles], dtype=np.int32)
+    bits = np.concatenate([t.bits for t in tiles])
+    kind = np.concatenate([t.kinds.data for t in tiles])
     first = np.cumsum([0] + [len(t.bits) for t in tiles[:-1]])
     is_bits = kind >= BITS
     kind[is_bits] += np.repeat(first, [t.kinds.nnz for t in tiles])[is_bits].astype(np.int32)

@@ -30,7 +30,7 @@ _FOLLOWED = {"add", "sub", "mul", "shl", "or", "phi", "select", "sext", "zext", 
 _FOLLOWED |= {"extractvalue"}
 # Arguments that count: their product with an index is a head or a part, and of these there are no
 # more than blocks of threads.
-_COUNTS = {"%batch", "%pack", "%splits"}
+_COUNTS = {"%batch", "%group", "%pack", "%splits"}
 _DIVISIONS = {"sdiv", "udiv", "ashr", "lshr"}  # by a number: of words of a few elements
 _POINTERS = {"getelementptr", "addrspacecast", "bitcast", "phi", "select", "inttoptr"}
 _bitcode = {}  # of device functions, by their text

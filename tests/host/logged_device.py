@@ -1,5 +1,6 @@
 """A device that notes every launch, by the names of its kernel's parameters."""
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -48,6 +49,12 @@ class Launch:
 
     def __init__(self, spec, blocks, words, maps):
         self.kernel, self.blocks, self.config = spec.name, blocks, spec.config
+        for field in dataclasses.fields(spec.config):  # what is equal is one kernel
+            exact = {"bool": bool, "int": int, "str": str}.get(
+                getattr(field.type, "__name__", field.type)
+            )
+            value = getattr(spec.config, field.name)
+            assert exact in (None, type(value)), f"{spec.name}: {field.name} is {value!r}"
         names, words = _parameters(spec), list(words)
         assert len(names) == len(spec.signature)
         assert len(maps) == spec.maps

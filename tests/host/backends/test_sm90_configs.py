@@ -7,6 +7,7 @@ import pytest
 import masks
 from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
 from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
+from nbflash.backends.sm90.decode.config import decode_config
 from nbflash.backends.sm90.forward.choice import choose
 from nbflash.backends.sm90.forward.config import Sm90Config, forward_configs
 from nbflash.schedule.tile_schedule import TileSchedule
@@ -14,6 +15,7 @@ from nbflash.schedule.tile_schedule import TileSchedule
 WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))
 DQ = dq_configs("bfloat16", 128)[0]
 ONE_PASS = backward_configs("bfloat16", 128)[0]
+DECODE, DECODE_INT8 = (decode_config("float16", 64, None, stored) for stored in ("", "int8"))
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 128, 192, 256])
@@ -88,6 +90,13 @@ def test_the_tiles_that_were_fastest_are_chosen(mask, tile):
         (DQ, {"k_stages": 1}, "k_stages is at least 2, got 1"),
         (DQ, {"do_stages": 0}, "do_stages is at least 1, got 0"),
         (ONE_PASS, {"dropout": True}, "dropout takes two passes, one without dQ"),
+        (DECODE, {"stages": 1}, "stages is at least 2, got 1"),
+        (DECODE, {"tile_n": 48}, "tile_n is 32, 64, 96 or 128, got 48"),
+        (DECODE, {"tile_n": 160}, "tile_n is 32, 64, 96 or 128, got 160"),
+        (DECODE, {"head_dim": 60}, "head_dim is a multiple of 8, got 60"),
+        (DECODE, {"box": 12}, "keys come by multiples of 8 that divide"),
+        (DECODE_INT8, {"tile_n": 128}, "tile_n is 64 for 8-bit quantised caches, got 128"),
+        (DECODE_INT8, {"head_dim": 72}, "head_dim is a multiple of 16, got 72"),
     ],
 )
 def test_what_would_hang_or_does_not_fit(config, changed, reason):

@@ -9,7 +9,7 @@ import nbflash
 from nbflash import distributed, reference, scores
 from nbflash.distributed import Sharding, gather, rank_plan, run, scatter
 from nbflash.distributed.communicator import messages
-from nbflash.distributed.stages import part_count, stages_of
+from nbflash.distributed.stages import groups, part_count, stages_of
 from nbflash.testing import (
     assert_within_reference,
     low_precision,
@@ -355,6 +355,13 @@ def test_only_what_the_mask_asks_for_travels():
     assert sharding.traffic.sum() == 3 * 64
     whole = Sharding.of(masks.dense(512), 4, TILE).traffic
     assert (whole == 128 * (1 - np.eye(4))).all()
+
+
+def test_neighbours_come_first():
+    """On both sides, whatever the number of stages."""
+    assert groups(6, 5) == [[1], [5], [2], [4], [3]]
+    assert groups(5, 2) == [[1, 4], [2, 3]]
+    assert groups(4, 9) == [[1], [3], [2]]
 
 
 def test_a_warm_call_plans_nothing(monkeypatch):

@@ -208,6 +208,20 @@ def test_heads_are_not_split_with_a_mask_of_each():
         alone(mask=mask, split="heads")
 
 
+@pytest.mark.parametrize("name", ["dout", "out", "lse", "dlse"])
+def test_results_of_another_shape_are_refused(name):
+    """Before the backward pass sends anything."""
+    q, k, v, dout = make_qkv(1, N, N, 2, 1, 8)
+    (comm,) = run(lambda comm: comm, 1)
+    last = Sharding.of(MASK, 1), comm
+    out, lse = distributed.attention(q, k, v, *last, return_lse=True)
+    given = {"dout": dout, "out": out, "lse": lse, "dlse": np.zeros_like(lse)}
+    given[name] = given[name][:, :1]
+    *given, dlse = given.values()
+    with pytest.raises(ValueError, match=f"{name} must have shape"):
+        distributed.attention_backward(given[0], q, k, v, *given[1:], *last, dlse=dlse)
+
+
 def test_arrays_of_another_length_are_refused():
     sharding = Sharding.of(MASK, 1, 32)
     x = np.zeros((1, N - 1, 4))

@@ -223,6 +223,11 @@ WRONG = {
         ValueError,
         "indptr must have shape",
     ),
+    "csr without an end": (
+        lambda: BlockMap.from_csr(np.zeros(0, int), np.zeros(0, int), shape=(8, 12), block=4),
+        ValueError,
+        "indptr must have shape",
+    ),
 }
 
 

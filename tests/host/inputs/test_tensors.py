@@ -148,6 +148,8 @@ def test_operators_take_the_place_of_traced_calls(traces, imported, torch, monke
         return
     with pytest.raises(TypeError, match=r"lse is traced by torch\.compile"):
         tensors.check_untraced({"q": np.zeros(3), "lse": x})
+    with pytest.raises(TypeError, match=r"out is traced by torch\.compile"):
+        native(q=np.zeros(3), out=x)
     given = {"causal": True, "window": (3, 0), "scale": 0.5, "score": None, "impl": "cpu"}
     given |= {"dropout": 0.25, "seed": 7, "return_lse": True}
     assert nbflash.attention(x, x, x, **given) == given

@@ -136,6 +136,8 @@ def test_wheels_carry_the_kernels_of_decode(cache_dtype, capability):
             stored = cache_dtype or "bfloat16"
             problem = decode_problem("bfloat16", head_dim, stored, *sizes, **more)
             assert set(kernels_of_decode(problem, capability)) <= set(carried), problem
+        assert len(carried) == len(set(carried))
+        assert type(carried) is list
 
 
 @pytest.mark.parametrize(
@@ -214,6 +216,7 @@ def test_patterns_have_the_length_asked_for(name, n):
 def test_what_no_device_runs():
     spec = AttentionSpec(cuda_problem("float16", 64, 8, 8), masks.dense(8))
     assert backend_for(spec, (8, 0), "sm90") is None
+    assert backend_for(spec, (8, 0), "cpu") is None
     with pytest.raises(
         ValueError, match=r"impl='sm90' has no kernels of compute capability \(8, 0\)"
     ):

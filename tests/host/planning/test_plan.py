@@ -47,6 +47,8 @@ def test_plan_gives_the_results_of_the_functions(impl):
         ):
             for x, y in zip((out, lse, *gradients), expected, strict=True):
                 np.testing.assert_array_equal(x, y)
+    with pytest.raises(TypeError, match="deterministic must be"):
+        pullback(dout, deterministic=1)
 
 
 @by_impl
@@ -69,6 +71,17 @@ def test_another_layout_of_one_array_is_planned_again(name):
     other = plan._matching(**given)
     assert other.problem == check_forward(**given, scale=plan.problem.scale)
     assert other.problem != plan.problem
+
+
+def test_a_layout_is_checked_once(monkeypatch):
+    """Other arrays of the same form are taken as they are."""
+    checked, inputs = [], [make_qkv(1, 20, 20, 2, 1, 8, seed=seed)[:3] for seed in range(2)]
+    plan = nbflash.plan(*inputs[0])
+    real = planning.check_forward
+    monkeypatch.setattr(planning, "check_forward", lambda *x: checked.append(x) or real(*x))
+    for arrays in (*inputs, *inputs):
+        plan(*arrays)
+    assert len(checked) <= 1
 
 
 def test_equal_calls_share_a_plan():
