@@ -111,7 +111,7 @@ def tree(parents: ArrayLike, prefix: SupportsIndex = 0, nk: SupportsIndex | None
     prefix = _check.integer("prefix", prefix)
     node = np.arange(parents.size)
     if (parents >= node).any():
-        at = int(np.flatnonzero(parents >= node)[0])
+        at = np.flatnonzero(parents >= node)[0]
         raise ValueError(f"parents[{at}]={parents[at]}: must come before node {at}")
     least = prefix + parents.size
     return Tree(least if nk is None else _check.integer("nk", nk, least), prefix, parents)

@@ -10,7 +10,7 @@ import copy
 import re
 
 #: Keywords that change no result, and those of ``**``.
-_SPARE = {None, "strict", "digest_size", "sparse", "maxsize"}
+_SPARE = {None, "strict", "digest_size", "sparse", "maxsize", "copy"}
 _BOUNDS = re.compile(r"\b(min|max|minimum|maximum)$")
 _METHODS = {"copy", "astype", "tobytes", "tolist", "lower", "strip", "get"}
 _FUNCTIONS = {

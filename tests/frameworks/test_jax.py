@@ -1,5 +1,8 @@
 """nbflash.jax: the numbers of nbflash under jit, grad, remat, vmap and shard_map."""
 
+import itertools
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import masks
 import nbflash
-from nbflash.jax import attention
+from nbflash.jax import _Room, attention
 from nbflash.testing import make_qkv
 
 MASK = masks.butterfly(33, block=8) & masks.causal(33)
@@ -178,3 +181,28 @@ def test_second_derivatives_are_refused():
     inner = jax.grad(lambda q: attention(q, k, v).sum())
     with pytest.raises(ValueError, match="do not support JVP"):
         jax.grad(lambda q: inner(q).sum())(q)
+
+
+@pytest.mark.parametrize("base", [0, 8, 511])
+def test_what_a_room_gives_lies_apart(base):
+    """Aligned, within the buffer, in any order of sizes; what does not fit is the pool's."""
+    buffer = SimpleNamespace(
+        shape=(1 << 16,), __cuda_array_interface__={"data": ((1 << 30) + base, False)}
+    )
+    cuda = SimpleNamespace(
+        UnownedMemory=lambda start, size, owner, device: range(start, start + size),
+        MemoryPointer=lambda memory, offset: memory,
+    )
+    pool = SimpleNamespace(malloc=lambda size: None)
+    room = _Room(SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: pool), buffer, 0)
+    sizes = np.random.default_rng(base).integers(1, 2000, 60).tolist()
+    found = [room(size) for size in sizes]
+    given = [x for x in found if x is not None]
+    assert 30 < len(given) < 60
+    assert [len(x) for x in given] == [
+        n for x, n in zip(found, sizes, strict=True) if x is not None
+    ]
+    assert all(x.start % 512 == 0 for x in given)
+    assert (1 << 30) + base <= given[0].start
+    assert all(one.stop <= other.start for one, other in itertools.pairwise(given))
+    assert given[-1].stop <= (1 << 30) + base + buffer.shape[0]

@@ -283,6 +283,8 @@ def test_what_auto_prefers(monkeypatch):
         return dispatch.choose_decode("auto", problem, mask, *arrays)
 
     assert chosen() == "sm80"
+    for name in ("sm80", "sm90", "simt"):  # what is named is taken, faster or not
+        assert dispatch.choose_decode(name, given, None, *arrays) == name
     assert chosen(nq=5) == "sm90"  # 20 rows
     assert chosen(nq=5, mask=heads) == "sm80"  # of heads that have nothing in common
     assert chosen(page_size=8) == "sm90"

@@ -1,4 +1,4 @@
-"""Sorts keep the order of what is equal, which NumPy's default does not promise, and ranks rely on."""
+"""Sorts keep the order of equals, which NumPy's default does not promise, and ranks rely on."""
 
 import ast
 
