@@ -51,6 +51,15 @@ def test_an_append_of_no_tokens_takes_no_page_in_place_of_one_that_is_shared():
     assert (cache.block_table([a, c]).tolist(), cache.free_pages) == before
 
 
+def test_tables_are_where_the_kernels_of_a_device_read_them(monkeypatch):
+    cache, sequences = filled()
+    monkeypatch.setattr(kv_cache, "resident", lambda tables: [x.tolist() for x in tables])
+    expected = cache.block_table(sequences), cache.lengths(sequences)
+    cache._where = "cuda", 0
+    found = cache.block_table(sequences), cache.lengths(sequences)
+    assert found == tuple(x.tolist() for x in expected)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.int8, ml_dtypes.float8_e4m3fn])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_has_memory_of_its_own(copied, dtype):

@@ -1,5 +1,7 @@
 """Gradients of a score's arrays on the CPU and in the reference: values, errors, determinism."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from central_differences import assert_central_differences
@@ -288,3 +290,13 @@ def test_rows_that_one_of_two_arrays_has_in_common_are_of_one_group():
         ordered, starts = grouped(work, 4, parts, problem)
         assert len(starts) - 1 == count
         assert sorted(map(tuple, ordered)) == sorted(map(tuple, work))
+
+
+def test_which_arrays_have_an_element_for_every_score():
+    """An axis of one score needs none in the array; one of several needs as many."""
+    problem = SimpleNamespace(batch=1, heads=4, nq=5, nk=6)
+    whole = scores.Part(None, (4, 5, 6), ("heads", "nq", "nk"))
+    assert whole.alone(problem)
+    assert not whole.alone(SimpleNamespace(batch=2, heads=4, nq=5, nk=6))
+    assert not whole._replace(shape=(1, 5, 6)).alone(problem)
+    assert not whole._replace(shape=(4, 5), axes=("heads", "nq")).alone(problem)
