@@ -104,6 +104,22 @@ def test_what_there_is_no_kernel_of(make, changed):
         make(**given | changed)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"head_dim": 68},
+        {"head_dim": 264},
+        {"head_dim": 72, "stored": "int8"},
+        {"warps": 9},
+        {"stages": 1},
+    ],
+)
+def test_what_there_is_no_kernel_of_decode_of(changed):
+    config = decode_config("float16", 72, "", smem_limit=99 * 1024)
+    with pytest.raises(ValueError, match="no such kernel"):
+        replace(config, **changed)
+
+
 @pytest.mark.parametrize("warps", range(1, 9))
 @pytest.mark.parametrize("length", [16, 32, 48, 64, 128])
 def test_a_sum_has_parts_for_every_number_of_warps(warps, length):
