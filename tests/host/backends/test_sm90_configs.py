@@ -15,6 +15,7 @@ from nbflash.schedule.tile_schedule import TileSchedule
 WIDE = Sm90Config("bfloat16", 128, 2, 128, registers=(56, 224))
 DQ = dq_configs("bfloat16", 128)[0]
 ONE_PASS = backward_configs("bfloat16", 128)[0]
+COLUMNS = columns_configs("bfloat16", 192)[0]
 DECODE, DECODE_INT8 = (decode_config("float16", 64, None, stored) for stored in ("", "int8"))
 
 
@@ -89,6 +90,17 @@ def test_the_tiles_that_were_fastest_are_chosen(mask, tile):
         (WIDE, {"k_stages": 5}, "bytes of shared memory, there are 233472"),
         (DQ, {"k_stages": 1}, "k_stages is at least 2, got 1"),
         (DQ, {"do_stages": 0}, "do_stages is at least 1, got 0"),
+        (DQ, {"head_dim": 60}, "head_dim is a multiple of 8, got 60"),
+        (DQ, {"tile_n": 32}, "tile_n is 64 or 128, got 32"),
+        (DQ, {"stats_m": 32}, "stats_m is 64 or 128, got 32"),
+        (ONE_PASS, {"head_dim": 60}, "head_dim is a multiple of 8, got 60"),
+        (ONE_PASS, {"tile_m": 192}, "tile_m is 64 or 128, got 192"),
+        (ONE_PASS, {"stages": 1}, "S of the next tile needs two stages, got 1"),
+        (ONE_PASS, {"head_dim": 136}, "head_dim is at most 128 with dQ, got 136"),
+        (ONE_PASS, {"consumers": 3}, "parts of dQ for 3 warpgroups"),
+        (ONE_PASS, {"k_stages": 1}, "the search in K needs two stages, got 1"),
+        (COLUMNS, {"tile_m": 128}, "without dQ a tile has 64 queries, got 128"),
+        (COLUMNS, {"consumers": 1}, "above 128 columns two warpgroups share keys, got 1"),
         (ONE_PASS, {"dropout": True}, "dropout takes two passes, one without dQ"),
         (DECODE, {"stages": 1}, "stages is at least 2, got 1"),
         (DECODE, {"tile_n": 48}, "tile_n is 32, 64, 96 or 128, got 48"),

@@ -12,7 +12,16 @@ import masks
 import nbflash
 from nbflash.backends.simt.decode_host import SimtPartial
 from nbflash.cuda import availability
-from nbflash.inputs.arrays import alignment, native, overlaps, resident, signature, span
+from nbflash.inputs.arrays import (
+    alignment,
+    meet,
+    native,
+    overlaps,
+    reach,
+    resident,
+    signature,
+    span,
+)
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.decode_problem import Cache, DecodeProblem
 from nbflash.inputs.problem import check_forward
@@ -146,6 +155,16 @@ def test_out_must_not_overlap_cuda_inputs(executor):
                 nbflash.attention(q, k, v, out=out)
         for shift in (size, -size):
             nbflash.attention(q, k, v, out=DeviceArray(SHAPE, address=k.data.ptr + shift))
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"), [(-32, False), (-28, True), (0, True), (60, True), (64, False)]
+)
+def test_addresses_that_meet(at, expected, cupy):
+    """Of arrays of 64 and 32 bytes; where the third lies does not matter."""
+    far = DeviceArray((16,), address=1 << 20)
+    arrays = DeviceArray((16,), address=4096), far, DeviceArray((8,), address=4096 + at)
+    assert meet(list(map(reach, arrays)), arrays) is expected
 
 
 def test_interleaved_cuda_memory_does_not_overlap(cupy):
