@@ -15,7 +15,6 @@ from numpy.lib.stride_tricks import as_strided
 
 import nbflash
 from nbflash import kv_cache
-from nbflash.definitions.quantised import quantise
 from nbflash.kv_cache import KVCache
 from nbflash.testing import make_qkv
 
@@ -72,21 +71,6 @@ def test_a_copy_has_memory_of_its_own(copied, dtype):
     for wanted, of in ((contents(expected, a), other), (before, cache)):
         for found, x in zip(contents(of, a), wanted, strict=True):
             np.testing.assert_array_equal(found, x)
-
-
-@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=["int8", "e4m3"])
-def test_a_fork_of_a_quantised_cache_grows(dtype):
-    """The page that it copies takes its numbers and their scales along."""
-    cache, (a, _) = filled(dtype=dtype)
-    both = np.concatenate([np.stack(tokens(2, 6))[:, :1], np.stack(tokens(1, 1, first=50))], 2)
-    c = cache.fork(a)
-    cache.append([c], *tokens(1, 1, first=50))
-    pages, slots = cache.block_table([c])[0].repeat(4)[:7], np.arange(7) % 4
-    for x, stored, scale in zip(
-        both, (cache.k, cache.v), (cache.k_scale, cache.v_scale), strict=True
-    ):
-        for got, wanted in zip((stored, scale), quantise(x[0], dtype), strict=True):
-            np.testing.assert_array_equal(got[pages, slots], wanted)
 
 
 def test_forks_that_grow_together_copy_one_page_less_than_they_are():

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from decode_cases import DTYPES
-from kv_cases import HEADS
+from kv_cases import HEADS, D, tokens
 
 from nbflash.definitions.quantised import dequantise, quantise
 from nbflash.kv_cache import KVCache
@@ -79,3 +79,20 @@ def test_keys_of_float64_queries_are_not_rounded():
     got = dequantise(stored, scale, np.dtype(np.float64))
     assert got.dtype == np.float64
     np.testing.assert_array_equal(got, stored.astype(np.float64) * float(scale[0]))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, ml_dtypes.float8_e4m3fn], ids=["int8", "e4m3"])
+def test_a_fork_of_a_quantised_cache_grows(dtype):
+    """The page that it copies takes its numbers and their scales along."""
+    cache = KVCache(8, 4, HEADS, D, dtype)
+    (a,) = cache.allocate(1)
+    cache.append([a], *(x[:1] for x in tokens(2, 6)))
+    both = np.concatenate([np.stack(tokens(2, 6))[:, :1], np.stack(tokens(1, 1, first=50))], 2)
+    c = cache.fork(a)
+    cache.append([c], *tokens(1, 1, first=50))
+    pages, slots = cache.block_table([c])[0].repeat(4)[:7], np.arange(7) % 4
+    for x, stored, scale in zip(
+        both, (cache.k, cache.v), (cache.k_scale, cache.v_scale), strict=True
+    ):
+        for got, wanted in zip((stored, scale), quantise(x[0], dtype), strict=True):
+            np.testing.assert_array_equal(got[pages, slots], wanted)
