@@ -1,10 +1,13 @@
 """Problem: what the arrays state, and how mask, causal and window become one mask."""
 
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import masks
+from nbflash.inputs.dropout import check_dropout
 from nbflash.inputs.problem import Problem, check_forward, check_mask, check_window
 from nbflash.testing import make_qkv
 
@@ -128,3 +131,10 @@ def test_window_is_normalised(window, expected):
     sides = check_window(window)
     assert sides == expected
     assert all(side is None or type(side) is int for side in sides)
+
+
+@pytest.mark.parametrize("half", [Fraction(1, 2), np.float16(0.5), np.float64(0.5)])
+def test_dropout_is_a_number_of_python_whatever_is_given(half):
+    """A plan is remembered by it."""
+    found = check_dropout(half)
+    assert (found, type(found)) == (0.5, float)

@@ -276,6 +276,7 @@ def test_coverage_against_a_loop(qk, monkeypatch):
     within = _coverage_by_hand(q, k, keep, causal.dense(), 0.7)
     budget = 64 * np.finfo(float).eps  # 11 terms of a sum, two sums and a division
     assert abs(masks.coverage(q, k, mask) - expected).max() <= budget
+    assert abs(masks.coverage(q.tolist(), k.tolist(), mask) - expected).max() <= budget
     assert abs(masks.coverage(q, k, mask, scale=0.7, within=causal) - within).max() <= budget
     for scores in (22, 5):  # of two rows, and of less than one
         monkeypatch.setattr(sys.modules["masks.coverage"], "SCORES_PER_CHUNK", scores)
