@@ -13,6 +13,7 @@ from nbflash.cuda import tensor_map
 from nbflash.definitions.constants import LOG2_E
 from nbflash.inputs import arrays
 from nbflash.inputs.decode_problem import Cache, check_decode
+from nbflash.merging import add_into
 from nbflash.planning import decode_plan
 from nbflash.planning.decode_plan import CudaDecoder
 
@@ -194,7 +195,7 @@ def test_merging(placed, device):
 def test_adding(placed, device):
     total, part = (padded(*PARTS[name]) for name in ("out_a", "out_b"))
     places = Array((6,), np.int32) if placed else None
-    merge_host.add(total, part, places)
+    add_into(total, part, places)
     (found,) = device.launches
     expected = {"out_a": total, "out_b": part, "out": total, "a": total, "b": part, "o": total}
     for name, x in expected.items():

@@ -1,7 +1,9 @@
 """Ranks that disagree, fail or die: an error on every rank, and no hang."""
 
+import json
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,6 +79,13 @@ def test_seeds_of_a_later_call_are_compared_too():
     assert run(attended, RANKS, timeout=20) == [None] * RANKS
     for told in run(attended, RANKS, another_seed, timeout=20):
         assert "seed differs between ranks" in told.text
+
+
+def test_a_seed_in_device_memory_is_not_compared():
+    """The host would wait for it."""
+    of_plan = SimpleNamespace(_notes={}, _facts={"batch": 1})
+    notes = [RankPlan.note(of_plan, seed) for seed in (np.zeros(2, np.uint64), None, (3, 0))]
+    assert [json.loads(note)["seed"] for note in notes] == [None, None, [3, 0]]
 
 
 def test_another_version_of_nbflash_is_an_error_on_all():

@@ -237,6 +237,17 @@ def test_wrong_arguments_are_named(call, error, message):
         call()
 
 
+def test_as_many_entries_as_the_intervals_have():
+    """Or one for all of them; each is under its own."""
+    lengths = [5, 12]
+    within = masks.padding(lengths, 12)
+    for batch in (1, 2):
+        keep = np.ones((batch, 1, 3, 3), bool)
+        found = BlockMap.from_dense(keep, shape=(12, 12), block=4, within=within)
+        for plane, length in zip(found.to_mask(1).planes, lengths, strict=True):
+            assert (plane.dense() == masks.padding([length], 12).dense()).all()
+
+
 def test_nothing_but_a_mask_is_joined():
     with pytest.raises(TypeError):
         made([[[[0], [1]]]]) & True
