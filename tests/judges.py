@@ -176,7 +176,11 @@ JUDGES = {
     "nbflash.cuda.device": [*_LAUNCHES, *_KEYS, "host/api/test_counts.py", *_CHOICES],
     "nbflash.cuda.dropout_state": _LAUNCHES,
     "nbflash.cuda.graphs": ["host/inputs/test_recorded.py"],
-    "nbflash.cuda.kernel_key": [*_KEYS, "host/planning/test_kernels.py"],
+    "nbflash.cuda.kernel_key": [
+        *_KEYS,
+        "host/planning/test_kernels.py",
+        "host/planning/test_bundled.py",
+    ],
     "nbflash.cuda.kernel_spec": [*_LAUNCHES, *_KEYS],
     "nbflash.cuda.kinds": [*_LAUNCHES, *_KEYS],
     "nbflash.cuda.launch": [*_LAUNCHES, *_KEYS],

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nbflash.cuda import bundled
+from nbflash.cuda import bundled, kernel_key, sources
 
 PACKS = {"sm_80-float16-64": {"a": b"first" * 50, "b": b"second"}, "other": {"c": b"third"}}
 SOURCES = {"name": ["digest", {"module": "its"}]}
@@ -64,3 +64,15 @@ def test_a_damaged_pack_is_named(folder):
     assert bundled.find("a") == PACKS["sm_80-float16-64"]["a"]
     with pytest.raises(RuntimeError, match=r"sm_80-float16-64\.xz is damaged: install nbflash"):
         bundled.find("b")
+
+
+def test_the_digest_of_sources_that_a_wheel_has_is_taken(folder, monkeypatch):
+    """Nothing is parsed; that of other definitions is not."""
+    roots = (("nbflash.cuda.tile.ring", "divmod_int32"),)
+    monkeypatch.setattr(kernel_key, "cubin_dir", lambda: folder)
+    monkeypatch.setattr(sources, "digest_of", lambda *roots: sources.Digest("of sources", {}))
+    assert kernel_key._digest_of_sources.__wrapped__(roots) == "of sources"
+    name = kernel_key.name_of_sources(roots)
+    (folder / f"sources-{name}.json").unlink()
+    bundled.write({}, {"another": ["no", {}], name: ["of the wheel", {}]})
+    assert kernel_key._digest_of_sources.__wrapped__(roots) == "of the wheel"
