@@ -96,6 +96,13 @@ def test_traffic_counts_the_keys_that_are_sent(shape):
     assert sharding.traffic.sum() > 0
 
 
+def test_work_is_counted_in_float64():
+    """By tiles: of all masks together it may be more than int32 counts."""
+    work = Sharding.of(masks.dense(256), 2, 64).work_on
+    assert work.dtype == np.float64
+    assert work.tolist() == [[4, 4], [4, 4]]
+
+
 def test_what_was_sent_may_change():
     """A message that has not been taken yet is the array as it was."""
     boxes = [[queue.SimpleQueue() for _ in range(2)] for _ in range(2)]

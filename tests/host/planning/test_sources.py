@@ -142,6 +142,7 @@ def planted(tmp_path, monkeypatch):
 def test_what_is_not_executed_does_not_count(change, planted):
     first, second = planted(), planted(*NO_CHANGE[change])
     assert first.digest == second.digest
+    assert list(second.modules) == sorted(second.modules)
     assert not first.is_current or change == "imported-inside-a-function"
     assert second.is_current
 
