@@ -14,16 +14,10 @@ _SPARE = {None, "strict", "digest_size", "sparse", "maxsize", "copy"}
 _BOUNDS = re.compile(r"\b(min|max|minimum|maximum)$")
 _METHODS = {"copy", "astype", "tobytes", "tolist", "lower", "strip", "get"}
 _FUNCTIONS = {
-    "array",
-    "asarray",
-    "ascontiguousarray",
-    "contiguous",
-    "int",
-    "float",
-    "bool",
-    "tuple",
+    *("array", "asarray", "ascontiguousarray", "contiguous", "native"),
+    *("int", "float", "bool", "str", "repr", "len", "abs"),
+    *("tuple", "list", "set", "frozenset", "dict", "sorted"),
 }
-_FUNCTIONS |= {"list", "sorted", "abs", "frozenset", "set", "dict", "native", "repr", "str", "len"}
 
 
 def omissions(source):

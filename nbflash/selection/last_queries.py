@@ -71,7 +71,7 @@ def _diagonals(blocks, weights):
     """Sums over the keys at each distance behind the query: (batch, heads, nk)."""
     xp, (last, nk) = blocks.xp, weights.shape[2:]
     key = xp.arange(nk - last, nk)[:, None] - xp.arange(nk)
-    there = xp.broadcast_to(key, weights.shape)  # negative ones are left out
+    there = xp.broadcast_to(xp.maximum(key, 0), weights.shape)
     return xp.where(key >= 0, xp.take_along_axis(weights, there, axis=3), 0).sum(axis=2)
 
 

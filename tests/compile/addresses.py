@@ -28,9 +28,11 @@ _NUMBER = re.compile(r"(?: |, )(-?\d+)(?=$|,)")
 # functions take and return tuples.
 _FOLLOWED = {"add", "sub", "mul", "shl", "or", "phi", "select", "sext", "zext", "trunc", "freeze"}
 _FOLLOWED |= {"extractvalue"}
-# Arguments that count: their product with an index is a head or a part, and of these there are no
-# more than blocks of threads.
+# Arguments that count. What is left of a block's number, or how often a count goes into it, times
+# a count is a head or a part of the keys: of these there are no more than blocks.
 _COUNTS = {"%batch", "%group", "%pack", "%splits"}
+_INDICES = {"urem", "udiv"}
+_COPIES = {"sext", "zext", "trunc", "extractvalue", "phi", "select", "freeze"}
 _DIVISIONS = {"sdiv", "udiv", "ashr", "lshr"}  # by a number: of words of a few elements
 _POINTERS = {"getelementptr", "addrspacecast", "bitcast", "phi", "select", "inttoptr"}
 _bitcode = {}  # of device functions, by their text
@@ -133,9 +135,9 @@ class _Kernel:
     def _elements(self, name):
         """What has been put into a tuple where ``name`` is taken from, on each way there.
 
-        ``at`` is a place in tuples of tuples, as LLVM writes it: "2, 0".
+        ``at`` is a place in tuples of tuples, as LLVM writes it: "2, 0"; none is a number's own.
         """
-        found, seen, left = [], set(), [(name, "")]
+        found, seen, left = [], set(), [(name, "")]  # left: what is to be taken from, and where
         while left:
             of_tuple, at = step = left.pop()
             kind, rest = self.lines.get(of_tuple, ("", ""))
@@ -143,6 +145,7 @@ class _Kernel:
             if step in seen:
                 continue
             seen.add(step)
+            assert place or not kind.endswith("value"), f"{of_tuple} = {kind} {rest}: no place"
             if not at and kind != "extractvalue":
                 found.append(of_tuple)
             elif kind == "extractvalue":
@@ -250,10 +253,44 @@ class _Kernel:
         return any(set(self.operands(q)) & (names - {q}) for q in quotients)
 
     def _is_counted(self, name):
-        """Whether it is by a count, or by a quotient of one, and of no other product."""
-        factors = self._sources(self.operands(name))
-        if any(self.lines[x][0] in ("mul", "shl") for x in factors):
-            return False
-        quotients = (x for x in factors if self.lines[x][0] == "sdiv")
-        exact = {name, *self.operands(name), *(y for x in quotients for y in self.operands(x))}
-        return any(_COUNTS.intersection(_NAMES.findall(self.lines[x][1])) for x in exact)
+        """Whether it is an index by a count, or a part's number by the tiles of a part."""
+        factors = _NAMES.findall(self.lines[name][1])
+        return any(
+            self._is_index(x) and (self._origins(y) <= _COUNTS or self._is_share(y, x))
+            for x, y in (factors, reversed(factors))
+        )
+
+    def _origins(self, name):
+        """What a value is a copy of, on each way there."""
+        found, seen, left = set(), set(), [name]
+        while left:
+            name = left.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in self.lines and self.lines[name][0] in _COPIES:
+                left += self._elements(name) if self._is_taken(name) else self._copied(name)
+            else:
+                found.add(name)
+        return found
+
+    def _is_taken(self, name):
+        return self.lines[name][0] == "extractvalue"
+
+    def _copied(self, name):
+        """The operands of a copy, but for labels of blocks and the condition of a choice."""
+        kind, rest = self.lines[name]
+        names = _NAMES.findall(re.sub(r", %[^,\s]+ \]", "]", rest) if kind == "phi" else rest)
+        return names[1:] if kind == "select" and rest.startswith("i1 %") else names
+
+    def _is_index(self, name):
+        kinds = {self.lines.get(x, ("argument",))[0] for x in self._origins(name)}
+        return bool(kinds) and kinds <= _INDICES
+
+    def _is_share(self, name, part):
+        """Whether a value is a quotient by the count that ``part`` is the remainder of."""
+        found = self._sources([name])
+        quotients = [x for x in found if self.lines[x][0] == "sdiv"]
+        counts = {y for x in quotients for z in self.operands(x) for y in self._origins(z)}
+        of_part = {y for x in self._origins(part) for y in _NAMES.findall(self.lines[x][1])}
+        return bool(_COUNTS & counts & of_part)

@@ -6,8 +6,11 @@ that an instruction reads or writes memory: its constraints say so.
 
 import re
 
-_ASM = re.compile(r'\basm (?:sideeffect )?"((?:[^"\\]|\\.)*)", "([^"]*)"')
-_TOUCHES = re.compile(r"\[\$|\b(fence|bar|mbarrier|wgmma\.(fence|commit|wait)|cp\.async)[._]")
+from ptx_orders import ORDERS
+
+_CALL = re.compile(r"\bcall [^\n]* asm ")
+_ASM = re.compile(r'\basm\s+(?:\w+\s+)*"((?:[^"\\]|\\.)*)", "([^"]*)"')
+_ADDRESS = re.compile(r"\[[$%]")
 _RELAXED = re.compile(r"\b(red|atom)\.relaxed\.")  # nothing else follows from these sums
 CLOBBER = "~{memory}"
 
@@ -20,5 +23,16 @@ def unordered(modules):
     modules : iterable of str
         LLVM IR.
     """
-    found = {text for x in modules for text, how in _ASM.findall(x) if CLOBBER not in how}
-    return sorted(x for x in found if _TOUCHES.search(x) and not _RELAXED.search(x))
+    found = set()
+    for text in modules:
+        inline = _ASM.findall(text)
+        assert len(inline) == len(_CALL.findall(text)), "inline PTX of another form"
+        found |= {ptx for ptx, how in inline if CLOBBER not in how and _touches(ptx)}
+    return sorted(found)
+
+
+def _touches(ptx):
+    return any(
+        (_ADDRESS.search(x) or ORDERS.search(f"{x};")) and not _RELAXED.search(x)
+        for x in ptx.split(";")
+    )

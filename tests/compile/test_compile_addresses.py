@@ -20,6 +20,7 @@ ROWS, CONVERT = "nbflash.backends.simt.row_statistics", "nbflash.backends.simt.c
 DECODE, PRODUCER, CONSUMER = (
     f"nbflash.backends.sm90.decode.{name}" for name in ("kernel", "producer", "consumer")
 )
+PRODUCTS = "nbflash.backends.block_selection.block_products"
 DECODE_SM80, RESULTS = (f"nbflash.backends.sm80.decode.{name}" for name in ("kernel", "results"))
 COMBINE, PARTS = "nbflash.backends.split_kv.combine", "nbflash.cuda.tile.split_kv"
 IN_BLOCK = "nbflash.backends.split_kv.combine_in_block"
@@ -27,6 +28,7 @@ SPECS = {
     ROWS: lambda module: module.delta_simt_spec(RowConfig("float16", 64)),
     CONVERT: lambda module: module.convert_dq_simt_spec(RowConfig("float16", 64)),
     COMBINE: lambda module: module.combine_simt_spec(CombineConfig("float16", 64, 4)),
+    PRODUCTS: lambda module: module.block_products_spec(module.BlockProductsConfig()),
     DECODE_SM80: lambda module: module.decode_sm80_spec(
         sm80_decode.decode_config("float16", 64, "", smem_limit=99 * 1024, masked=True)
     ),
@@ -69,6 +71,10 @@ FAULTS = {
     "a row out of a tuple": (
         (RESULTS, DECODE_SM80),
         Mutant("row", "o_at * HEAD_DIM + column", "types.int32(o_at * HEAD_DIM) + column"),
+    ),
+    "a quotient by a count, by a size": (
+        (PRODUCTS, PRODUCTS),
+        Mutant("size", "types.int64(plane // group) * n", "types.int32(plane // group * n)"),
     ),
     "the place of a row": (
         (IN_BLOCK, DECODE),

@@ -41,6 +41,20 @@ def _parameters(spec):
     return tuple(inspect.signature(getattr(kernel, "py_func", kernel)).parameters)
 
 
+def _check_types(spec):
+    """Flags, whole numbers and words of a configuration are what its fields say.
+
+    1 and True, or 0.25 and True where only whether counts, would be two kernels, or one too few.
+    """
+    kinds = {"bool": bool, "int": int, "str": str}
+    for field in dataclasses.fields(spec.config):
+        name = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", "")
+        value = getattr(spec.config, field.name)
+        assert kinds.get(name, type(value)) is type(value), (
+            f"{spec.name}: {field.name} is {value!r}"
+        )
+
+
 class Launch:
     """One launch: ``kernel``, ``blocks``, ``config``, and values by the names of parameters.
 
@@ -49,12 +63,7 @@ class Launch:
 
     def __init__(self, spec, blocks, words, maps):
         self.kernel, self.blocks, self.config = spec.name, blocks, spec.config
-        for field in dataclasses.fields(spec.config):  # what is equal is one kernel
-            exact = {"bool": bool, "int": int, "str": str}.get(
-                getattr(field.type, "__name__", field.type)
-            )
-            value = getattr(spec.config, field.name)
-            assert exact in (None, type(value)), f"{spec.name}: {field.name} is {value!r}"
+        _check_types(spec)
         names, words = _parameters(spec), list(words)
         assert len(names) == len(spec.signature)
         assert len(maps) == spec.maps

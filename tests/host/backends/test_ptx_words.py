@@ -5,16 +5,12 @@ acquires, both for the block of threads. A sum may be relaxed, for no other memo
 """
 
 import ast
-import re
 from pathlib import Path
+
+import ptx_orders
 
 import nbflash
 
-MNEMONIC = re.compile(
-    r"\b(mbarrier\.\w+|fence|atom|red|bar\.\w+|wgmma\.(fence|commit|wait)\w*"
-    r"|cp\.(reduce\.)?async|createpolicy|membar|barrier|griddepcontrol"
-    r"|ld\.acquire|st\.release)[. ;]"
-)
 ORDERS = {
     "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;",
     "mbarrier.init.shared::cta.b64 [$0], $1;",
@@ -77,5 +73,5 @@ def _braced(part):
 def test_what_orders_and_copies_memory():
     """Each text has one place: of two that are alike, one could say what the other says."""
     paths = Path(nbflash.__file__).parent.rglob("*.py")
-    ptx = (x for path in paths for x in texts(path) if is_ptx(x) and MNEMONIC.search(x))
+    ptx = (x for path in paths for x in texts(path) if is_ptx(x) and ptx_orders.ORDERS.search(x))
     assert sorted(" ".join(x.split()) for x in ptx) == sorted(ORDERS | COPIES | SUMS)

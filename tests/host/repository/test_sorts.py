@@ -21,9 +21,16 @@ def sorts():
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("argsort"):
                     how = {x.arg: ast.unparse(x.value) for x in node.keywords}
-                    yield module, ast.unparse(node.args[0]), how
+                    of = node.args[0] if node.args else node.func.value
+                    yield module, ast.unparse(of), how
 
 
 @pytest.mark.parametrize(("module", "of", "how"), list(sorts()))
 def test_equals_keep_their_order(module, of, how):
     assert ((module, of) in DISTINCT) != (how.get("kind") == "'stable'")
+
+
+def test_what_is_distinct_is_sorted_once():
+    """The names above are of one place each."""
+    found = [(module, of) for module, of, how in sorts() if "kind" not in how]
+    assert sorted(found) == sorted(DISTINCT)

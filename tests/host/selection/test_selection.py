@@ -192,6 +192,15 @@ def test_vertical_slash(shape):
         assert np.array_equal(chosen[b, h], expected)
 
 
+def test_queries_before_all_keys_choose_nothing():
+    """Of the last 64 the first 33 are before the first of 32 keys."""
+    rng = np.random.default_rng(0)
+    q, k = (rng.standard_normal((1, n, 1, 8)).astype(np.float32) for n in (96, 32))
+    chosen = selection.vertical_slash(q, k, block=16, vertical=2, slash=2).to_mask(1)
+    assert not chosen.dense()[:64].any()
+    assert chosen.dense()[64:].any()
+
+
 def test_many_columns_and_diagonals_are_listed_once():
     q, k, _ = inputs(SHAPES[0])
     chosen = selection.vertical_slash(q, k, block=16, vertical=40, slash=40)
