@@ -176,7 +176,7 @@ class Walk:
         self._rows = schedule.planes * schedule.n_row
         plane_of = tiles.plane_of(batch, heads)
         bounds = [_bounds(schedule)] if columns else [tiles.lo, tiles.hi]
-        static = [np.ascontiguousarray(x).ravel() for x in (plane_of, *bounds, tiles.bits)]
+        static = [x.ravel() for x in (plane_of, *bounds, tiles.bits)]
         self._static = self._device.resident(static)
         self.count = len(static) + 4
         self._lists = _Transposed(schedule) if schedule.transposed else _Given()

@@ -12,6 +12,7 @@ import masks
 import nbflash
 from nbflash.backends.simt.decode_host import SimtPartial
 from nbflash.cuda import availability
+from nbflash.inputs import arrays
 from nbflash.inputs.arrays import (
     alignment,
     meet,
@@ -155,6 +156,14 @@ def test_out_must_not_overlap_cuda_inputs(executor):
                 nbflash.attention(q, k, v, out=out)
         for shift in (size, -size):
             nbflash.attention(q, k, v, out=DeviceArray(SHAPE, address=k.data.ptr + shift))
+
+
+def test_arrays_among_the_parameters_of_a_score_become_resident(monkeypatch):
+    """Numbers stay, and what is in CUDA memory already."""
+    monkeypatch.setattr(arrays, "resident", lambda tables: [x.tolist() for x in tables])
+    device = DeviceArray((4,))
+    given = (np.arange(2), 3, 0.5), (), (device,)
+    assert arrays.resident_params(given) == (([0, 1], 3, 0.5), (), (device,))
 
 
 @pytest.mark.parametrize(
