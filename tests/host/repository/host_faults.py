@@ -6,7 +6,7 @@ SM90, SIMT = "nbflash.backends.sm90", "nbflash.backends.simt"
 HOPPER, PORTABLE = "tests/sim/sm90/test_sm90_api.py::", "tests/sim/simt/test_simt_api.py::"
 DECODE = "tests/sim/decode/test_decode_api.py::"
 IDENTITY, MERGING = "tests/host/api/test_identity.py::", "tests/host/merging/test_merging.py::"
-SOURCES, CACHE = "tests/host/planning/test_sources.py", "tests/host/decode/test_kv_cache.py::"
+SOURCES = "tests/host/planning/test_sources.py"
 QUANTISED = "tests/host/decode/test_quantised_cache.py::"
 GRADIENTS = "tests/host/scores/test_score_gradients.py::"
 
@@ -215,7 +215,7 @@ SUMS = [
             "for array in self._arrays:\n                    array[page",
             "for array in self._arrays[:2]:\n                    array[page",
         ),
-        f"{CACHE}test_a_fork_of_a_quantised_cache_grows[int8]",
+        f"{QUANTISED}test_a_fork_of_a_quantised_cache_grows[int8]",
     ),
     (
         "nbflash.definitions.quantised",
