@@ -26,13 +26,12 @@ _PLACE = re.compile(r", ([\d, ]+)$")  # in a tuple
 _NUMBER = re.compile(r"(?: |, )(-?\d+)(?=$|,)")
 # What is followed: the others make something else of their operands, or something smaller. Device
 # functions take and return tuples.
-_FOLLOWED = {"add", "sub", "mul", "shl", "or", "phi", "select", "sext", "zext", "trunc", "freeze"}
-_FOLLOWED |= {"extractvalue"}
-# Arguments that count. What is left of a block's number, or how often a count goes into it, times
-# a count is a head or a part of the keys: of these there are no more than blocks.
+_COPIES = {"sext", "zext", "trunc", "extractvalue", "phi", "select", "freeze"}
+_FOLLOWED = {"add", "sub", "mul", "shl", "or", *_COPIES}
+# Arguments that count heads, sequences or parts of the keys. An index that a block's number is
+# divided into, times one of them, is another such index: int32 can count these as it can blocks.
 _COUNTS = {"%batch", "%group", "%pack", "%splits"}
 _INDICES = {"urem", "udiv"}
-_COPIES = {"sext", "zext", "trunc", "extractvalue", "phi", "select", "freeze"}
 _DIVISIONS = {"sdiv", "udiv", "ashr", "lshr"}  # by a number: of words of a few elements
 _POINTERS = {"getelementptr", "addrspacecast", "bitcast", "phi", "select", "inttoptr"}
 _bitcode = {}  # of device functions, by their text
@@ -253,7 +252,7 @@ class _Kernel:
         return any(set(self.operands(q)) & (names - {q}) for q in quotients)
 
     def _is_counted(self, name):
-        """Whether it is an index by a count, or a part's number by the tiles of a part."""
+        """Whether it is an index by a count, or the number of a part by the tiles of a part."""
         factors = _NAMES.findall(self.lines[name][1])
         return any(
             self._is_index(x) and (self._origins(y) <= _COUNTS or self._is_share(y, x))
@@ -269,21 +268,21 @@ class _Kernel:
                 continue
             seen.add(name)
             if name in self.lines and self.lines[name][0] in _COPIES:
-                left += self._elements(name) if self._is_taken(name) else self._copied(name)
+                left += self._copied(name)
             else:
                 found.add(name)
         return found
 
-    def _is_taken(self, name):
-        return self.lines[name][0] == "extractvalue"
-
     def _copied(self, name):
-        """The operands of a copy, but for labels of blocks and the condition of a choice."""
+        """What is copied: not labels of blocks, nor the condition of a choice."""
         kind, rest = self.lines[name]
+        if kind == "extractvalue":
+            return self._elements(name)
         names = _NAMES.findall(re.sub(r", %[^,\s]+ \]", "]", rest) if kind == "phi" else rest)
         return names[1:] if kind == "select" and rest.startswith("i1 %") else names
 
     def _is_index(self, name):
+        """Whether it is a quotient or remainder without a sign, as of a block's number."""
         kinds = {self.lines.get(x, ("argument",))[0] for x in self._origins(name)}
         return bool(kinds) and kinds <= _INDICES
 

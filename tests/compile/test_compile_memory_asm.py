@@ -1,18 +1,35 @@
 """Inline PTX without a memory clobber is found, whatever it does to memory."""
 
-import addresses
 import memory_asm
+import pytest
 
-from nbflash.backends.sm80.decode import config, kernel
-from nbflash.cuda import launch
+TOUCHING = {
+    "atom": "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;",
+    "bar": "bar.sync $0, $1;",
+    "cp": "cp.async.cg.shared.global [$0], [$1], 16;",
+    "ldmatrix": "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {$0}, [$1];",
+    "red": "red.relaxed.cta.or.b32 [$0], $1; st.global.b32 [$0], $1;",
+    "{ ": "{ .reg .pred p;\n  mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; }",
+}
+HARMLESS = (
+    "mov.b32 $0, $1;",
+    "red.relaxed.cta.or.b32 [$0], $1;",
+    "shfl.sync.bfly.b32 $0, $1, 1, 31, -1;",
+)
+
+
+def called(ptx, constraints="=r,r"):
+    """A call of it, as Numba writes LLVM IR."""
+    return f'  %".1" = call i32 asm sideeffect "{ptx}", "{constraints}"(i32 %".2")\n'
 
 
 def test_what_touches_memory_says_so():
-    chosen = config.decode_config("float16", 64, "", smem_limit=99 * 1024, masked=True)
-    with addresses.read_ir() as modules:
-        launch.compile_ptx(kernel.decode_sm80_spec(chosen), (8, 6))
-    assert not memory_asm.unordered(modules)
-    silent = [text.replace(f",{memory_asm.CLOBBER}", "") for text in modules]
-    silent = [text.replace(memory_asm.CLOBBER, "") for text in silent]
-    found = {text.partition(".")[0] for text in memory_asm.unordered(silent)}
-    assert found == {"atom", "bar", "cp", "ldmatrix"}
+    assert memory_asm.unordered([called(x, "=r,r,~{memory}") for x in TOUCHING.values()]) == []
+    assert memory_asm.unordered(map(called, HARMLESS)) == []
+    found = memory_asm.unordered(map(called, TOUCHING.values()))
+    assert {text.partition(".")[0] for text in found} == set(TOUCHING)
+
+
+def test_every_call_is_read():
+    with pytest.raises(AssertionError, match="inline PTX of another form"):
+        memory_asm.unordered(["  call void asm sideeffect 'nop;', ''()"])

@@ -39,6 +39,14 @@ def _given(quantised, paged):
     return found | {"lengths": Array((BATCH,), np.int32)}
 
 
+def _decoder(impl, given, mask=None, window=None):
+    """The decoder of what `_given` returns, what it is called with, and the problem."""
+    order = "k", "v", "lengths", "table", "k_scale", "v_scale"
+    q, cache = given["q"], Cache(*(given[name] for name in order))
+    problem = check_decode(q, cache, SCALE, window)
+    return CudaDecoder(problem, mask, q, cache, BACKENDS[impl].decode_partial), (q, cache), problem
+
+
 @pytest.fixture
 def device(cupy, monkeypatch):
     made = Logged()
@@ -61,12 +69,9 @@ def _forget():
 @pytest.mark.parametrize("mask", [None, masks.window(NQ, 150, left=70, right=0)])
 def test_decode(impl, quantised, paged, mask, device):
     given = _given(quantised, paged)
-    order = "k", "v", "lengths", "table", "k_scale", "v_scale"
-    cache = Cache(*(given[name] for name in order))
     window = None if impl == "sm90" or mask is None else (40, 0)
-    problem = check_decode(given["q"], cache, SCALE, window)
-    decoder = CudaDecoder(problem, mask, given["q"], cache, BACKENDS[impl].decode_partial)
-    out, lse = decoder(given["q"], cache)
+    decoder, call, problem = _decoder(impl, given, mask, window)
+    out, lse = decoder(*call)
     first, *others = device.launches
     assert device.encoded == [("float16", 128 if quantised else 256)] * (impl == "sm90")
     given |= {"out": out, "lse": lse}
@@ -89,11 +94,8 @@ def test_decode(impl, quantised, paged, mask, device):
 def test_many_parts_are_joined_by_a_second_kernel(impl, device, monkeypatch):
     """It counts no row tiles."""
     monkeypatch.setattr(shares, "joined_by_the_last", lambda *_: False)
-    given = _given(quantised=False, paged=True)
-    cache = Cache(*(given[x] for x in ("k", "v", "lengths", "table", "k_scale", "v_scale")))
-    problem = check_decode(given["q"], cache, SCALE)
-    decoder = CudaDecoder(problem, None, given["q"], cache, BACKENDS[impl].decode_partial)
-    out, _ = decoder(given["q"], cache)
+    decoder, call, _ = _decoder(impl, _given(quantised=False, paged=True))
+    out, _ = decoder(*call)
     assert decoder._partial.counted == 0
     first, second = device.launches
     assert first["joining"] is False
@@ -112,11 +114,8 @@ def test_a_graph_keeps_the_decoder_and_its_parts(second, records, device, monkey
     monkeypatch.setattr(device, "stream", lambda: (7, records))
     addresses = range(1 << 20, 5 << 20, 1 << 20)
     monkeypatch.setattr(device, "scratch", lambda *_: lambda: (memory, addresses))
-    given = _given(quantised=False, paged=True)
-    cache = Cache(*(given[x] for x in ("k", "v", "lengths", "table", "k_scale", "v_scale")))
-    problem = check_decode(given["q"], cache, SCALE)
-    decoder = CudaDecoder(problem, None, given["q"], cache, BACKENDS["sm80"].decode_partial)
-    decoder(given["q"], cache)
+    decoder, call, _ = _decoder("sm80", _given(quantised=False, paged=True))
+    decoder(*call)
     assert kept == ([(decoder, memory)] if records else [])
 
 
