@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from nbflash.backends.block_plan.list_tiles import WARPS, ListTilesConfig, list_tiles_spec
+from nbflash.backends.block_plan.list_tiles import WARPS, list_tiles_config, list_tiles_spec
 from nbflash.backends.block_plan.overflow import OverflowConfig, overflow_spec
 from nbflash.backends.block_plan.running_sum import running_sum_config, running_sum_spec
 from nbflash.backends.block_plan.transpose import THREADS, TransposeConfig, transpose_spec
@@ -28,8 +28,6 @@ from nbflash.inputs.block_layout import BlockLayout
 from nbflash.schedule.block_tiles import BlockTiles
 from nbflash.schedule.tile_schedule import TileSchedule
 from nbflash.schedule.work_list import heads_at_a_time, kv_bytes
-
-_LEAST_WORDS = 8  # of a row's blocks in shared memory: sequences of up to 256 blocks share kernels
 
 
 def schedule_of(device, spec, tile_m, tile_n):
@@ -199,10 +197,7 @@ class Walk:
         (rows, cols), blocks, splits = s.layout.grid_shape, tiles.blocks, tiles.splits
         if s.transposed:
             rows, cols, blocks, splits = cols, rows, blocks[::-1], splits[::-1]
-        words = _LEAST_WORDS
-        while 32 * words < cols:
-            words *= 2
-        config = ListTilesConfig(*blocks, *splits, s.transposed, write, blocks[0] * words)
+        config = list_tiles_config(blocks, splits, cols, s.transposed, write)
         sizes = s.layout.width, self._rows, s.n_row, s.n_col, rows, cols, tiles.n_row
         static = tiles.map_plane, tiles.within_plane, tiles.full_lo, tiles.full_hi
         static += tiles.edge_ptr, tiles.edge_col, tiles.edge_id

@@ -1,31 +1,38 @@
 """Lists of tiles of a block map: how many of each row, and then which, of which kind.
 
-One warp makes one row of tiles. It sets a bit for every block that is listed for the row in a map
-of its own in shared memory, which sorts them and drops what stands twice, and then looks at 32
-tiles at a time:
+One warp makes one row of tiles. In shared memory it has a map of its own, with a *slot* of bits for
+each tile along the other axis, or for each block where a block holds several tiles. It sets the bit
+of every block that is listed for the row, which sorts them and drops what stands twice. A lane then
+looks at a stretch of `STRETCH` slots, of which it visits those that are not empty:
 
-    for each block (R, C) listed for the row's blocks R:   bit C of R
-    for each tile column c of the row, a lane each
-        pattern = the bits of its blocks;  edge = how the intervals cut it
-        FULL, INTERVAL or BITS + edge · patterns + pattern, if there are both
-        its place: the tiles of the lanes before it, and of the rounds before
+    for each block (R, C) listed for the row's blocks R:   bit R of slot C
+    for each slot of the stretch with bits
+        pattern = its bits, and those of blocks past the map
+        for each tile c of the slot:   edge = how the intervals cut it
+            FULL, INTERVAL or BITS + edge · patterns + pattern, if they meet it
+            its place: the tiles of the lanes before it, and of the rounds before
 
 The first pass counts, and says whether any tile is masked; the second, between which the counts
-are summed up (:mod:`.running_sum`), writes. A row without tiles gets bit tile 0, which is empty.
-By columns the same kernel goes over the transposed lists (:mod:`.transpose`).
+are summed up (:mod:`.running_sum`), counts a stretch and then writes it. A row without tiles gets
+bit tile 0, which is empty. By columns the same kernel goes over the transposed lists
+(:mod:`.transpose`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from masks import BITS, FULL, INTERVAL
+from nbflash.backends.block_plan.running_sum import sums_of_lanes
 from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.atomic_int import set_bits
+from nbflash.cuda.tile.tracing import FULL_WARP
 from nbflash.cuda.tile.warp_math import lanes_of
 from nbflash.definitions.constants import WARP
 
 WARPS = 4
+LEAST_WORDS = 8  # sequences of up to 256 blocks share kernels
+MOST_SLOTS = 16  # of a lane: long rows fill a warp, and dense ones do not wait for few lanes
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class ListTilesConfig:
     write : bool
         False: count. True: write.
     words : int
-        Shared memory of a warp in words of 32 blocks, for all blocks of a tile.
+        Shared memory of a warp: a power of two.
     """
 
     own: int
@@ -64,9 +71,24 @@ class ListTilesConfig:
     def patterns(self):
         return 1 << (self.own * self.other)
 
-    def bit(self, i, j):
-        """Of a pattern, that of block i along the axis that is walked and j along the other."""
-        return j * self.own + i if self.transposed else i * self.other + j
+    @property
+    def slot(self):
+        """Bits of a slot: no slot lies in two words."""
+        return (1, 1, 2, 4, 4)[self.own * self.other]
+
+    @property
+    def stretch(self):
+        """Slots that a lane looks at in turn."""
+        return min(32 // self.slot, MOST_SLOTS)
+
+
+def list_tiles_config(blocks, splits, columns, transposed, write):
+    """Of tiles of ``blocks``, blocks of ``splits`` tiles and rows of ``columns`` blocks."""
+    own, other = blocks
+    config = ListTilesConfig(own, other, *splits, transposed, write, LEAST_WORDS)
+    while 32 * config.words < -(-columns // other) * config.slot:
+        config = replace(config, words=2 * config.words)
+    return config
 
 
 def make_list_tiles(cfg):
@@ -82,7 +104,7 @@ def make_list_tiles(cfg):
     """
     OWN, OTHER, OWN_SPLIT, OTHER_SPLIT = cfg.own, cfg.other, cfg.own_split, cfg.other_split
     TRANSPOSED, WRITE, WORDS, PATTERNS = cfg.transposed, cfg.write, cfg.words, cfg.patterns
-    WORDS_OF_ROW, ALL = cfg.words // cfg.own, cfg.patterns - 1
+    SLOT, STRETCH, ALL, TURNS = cfg.slot, cfg.stretch, cfg.patterns - 1, 1 + cfg.write
 
     @inlined
     def list_of(begins, width, at):
@@ -93,6 +115,11 @@ def make_list_tiles(cfg):
         return first, types.int32(first + min(types.int32(begins[at]), types.int32(width)))
 
     @inlined
+    def bit_of(i, j):
+        """Of a pattern, that of block i along the axis that is walked and j along the other."""
+        return types.int32(j * OWN + i if TRANSPOSED else i * OTHER + j)
+
+    @inlined
     def read_lists(smem, words, begins, indices, width, plane_rows, first, n_rows, n_cols, lane):
         """Set the bits of the blocks that are listed for the ``OWN`` rows from ``first`` on."""
         for i in range(OWN):
@@ -101,25 +128,30 @@ def make_list_tiles(cfg):
                 for t in range(begin + lane, end, WARP):
                     col = types.int32(indices[t])
                     if col >= 0 and col < n_cols:
-                        at = types.int32(words + i * WORDS_OF_ROW + (col >> 5))
-                        set_bits(smem, at, types.int32(types.int32(1) << (col & 31)))
+                        bit = types.int32(col // OTHER * SLOT + bit_of(i, col % OTHER))
+                        at = types.int32(words + (bit >> 5))
+                        set_bits(smem, at, types.int32(types.int32(1) << (bit & 31)))
 
     @inlined
-    def pattern_of(smem, words, first, column, n_rows, n_cols):
-        """Bits of a tile's blocks, those past the map among them; 0 if none is there."""
-        pattern, present = types.int32(0), False
+    def stretch_at(smem, words, slot, n_slots):
+        """The bits of ``STRETCH`` slots, that of ``slot`` lowest."""
+        if slot >= n_slots:
+            return types.int32(0)
+        bit = types.int32(slot * SLOT)
+        word = types.int32(smem[words + (bit >> 5)])
+        if STRETCH * SLOT == 32:
+            return word
+        return types.int32((word >> (bit & 31)) & ((1 << (STRETCH * SLOT)) - 1))
+
+    @inlined
+    def past_map(first, slot, n_rows, n_cols):
+        """Bits of those of a slot's blocks that are past the map."""
+        bits = types.int32(0)
         for i in range(OWN):
             for j in range(OTHER):
-                col = types.int32(column // OTHER_SPLIT * OTHER + j)
-                shift = j * OWN + i if TRANSPOSED else i * OTHER + j
-                if first + i < n_rows and col < n_cols:
-                    word = smem[words + i * WORDS_OF_ROW + (col >> 5)]
-                    if (word >> (col & 31)) & 1 != 0:
-                        pattern |= types.int32(1 << shift)
-                        present = True
-                else:
-                    pattern |= types.int32(1 << shift)
-        return pattern if present else types.int32(0)
+                if (i > 0 and first + i >= n_rows) or (j > 0 and slot * OTHER + j >= n_cols):
+                    bits |= types.int32(types.int32(1) << bit_of(i, j))
+        return bits
 
     @inlined
     def edge_of(full_lo, full_hi, edge_ptr, edge_col, edge_id, row, column):
@@ -183,37 +215,52 @@ def make_list_tiles(cfg):
         read_lists(smem, words, begins, indices, width, plane_rows, first, n_rows, n_cols, lane)
         cuda.syncwarp()  # all bits are set
         of_within = types.int32(within_plane[plane] * query_rows)
-        place, found, any_masked = types.int32(0), types.int32(0), types.int32(0)
+        place, found, hidden = types.int32(0), types.int32(0), types.int32(0)
         if WRITE:
             place = types.int32(row_ptr[at])
-        for start in range(0, n_col, WARP):
-            column = types.int32(start + lane)
-            kind = types.int32(-1)
-            if column < n_col:
-                pattern = pattern_of(smem, words, first, column, n_rows, n_cols)
-                if pattern != 0:
-                    query = of_within + (column if TRANSPOSED else row)
-                    key = row if TRANSPOSED else column
-                    edge = edge_of(full_lo, full_hi, edge_ptr, edge_col, edge_id, query, key)
-                    if edge >= 0:
-                        kind = kind_of(pattern, edge)
-            live = lanes_of(kind >= 0)
-            before = types.int32(cuda.popc(live & ((types.int32(1) << lane) - 1)))
-            if WRITE:
-                if kind >= 0:
-                    col_idx[place + found + before] = column
-                    kinds[place + found + before] = kind
-            else:
-                any_masked |= lanes_of(kind >= 0 and kind != FULL)
-            found = types.int32(found + cuda.popc(live))
-        if lane == 0:
-            if WRITE:
-                if found == 0:
-                    col_idx[place] = 0
-                    kinds[place] = BITS
-            else:
+        n_slots = types.int32((n_cols + OTHER - 1) // OTHER)
+        for start in range(0, n_slots, WARP * STRETCH):
+            slot = types.int32(start + lane * STRETCH)
+            stretch = stretch_at(smem, words, slot, n_slots)
+            of_lane = types.int32(0)
+            for turn in range(TURNS):  # the lane's tiles are counted, and then written
+                if turn > 0:
+                    up_to = sums_of_lanes(of_lane, lane)
+                    first_place = types.int32(place + found + up_to - of_lane)
+                    found = types.int32(found + cuda.shfl_sync(FULL_WARP, up_to, WARP - 1))
+                    of_lane = types.int32(0)
+                left = stretch
+                while left != 0:
+                    nth = types.int32((cuda.ffs(left) - 1) // SLOT)
+                    pattern = types.int32((left >> (nth * SLOT)) & ALL)
+                    left = types.int32(left ^ types.int32(pattern << (nth * SLOT)))
+                    pattern |= past_map(first, slot + nth, n_rows, n_cols)
+                    for s in range(OTHER_SPLIT):
+                        column = types.int32((slot + nth) * OTHER_SPLIT + s)
+                        if column < n_col:
+                            query = of_within + (column if TRANSPOSED else row)
+                            key = row if TRANSPOSED else column
+                            edge = edge_of(
+                                full_lo, full_hi, edge_ptr, edge_col, edge_id, query, key
+                            )
+                            if edge >= 0:
+                                kind = kind_of(pattern, edge)
+                                if WRITE and turn > 0:
+                                    col_idx[first_place + of_lane] = column
+                                    kinds[first_place + of_lane] = kind
+                                of_lane = types.int32(of_lane + 1)
+                                hidden |= types.int32(0 if kind == FULL else 1)
+            if not WRITE:
+                found = types.int32(found + of_lane)
+        if WRITE:
+            if lane == 0 and found == 0:
+                col_idx[place] = 0
+                kinds[place] = BITS
+        else:
+            found, any_hidden = sums_of_lanes(found, lane), lanes_of(hidden != 0)
+            if lane == WARP - 1:
                 counts[at] = max(found, types.int32(1))
-                masked[at] = types.int32(1 if any_masked != 0 or found == 0 else 0)
+                masked[at] = types.int32(1 if any_hidden != 0 or found == 0 else 0)
 
     return list_tiles
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
-from nbflash.cuda.ptx._asm import cuda, types
+from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.tracing import FULL_WARP
 from nbflash.definitions.constants import WARP
 
@@ -36,6 +36,18 @@ def running_sum_config(n, cursor=False):
     return RunningSumConfig(threads, cursor)
 
 
+@inlined
+def sums_of_lanes(own, lane):
+    """Of the values of this lane and the lanes before it: int32, all lanes of a warp together."""
+    total, step = types.int32(own), types.int32(1)
+    while step < WARP:
+        x = cuda.shfl_up_sync(FULL_WARP, total, step)
+        if lane >= step:
+            total = types.int32(total + x)
+        step = types.int32(2 * step)
+    return total
+
+
 def make_running_sum(cfg):
     """The kernel: counts, ``sums`` (n + 1), ``cursor`` (n) or none, and n, how many counts."""
     THREADS, WARPS, CURSOR = cfg.threads, cfg.warps, cfg.cursor
@@ -49,12 +61,7 @@ def make_running_sum(cfg):
         for start in range(0, n, THREADS):
             i = types.int32(start + tid)
             own = types.int32(counts[i] if i < n else 0)
-            total, step = own, types.int32(1)
-            while step < WARP:
-                x = cuda.shfl_up_sync(FULL_WARP, total, step)
-                if lane >= step:
-                    total = types.int32(total + x)
-                step = types.int32(2 * step)
+            total = sums_of_lanes(own, lane)
             if lane == WARP - 1:
                 smem[warp] = total
             cuda.syncthreads()  # the sums of all warps are there
