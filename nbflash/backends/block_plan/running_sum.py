@@ -9,11 +9,12 @@ from nbflash.cuda.tile.tracing import FULL_WARP
 from nbflash.definitions.constants import WARP
 
 MOST_THREADS = 1024
+OF_THREAD = 4  # counts: as many reads under way
 
 
 @dataclass(frozen=True)
 class RunningSumConfig:
-    """``threads`` counts at a time; with ``cursor`` what begins is written twice."""
+    """`OF_THREAD` counts a thread at a time; with ``cursor`` what begins is written twice."""
 
     threads: int
     cursor: bool = False
@@ -29,9 +30,9 @@ class RunningSumConfig:
 
 
 def running_sum_config(n, cursor=False):
-    """Threads for ``n`` counts: as many as there are, up to `MOST_THREADS`."""
+    """Threads for ``n`` counts: enough for all of them at a time, up to `MOST_THREADS`."""
     threads = WARP
-    while threads < MOST_THREADS and threads < n:
+    while threads < MOST_THREADS and OF_THREAD * threads < n:
         threads *= 2
     return RunningSumConfig(threads, cursor)
 
@@ -52,15 +53,23 @@ def make_running_sum(cfg):
     """The kernel: counts, ``sums`` (n + 1), ``cursor`` (n) or none, and n, how many counts."""
     THREADS, WARPS, CURSOR = cfg.threads, cfg.warps, cfg.cursor
 
+    @inlined
+    def count_at(counts, i, n):
+        """0 past the end; without a branch, so that several reads are under way."""
+        count = types.int32(counts[min(i, types.int32(n - 1))])
+        return count if i < n else types.int32(0)
+
     def running_sum(counts, sums, cursor, n):
         smem = cuda.shared.array(0, types.int32)
         tid = types.int32(cuda.threadIdx.x)
         warp, lane, before_round = tid >> 5, tid & 31, types.int32(0)
         if tid == 0:
             sums[0] = 0
-        for start in range(0, n, THREADS):
-            i = types.int32(start + tid)
-            own = types.int32(counts[i] if i < n else 0)
+        for start in range(0, n, OF_THREAD * THREADS):
+            first = types.int32(start + OF_THREAD * tid)
+            own = types.int32(0)
+            for i in range(OF_THREAD):
+                own = types.int32(own + count_at(counts, types.int32(first + i), n))
             total = sums_of_lanes(own, lane)
             if lane == WARP - 1:
                 smem[warp] = total
@@ -71,10 +80,12 @@ def make_running_sum(cfg):
                 if w < warp:
                     before = types.int32(before + x)
                 of_round = types.int32(of_round + x)
-            if i < n:
-                sums[i + 1] = types.int32(before + total)
+            before = types.int32(before + total - own)
+            for i in range(first, min(types.int32(first + OF_THREAD), n)):
                 if CURSOR:
-                    cursor[i] = types.int32(before + total - own)
+                    cursor[i] = before
+                before = types.int32(before + counts[i])
+                sums[i + 1] = before
             before_round = types.int32(before_round + of_round)
             cuda.syncthreads()  # all have read the sums of the warps
 

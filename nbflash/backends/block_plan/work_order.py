@@ -3,7 +3,7 @@
 A block ranks some of the items of one group of heads. The rank of an item is the number of items of
 its group that are longer, or as long and before it: no sorting, no atomics, the same every time.
 
-    for each stretch of THREADS items of the group
+    for each STRETCH items of the group
         their lengths to shared memory
         rank += how many of them come before this thread's own
 """
@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
+from nbflash.cuda.tile.ring import divmod_int32
 
 THREADS = 256
+STRETCH = 4 * THREADS  # four reads of a thread are under way
+UNROLLED = 8
 PAIRS, COLUMNS = 2, 4  # words of an item: row, head; or key tile, batch, head, whether it is masked
 
 
@@ -24,7 +27,7 @@ class WorkOrderConfig:
 
     words: int
     threads: int = THREADS
-    smem_bytes: int = 4 * THREADS
+    smem_bytes: int = 4 * STRETCH
     min_blocks: int = 1
 
 
@@ -40,10 +43,16 @@ def make_work_order(cfg):
     MASKED = cfg.words == COLUMNS
 
     @inlined
+    def first_item(of_group, units, groups, of_unit):
+        """Of a group."""
+        unit, _ = divmod_int32(types.int32(of_group * units + groups - 1), groups)
+        return types.int32(unit * of_unit)
+
+    @inlined
     def summed(values, plane_of, item, n_row, group):
         """Of the rows of tiles that an item goes over."""
-        head = types.int32(item // n_row)
-        row, total = types.int32(item - head * n_row), types.int32(0)
+        head, row = divmod_int32(item, n_row)
+        total = types.int32(0)
         for h in range(types.int32(head * group), types.int32((head + 1) * group)):
             total = types.int32(total + values[plane_of[h] * n_row + row])
         return total
@@ -53,32 +62,35 @@ def make_work_order(cfg):
     ):
         smem = cuda.shared.array(0, types.int32)
         tid = types.int32(cuda.threadIdx.x)
-        of_group = types.int32(cuda.blockIdx.x // chunks)
-        chunk = types.int32(cuda.blockIdx.x - of_group * chunks)
-        begin = types.int32((of_group * units + groups - 1) // groups * of_unit * n_row)
-        end = types.int32(((of_group + 1) * units + groups - 1) // groups * of_unit * n_row)
+        of_group, chunk = divmod_int32(types.int32(cuda.blockIdx.x), chunks)
+        of_unit = types.int32(of_unit * n_row)  # items
+        begin = first_item(of_group, units, groups, of_unit)
+        end = first_item(types.int32(of_group + 1), units, groups, of_unit)
         item = types.int32(begin + chunk * THREADS + tid)
         own, rank = types.int32(-1), types.int32(0)
         if item < end:
             own = summed(counts, plane_of, item, n_row, group)
-        for start in range(begin, end, THREADS):
-            other = types.int32(start + tid)
-            if other < end:
-                smem[tid] = summed(counts, plane_of, other, n_row, group)
+        for start in range(begin, end, STRETCH):
+            for i in range(tid, STRETCH, THREADS):
+                smem[i] = types.int32(-1)
+                if start + i < end:
+                    smem[i] = summed(counts, plane_of, types.int32(start + i), n_row, group)
             cuda.syncthreads()  # the lengths are there
-            there = min(types.int32(THREADS), types.int32(end - start))
-            for i in range(there):
-                length = types.int32(smem[i])
-                if length > own or (length == own and start + i < item):
-                    rank = types.int32(rank + 1)
+            before = types.int32(item - start)
+            for i in range(0, min(types.int32(STRETCH), types.int32(end - start)), UNROLLED):
+                for j in range(UNROLLED):  # of equal lengths the first one counts for more
+                    length = types.int32(smem[types.uint64(i + j)] + (j < before))
+                    rank = types.int32(rank + (length > own))
+                before = types.int32(before - UNROLLED)
             cuda.syncthreads()  # all have read them
         if item < end:
-            head, at = types.int32(item // n_row), types.int32(begin + rank)
-            row = types.int32(item - head * n_row)
+            at = types.int32(begin + rank)
+            head, row = divmod_int32(item, n_row)
             if MASKED:
                 work[COLUMNS * at] = row
-                work[COLUMNS * at + 1] = types.int32(head // heads)
-                work[COLUMNS * at + 2] = types.int32(head % heads)
+                batch, head = divmod_int32(head, heads)
+                work[COLUMNS * at + 1] = batch
+                work[COLUMNS * at + 2] = head
                 hidden = summed(masked, plane_of, item, n_row, group)
                 work[COLUMNS * at + 3] = types.int32(1 if hidden > 0 else 0)
             else:
