@@ -53,12 +53,6 @@ def make_running_sum(cfg):
     """The kernel: counts, ``sums`` (n + 1), ``cursor`` (n) or none, and n, how many counts."""
     THREADS, WARPS, CURSOR = cfg.threads, cfg.warps, cfg.cursor
 
-    @inlined
-    def count_at(counts, i, n):
-        """0 past the end; without a branch, so that several reads are under way."""
-        count = types.int32(counts[min(i, types.int32(n - 1))])
-        return count if i < n else types.int32(0)
-
     def running_sum(counts, sums, cursor, n):
         smem = cuda.shared.array(0, types.int32)
         tid = types.int32(cuda.threadIdx.x)
@@ -69,7 +63,8 @@ def make_running_sum(cfg):
             first = types.int32(start + OF_THREAD * tid)
             own = types.int32(0)
             for i in range(OF_THREAD):
-                own = types.int32(own + count_at(counts, types.int32(first + i), n))
+                # No branch: the reads go together. What is past the end comes before no count.
+                own = types.int32(own + counts[min(first + i, types.int32(n - 1))])
             total = sums_of_lanes(own, lane)
             if lane == WARP - 1:
                 smem[warp] = total

@@ -3,7 +3,7 @@
 A block ranks some of the items of one group of heads. The rank of an item is the number of items of
 its group that are longer, or as long and before it: no sorting, no atomics, the same every time.
 
-    for each STRETCH items of the group
+    for each stretch of the group's items
         their lengths to shared memory
         rank += how many of them come before this thread's own
 """
@@ -16,19 +16,22 @@ from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.ring import divmod_int32
 
 THREADS = 256
-STRETCH = 4 * THREADS  # four reads of a thread are under way
 UNROLLED = 8
 PAIRS, COLUMNS = 2, 4  # words of an item: row, head; or key tile, batch, head, whether it is masked
 
 
 @dataclass(frozen=True)
 class WorkOrderConfig:
-    """``words`` of an item, `PAIRS` or `COLUMNS`."""
+    """``words`` of an item, `PAIRS` or `COLUMNS`; lengths that a block reads at a time."""
 
     words: int
+    stretch: int = 4 * THREADS
     threads: int = THREADS
-    smem_bytes: int = 4 * STRETCH
     min_blocks: int = 1
+
+    @property
+    def smem_bytes(self):
+        return 4 * self.stretch
 
 
 def make_work_order(cfg):
@@ -40,7 +43,7 @@ def make_work_order(cfg):
     There are ``chunks`` blocks for each group. Item ``head · n_row + row`` goes over ``group``
     query heads from ``head · group`` on.
     """
-    MASKED = cfg.words == COLUMNS
+    MASKED, STRETCH = cfg.words == COLUMNS, cfg.stretch
 
     @inlined
     def first_item(of_group, units, groups, of_unit):

@@ -23,7 +23,9 @@ CASES = {
     "by-columns": ((36, 20), (4, 4), (1, 2), 5, "causal", 0, (8, 8), COLUMNS),
     "splits-by-columns": ((20, 20), (8, 8), (1, 1), 3, "padding", 2, (4, 8), COLUMNS),
     "whole": ((24, 48), (4, 4), (2, 4), 6, "all", 2, (4, 4), COLUMNS | {"heads": 4}),
-    "wide": ((4, 280), (4, 4), (1, 1), 80, "all", 2, (4, 4), {"batch": 1, "heads": 1}),
+    "masked-first": ((20, 20), (8, 8), (1, 1), 3, "documents", 6, (4, 4), COLUMNS),
+    "wide": ((16, 1024), (4, 4), (1, 1), 80, "all", 2, (4, 4), {"batch": 1, "heads": 1}),
+    "rounds": ((8, 2052), (4, 4), (1, 1), 200, "all", 4, (8, 8), {"batch": 1, "heads": 1}),
     "tall": ((280, 4), (4, 4), (1, 1), 2, "all", 3, (4, 4), {"batch": 1, "heads": 4}),
 }
 
@@ -38,8 +40,8 @@ def plan_of(shape, block, extent, k, within, seed, tile, options):
 
 
 def sums(modules):
-    """More counts than threads, twice."""
-    module, device, n = modules[SUM], cuda_device(0), 150
+    """Three rounds of counts."""
+    module, device, n = modules[SUM], cuda_device(0), 550
     counts = np.random.default_rng(0).integers(0, 9, n).astype(np.int32)
     made, cursor = device.integers((n + 1, n))
     spec = module.running_sum_spec(module.RunningSumConfig(64, cursor=True))
@@ -51,14 +53,17 @@ def sums(modules):
 
 
 def ranked(modules):
-    """More items of a group than a block ranks, of two groups; units of two heads."""
-    module, device, n_row, heads = modules[ORDER], cuda_device(0), 70, 6
+    """More items of a group than a block ranks, and than it reads at a time; units of two heads."""
+    module, device, n_row, heads = modules[ORDER], cuda_device(0), 71, 6
     lengths = np.random.default_rng(0).integers(0, 5, n_row * heads).astype(np.int32)
     plane_of = np.arange(heads, dtype=np.int32)[::-1].copy()
     (work,) = device.integers((2 * n_row * heads,))
     sizes = n_row, heads // 2, 2, 2, 2, 1, heads
     run = device.bind(
-        module.work_order_spec(module.WorkOrderConfig(module.PAIRS)), 4, sizes, (plane_of,)
+        module.work_order_spec(module.WorkOrderConfig(module.PAIRS, stretch=256)),
+        4,
+        sizes,
+        (plane_of,),
     )
     run(device.words((lengths, lengths, work)))
     of_item = lengths.reshape(heads, n_row)[plane_of].ravel()
@@ -94,27 +99,32 @@ LISTS = (
     ),
     Mutant("entries below 0", "if col >= 0 and col < n_cols:", "if col < n_cols:"),
     Mutant("entries past the end", "if col >= 0 and col < n_cols:", "if col >= 0:"),
-    Mutant("rows of a tile on one map", "i * WORDS_OF_ROW + (col >> 5))", "(col >> 5))"),
-    Mutant("32 columns", "i * WORDS_OF_ROW + (col >> 5))", "i * WORDS_OF_ROW)"),
-    Mutant("bits of row 0", "words + i * WORDS_OF_ROW + (col >> 5)]", "words + (col >> 5)]"),
-    Mutant(
-        "a block of each tile", "column // OTHER_SPLIT * OTHER + j", "column // OTHER_SPLIT + j"
-    ),
-    Mutant("tiles of a block apart", "column // OTHER_SPLIT * OTHER", "column * OTHER"),
+    Mutant("rows of a tile on one bit", "bit_of(i, col % OTHER)", "bit_of(0, col % OTHER)"),
+    Mutant("blocks of a tile on one bit", "bit_of(i, col % OTHER)", "bit_of(i, 0)"),
+    Mutant("32 bits", "words + (bit >> 5))", "words)"),
+    Mutant("a slot for each block", "col // OTHER * SLOT", "col * SLOT"),
+    Mutant("slots without room", "col // OTHER * SLOT", "col // OTHER"),
     Mutant(
         "patterns lie on their side", "j * OWN + i if TRANSPOSED", "i * OTHER + j if TRANSPOSED"
     ),
-    Mutant("patterns by columns", "else i * OTHER + j\n", "else j * OWN + i\n"),
-    Mutant(
-        "blocks past the map are missing",
-        "                else:\n                    pattern |= types.int32(1 << shift)\n",
-        "",
-    ),
-    Mutant(
-        "blocks past the map are there",
-        "return pattern if present else",
-        "return pattern if True else",
-    ),
+    Mutant("patterns by columns", "else i * OTHER + j)", "else j * OWN + i)"),
+    Mutant("stretches of the first word", "smem[words + (bit >> 5)]", "smem[words]"),
+    Mutant("stretches of one map", "smem[words + (bit >> 5)]", "smem[bit >> 5]"),
+    Mutant("stretches lowest in their word", "(word >> (bit & 31)) &", "word &"),
+    Mutant("stretches without an end", " & ((1 << (STRETCH * SLOT)) - 1)", ""),
+    Mutant("slots past the last", "if slot >= n_slots:", "if slot > n_slots:"),
+    Mutant("rows past the map are missing", "(i > 0 and first + i >= n_rows)", "False"),
+    Mutant("columns past the map are missing", "(j > 0 and slot * OTHER + j >= n_cols)", "False"),
+    Mutant("rows past the map begin late", "first + i >= n_rows", "first + i > n_rows"),
+    Mutant("columns past the map begin late", "OTHER + j >= n_cols", "OTHER + j > n_cols"),
+    Mutant("the last slot missing", "(n_cols + OTHER - 1) // OTHER", "n_cols // OTHER"),
+    Mutant("a slot of each lane", "start + lane * STRETCH", "start + lane"),
+    Mutant("stretches of one warp", "0, n_slots, WARP * STRETCH", "0, n_slots, 1 << 30"),
+    Mutant("patterns with what follows", "(left >> (nth * SLOT)) & ALL", "left >> (nth * SLOT)"),
+    Mutant("past the map by the stretch", "past_map(first, slot + nth,", "past_map(first, slot,"),
+    Mutant("a tile of each block", "(slot + nth) * OTHER_SPLIT + s", "slot + nth"),
+    Mutant("tiles of a block in one place", "OTHER_SPLIT + s)", "OTHER_SPLIT)"),
+    Mutant("columns of the stretch", "(slot + nth) * OTHER_SPLIT", "slot * OTHER_SPLIT"),
     Mutant("whole tiles end too late", "column < full_hi[row]", "column <= full_hi[row]"),
     Mutant("whole tiles begin too late", "full_lo[row] <= column", "full_lo[row] < column"),
     Mutant("edges behind the first", "low = types.int32(middle + 1)", "low = high"),
@@ -136,35 +146,50 @@ LISTS = (
     ),
     Mutant("tiles that intervals do not meet", "if edge >= 0:", "if edge >= -1:"),
     Mutant("columns past the end", "if column < n_col:", "if True:"),
+    Mutant("this lane before itself", "place + found + up_to - of_lane", "place + found + up_to"),
+    Mutant("rounds in one place", "place + found + up_to - of_lane", "place + up_to - of_lane"),
+    Mutant("lanes in one place", "place + found + up_to - of_lane", "place + found"),
     Mutant(
-        "this lane before itself", "(types.int32(1) << lane) - 1", "(types.int32(2) << lane) - 1"
+        "rounds as long as their first lane",
+        "cuda.shfl_sync(FULL_WARP, up_to, WARP - 1)",
+        "cuda.shfl_sync(FULL_WARP, up_to, 0)",
     ),
     Mutant(
-        "rounds in one place",
-        "found = types.int32(found + cuda.popc(live))",
-        "found = types.int32(cuda.popc(live))",
+        "written behind what was counted",
+        "                    of_lane = types.int32(0)\n                left",
+        "                left",
     ),
-    Mutant("all tiles masked", "kind >= 0 and kind != FULL", "kind >= 0"),
-    Mutant("no tile masked", "kind >= 0 and kind != FULL", "False"),
+    Mutant(
+        "tiles of a lane in one place", "col_idx[first_place + of_lane]", "col_idx[first_place]"
+    ),
+    Mutant("kinds of a lane in one place", "kinds[first_place + of_lane]", "kinds[first_place]"),
+    Mutant("the last round alone", "found = types.int32(found + of_lane)", "found = of_lane"),
+    Mutant(
+        "the last lane alone", "found, any_hidden = sums_of_lanes(found, lane),", "any_hidden ="
+    ),
+    Mutant("all tiles masked", "0 if kind == FULL else 1", "1"),
+    Mutant("no tile masked", "0 if kind == FULL else 1", "0"),
+    Mutant("the last tile masked", "hidden |= types", "hidden = types"),
+    Mutant("the first lane's masked", "lanes_of(hidden != 0)", "hidden"),
     Mutant("rows without tiles", "max(found, types.int32(1))", "found"),
     Mutant(
-        "rows without tiles are whole", "if any_masked != 0 or found == 0", "if any_masked != 0"
+        "rows without tiles are whole", "if any_hidden != 0 or found == 0", "if any_hidden != 0"
     ),
     Mutant("the empty tile whole", "kinds[place] = BITS", "kinds[place] = FULL"),
 )
 SUMS = (
     Mutant("the first sum", "            sums[0] = 0\n", "            pass\n"),
-    Mutant("counts past the end", "counts[i] if i < n else 0", "counts[i]"),
+    Mutant("reads past the end", "counts[min(first + i, types.int32(n - 1))]", "counts[first + i]"),
+    Mutant("one count of a thread", "counts[min(first + i,", "counts[min(first,"),
+    Mutant("threads on each other", "start + OF_THREAD * tid", "start + tid"),
+    Mutant("writes past the end", "min(types.int32(first + OF_THREAD), n)", "first + OF_THREAD"),
     Mutant("every lane adds", "if lane >= step:", "if True:"),
     Mutant("warps without their last", "if lane == WARP - 1:", "if lane == WARP - 2:"),
     Mutant("this warp twice", "if w < warp:", "if w <= warp:"),
     Mutant("rounds from 0", "before_round = types.int32(before_round + of_round)", "pass"),
-    Mutant(
-        "sums without their count",
-        "sums[i + 1] = types.int32(before + total)",
-        "sums[i + 1] = before",
-    ),
-    Mutant("cursor behind", "before + total - own", "before + total"),
+    Mutant("sums without their count", "sums[i + 1] = before", "sums[i + 1] = before - counts[i]"),
+    Mutant("a thread's own before it", "before + total - own", "before + total"),
+    Mutant("cursor in one place", "cursor[i] = before", "cursor[i] = before - counts[i]"),
     Mutant("half a scan", "while step < WARP:", "while step < WARP // 2:"),
 )
 TRANSPOSES = (
@@ -179,22 +204,26 @@ TRANSPOSES = (
 ORDERS = (
     Mutant("one head of a group", "(head + 1) * group)", "head * group + 1)"),
     Mutant("heads without planes", "values[plane_of[h] * n_row + row]", "values[h * n_row + row]"),
-    Mutant("groups end early", "(of_group + 1) * units + groups - 1)", "(of_group + 1) * units)"),
-    Mutant("groups begin early", "(of_group * units + groups - 1)", "(of_group * units)"),
-    Mutant("units of one head", "// groups * of_unit * n_row", "// groups * n_row", 0, 2),
+    Mutant("groups begin early", "of_group * units + groups - 1", "of_group * units"),
+    Mutant("groups as long as their units", "types.int32(unit * of_unit)", "unit"),
+    Mutant("units of one head", "types.int32(of_unit * n_row)", "n_row"),
     Mutant("chunks on each other", "begin + chunk * THREADS + tid", "begin + tid"),
-    Mutant("shortest first", "if length > own or", "if length < own or"),
-    Mutant("equals the other way", "start + i < item", "start + i > item"),
-    Mutant("equals in one place", "or (length == own and start + i < item)", ""),
-    Mutant("stretches without their start", "start + i < item", "i < item"),
-    Mutant(
-        "past the last item",
-        "min(types.int32(THREADS), types.int32(end - start))",
-        "types.int32(THREADS)",
-    ),
+    Mutant("shortest first", "(length > own)", "(length < own)"),
+    Mutant("equals the other way", "(j < before)", "(j > before)"),
+    Mutant("equals in one place", " + (j < before))", ")"),
+    Mutant("stretches without their start", "types.int32(item - start)", "item"),
+    Mutant("steps without their start", "types.int32(before - UNROLLED)", "before"),
+    Mutant("the first length of a step", "types.uint64(i + j)", "types.uint64(i)"),
+    Mutant("the lengths before", "smem[i] = types.int32(-1)", "pass"),
+    Mutant("lengths past the end", "if start + i < end:", "if True:"),
+    Mutant("lengths of each thread's first", "range(tid, STRETCH, THREADS)", "(tid,)"),
     Mutant("ranks of all groups", "types.int32(begin + rank)", "rank"),
-    Mutant("batch for head", "types.int32(head // heads)", "types.int32(head % heads)"),
-    Mutant("head of all batches", "types.int32(head % heads)", "types.int32(head)"),
+    Mutant("batch for head", "COLUMNS * at + 1] = batch", "COLUMNS * at + 1] = head"),
+    Mutant(
+        "head of all batches",
+        "batch, head = divmod_int32(head, heads)",
+        "batch, _ = divmod_int32(head, heads)",
+    ),
     Mutant("all columns masked", "1 if hidden > 0 else 0", "1"),
     Mutant("lengths for masks", "summed(masked, plane_of", "summed(counts, plane_of"),
 )
@@ -246,7 +275,7 @@ MUTANTS = [
 ]
 REACH = {
     SUM: ("sums", "patterns"),
-    ORDER: ("ranked", "patterns", "whole"),
+    ORDER: ("ranked", "patterns", "whole", "tall"),
     OVERFLOW: ("room",),
 }
 
