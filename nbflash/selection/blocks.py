@@ -7,6 +7,8 @@ import numpy as np
 
 import masks
 from masks import _check
+from nbflash.cuda import cublas
+from nbflash.definitions.constants import ITEMSIZE
 from nbflash.inputs.arrays import library, native
 from nbflash.inputs.block_map import BlockMap
 from nbflash.inputs.problem import check_flag, check_forward
@@ -138,6 +140,13 @@ def products(xp, q, k):
     heads_kv, n = k.shape[1:3]
     grouped = q.reshape(batch, heads_kv, heads // heads_kv * m, head_dim)
     return xp.matmul(grouped, k.swapaxes(2, 3)).reshape(batch, heads, m, n)
+
+
+def token_products(xp, q, k):
+    """``q kᵀ``, (b, m, heads, d) and (b, heads_kv, n, d) to float32 (b, heads, m, n)."""
+    if xp is not np and ITEMSIZE[k.dtype.name] == 2:
+        return cublas.products(q, k)
+    return products(xp, q.astype(np.float32).transpose(0, 2, 1, 3), k.astype(np.float32))
 
 
 def softmax(xp, scores, where):

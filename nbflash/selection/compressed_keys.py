@@ -6,6 +6,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
+from nbflash.definitions.constants import ITEMSIZE
 from nbflash.definitions.types import Array, Block
 from nbflash.inputs.block_map import BlockMap
 from nbflash.selection.blocks import (
@@ -14,8 +15,8 @@ from nbflash.selection.blocks import (
     check_count,
     kernels,
     means,
-    products,
     softmax,
+    token_products,
 )
 
 _SCORES = 1 << 26  # at a time
@@ -51,8 +52,9 @@ def compressed(
     Notes
     -----
     The selected branch of NSA (arXiv 2502.11089, equations 8 to 12), with means for its learned
-    compression, without overlap. A block's score is the sum of softmax weights over its means, over
-    the queries of the row and the heads of the group; causal queries see the means of past keys.
+    compression, without overlap, in the dtype of k. A block's score is the sum of softmax weights
+    over its means, over the queries of the row and the heads of the group; causal queries see the
+    means of past keys.
     There each query chooses, here each block of queries.
     """
     blocks, device = check_blocks(q, k, block, causal)
@@ -68,13 +70,14 @@ def _importance(blocks, length):
     """Weights by blocks: float32 (batch, heads_kv, rows, columns)."""
     xp, problem, (rows, columns) = blocks.xp, blocks.problem, blocks.grid
     keys, of_kernels = means(xp, blocks.k, length), kernels(xp)
+    if ITEMSIZE[problem.dtype] == 2:
+        keys = keys.astype(blocks.k.dtype)
     sum_weights = of_kernels.block_weights if of_kernels else block_weights
     total = xp.empty((problem.batch, problem.heads_kv, rows, columns), np.float32)
     step = max(1, _SCORES // (problem.batch * problem.heads * blocks.block[0] * keys.shape[2]))
     for row in range(0, rows, step):
         start, stop = row * blocks.block[0], min((row + step) * blocks.block[0], problem.nq)
-        queries = blocks.q[:, start:stop].astype(np.float32).transpose(0, 2, 1, 3)
-        scores = products(xp, queries, keys)
+        scores = token_products(xp, blocks.q[:, start:stop], keys)
         first = start + problem.nk - problem.nq if blocks.causal else problem.nk - 1
         of_keys = blocks.block, length, problem.nk
         sum_weights(scores, total, row, first, problem.scale, *of_keys)

@@ -53,6 +53,28 @@ def test_products(sizes):
     assert np.array_equal(host(got), blocks.products(np, q, k))
 
 
+@pytest.mark.parametrize("width", [32, 33])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_of_tokens(dtype, width):
+    """Of whole numbers, their sums are exact; of arrays in memory of their own, and of others'."""
+    rng = np.random.default_rng(width)
+    q = rng.integers(-8, 9, (2, 70, 6, 2 * width)).astype(DTYPES[dtype])
+    k = rng.integers(-8, 9, (2, 3, 130, width)).astype(DTYPES[dtype])
+    heads_first = np.ascontiguousarray(q[..., :width].swapaxes(1, 2))
+    cases = {
+        "contiguous": lambda q, _: q[..., :width].copy(),
+        "tokens": lambda q, _: q[:, 5::2, :, width:],
+        "columns": lambda q, _: q[..., ::2],
+        "backwards": lambda q, _: q[:, ::-1, :, :width],
+        "heads first": lambda _, q: q.swapaxes(1, 2),
+    }
+    on_device = cupy.asarray(q), cupy.asarray(heads_first)
+    for name, view in cases.items():
+        got = blocks.token_products(cupy, view(*on_device), cupy.asarray(k))
+        wanted = blocks.token_products(np, view(q, heads_first), k)
+        assert np.array_equal(host(got), wanted), name
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_weights(causal):
     """The last row of blocks is ragged."""

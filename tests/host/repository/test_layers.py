@@ -124,6 +124,7 @@ OUTSIDE = {
     "nbflash.backends.split_kv.splits": ("numpy", ""),
     "nbflash.cuda": ("numpy", ""),
     "nbflash.cuda.availability": ("", "cupy"),
+    "nbflash.cuda.cublas": ("numpy", "cupy"),
     "nbflash.cuda.device": ("numpy", "cupy"),
     "nbflash.cuda.graphs": ("", "cuda.bindings"),
     "nbflash.cuda.kernel_key": ("", "cuda.bindings"),

@@ -139,6 +139,17 @@ def test_compressed(shape, causal, monkeypatch):
     assert chosen.heads == (heads_kv if heads_kv > 1 else None)
 
 
+def test_means_of_compressed_keys_are_of_their_dtype():
+    """Two blocks whose means differ by less than float16 tells apart are equal: the first wins."""
+    k = np.ones((1, 8, 1, 1), np.float16)
+    k[:, 7] += np.finfo(np.float16).eps
+    q = np.full((1, 4, 1, 1), 1e4, np.float16)
+    for dtype, chosen in ((np.float16, 0), (np.float32, 1)):
+        options = {"block": 4, "length": 4, "topk": 1, "sinks": 0, "local": 0}
+        made = selection.compressed(q.astype(dtype), k.astype(dtype), **options)
+        assert made.indices.item() == chosen
+
+
 @shapes
 @causal_or_not
 def test_antidiagonal(shape, causal):
