@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -210,6 +211,19 @@ def first_calls(script, cache_variable, cached, names=("forward", "backward")):
     }
 
 
+@contextmanager
+def uncollected():
+    """The garbage collector has run, and does not run meanwhile: torch's objects take it 0.1 s."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, progress=None):
     """Time several tasks against each other.
 
@@ -242,9 +256,7 @@ def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, pr
         tasks[name]()
         tick()
 
-    gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         begin = time.perf_counter()
         for r in range(rounds):
             late = time.perf_counter() - begin > seconds
@@ -259,6 +271,4 @@ def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, pr
                 tick()
             if last:
                 break
-    finally:
-        gc.enable()
     return {name: Timing(tuple(durations)) for name, durations in samples.items()}

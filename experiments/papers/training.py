@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from experiments.harness.timing import uncollected
+
 
 @dataclass
 class Progress:
@@ -124,7 +126,8 @@ class Trainer:
         begin = self.progress.step
         while not self.is_done:
             end = min(self.progress.step + self._settings["evaluate"], self._settings["steps"])
-            loss = self._stretch(begin, end)
+            with uncollected():
+                loss = self._stretch(begin, end)
             self.model.eval()
             with torch.no_grad():
                 self.progress.curve.append((end, loss, self._task.evaluate()))

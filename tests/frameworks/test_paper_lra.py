@@ -1,5 +1,7 @@
 """Long Range Arena: training that goes on, the classifier, and the command end to end."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,16 @@ def test_a_small_task_is_learned(tmp_path):
     trainer.run()
     assert work.accuracy(_data(seed=2)) == 1.0
     assert trainer.progress.timed == 80 - Trainer.UNTIMED
+
+
+def test_nothing_is_collected_during_steps(tmp_path, monkeypatch):
+    trainer, work = _trainer(tmp_path / "x.pt")
+    loss_of, seen = work.loss_of, []
+    monkeypatch.setattr(work, "loss_of", lambda *x: seen.append(gc.isenabled()) or loss_of(*x))
+    trainer.run()
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
 
 
 def test_nbflash_and_plain_attention_train_alike(tmp_path):

@@ -1,8 +1,10 @@
 """The timing protocol."""
 
+import gc
+
 import pytest
 
-from experiments.harness.timing import MIN_ROUNDS, Timing, WallClock, interleave
+from experiments.harness.timing import MIN_ROUNDS, Timing, WallClock, interleave, uncollected
 
 
 class CountingClock:
@@ -44,6 +46,22 @@ def test_interleave_stops_when_the_time_is_up_but_not_before_three_rounds():
     assert kept == ["a"]
     with pytest.raises(ValueError, match="rounds=0"):
         interleave({"a": int}, WallClock(), rounds=0, seconds=1)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_while_time_is_taken(enabled):
+    """And afterwards as before, whatever happened."""
+    if not enabled:
+        gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError), uncollected():
+            1 / gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+    seen = []
+    interleave({"a": lambda: seen.append(gc.isenabled())}, WallClock(), rounds=2, seconds=1)
+    assert seen == [True, False, False]  # warm-up first
 
 
 def test_timing_percentiles():
