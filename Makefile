@@ -46,7 +46,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 .NOTPARALLEL:
 .PHONY: help experiment lint clean cubins
-.PHONY: test test-ci test-all mutation test-host test-sim test-compile test-device test-smoke test-frameworks
+.PHONY: test test-ci test-all mutation mutation-frameworks test-host test-sim test-compile test-device test-smoke test-frameworks
 .PHONY: docs dist
 
 help:
@@ -56,6 +56,7 @@ help:
 	@echo '                  exercises the same'
 	@echo 'make test-all     every test, and make mutation; writes the tables anew that the others go by'
 	@echo 'make mutation     mutants of host code: a sample, mutants="--size=150 --seed=0"'
+	@echo '                  make mutation-frameworks: those of nbflash.torch, .huggingface and .jax'
 	@echo 'make test-frameworks   nbflash.torch, nbflash.huggingface, nbflash.jax; installs the three, for'
 	@echo '                  which any build of torch will do: its CPU build is the smallest'
 	@echo 'make lint         ruff check, ruff format --check, and mypy of calls as users write them'
@@ -89,6 +90,9 @@ test-all: $(tiers) mutation
 # Fails where tests miss more than a twentieth of the mutants: tests/mutation.py.
 mutation: $(installed)-mutation
 	$(python) tests/mutation.py $(mutants)
+
+mutation-frameworks: $(installed)-frameworks
+	$(python) tests/mutation.py --frameworks --kinds omissions $(mutants)
 
 test-host: $(installed)-test
 	$(pytest) --dist=loadgroup tests/host

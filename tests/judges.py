@@ -150,7 +150,7 @@ JUDGES = {
         "host/decode/test_decode.py",
     ],
     "nbflash.planning.kernels": ["host/planning/test_kernels.py"],
-    "nbflash.planning.plan": [*_PLANS, "host/inputs/test_block_map.py"],
+    "nbflash.planning.plan": [*_PLANS, "host/inputs/test_block_map.py", "host/api/test_dropout.py"],
     "nbflash.definitions.quantised": _CACHES,
     "nbflash.kv_cache": _CACHES,
     "nbflash.merging": [
@@ -216,7 +216,7 @@ JUDGES = {
     ],
     "nbflash.backends.cpu": _CPU,
     "nbflash.backends.cpu.blas": _CPU,
-    "nbflash.backends.cpu.executor": _CPU,
+    "nbflash.backends.cpu.executor": [*_CPU, "host/scores/test_score_gradients.py"],
     "nbflash.backends.cpu.sizes": _CPU,
     "nbflash.backends.cpu.threads": _CPU,
     "nbflash.backends.simt": ["host/backends/test_limits.py", *_INPUTS],
@@ -318,6 +318,41 @@ JUDGES = {
     "nbflash.selection.kept_share": _SELECTION,
     "nbflash.selection.last_queries": _SELECTION,
     "nbflash.selection.pooled": _SELECTION,
+}
+
+_TORCH = [
+    "frameworks/test_torch_pointers.py",
+    "frameworks/test_torch_operators.py",
+    "frameworks/test_torch_eager.py",
+    "frameworks/test_torch_attention.py",
+    "frameworks/test_tensors_in_tensors_out.py",
+    "frameworks/test_torch_scores.py",
+    "frameworks/test_torch_compile.py",
+]
+_HUGGINGFACE = [
+    "frameworks/test_huggingface_masks.py",
+    "frameworks/test_huggingface.py",
+    "frameworks/test_huggingface_compile.py",
+]
+
+#: Those that tests/frameworks judges, in the environment that has PyTorch, transformers and JAX.
+JUDGES_OF_FRAMEWORKS = {
+    "nbflash.torch.attention": _TORCH,
+    "nbflash.torch.autograd": _TORCH,
+    "nbflash.torch.decoding": _TORCH,
+    "nbflash.torch.handles": _TORCH,
+    "nbflash.torch.late_masks": _TORCH,
+    "nbflash.torch.memory": _TORCH,
+    "nbflash.torch.merging": _TORCH,
+    "nbflash.torch.modules": _TORCH,
+    "nbflash.torch.operators": _TORCH,
+    "nbflash.torch.scores": _TORCH,
+    "nbflash.huggingface.attention": _HUGGINGFACE,
+    "nbflash.huggingface.in_graph": _HUGGINGFACE,
+    "nbflash.huggingface.mask_functions": _HUGGINGFACE,
+    "nbflash.huggingface.registration": _HUGGINGFACE,
+    "nbflash.huggingface.sparsity": _HUGGINGFACE,
+    "nbflash.jax": ["frameworks/test_jax.py"],
 }
 
 # Measures time, and so fails without a fault where other processes run.

@@ -1,4 +1,4 @@
-"""Mutation testing of host code: ``make mutation``.
+"""Mutation testing of host code: ``make mutation``, ``make mutation-frameworks``.
 
 The operators of cosmic-ray, and `omissions`, change one place of a module, and the tests that
 `judges` names for it are run. Places are drawn by a seed, and one mutant for each. A mutant that
@@ -24,13 +24,14 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from judges import JUDGES, LEFT_OUT
+from judges import JUDGES, JUDGES_OF_FRAMEWORKS, LEFT_OUT
 from mutants import Mutant
 from omissions import omissions
 from planting import ROOT, Planter
 
 TESTS = Path(__file__).parent
 LEAST = 0.95  # the score that is asked for
+TIERS = ("tests/host", "tests/frameworks"), ("tests/sim",)  # without and with the simulator
 SECONDS = 100  # for the tests of one mutant, which take at most half of it without one
 
 
@@ -138,8 +139,8 @@ def outcomes(tasks, jobs):
         fault = change and Mutant("", change.source, change.mutated)
         pair = idle.get()
         try:
-            for planter, tier in zip(pair, ("tests/host", "tests/sim"), strict=True):
-                if of_tier := [x for x in tests if x.startswith(tier)]:
+            for planter, tiers in zip(pair, TIERS, strict=True):
+                if of_tier := [x for x in tests if x.startswith(tiers)]:
                     how = [f"--deselect=tests/{x}" for x in LEFT_OUT]
                     code, _ = planter.outcome(change and change.module, fault, *how, *of_tier)
                     if code != 0:
@@ -155,7 +156,7 @@ def outcomes(tasks, jobs):
 
 
 def judges_of(module):
-    return [f"tests/{name}" for name in JUDGES[module]]
+    return [f"tests/{name}" for name in (JUDGES | JUDGES_OF_FRAMEWORKS)[module]]
 
 
 def failing(changes, jobs):
@@ -172,10 +173,12 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="processes, default 2")
     parser.add_argument("--only", nargs="+", default=[""], help="modules whose names begin so")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--frameworks", action="store_true", help="modules of the frameworks alone")
     options = parser.parse_args()
     os.environ["CI"] = "1"  # properties draw the same examples every time
 
-    modules = [x for x in JUDGES if x.startswith(tuple(options.only))]
+    judged = JUDGES_OF_FRAMEWORKS if options.frameworks else JUDGES
+    modules = [x for x in judged if x.startswith(tuple(options.only))]
     changes = draw(modules, options.size, options.seed, options.kinds)
     if broken := failing(changes, options.jobs):
         return f"these fail without a mutant: {', '.join(broken)}"

@@ -79,7 +79,7 @@ def _at_places(fn, count):
 
     names, made = ", ".join(f"p{i}" for i in range(count)), {}
     exec(compile(_SOURCE.format(names=names), __file__, "exec"), globals(), made)
-    at_places = made["make"](numba.njit(error_model="numpy")(fn))
+    at_places = made["make"](numba.njit(fn))
     # what messages say of it
     line = fn.__code__.co_filename, fn.__code__.co_firstlineno
     code = at_places.__code__.replace(co_filename=line[0], co_firstlineno=line[1])

@@ -81,4 +81,4 @@ def integers(name, x):
 @functools.lru_cache(maxsize=256)
 def documents(starts_q: tuple, starts_k: tuple, causal: bool) -> masks.Mask:
     """`masks.documents_from_cu_seqlens`, the same object for the same call."""
-    return masks.documents_from_cu_seqlens(list(starts_q), list(starts_k), causal=causal)
+    return masks.documents_from_cu_seqlens(starts_q, starts_k, causal=causal)

@@ -109,4 +109,5 @@ def test_other_functions_are_evaluated(name):
 def test_equal_masks_are_one_object():
     first, second = (mask_of(1, 8, 8) for _ in range(2))
     assert first is second
-    assert mask_of(1, 8, 8, q_offset=torch.tensor(0)) is first
+    offsets = dict.fromkeys(("q_offset", "kv_offset"), torch.tensor(0))
+    assert mask_of(1, 8, 8, **offsets) is first

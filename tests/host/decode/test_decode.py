@@ -83,8 +83,9 @@ def test_lengths_and_pages_of_any_integers(kind):
 
 def test_no_sequence():
     q, k, v = contiguous(2, lengths=LENGTHS[:0])
-    out, lse = decode(q, k, v, LENGTHS[:0])
-    assert (out.shape, lse.shape) == ((0, 2, 4, 8), (0, 4, 2))
+    for lengths in (LENGTHS[:0], []):
+        out, lse = decode(q, k, v, lengths)
+        assert (out.shape, lse.shape) == ((0, 2, 4, 8), (0, 4, 2))
 
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 4]

@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 
+import numba
 import numpy as np
 import pytest
 
 from nbflash import scores
 from nbflash.distributed import dealing, stages
-from nbflash.distributed.placed_score import placed
+from nbflash.distributed.placed_score import _at_places, placed
 from nbflash.inputs.positions import Positions
 
 LOADS = {
@@ -159,3 +160,12 @@ def test_counts_of_stages_that_are_compared(ranks, most, monkeypatch):
     asked.clear()
     stages.part_count.__wrapped__(sharding, 6, 5, "heads")
     assert [given[-1] for given in asked] == [n for n in (1, 2, 3, 6) if n <= stages.STAGES]
+
+
+def test_a_placed_score_divides_as_numpy_does():
+    def inverse(s, b, h, q_idx, kv_idx):
+        return s / kv_idx
+
+    at_places = numba.njit(error_model="numpy")(_at_places(inverse, 0))
+    places = np.array([0, 4], np.int32)
+    assert [at_places(-1.0, 0, 0, 1, i, places, places) for i in (0, 1)] == [-np.inf, -0.25]

@@ -15,10 +15,20 @@ from nbflash.inputs.tensors import CudaTensor
 STEPS = 96, 24, 8, 1
 
 
+class Size(tuple):
+    """As torch.Size: equal to a tuple."""
+
+
 class Tensor:
     """What nbflash reads of one, and what it asks it to do."""
 
-    shape, layout, is_cuda, requires_grad, negated = (1, 4, 3, 8), "strided", True, False, False
+    shape, layout, is_cuda, requires_grad, negated = (
+        Size((1, 4, 3, 8)),
+        "strided",
+        True,
+        False,
+        False,
+    )
 
     def __init__(self, name="x", dtype="torch.float16", **changed):
         self.name, self.dtype, self.calls = name, dtype, []
@@ -87,6 +97,7 @@ def test_what_kernels_read_of_a_tensor(torch):
     x = CudaTensor(Tensor())
     assert (x.ptr, x.data.ptr, x.device_id, x.data.device_id) == (4104, 4104, 3, 3)
     assert (x.shape, x.ndim, x.size, x.itemsize) == ((1, 4, 3, 8), 4, 96, 2)
+    assert type(x.shape) is tuple  # a message has no torch.Size
     assert (x.strides, x.dtype) == ((192, 48, 16, 2), np.float16)
     assert x.flags.c_contiguous == "contiguous"
     assert x.signature == ((1, 4, 3, 8), STEPS, "torch.float16", 3, 8)

@@ -324,6 +324,7 @@ def test_any_strides_and_results_that_attention_takes(layout):
             named = {"sink": sink, "dlse": given_arrays[-1]}
             named = {name: named[name] for name in options}
             results.append(function(*given_arrays[given], **named))
+            assert isinstance(results[-1], tuple)
         for x, y in zip(*results, strict=True):
             np.testing.assert_array_equal(x, y)
             assert y.flags.c_contiguous

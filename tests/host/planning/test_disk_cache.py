@@ -187,14 +187,16 @@ def test_a_function_without_a_module_is_not_known():
     assert content_of(namespace["f"].__code__) is not None
 
 
-def test_a_function_that_calls_itself(monkeypatch):
-    source = "@numba.njit\ndef g(n): return g(n - 1) if n else {}\ndef f(): return g(3)"
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_function_that_calls_itself(compiled, monkeypatch):
+    source = "def g(n): return g(n - 1) if n else {}\ndef f(): return g(3)"
+    source = "@numba.njit\n" + source if compiled else source
     modules = [function_of(source.format(x)) for x in (1, 2, 1)]
     contents = []
     for module in modules:
         monkeypatch.setitem(sys.modules, "functions", module)
         contents.append(content_of(module.f))
-        assert contents[-1].jitted == (module.g,)
+        assert contents[-1].jitted == ((module.g,) if compiled else ())
     first, second, third = (content.digest for content in contents)
     assert first == third != second
 
@@ -232,6 +234,13 @@ def test_a_directory_that_cannot_be_written(load, directory, monkeypatch):
         first, _ = run(load(OWN).fn)
     monkeypatch.setattr(compiling, "directory", lambda: None)
     assert run(load(OWN).fn) == (first, True)
+
+
+def test_a_private_file(tmp_path):
+    path = tmp_path / "mine" / "a-file"
+    sealed.write_private(path, b"content")
+    assert sealed.read(path) == b"content"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_oldest_files_are_forgotten(tmp_path, monkeypatch):
