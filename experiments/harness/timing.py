@@ -24,6 +24,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from nbflash.cuda.collector import collector_off
+
 MIN_ROUNDS = 3
 FLUSH_BYTES = 256 * 2**20
 SETTLE_SECONDS = 0.04
@@ -214,14 +216,9 @@ def first_calls(script, cache_variable, cached, names=("forward", "backward")):
 @contextmanager
 def uncollected():
     """The garbage collector has run, and does not run meanwhile: torch's objects take it 0.1 s."""
-    enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with collector_off():
         yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def interleave(tasks, clock, *, rounds, seconds, warmup=1, seed=0, keep=None, progress=None):

@@ -31,7 +31,9 @@ def products(q, k):
     heads_kv, n = k.shape[1:3]
     group = heads // heads_kv
     _, of_token, of_head, step = (size // q.itemsize for size in q.strides)
-    if step != 1 or of_token < d:  # cuBLAS takes rows of elements that follow each other
+    assert k.flags.c_contiguous
+    # Rows are of elements that follow each other, and do not overlap.
+    if step != 1 or of_token < d or of_head < 0:
         q = cupy.ascontiguousarray(q)
         of_token, of_head = heads * d, d
     out = cupy.empty((batch, heads, m, n), np.float32)

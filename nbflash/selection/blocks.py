@@ -146,7 +146,8 @@ def token_products(xp, q, k):
     """``q kᵀ``, (b, m, heads, d) and (b, heads_kv, n, d) to float32 (b, heads, m, n)."""
     if xp is not np and ITEMSIZE[k.dtype.name] == 2:
         return cublas.products(q, k)
-    return products(xp, q.astype(np.float32).transpose(0, 2, 1, 3), k.astype(np.float32))
+    q, k = (x.astype(np.float32, copy=False) for x in (q, k))
+    return products(xp, q.transpose(0, 2, 1, 3), k)
 
 
 def softmax(xp, scores, where):

@@ -52,9 +52,9 @@ def compressed(
     Notes
     -----
     The selected branch of NSA (arXiv 2502.11089, equations 8 to 12), with means for its learned
-    compression, without overlap, in the dtype of k. A block's score is the sum of softmax weights
-    over its means, over the queries of the row and the heads of the group; causal queries see the
-    means of past keys.
+    compression, without overlap: of the dtype of k if it has 16 bits, else float32. A block's score
+    is the sum of softmax weights over its means, over the queries of the row and the heads of the
+    group; causal queries see the means of past keys.
     There each query chooses, here each block of queries.
     """
     blocks, device = check_blocks(q, k, block, causal)

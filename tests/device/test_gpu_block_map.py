@@ -128,3 +128,13 @@ def test_selections_are_those_of_numpy(name):
     of_host = select(q, k, block=64, **METHODS[name])
     of_device = select(cupy.asarray(q), cupy.asarray(k), block=64, **METHODS[name])
     assert np.array_equal(of_host.dense(), host(of_device.dense()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_compressed_of_16_bits_is_that_of_numpy(dtype, monkeypatch):
+    """In several steps; products are of tensor cores."""
+    monkeypatch.setattr("nbflash.selection.compressed_keys._SCORES", 1 << 15)
+    q, k, _, _ = make_qkv(2, N, N, 4, 2, 64, DTYPES[dtype])
+    of_host = selection.compressed(q, k, topk=4, causal=True)
+    of_device = selection.compressed(cupy.asarray(q), cupy.asarray(k), topk=4, causal=True)
+    assert np.array_equal(of_host.dense(), host(of_device.dense()))

@@ -66,6 +66,8 @@ def test_products_of_tokens(dtype, width):
         "tokens": lambda q, _: q[:, 5::2, :, width:],
         "columns": lambda q, _: q[..., ::2],
         "backwards": lambda q, _: q[:, ::-1, :, :width],
+        "heads backwards": lambda q, _: q[:, :, ::-1, :width],
+        "one token": lambda q, _: q[:, 3:4, :, :width],
         "heads first": lambda _, q: q.swapaxes(1, 2),
     }
     on_device = cupy.asarray(q), cupy.asarray(heads_first)

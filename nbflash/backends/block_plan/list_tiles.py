@@ -3,7 +3,7 @@
 One warp makes one row of tiles. In shared memory it has a map of its own, with a *slot* of bits for
 each tile along the other axis, or for each block where a block holds several tiles. It sets the bit
 of every block that is listed for the row, which sorts them and drops what stands twice. A lane then
-looks at a stretch of `STRETCH` slots, of which it visits those that are not empty:
+looks at a stretch of slots, of which it visits those that are not empty:
 
     for each block (R, C) listed for the row's blocks R:   bit R of slot C
     for each slot of the stretch with bits
@@ -21,18 +21,18 @@ bit tile 0, which is empty. By columns the same kernel goes over the transposed 
 from dataclasses import dataclass, replace
 
 from masks import BITS, FULL, INTERVAL
-from nbflash.backends.block_plan.running_sum import sums_of_lanes
 from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.atomic_int import set_bits
+from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import FULL_WARP
-from nbflash.cuda.tile.warp_math import lanes_of
+from nbflash.cuda.tile.warp_math import lanes_of, sums_of_lanes
 from nbflash.definitions.constants import WARP
 
 WARPS = 4
 LEAST_WORDS = 8  # sequences of up to 256 blocks share kernels
-MOST_SLOTS = 16  # of a lane: long rows fill a warp, and dense ones do not wait for few lanes
+MOST_SLOTS = 16  # of a stretch: rows of 512 slots occupy all lanes
 
 
 @dataclass(frozen=True)
@@ -205,8 +205,7 @@ def make_list_tiles(cfg):
         at = types.int32(cuda.blockIdx.x * WARPS + (tid >> 5))
         if at >= all_rows:
             return
-        plane = types.int32(at // n_row)
-        row = types.int32(at - plane * n_row)
+        plane, row = divmod_int32(at, n_row)
         first = types.int32(row // OWN_SPLIT * OWN)
         for i in range(lane, WORDS, WARP):
             smem[words + i] = types.int32(0)
@@ -245,11 +244,12 @@ def make_list_tiles(cfg):
                             )
                             if edge >= 0:
                                 kind = kind_of(pattern, edge)
-                                if WRITE and turn > 0:
+                                if not WRITE:
+                                    hidden |= types.int32(0 if kind == FULL else 1)
+                                elif turn > 0:
                                     col_idx[first_place + of_lane] = column
                                     kinds[first_place + of_lane] = kind
                                 of_lane = types.int32(of_lane + 1)
-                                hidden |= types.int32(0 if kind == FULL else 1)
             if not WRITE:
                 found = types.int32(found + of_lane)
         if WRITE:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from nbflash.cuda import kinds
 from nbflash.cuda.kernel_spec import INDEX, KernelSpec
-from nbflash.cuda.ptx._asm import cuda, inlined, types
-from nbflash.cuda.tile.tracing import FULL_WARP
+from nbflash.cuda.ptx._asm import cuda, types
+from nbflash.cuda.tile.warp_math import sums_of_lanes
 from nbflash.definitions.constants import WARP
 
 MOST_THREADS = 1024
@@ -35,18 +35,6 @@ def running_sum_config(n, cursor=False):
     while threads < MOST_THREADS and OF_THREAD * threads < n:
         threads *= 2
     return RunningSumConfig(threads, cursor)
-
-
-@inlined
-def sums_of_lanes(own, lane):
-    """Of the values of this lane and the lanes before it: int32, all lanes of a warp together."""
-    total, step = types.int32(own), types.int32(1)
-    while step < WARP:
-        x = cuda.shfl_up_sync(FULL_WARP, total, step)
-        if lane >= step:
-            total = types.int32(total + x)
-        step = types.int32(2 * step)
-    return total
 
 
 def make_running_sum(cfg):

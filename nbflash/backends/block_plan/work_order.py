@@ -16,7 +16,7 @@ from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.tile.ring import divmod_int32
 
 THREADS = 256
-UNROLLED = 8
+UNROLLED = 8  # comparisons; divides a stretch
 PAIRS, COLUMNS = 2, 4  # words of an item: row, head; or key tile, batch, head, whether it is masked
 
 
@@ -46,10 +46,10 @@ def make_work_order(cfg):
     MASKED, STRETCH = cfg.words == COLUMNS, cfg.stretch
 
     @inlined
-    def first_item(of_group, units, groups, of_unit):
-        """Of a group."""
+    def first_item(of_group, units, groups, items_of_unit):
+        """Where the items of a group begin."""
         unit, _ = divmod_int32(types.int32(of_group * units + groups - 1), groups)
-        return types.int32(unit * of_unit)
+        return types.int32(unit * items_of_unit)
 
     @inlined
     def summed(values, plane_of, item, n_row, group):
@@ -66,23 +66,25 @@ def make_work_order(cfg):
         smem = cuda.shared.array(0, types.int32)
         tid = types.int32(cuda.threadIdx.x)
         of_group, chunk = divmod_int32(types.int32(cuda.blockIdx.x), chunks)
-        of_unit = types.int32(of_unit * n_row)  # items
-        begin = first_item(of_group, units, groups, of_unit)
-        end = first_item(types.int32(of_group + 1), units, groups, of_unit)
+        items_of_unit = types.int32(of_unit * n_row)
+        begin = first_item(of_group, units, groups, items_of_unit)
+        end = first_item(types.int32(of_group + 1), units, groups, items_of_unit)
         item = types.int32(begin + chunk * THREADS + tid)
         own, rank = types.int32(-1), types.int32(0)
         if item < end:
             own = summed(counts, plane_of, item, n_row, group)
         for start in range(begin, end, STRETCH):
             for i in range(tid, STRETCH, THREADS):
-                smem[i] = types.int32(-1)
+                length = types.int32(-1)
                 if start + i < end:
-                    smem[i] = summed(counts, plane_of, types.int32(start + i), n_row, group)
+                    length = summed(counts, plane_of, types.int32(start + i), n_row, group)
+                smem[i] = length
             cuda.syncthreads()  # the lengths are there
             before = types.int32(item - start)
             for i in range(0, min(types.int32(STRETCH), types.int32(end - start)), UNROLLED):
                 for j in range(UNROLLED):  # of equal lengths the first one counts for more
-                    length = types.int32(smem[types.uint64(i + j)] + (j < before))
+                    at = types.uint64(i + j)  # Numba would look whether an int is below 0
+                    length = types.int32(smem[at] + (j < before))
                     rank = types.int32(rank + (length > own))
                 before = types.int32(before - UNROLLED)
             cuda.syncthreads()  # all have read them

@@ -8,6 +8,7 @@ from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.traced import Scalar, emit
 from nbflash.cuda.tile.cells import as_uint32, bytes_by, float32_of, pack_float16
 from nbflash.cuda.tile.tracing import FULL_WARP, select, unrolled
+from nbflash.definitions.constants import WARP
 
 _WORD = Struct("=I")
 
@@ -97,6 +98,18 @@ def permute(a, b, selector):
 def lanes_of(condition):
     """:func:`ballot` as device code."""
     return ballot(condition)
+
+
+@inlined
+def sums_of_lanes(own, lane):
+    """Of the values of this lane and the lanes before it: int32, all lanes of a warp together."""
+    total, step = types.int32(own), types.int32(1)
+    while step < WARP:
+        x = cuda.shfl_up_sync(FULL_WARP, total, step)
+        if lane >= step:
+            total = types.int32(total + x)
+        step = types.int32(2 * step)
+    return total
 
 
 def make_warpgroup_of(count):

@@ -11,8 +11,8 @@ from nbflash.cuda.device import cuda_device
 ROOM = "nbflash.backends.block_plan"
 LIST, SUM, TRANSPOSE = f"{ROOM}.list_tiles", f"{ROOM}.running_sum", f"{ROOM}.transpose"
 ORDER, OVERFLOW, HOST = f"{ROOM}.work_order", f"{ROOM}.overflow", f"{ROOM}.host"
-ATOMIC = "nbflash.cuda.tile.atomic_int"
-CHAIN = (ATOMIC, LIST, SUM, TRANSPOSE, ORDER, OVERFLOW, HOST)
+ATOMIC, MATH = "nbflash.cuda.tile.atomic_int", "nbflash.cuda.tile.warp_math"
+CHAIN = (ATOMIC, MATH, LIST, SUM, TRANSPOSE, ORDER, OVERFLOW, HOST)
 
 # shape, block, extent of the map, k, within, seed; tile; the rest of `check_plan`.
 ROWS = {"batch": 2, "heads": 2}
@@ -183,14 +183,12 @@ SUMS = (
     Mutant("one count of a thread", "counts[min(first + i,", "counts[min(first,"),
     Mutant("threads on each other", "start + OF_THREAD * tid", "start + tid"),
     Mutant("writes past the end", "min(types.int32(first + OF_THREAD), n)", "first + OF_THREAD"),
-    Mutant("every lane adds", "if lane >= step:", "if True:"),
     Mutant("warps without their last", "if lane == WARP - 1:", "if lane == WARP - 2:"),
     Mutant("this warp twice", "if w < warp:", "if w <= warp:"),
     Mutant("rounds from 0", "before_round = types.int32(before_round + of_round)", "pass"),
     Mutant("sums without their count", "sums[i + 1] = before", "sums[i + 1] = before - counts[i]"),
     Mutant("a thread's own before it", "before + total - own", "before + total"),
     Mutant("cursor in one place", "cursor[i] = before", "cursor[i] = before - counts[i]"),
-    Mutant("half a scan", "while step < WARP:", "while step < WARP // 2:"),
 )
 TRANSPOSES = (
     Mutant("entries past a count", "* width >= counts[of_all]", "* width > counts[of_all]"),
@@ -205,7 +203,7 @@ ORDERS = (
     Mutant("one head of a group", "(head + 1) * group)", "head * group + 1)"),
     Mutant("heads without planes", "values[plane_of[h] * n_row + row]", "values[h * n_row + row]"),
     Mutant("groups begin early", "of_group * units + groups - 1", "of_group * units"),
-    Mutant("groups as long as their units", "types.int32(unit * of_unit)", "unit"),
+    Mutant("groups as long as their units", "types.int32(unit * items_of_unit)", "unit"),
     Mutant("units of one head", "types.int32(of_unit * n_row)", "n_row"),
     Mutant("chunks on each other", "begin + chunk * THREADS + tid", "begin + tid"),
     Mutant("shortest first", "(length > own)", "(length < own)"),
@@ -214,7 +212,7 @@ ORDERS = (
     Mutant("stretches without their start", "types.int32(item - start)", "item"),
     Mutant("steps without their start", "types.int32(before - UNROLLED)", "before"),
     Mutant("the first length of a step", "types.uint64(i + j)", "types.uint64(i)"),
-    Mutant("the lengths before", "smem[i] = types.int32(-1)", "pass"),
+    Mutant("long ones past the end", "length = types.int32(-1)", "length = types.int32(99)"),
     Mutant("lengths past the end", "if start + i < end:", "if True:"),
     Mutant("lengths of each thread's first", "range(tid, STRETCH, THREADS)", "(tid,)"),
     Mutant("ranks of all groups", "types.int32(begin + rank)", "rank"),
@@ -248,6 +246,10 @@ OVERFLOWS = (
     Mutant("out of head 0", "i * o_stride[1] + h * o_stride[2]", "i * o_stride[1]"),
     Mutant("LSE of batch 0", "lse[b * l_stride[0] + h", "lse[h"),
 )
+SCANS = (
+    Mutant("every lane adds", "if lane >= step:", "if True:"),
+    Mutant("half a scan", "while step < WARP:", "while step < WARP // 2:"),
+)
 ATOMICS = (
     without("block set", "        cuda.atomic.or_(memory, index, value)"),
     Mutant(
@@ -265,6 +267,7 @@ MUTANTS = [
     (module, mutant)
     for module, mutants in (
         (ATOMIC, ATOMICS),
+        (MATH, SCANS),
         (LIST, LISTS),
         (SUM, SUMS),
         (TRANSPOSE, TRANSPOSES),
