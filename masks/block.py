@@ -61,8 +61,8 @@ class BlockSparse(Mask):
 
     def _cells(self, grid, rows, cols):
         """Look up each block that a tile overlaps once and spread it over its cells."""
-        q = np.minimum(rows[:, None] * grid.tile_m + np.arange(grid.tile_m), grid.nq - 1)
-        kv = np.minimum(cols[:, None] * grid.tile_n + np.arange(grid.tile_n), grid.nk - 1)
+        q = rows[:, None] * grid.tile_m + np.arange(grid.tile_m)
+        kv = cols[:, None] * grid.tile_n + np.arange(grid.tile_n)
         block_q, block_k = q // self.block[0], kv // self.block[1]
         first_q, first_k = block_q[:, :1], block_k[:, :1]
         span_q = np.arange(int((block_q - first_q).max(initial=0)) + 1)

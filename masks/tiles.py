@@ -132,9 +132,9 @@ class Tiles:
         """Number of stored tiles by kind: ``{"interval": ..., "full": ..., "bits": ...}``."""
         kind = self.kinds.data
         return {
-            "interval": np.count_nonzero(kind == INTERVAL),
-            "full": np.count_nonzero(kind == FULL),
-            "bits": np.count_nonzero(kind >= BITS),
+            "interval": int(np.count_nonzero(kind == INTERVAL)),
+            "full": int(np.count_nonzero(kind == FULL)),
+            "bits": int(np.count_nonzero(kind >= BITS)),
         }
 
     def cells(self, at: Any) -> NDArray[np.bool_]:

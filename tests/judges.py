@@ -328,6 +328,7 @@ _TORCH = [
     "frameworks/test_tensors_in_tensors_out.py",
     "frameworks/test_torch_scores.py",
     "frameworks/test_torch_compile.py",
+    "frameworks/test_huggingface_compile.py",
 ]
 _HUGGINGFACE = [
     "frameworks/test_huggingface_masks.py",

@@ -37,7 +37,7 @@ class Digest(NamedTuple):
 def digest_of(*roots):
     """The `Digest` of the definitions of `definitions_of`."""
     found = definitions_of(*roots)
-    text = repr(sorted(found.items())).encode(errors="surrogatepass")
+    text = repr(sorted(found.items())).encode()
     modules = sorted({module for module, _ in found})
     return Digest(hashlib.sha256(text).hexdigest(), {name: file_digest(name) for name in modules})
 

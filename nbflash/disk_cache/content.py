@@ -47,7 +47,7 @@ def content_of(*values):
         text = repr(description.of(values))
     except _Unknown:
         return None
-    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    digest = hashlib.sha256(text.encode()).hexdigest()
     return Content(digest, tuple(description.jitted))
 
 

@@ -165,15 +165,15 @@ class TileSchedule:
     def tiles(self) -> dict[str, int]:
         """Number of stored tiles of each kind, over all planes."""
         return {
-            "interval": np.count_nonzero(self.kind == INTERVAL),
-            "full": np.count_nonzero(self.kind == FULL),
-            "bits": np.count_nonzero(self.kind >= BITS),
+            "interval": int(np.count_nonzero(self.kind == INTERVAL)),
+            "full": int(np.count_nonzero(self.kind == FULL)),
+            "bits": int(np.count_nonzero(self.kind >= BITS)),
         }
 
     @cached_property
     def masked(self) -> int:
         """How many tiles are masked."""
-        return np.count_nonzero(self.kind != FULL)
+        return int(np.count_nonzero(self.kind != FULL))
 
     @property
     def full_tiles(self) -> bool:

@@ -3,7 +3,7 @@
 import cupy
 import numpy as np
 import pytest
-from device_runs import bits, by_impl, host
+from device_runs import DTYPES, bits, by_impl, host
 
 import masks
 import nbflash

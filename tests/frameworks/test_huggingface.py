@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from models import DECODERS, LENGTH, MODELS, PADS, TOKENS, inputs, like, make
+from models import DECODERS, LENGTH, MODELS, PADS, TOKENS, exact, inputs, like, make
 
 import masks
 from nbflash import huggingface as nh
+from nbflash.huggingface import attention as layers
 from nbflash.huggingface.in_graph import decoded
 from nbflash.testing import assert_within_reference
 
@@ -107,6 +108,25 @@ def test_mask_of_four_axes(kind):
     assert_within_reference(got.numpy(), want.numpy(), plain.numpy())
 
 
+def test_an_added_mask_without_a_bias_is_no_bias():
+    least = torch.finfo(torch.float32).min
+    added = torch.tensor([0.0, least]).expand(1, 1, 2, 2)
+    for given, kind in ((added, "boolean"), (added + torch.tensor([0.5, 0.0]), "dense")):
+        found, _, bias = layers._kind_of(LAYER, given, None, 2, 2)
+        assert (found, bias is None) == (kind, kind == "boolean")
+
+
+def test_a_bias_of_positions_for_a_few_tokens():
+    """Of the last three of nine: as many as are decoded without one."""
+    q, k, v = (torch.randn(1, 4, n, 8, dtype=torch.float64) for n in (3, 9, 9))
+    bias = torch.randn(1, 4, 3, 9, dtype=torch.float64)
+    given = {"scaling": 0.5, "position_bias": bias}
+    mask = masks.causal(3, 9)
+    got, _ = nh.attention_of(LAYER, q, k, v, mask, **given)
+    want, _ = exact(LAYER, q, k, v, torch.tensor(mask.dense())[None, None], **given)
+    torch.testing.assert_close(got, want)
+
+
 def test_sparsified_model():
     model = make("gpt2")
     ids = torch.randint(3, TOKENS, (1, 16))
@@ -155,13 +175,15 @@ def test_bidirectional_decoder():
 
 def test_name_is_no_kernel_of_flash_attn():
     from transformers import modeling_utils
-    from transformers.utils import generic
+    from transformers.utils import generic, logging
 
     for module in (modeling_utils, generic):
         asked = module.is_flash_attention_requested
         assert not asked(requested_attention_implementation="nbflash")
         assert asked(requested_attention_implementation="flash_attention_2")
     assert not generic.is_flash_attention_requested(make("gpt2").config)
+    # Where nobody asks, nothing is put.
+    assert not hasattr(logging, "is_flash_attention_requested")
 
 
 LAYER = torch.nn.Identity()

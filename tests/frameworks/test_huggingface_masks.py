@@ -32,6 +32,7 @@ PADDING = {
     "left": [[0] * 3 + [1] * 9, [1] * 12],
     "right": [[1] * 10 + [0] * 2, [1] * 5 + [0] * 7],
     "holes": [[1, 0] * 6, [1] * 12],
+    "equal holes": 2 * [[2, 0] * 6],  # of integers, as tokenizers give them
 }
 CASES = list(itertools.product(FUNCTIONS, SIZES, PADDING))
 
@@ -59,13 +60,16 @@ def test_known_functions(function, size, padding, monkeypatch):
         "q_offset": q_offset,
         "kv_offset": kv_offset,
         "mask_function": FUNCTIONS[function],
-        "attention_mask": None if kept is None else torch.tensor(kept, dtype=torch.bool),
+        "attention_mask": None if kept is None else torch.tensor(kept),
     }
-    want = dense(**given)
+    as_flags = {"attention_mask": None if kept is None else torch.tensor(kept) > 0}
+    want = dense(**given | as_flags)
     monkeypatch.setattr(mask_functions._Place, "evaluate", None)  # all of them are read
     mask = mask_of(**given)
     assert np.array_equal(cells(mask, 2), want)
-    if padding != "holes":
+    if padding == "equal holes":
+        assert mask.mask.batch is None
+    elif padding != "holes":
         assert all(isinstance(plane, Interval) for plane in mask.mask.planes)
 
 

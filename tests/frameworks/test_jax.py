@@ -75,6 +75,14 @@ def test_gradient_into_lse():
     assert_same_bits(of_jax(given, MASK, dlse=dlse), of_core(given, MASK, dlse=dlse))
 
 
+def test_a_block_map_of_groups():
+    """Lists of the K/V heads are those of the query heads of each."""
+    given = arrays(batch=1)
+    indices = np.array([[[[0], [1], [2]], [[2], [1], [0]]]], np.int32)
+    made = nbflash.BlockMap(indices, None, shape=(33, 33), block=16)
+    assert_same_bits(of_jax(given, made), of_core(given, made.to_mask(4)))
+
+
 @pytest.mark.parametrize("seed", [5, (2**64 - 1, 2**40)], ids=["one", "two"])
 def test_dropout(seed):
     given, options = arrays(), {"dropout": 0.25, "seed": seed}
@@ -163,6 +171,11 @@ REFUSED = {
     "no seed": (lambda: attention(X, X, X, dropout=0.5), ValueError, "seed must be given"),
     "seed": (
         lambda: attention(X, X, X, dropout=0.5, seed=jnp.zeros(3)),
+        TypeError,
+        "seed must be a key or a uint32 array",
+    ),
+    "words of a seed": (
+        lambda: attention(X, X, X, dropout=0.5, seed=jnp.zeros(2, jnp.int32)),
         TypeError,
         "seed must be a key or a uint32 array",
     ),

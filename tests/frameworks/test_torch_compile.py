@@ -1,11 +1,14 @@
 """One graph, torch.compile(fullgraph=True): what else goes into it, and what it looks at again."""
 
 import functools
+import gc
 
 import numpy as np
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from tensors import as_numpy, assert_same_bits, of_core, qkv, sdpa
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import (
@@ -19,7 +22,7 @@ import nbflash
 from nbflash import torch as nt
 from nbflash.distributed import Sharding
 from nbflash.torch import distributed as over_ranks
-from nbflash.torch import operators
+from nbflash.torch import handles, operators
 from nbflash.torch.handles import handle_of
 from nbflash.torch.late_masks import Documents
 
@@ -151,6 +154,40 @@ def test_operators_of_late_masks_pass_opcheck():
     torch.library.opcheck(OPS.late_attention_backward.default, given)
     torch.library.opcheck(OPS.late_score_backward.default, given)
     assert torch.Tag.cudagraph_unsafe in OPS.late_attention.default.tags
+
+
+def test_operators_of_a_graph_with_late_masks():
+    """Those that no CUDA graph records, backward too: their masks are read when they run."""
+    q, k, v, dout = qkv(1, 9, 9, 2, 1, 8)
+    table = torch.randn(2, 5, dtype=q.dtype, requires_grad=True)
+    names = []
+
+    def keep(graph, _):
+        names.append({str(x.target) for x in graph.graph.nodes if "nbflash" in str(x.target)})
+        return make_boxed_func(graph.forward)
+
+    def layer(q, k, v, starts):
+        score = nt.scores.relative(table)
+        return nt.varlen_attention(q[0], k[0], v[0], starts, causal=True, score=score)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    out = torch.compile(layer, fullgraph=True, backend=backend)(q, k, v, torch.tensor([0, 4, 9]))
+    out.backward(dout[0])
+    forward, backward = names
+    assert forward == {"nbflash.late_attention.default"}
+    assert backward == {
+        "nbflash.late_attention_backward.default",
+        "nbflash.late_score_backward.default",
+    }
+
+
+def test_a_graph_keeps_what_its_number_stands_for():
+    q, k, v, _ = (x.detach() for x in qkv())
+    run, _ = compiled(lambda q: nt.attention(q, k, v, causal=True, scale=0.3))
+    want = run(q)
+    handles._recent.clear()
+    gc.collect()
+    assert torch.equal(run(q), want)
 
 
 def test_lengths_that_change():

@@ -152,6 +152,11 @@ REFUSED = {
     "layout": (lambda: nt.attention(X, X, X, layout="bnsd"), ValueError, "layout must be one of"),
     "flag": (lambda: nt.attention(X, X, X, causal=1), TypeError, "causal must be True or False"),
     "lse": (lambda: nt.attention(X, X, X, return_lse=1), TypeError, "return_lse must be True"),
+    "deterministic": (
+        lambda: nt.attention(X, X, X, deterministic=1),
+        TypeError,
+        "deterministic must be True",
+    ),
     "dropout": (lambda: nt.attention(X, X, X, dropout=1.5), ValueError, "dropout must be at least"),
     "seed": (
         lambda: nt.attention(X, X, X, dropout=0.5, seed=2.5),
@@ -189,7 +194,12 @@ REFUSED = {
     "decode axes": (
         lambda: nt.decode(X[0], X, X, torch.tensor([4])),
         ValueError,
-        "q must have 4 axes",
+        r"q must have 4 axes, got shape \(4, 2, 8\)",
+    ),
+    "decode device": (
+        lambda: nt.decode(X, X, X, torch.tensor([4], device="meta")),
+        ValueError,
+        "lengths must be on the device of q, cpu, got meta",
     ),
 }
 
@@ -205,6 +215,9 @@ def test_shapes_without_data():
     q = META.expand(2, 4, 2, 8)
     out, lse = nt.attention(q, q, q, causal=True, return_lse=True)
     assert (out.shape, out.device.type, lse.shape) == (q.shape, "meta", (2, 2, 4))
+    half = q.bfloat16()
+    out, lse = nt.attention(half, half, half, return_lse=True)
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
 
 
 def test_import_of_nbflash_brings_no_framework():

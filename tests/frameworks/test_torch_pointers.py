@@ -16,6 +16,7 @@ from nbflash.inputs import arrays, tensors
 from nbflash.inputs.tensors import CudaTensor
 from nbflash.planning import cache
 from nbflash.planning import plan as planning
+from nbflash.torch import memory
 
 LAYOUTS = {
     "contiguous": lambda x: x,
@@ -172,3 +173,12 @@ def test_autograd_of_tensors_by_pointer(executor):
     assert read[0].ptr == q.data_ptr()
     assert read[1].ptr % 16 == 0
     assert np.array_equal(as_numpy(read[1].tensor), as_numpy(q))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_rows_in_host_memory_are_read_where_they_are(dtype):
+    """Of any strides but the last, and of 3 elements, which are not aligned."""
+    x = torch.zeros(2, 4, 5, 3, dtype=dtype)
+    for view in (x, x.transpose(1, 2), x[:, ::2, 1:]):
+        assert memory.with_rows(view) is view
+    assert memory.with_rows(x.transpose(2, 3)).is_contiguous()

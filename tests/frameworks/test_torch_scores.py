@@ -101,6 +101,15 @@ def test_passes_opcheck():
     arrays = [x.detach() for x in score.tensors]
     given = dout, *(x.detach() for x in (q, k, v, out, lse)), None, arrays, None, handle
     torch.library.opcheck(OPS.score_backward.default, given)
+    (made,) = OPS.score_backward.default(dout, q, *given[2:])
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        made.sum().backward()
+
+
+def test_numbers_among_params_stay_numbers():
+    shift = learned_shift()
+    made = nt.scores.custom(shifted, shifted_grad, (shift, 0.5), (shifted_part, None))
+    assert [x is shift for x in made.tensors] == [True]
 
 
 def test_score_without_a_gradient_is_named():

@@ -132,6 +132,9 @@ def test_users_functions(monkeypatch):
     own = key(**base)
     for name in versions:
         assert key(**base, **{name: "2"}) != own, name
+    without_module = {}
+    exec("def f(): return 1", without_module)
+    assert kernel_key.of_function(without_module["f"]) is None
 
 
 class _Array:

@@ -201,6 +201,11 @@ def test_a_function_that_calls_itself(compiled, monkeypatch):
     assert first == third != second
 
 
+def test_half_a_pair_of_surrogates():
+    """No text that can be encoded, but a string."""
+    assert content_of("\ud800").digest != content_of("\ud801").digest
+
+
 def test_equal_values_of_other_types_differ():
     values = 1, 1.0, True, 1 + 0j, "1", b"1", np.int64(1), np.float32(1), np.True_, (1,), [1], {1}
     values += np.uint64(1), np.float32(0), np.int32(0)  # the same bytes

@@ -143,6 +143,7 @@ def test_worked_example_of_a_causal_mask():
     assert schedule.hi.tolist() == [1, 2, 3, 4, 5]
     assert schedule.row_order.tolist() == [2, 1, 0]
     assert schedule.tiles == {"interval": 3, "full": 3, "bits": 0}
+    assert {type(n) for n in schedule.tiles.values()} == {int}
     assert schedule.density == 6 / 9
     assert schedule.bits.tolist() == [[[0], [0]]]
     transpose = schedule.T
