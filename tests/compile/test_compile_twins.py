@@ -16,10 +16,12 @@ from numba.cuda.types import CPointer, boolean, float32, float64, int32, int64, 
 from test_compile_traced import on_cpu, traced
 
 import nbflash
+from nbflash.cuda.ptx import _asm
 from nbflash.cuda.ptx.traced import Memory
 from nbflash.cuda.tile import float_bits, score_math, tracing, warp_math
 
 ROOT = Path(nbflash.__file__).parent / "cuda"
+INSTRUCTIONS = Path(__file__).parent / "ptx_instructions.txt"
 INTEGERS = [0, 1, 5, 2**31 - 1, -1, -7, -(2**31)]
 FLOATS = [0.0, -1.5, 2.0, 1e-3, 65504.0, np.inf]
 WORDS = [0x3F80C000, 0xC1203F81, 0x00003C00, 0xBC000001]
@@ -197,3 +199,39 @@ def test_what_is_emitted(name, monkeypatch):
     text, are_constant = found[0]
     assert text == expected
     assert [i for i, x in enumerate(are_constant) if x] == constants
+
+
+def test_what_is_past_the_end_is_not_read(monkeypatch):
+    """Of 16 bytes all, or none: zeros take their place."""
+    module, sizes = untraced("ptx.cp_async", monkeypatch), []
+    module.emit = lambda text, operands, **_: sizes.append(str(operands[2].value))
+    kinds = uint32, CPointer(int32), int64, boolean
+    traced(lambda *given: (copied(module, *given), given[0])[1], *kinds)
+    assert sizes[0].endswith("i32 16, i32 0")
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [(False, True), (True, False)])
+def test_transposed_operands_of_wgmma(of_a, of_b, monkeypatch):
+    """imm-trans-a comes before imm-trans-b."""
+    module, texts = untraced("ptx.wgmma", monkeypatch), []
+    module._in_place = lambda acc, text, values, **_: texts.append(text) or acc
+    options = {"accumulate": True, "transpose_a": of_a, "transpose_b": of_b}
+
+    def product(x, low):
+        return module.wgmma("float16", [x] * 4, (low, 1), (low, 2), **options)[0]
+
+    traced(product, float32, uint32)
+    assert texts[0].endswith(f"b, p, 1, 1, {int(of_a)}, {int(of_b)}; }}")
+
+
+def test_instructions(monkeypatch):
+    """Those with one body for the compiler, by PTX ISA's chapters on data movement and barriers."""
+    found = {}
+    monkeypatch.setattr(
+        _asm, "instruction", lambda name, text, *_: found.update({name: " ".join(text.split())})
+    )
+    for path in sorted((ROOT / "ptx").glob("*.py")):
+        if not path.stem.startswith("_") and path.stem != "traced":
+            untraced(f"ptx.{path.stem}", monkeypatch)
+    expected = dict(line.split(": ", 1) for line in INSTRUCTIONS.read_text().splitlines())
+    assert found == expected

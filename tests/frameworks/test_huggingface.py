@@ -108,6 +108,15 @@ def test_mask_of_four_axes(kind):
     assert_within_reference(got.numpy(), want.numpy(), plain.numpy())
 
 
+def test_a_mask_of_more_keys_is_of_the_first_ones():
+    """As those of caches with room are."""
+    q, k, v = (torch.randn(1, 4, 6, 8, dtype=torch.float64) for _ in range(3))
+    mask = torch.rand(1, 1, 6, 9) < 0.5
+    got, _ = nh.attention_of(LAYER, q, k, v, mask, scaling=0.5)
+    want, _ = exact(LAYER, q, k, v, mask[..., :6], scaling=0.5)
+    torch.testing.assert_close(got, want)
+
+
 def test_an_added_mask_without_a_bias_is_no_bias():
     least = torch.finfo(torch.float32).min
     added = torch.tensor([0.0, least]).expand(1, 1, 2, 2)

@@ -110,6 +110,11 @@ def test_other_functions_are_evaluated(name):
     assert np.array_equal(cells(mask_of(**given), 2), dense(**given))
 
 
+def test_masks_of_more_sequences_are_others():
+    one, two = (mask_of(batch, 8, 8) for batch in (1, 2))
+    assert (one.shape[0], two.shape[0]) == (1, 2)
+
+
 def test_equal_masks_are_one_object():
     first, second = (mask_of(1, 8, 8) for _ in range(2))
     assert first is second

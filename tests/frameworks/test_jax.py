@@ -112,6 +112,7 @@ VMAPPED = {
     "folded": {"mask": MASK},
     "dropout": {"dropout": 0.25, "seed": 3},
     "mask of two": {"mask": masks.per_batch([MASK, masks.causal(33)])},
+    "score of two": {"score": nbflash.scores.bias(np.arange(2.0).reshape(2, 1, 1, 1))},
 }
 
 

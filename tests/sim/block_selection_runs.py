@@ -42,6 +42,7 @@ def check_products(planes, m, n, width, group=1, *, config=SMALL, module=host):
 WEIGHT_CASES = {
     "one": (1, 1, (1, 1), (1, 1), 1, 1, 0),
     "causal": (37, 21, (4, 2), (8, 16), 4, 83, 46),
+    "nearly equal weights": (37, 21, (2, 1), (8, 16), 4, 83, 46, 0.01),
     "all keys": (19, 40, (2, 1), (16, 8), 2, 80, 79),
     "queries before the keys": (20, 9, (1, 1), (4, 8), 8, 70, -9, -8),
     "a column of many means": (9, 210, (1, 1), (4, 105), 1, 210, 200),

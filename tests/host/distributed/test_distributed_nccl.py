@@ -103,7 +103,9 @@ def test_messages_are_one_group_on_a_stream_of_their_own(cupy):
     comm = NcclCommunicator(Host())
     assert cupy.log == [("made", 2, IDENTITY, 1)]
     cupy.log.clear()
-    exchange = comm.exchange({0: Array(64, 10)}, {0: Array(128, 6)})
+    sends, receives = {0: Array(64, 10)}, {0: Array(128, 6)}
+    exchange = comm.exchange(sends, receives)
+    assert exchange._held == (sends, receives)  # alive while NCCL reads them
     stream = hash("own")
     assert cupy.log == [
         ("current", "records"),

@@ -353,8 +353,10 @@ def test_some_rows_merged_in_place(dtype, rows):
 
 @by_dtype
 def test_sums_are_rounded_once(dtype):
+    """A part of a little more than half a unit, which is half a unit if it is rounded itself."""
     wide, rows = lse_dtype(dtype), np.array([3, 0], np.int32)
-    total, part = np.full((1, 4, 1, 2), 1, dtype), np.full((1, 2, 1, 2), 3 / 256 + 2**-14, wide)
+    more = ml_dtypes.finfo(dtype).eps * wide(0.5 + 2**-13)
+    total, part = np.full((1, 4, 1, 2), 1, dtype), np.full((1, 2, 1, 2), more, wide)
     add_into(total, part, rows)
     assert (total[:, rows] == (wide(1) + part).astype(dtype)).all()
     assert (total[:, 1:3] == 1).all()

@@ -290,3 +290,14 @@ def test_the_weights_of_a_long_map_are_summed_in_float64():
     q = k = np.zeros((1, 300, 1, 8), np.float32)
     chosen = selection.cumulative(q, k, block=1, threshold=0.5, sinks=0, local=0)
     assert abs(int(chosen.counts.sum()) - 45000) <= 1
+
+
+def test_blocks_of_no_weight_are_never_enough():
+    """A running sum of float32 stops short of the sum of many small weights beside a large one."""
+    q, k = np.zeros((1, 4, 1, 1), np.float32), np.zeros((1, 120, 1, 1), np.float32)
+    given, _ = check_blocks(q, k, 4, False)
+    weights = np.zeros((1, 1, 1, 30), np.float32)
+    weights[..., 0], weights[..., 1:25] = 1, 3e-8
+    assert np.cumsum(weights)[-1] < weights.sum()
+    made = enough(given, weights, 1.0, 30, 0, 0)
+    assert made.counts.item() == 25
