@@ -92,8 +92,10 @@ def _check_list(found, behind, grid, lists, before):
     values |= {"n_rows": rows, "n_cols": columns, "query_rows": -(-NQ // main.config.tile_m)}
     assert {name: found[name] for name in values} == values
     assert found.blocks == -(-PLANES * n_row // (cfg.threads // 32))
-    assert cfg.words // cfg.own * 32 >= columns
-    assert cfg.words // cfg.own in (8, 16, 32)
+    bits = -(-columns // cfg.other) * cfg.slot  # a power of two words, no more than they need
+    assert (cfg.slot, cfg.words) in ((1, 8), (2, 8), (4, 8), (4, 16), (4, 32))
+    assert 32 * cfg.words >= bits
+    assert cfg.words == 8 or 16 * cfg.words < bits
     indices, counts = lists
     if not cfg.transposed:
         assert (found["begins"], found["indices"]) == (counts.data.ptr, indices.data.ptr)
