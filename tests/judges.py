@@ -96,6 +96,22 @@ def _first(name, others):
     return [name, *(x for x in others if x != name)]
 
 
+_TORCH = [
+    "frameworks/test_torch_pointers.py",
+    "frameworks/test_torch_operators.py",
+    "frameworks/test_torch_eager.py",
+    "frameworks/test_torch_attention.py",
+    "frameworks/test_tensors_in_tensors_out.py",
+    "frameworks/test_torch_scores.py",
+    "frameworks/test_torch_compile.py",
+    "frameworks/test_huggingface_compile.py",
+]
+_HUGGINGFACE = [
+    "frameworks/test_huggingface_masks.py",
+    "frameworks/test_huggingface.py",
+    "frameworks/test_huggingface_compile.py",
+]
+
 JUDGES = {
     "masks._check": _first("host/masks/test_masks_errors.py", _MASKS),
     "masks.algebra": _MASKS,
@@ -318,26 +334,7 @@ JUDGES = {
     "nbflash.selection.kept_share": _SELECTION,
     "nbflash.selection.last_queries": _SELECTION,
     "nbflash.selection.pooled": _SELECTION,
-}
-
-_TORCH = [
-    "frameworks/test_torch_pointers.py",
-    "frameworks/test_torch_operators.py",
-    "frameworks/test_torch_eager.py",
-    "frameworks/test_torch_attention.py",
-    "frameworks/test_tensors_in_tensors_out.py",
-    "frameworks/test_torch_scores.py",
-    "frameworks/test_torch_compile.py",
-    "frameworks/test_huggingface_compile.py",
-]
-_HUGGINGFACE = [
-    "frameworks/test_huggingface_masks.py",
-    "frameworks/test_huggingface.py",
-    "frameworks/test_huggingface_compile.py",
-]
-
-#: Those that tests/frameworks judges, in the environment that has PyTorch, transformers and JAX.
-JUDGES_OF_FRAMEWORKS = {
+    # In the environment that has PyTorch, transformers and JAX.
     "nbflash.torch.attention": _TORCH,
     "nbflash.torch.autograd": _TORCH,
     "nbflash.torch.decoding": _TORCH,

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from judges import JUDGES, JUDGES_OF_FRAMEWORKS, LEFT_OUT
+from judges import JUDGES, LEFT_OUT
 from mutants import Mutant
 from omissions import omissions
 from planting import ROOT, Planter
@@ -156,7 +156,7 @@ def outcomes(tasks, jobs):
 
 
 def judges_of(module):
-    return [f"tests/{name}" for name in (JUDGES | JUDGES_OF_FRAMEWORKS)[module]]
+    return [f"tests/{name}" for name in JUDGES[module]]
 
 
 def failing(changes, jobs):
@@ -173,12 +173,18 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="processes, default 2")
     parser.add_argument("--only", nargs="+", default=[""], help="modules whose names begin so")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--frameworks", action="store_true", help="modules of the frameworks alone")
+    parser.add_argument(
+        "--frameworks", action="store_true", help="modules that tests/frameworks judges"
+    )
     options = parser.parse_args()
     os.environ["CI"] = "1"  # properties draw the same examples every time
 
-    judged = JUDGES_OF_FRAMEWORKS if options.frameworks else JUDGES
-    modules = [x for x in judged if x.startswith(tuple(options.only))]
+    modules = [
+        module
+        for module, tests in JUDGES.items()
+        if module.startswith(tuple(options.only))
+        and tests[0].startswith("frameworks/") == options.frameworks
+    ]
     changes = draw(modules, options.size, options.seed, options.kinds)
     if broken := failing(changes, options.jobs):
         return f"these fail without a mutant: {', '.join(broken)}"

@@ -215,7 +215,7 @@ def first_calls(script, cache_variable, cached, names=("forward", "backward")):
 
 @contextmanager
 def uncollected():
-    """The garbage collector has run, and does not run meanwhile: torch's objects take it 0.1 s."""
+    """A context without garbage collection, after a full one, which takes 0.1 s beside torch."""
     gc.collect()
     with collector_off():
         yield

@@ -23,8 +23,8 @@ SPECS = {
     "order-columns": work_order_spec(WorkOrderConfig(COLUMNS)),
     "overflow": overflow_spec(OverflowConfig(128, 2)),
 }
-# Of a thread: those of blocks of 1024, and of smaller ones, of which several fit.
-MOST_REGISTERS = {"sum": 64}
+# Of a thread: blocks of 128 to 1024 then fill a multiprocessor.
+MOST_REGISTERS = {"sum": 64, "order": 64, "order-columns": 64}
 
 
 @pytest.mark.parametrize("arch", CAPABILITY)

@@ -56,7 +56,7 @@ def test_products(sizes):
 @pytest.mark.parametrize("width", [32, 33])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_products_of_tokens(dtype, width):
-    """Of whole numbers, their sums are exact; of arrays in memory of their own, and of others'."""
+    """Of whole numbers, whose sums are exact: contiguous arrays, and views of others."""
     rng = np.random.default_rng(width)
     q = rng.integers(-8, 9, (2, 70, 6, 2 * width)).astype(DTYPES[dtype])
     k = rng.integers(-8, 9, (2, 3, 130, width)).astype(DTYPES[dtype])

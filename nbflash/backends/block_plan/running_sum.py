@@ -51,7 +51,8 @@ def make_running_sum(cfg):
             first = types.int32(start + OF_THREAD * tid)
             own = types.int32(0)
             for i in range(OF_THREAD):
-                # No branch: the reads go together. What is past the end comes before no count.
+                # Without a branch the reads are issued together. Past the end the last count is
+                # read again; no sum that is written contains it.
                 own = types.int32(own + counts[min(first + i, types.int32(n - 1))])
             total = sums_of_lanes(own, lane)
             if lane == WARP - 1:

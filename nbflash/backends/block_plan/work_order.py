@@ -27,7 +27,7 @@ class WorkOrderConfig:
     words: int
     stretch: int = 4 * THREADS
     threads: int = THREADS
-    min_blocks: int = 1
+    min_blocks: int = 4
 
     @property
     def smem_bytes(self):

@@ -102,7 +102,7 @@ def lanes_of(condition):
 
 @inlined
 def sums_of_lanes(own, lane):
-    """Of the values of this lane and the lanes before it: int32, all lanes of a warp together."""
+    """The sum of the values of this lane and of those before it, int32; all lanes call it."""
     total, step = types.int32(own), types.int32(1)
     while step < WARP:
         x = cuda.shfl_up_sync(FULL_WARP, total, step)

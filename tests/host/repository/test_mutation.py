@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from judges import JUDGES, JUDGES_OF_FRAMEWORKS, LEFT_OUT
+from judges import JUDGES, LEFT_OUT
 from mutation import Change, equivalent, meaning, path_of
 from omissions import omissions
 
@@ -11,13 +11,11 @@ TESTS = Path(__file__).parents[2]
 
 
 def test_judges_exist():
-    judged = JUDGES | JUDGES_OF_FRAMEWORKS
-    assert len(judged) == len(JUDGES) + len(JUDGES_OF_FRAMEWORKS)
-    names = {name for judges in judged.values() for name in judges}.union(LEFT_OUT)
+    names = {name for judges in JUDGES.values() for name in judges}.union(LEFT_OUT)
     for name in sorted(names):
         file, _, function = name.partition("::")
         assert f"def {function}" in (TESTS / file).read_text(), name
-    for module, judges in judged.items():
+    for module, judges in JUDGES.items():
         tiers = [name.partition("/")[0] for name in judges]
         assert tiers == sorted(tiers), f"of {module} those of tests/host come first"
 
