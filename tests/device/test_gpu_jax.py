@@ -1,4 +1,4 @@
-"""nbflash.jax on the device: nbflash's bits, on XLA's stream, without allocation of CuPy's."""
+"""nbflash.jax on the device: nbflash's bits, XLA's stream, no allocation of CuPy's, two GPUs."""
 
 import importlib.util
 import os
@@ -15,6 +15,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from nbflash.jax import attention
 
@@ -60,3 +62,27 @@ def test_seed_stays_on_the_device(case):
     first, second, again = (drop(jax.random.key(i)) for i in (1, 2, 1))
     assert (first == again).all()
     assert (first != second).any()
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two GPUs")
+def test_shard_map_over_two_gpus(case):
+    """Each GPU has a sequence; the keys that both have get the sum of their gradients."""
+    _, (q, k, v, dout) = case
+    mask = gallery(150, 150)["butterfly-causal"]
+
+    def one(q, k, v):
+        k = jnp.broadcast_to(k, (len(q), *k.shape[1:]))
+        return attention(q, k, v, mask, deterministic=True)
+
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Auto,))
+    two = jax.shard_map(one, mesh=mesh, in_specs=(P("b"), P(), P("b")), out_specs=P("b"))
+
+    def gradients(attend):
+        return jax.jit(jax.grad(lambda *x: (attend(*x) * dout).sum(), (0, 1, 2)))(q, k[:1], v)
+
+    (dq, dk, dv), want = gradients(two), gradients(one)
+    assert len(dq.devices()) == 2
+    for a, b in ((dq, want[0]), (dv, want[2])):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    one_of_each = jnp.finfo(dk.dtype).eps * abs(want[1]).max()
+    np.testing.assert_allclose(*(np.asarray(x, "f4") for x in (dk, want[1])), 0, one_of_each)
