@@ -169,9 +169,9 @@ def varlen_attention(
     out : Tensor (total_q, heads, head_dim)
     lse : Tensor (heads, total_q), only with ``return_lse=True``
     """
-    refused = {"mask", "window", "layout"} & options.keys()
+    refused = [name for name in ("layout", "mask", "window") if name in options]
     if refused:
-        raise TypeError(f"varlen_attention takes no {', '.join(sorted(refused))}")
+        raise TypeError(f"varlen_attention takes no {', '.join(refused)}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_tensor(name, x)
         if x.ndim != 3:

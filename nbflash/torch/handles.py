@@ -13,7 +13,7 @@ import torch
 
 from nbflash.planning.cache import Cache
 from nbflash.torch import memory, scores
-from nbflash.torch.constants import constant
+from nbflash.torch.constants import addressed, constant, found
 from nbflash.torch.late_masks import LateMask, Maker
 
 _numbers = itertools.count(1)
@@ -95,8 +95,9 @@ def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
             window = tuple(constant(x) for x in window)
         causal, scale, dropout = constant(causal), constant(scale), constant(dropout)
         make, given = (mask.make, mask.given) if isinstance(mask, LateMask) else (None, (mask,))
-        rest = causal, window, scale, dropout, deterministic, impl
-        return _handle_in_graph(*rest, make, len(given), *given, *scores.flattened(stages))
+        rest, count = (causal, window, scale, dropout, deterministic, impl), len(given)
+        given = *given, *scores.flattened(stages)
+        return _handle_in_graph(*rest, make, count, *map(addressed, given))
     return _spec(mask, causal, window, scale, stages, dropout, deterministic, impl).handle
 
 
@@ -115,6 +116,7 @@ def _spec(mask, causal, window, scale, stages, dropout, deterministic, impl):
 @torch.compiler.assume_constant_result
 def _handle_in_graph(causal, window, scale, dropout, deterministic, impl, make, count, *given):
     """Of a mask, or of what makes it, and of stages, each object an argument of its own."""
+    given = tuple(found(x) for x in given)
     given, stages = given[:count], scores.unflattened(given[count:])
     mask = make(*given) if make is not None else given[0]
     spec = _spec(mask, causal, window, scale, stages, dropout, deterministic, impl)

@@ -15,7 +15,7 @@ import torch
 from nbflash import scores as core
 from nbflash.definitions.types import Function, Functions
 from nbflash.scores import Score
-from nbflash.torch.constants import constant
+from nbflash.torch.constants import addressed, constant, found
 
 __all__ = ["TensorScore", "alibi", "bias", "compose", "custom", "relative", "softcap"]
 
@@ -180,12 +180,12 @@ def compose(*given: TensorScore | Score) -> TensorScore:
 
 
 def _constant(score):
-    return Stage(core.compose, (score,), (), _all_constant(score))
+    return Stage(core.compose, (score,), (), _all_constant(addressed(score)))
 
 
 @torch.compiler.assume_constant_result
 def _all_constant(score):
-    return (False,) * sum(map(len, score.parts))
+    return (False,) * sum(map(len, found(score).parts))
 
 
 def _of_one(make, name, tensor):
