@@ -113,7 +113,7 @@ def late_mask(kind, given, tensors, override, starts, decodes) -> LateMask:
         Two, where sequences begin, or none.
     """
     tensors = tuple(x.cpu() for x in (*tensors, *starts))
-    return LateMask(LayerMask, (kind, given, override, bool(starts), bool(decodes)), tensors)
+    return LateMask(LayerMask, (kind, given, override, len(starts) > 0, bool(decodes)), tensors)
 
 
 class LastRows(NamedTuple):
