@@ -291,7 +291,7 @@ def as_mask(mask, heads):
 
 
 def _pair(name, value, least):
-    pair = value if isinstance(value, tuple | list) else (value, value)
+    pair = value if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2:
         raise ValueError(f"{name}={value!r}: must be a pair")
     return tuple(_check.integer(name, size, least) for size in pair)

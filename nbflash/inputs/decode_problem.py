@@ -150,7 +150,7 @@ def decode_inputs(q, cache: Cache):
 
 def _listed(name, x):
     """A list as an array; int32 if it is empty."""
-    if not isinstance(x, list | tuple):
+    if not isinstance(x, (list, tuple)):
         return x
     if any(isinstance(i, bool) for i in x):
         raise TypeError(f"{name} must hold integers, got {x}")

@@ -22,7 +22,7 @@ def check_dropout(dropout) -> float:
     TypeError, ValueError
         If it is no real number, or out of range.
     """
-    if isinstance(dropout, bool | np.bool_) or not isinstance(dropout, numbers.Real):
+    if isinstance(dropout, (bool, np.bool_)) or not isinstance(dropout, numbers.Real):
         raise TypeError(f"dropout must be a real number, got {dropout!r}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
@@ -44,10 +44,10 @@ def check_seed(seed, problem):
     if are_native(seed) or any(hasattr(seed, name) for name in _SHARED):
         return _from_array(*native(seed=seed), problem)
     pair = (seed, 0) if hasattr(seed, "__index__") else seed
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(f"seed must be {_WANT}, got {seed!r}")
     for x in pair:
-        if isinstance(x, bool | np.bool_) or not hasattr(x, "__index__"):
+        if isinstance(x, (bool, np.bool_)) or not hasattr(x, "__index__"):
             raise TypeError(f"seed must be {_WANT}, got {seed!r}")
         if not 0 <= x < _LIMIT:
             raise ValueError(f"{_RANGE}, got {seed!r}")

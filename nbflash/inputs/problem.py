@@ -182,7 +182,7 @@ def check_mask(mask, problem: Problem, causal=False, window=None):
 
 def check_flag(name: str, value) -> bool:
     """``value`` as a bool, or TypeError: 0 and 1 are not flags."""
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
@@ -190,11 +190,11 @@ def check_flag(name: str, value) -> bool:
 def check_window(window) -> tuple[int | None, int | None]:
     """``window`` as (left, right), both inclusive and None where unbounded."""
     want = "window must be (left, right), non-negative integers or None"
-    if not isinstance(window, tuple | list) or len(window) != 2:
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(f"{want}, got {window!r}")
     sides = []
     for side in window:
-        if isinstance(side, bool | np.bool_) or not (side is None or hasattr(side, "__index__")):
+        if isinstance(side, (bool, np.bool_)) or not (side is None or hasattr(side, "__index__")):
             raise TypeError(f"{want}, got {window!r}")
         sides.append(None if side is None else operator.index(side))
         if side is not None and side < 0:
@@ -360,7 +360,7 @@ def _check_aligned(name, x) -> None:
 def _check_scale(scale, dtype, head_dim) -> float:
     if scale is None:
         return head_dim**-0.5
-    if isinstance(scale, bool | np.bool_) or not isinstance(scale, numbers.Real):
+    if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, numbers.Real):
         raise TypeError(f"scale must be a real number or None, got {scale!r}")
     work = np.float64 if dtype == np.float64 else np.float32
     largest = float(np.finfo(work).max) / 2  # the kernels multiply by log2(e) < 2

@@ -231,7 +231,7 @@ def _seed_tensor(seed, dropout, device):
         return seed
     if seed is not None:
         if torch.compiler.is_compiling():
-            pair = isinstance(seed, list | tuple)
+            pair = isinstance(seed, (list, tuple))
             seed = tuple(constant(x) for x in seed) if pair else constant(seed)
         return torch.tensor(_words(seed), dtype=torch.int64)
     if check_dropout(dropout) == 0:

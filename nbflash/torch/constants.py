@@ -13,7 +13,7 @@ _OBJECT = "object at"  # (_OBJECT, address): a tuple of constants is a constant
 
 def constant(x):
     """A number that torch.compile may keep as a symbol, as a constant: it looks again."""
-    if isinstance(x, int | float):
+    if isinstance(x, (int, float)):
         return next(iter({x: None}))  # to hash a symbol makes it a constant
     return x
 

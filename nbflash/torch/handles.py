@@ -91,7 +91,7 @@ def _room_for(x, dtype):
 def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl):
     """The handle of a call."""
     if torch.compiler.is_compiling():
-        if isinstance(window, list | tuple):
+        if isinstance(window, (list, tuple)):
             window = tuple(constant(x) for x in window)
         causal, scale, dropout = constant(causal), constant(scale), constant(dropout)
         make, given = (mask.make, mask.given) if isinstance(mask, LateMask) else (None, (mask,))

@@ -123,7 +123,7 @@ def alibi(slopes: Any) -> TensorScore:
     if not isinstance(slopes, torch.Tensor):
         if not torch.compiler.is_compiling():
             return TensorScore([_constant(core.alibi(slopes))], [])
-        if isinstance(slopes, int | float):
+        if isinstance(slopes, (int, float)):
             return TensorScore([Stage(core.alibi, (constant(slopes),))], [])
         slopes = tuple(constant(x) for x in slopes)
         return TensorScore([Stage(core.alibi, (slopes,), (), (False,))], [])
@@ -149,7 +149,7 @@ def custom(
     fn: Function, grad: Function | None = None, params: Any = (), param_grads: Functions = None
 ) -> TensorScore:
     """`nbflash.scores.custom`: a function of one's own; its arrays are tensors among ``params``."""
-    if not isinstance(params, tuple | list):
+    if not isinstance(params, (tuple, list)):
         raise TypeError(f"params must be a tuple, got {type(params).__name__}")
     params = tuple(torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in params)
     grads = (None,) * len(params) if param_grads is None else tuple(param_grads)
