@@ -358,7 +358,7 @@ def _dtype(dtype) -> np.dtype:
 
 def _at_least(smallest, **named) -> int:
     ((name, value),) = named.items()
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     value = operator.index(value)
     if value < smallest:

@@ -104,6 +104,7 @@ _TORCH = [
     "frameworks/test_tensors_in_tensors_out.py",
     "frameworks/test_torch_scores.py",
     "frameworks/test_torch_compile.py",
+    "frameworks/test_torch_releases.py",
     "frameworks/test_huggingface_compile.py",
 ]
 _HUGGINGFACE = [

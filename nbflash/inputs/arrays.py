@@ -331,7 +331,7 @@ def _tensor_as_numpy(x):
 
 def _to_cupy(name, x):
     cupy = _cupy()
-    if isinstance(x, cupy.ndarray | CudaTensor):
+    if isinstance(x, (cupy.ndarray, CudaTensor)):
         return x
     return _share(name, x, cupy.from_dlpack if hasattr(x, "__dlpack__") else cupy.asarray)
 

@@ -53,7 +53,7 @@ def check_place(name, x, problem):
 
 
 def _copied(name, given):
-    keeps_type = isinstance(given, np.ndarray | np.generic)
+    keeps_type = isinstance(given, (np.ndarray, np.generic))
     try:
         x = np.array(given, dtype=None if keeps_type else np.float64)
         if given is None:
