@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 READY = "ready"
 SECONDS = 60  # for a test with a fault planted
 MEMORY = 16 * 2**30  # addresses that a faulty size may take
+# What Numba compiles for the CPU and keeps on disk by files that have no fault.
+COMPILED = "nbflash.backends.cpu", "nbflash.definitions.philox", "nbflash.definitions.score_chain"
 
 
 class Planter:
@@ -90,14 +92,17 @@ class _Planted(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         return self._source.encode()
 
 
-def _run(planted, tests, seconds):
-    """In a fork: pytest's exit code."""
+def _run(planted, tests, seconds, kernels):
+    """In a fork: pytest's exit code. Kernels with a fault are kept in ``kernels``."""
+    import numba
     import pytest
 
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     if planted:
         module, mutant = planted
+        if module.startswith(COMPILED):
+            numba.config.CACHE_DIR = kernels
         sys.meta_path.insert(0, _Planted(module, Mutant(**mutant)))
     quiet = "-qx", "--assert=plain", "-pno:cacheprovider", "-pno:xdist", f"--timeout={seconds}"
     return int(pytest.main([*quiet, *tests]))
@@ -105,14 +110,14 @@ def _run(planted, tests, seconds):
 
 def _forked(planted, tests, seconds):
     """``_run`` in a process of its own: its exit code and the end of what it wrote."""
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as kernels:
         process = os.fork()
         if process == 0:
             code = 70  # no verdict
             try:
                 for stream in (1, 2):
                     os.dup2(output.fileno(), stream)
-                code = _run(planted, tests, seconds)
+                code = _run(planted, tests, seconds, kernels)
             except BaseException:
                 traceback.print_exc()
             finally:
