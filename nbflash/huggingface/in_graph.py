@@ -18,10 +18,11 @@ import masks
 from masks.interval import Interval
 from nbflash.huggingface.mask_functions import from_tensor, numbered_mask, shared
 from nbflash.torch import decode
+from nbflash.torch.constants import Outside
 from nbflash.torch.late_masks import LateMask, Maker, documents
 
 
-class Override:
+class Override(Outside):
     """What `nbflash.huggingface.sparsify` gives to a module.
 
     Parameters

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import enum
-from types import BuiltinFunctionType, FunctionType
 
-#: What every release of torch gives to a function whose result is a constant.
-_PLAIN = (int, float, str, tuple, list, type, enum.Enum, FunctionType, BuiltinFunctionType)
+import masks
+from nbflash.scores import Score
+
 _OBJECT = "object at"  # (_OBJECT, address): a tuple of constants is a constant
+
+
+class Outside:
+    """What is made outside of graphs, as a mask or a score is, and does not change."""
+
+
+_OUTSIDE = masks.Mask, Score, Outside
 
 
 def constant(x):
@@ -18,17 +24,30 @@ def constant(x):
     return x
 
 
-def addressed(x):
-    """An argument of a function whose result is a constant: an object by its address.
+def number(name, x):
+    """The same of an argument that must be a number; TypeError for any other.
 
-    Releases of torch before 2.13 take no objects there. All of them know ``id``, and compile anew
-    when it is another one.
+    torch.compile has an array of NumPy for a scalar of it, and does not look again at its value.
     """
-    return x if x is None or isinstance(x, _PLAIN) else (_OBJECT, id(x))
+    if not isinstance(x, (int, float)):
+        raise TypeError(f"{name} must be a Python number within torch.compile")
+    return constant(x)
 
 
-def found(x):
-    """What `addressed` was given. An object is alive: the call that is compiled has it."""
-    if isinstance(x, tuple) and x[:1] == (_OBJECT,):
-        return ctypes.cast(x[1], ctypes.py_object).value
-    return x
+def addressed(x):
+    """An argument of a function whose result is a constant: a mask or a score by its address.
+
+    Releases of torch before 2.13 take no objects there. All of them know ``id``: they compile
+    again if it changes, or if the object is freed.
+    """
+    return (_OBJECT, id(x)) if isinstance(x, _OUTSIDE) else x
+
+
+def object_of(x):
+    """What `addressed` was given. The call that is compiled has it, so that it is alive."""
+    if not isinstance(x, tuple) or x[:1] != (_OBJECT,):
+        return x
+    given = ctypes.cast(x[1], ctypes.py_object).value
+    if not isinstance(given, _OUTSIDE):  # what stands for an object that the graph makes
+        raise TypeError("masks and the scores of nbflash.scores must be made outside of a graph")
+    return given

@@ -13,7 +13,7 @@ import torch
 
 from nbflash.planning.cache import Cache
 from nbflash.torch import memory, scores
-from nbflash.torch.constants import addressed, constant, found
+from nbflash.torch.constants import addressed, constant, object_of
 from nbflash.torch.late_masks import LateMask, Maker
 
 _numbers = itertools.count(1)
@@ -116,7 +116,7 @@ def _spec(mask, causal, window, scale, stages, dropout, deterministic, impl):
 @torch.compiler.assume_constant_result
 def _handle_in_graph(causal, window, scale, dropout, deterministic, impl, make, count, *given):
     """Of a mask, or of what makes it, and of stages, each object an argument of its own."""
-    given = tuple(found(x) for x in given)
+    given = tuple(object_of(x) for x in given)
     given, stages = given[:count], scores.unflattened(given[count:])
     mask = make(*given) if make is not None else given[0]
     spec = _spec(mask, causal, window, scale, stages, dropout, deterministic, impl)

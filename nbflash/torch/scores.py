@@ -15,7 +15,7 @@ import torch
 from nbflash import scores as core
 from nbflash.definitions.types import Function, Functions
 from nbflash.scores import Score
-from nbflash.torch.constants import addressed, constant, found
+from nbflash.torch.constants import addressed, number, object_of
 
 __all__ = ["TensorScore", "alibi", "bias", "compose", "custom", "relative", "softcap"]
 
@@ -114,7 +114,7 @@ def stages_on(score, device):
 def softcap(cap: SupportsFloat) -> TensorScore:
     """`nbflash.scores.softcap`: ``cap · tanh(s / cap)``."""
     if torch.compiler.is_compiling():
-        return TensorScore([Stage(core.softcap, (constant(cap),))], [])
+        return TensorScore([Stage(core.softcap, (number("cap", cap),))], [])
     return TensorScore([_constant(core.softcap(cap))], [])
 
 
@@ -124,8 +124,8 @@ def alibi(slopes: Any) -> TensorScore:
         if not torch.compiler.is_compiling():
             return TensorScore([_constant(core.alibi(slopes))], [])
         if isinstance(slopes, (int, float)):
-            return TensorScore([Stage(core.alibi, (constant(slopes),))], [])
-        slopes = tuple(constant(x) for x in slopes)
+            return TensorScore([Stage(core.alibi, (number("slopes", slopes),))], [])
+        slopes = tuple(number("slopes", x) for x in slopes)
         return TensorScore([Stage(core.alibi, (slopes,), (), (False,))], [])
     if slopes.is_cuda:
         raise ValueError(
@@ -185,7 +185,7 @@ def _constant(score):
 
 @torch.compiler.assume_constant_result
 def _all_constant(score):
-    return (False,) * sum(map(len, found(score).parts))
+    return (False,) * sum(map(len, object_of(score).parts))
 
 
 def _of_one(make, name, tensor):

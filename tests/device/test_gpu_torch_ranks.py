@@ -26,7 +26,7 @@ def kernels(**parameters):
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_gradients_are_those_of_one_process(way, tmp_path):
     program = ROOT / "tests" / "frameworks" / f"{way}.py"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     both = [
         subprocess.Popen(
@@ -36,6 +36,10 @@ def test_gradients_are_those_of_one_process(way, tmp_path):
         )
         for rank in range(2)
     ]
-    for process in both:
-        printed, errors = process.communicate(timeout=SECONDS)
-        assert printed.endswith("equal\n"), errors
+    try:
+        for process in both:
+            printed, errors = process.communicate(timeout=SECONDS)
+            assert printed.endswith("equal\n"), errors
+    finally:
+        for process in both:
+            process.kill()
