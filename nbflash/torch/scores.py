@@ -15,7 +15,7 @@ import torch
 from nbflash import scores as core
 from nbflash.definitions.types import Function, Functions
 from nbflash.scores import Score
-from nbflash.torch.constants import addressed, number, object_of
+from nbflash.torch.constants import addressed, constant, number, object_of
 
 __all__ = ["TensorScore", "alibi", "bias", "compose", "custom", "relative", "softcap"]
 
@@ -151,7 +151,7 @@ def custom(
     """`nbflash.scores.custom`: a function of one's own; its arrays are tensors among ``params``."""
     if not isinstance(params, (tuple, list)):
         raise TypeError(f"params must be a tuple, got {type(params).__name__}")
-    params = tuple(torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in params)
+    params = tuple(torch.as_tensor(x) if isinstance(x, np.ndarray) else constant(x) for x in params)
     grads = (None,) * len(params) if param_grads is None else tuple(param_grads)
     is_tensor = [isinstance(x, torch.Tensor) for x in params]
     both = list(zip(is_tensor, grads, strict=False))

@@ -91,6 +91,18 @@ def test_compiles_to_one_graph():
         torch.testing.assert_close(a, b)
 
 
+def test_a_number_that_changes():
+    q, k, v, _ = qkv()
+
+    def layer(factor):
+        score = nt.scores.custom(shifted, shifted_grad, (shift, factor), (shifted_part, None))
+        return nt.attention(q, k, v, MASK, score=score)
+
+    shift, run = learned_shift(), torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for factor in (0.5, 0.25, 2, 3):
+        assert torch.equal(run(factor), layer(factor))
+
+
 def test_passes_opcheck():
     q, k, v, dout = qkv()
     score = nt.scores.custom(shifted, shifted_grad, (learned_shift(), 0.5), (shifted_part, None))
