@@ -241,8 +241,15 @@ JUDGES = {
     "nbflash.backends.cpu.decode": ["host/decode/test_decode.py"],
     "nbflash.backends.cpu.dropout": ["host/api/test_dropout.py"],
     "nbflash.backends.cpu.intrinsics": ["host/backends/test_cpu.py", "host/scores/test_scores.py"],
-    "nbflash.backends.cpu.kernels": ["host/backends/test_cpu.py"],
-    "nbflash.backends.cpu.passes": ["host/backends/test_cpu.py"],
+    "nbflash.backends.cpu.kernels": [
+        "host/backends/test_cpu.py",
+        "host/scores/test_scores.py",
+        "host/api/test_dropout.py",
+    ],
+    "nbflash.backends.cpu.passes": [
+        "host/backends/test_cpu.py",
+        "host/scores/test_score_gradients.py",
+    ],
     "nbflash.backends.cpu.score": ["host/scores/test_scores.py"],
     "nbflash.backends.cpu.score_gradient": ["host/scores/test_score_gradients.py"],
     "nbflash.backends.cpu.sizes": _CPU,
