@@ -99,8 +99,8 @@ class Union(_Nary):
             return None
         lo, hi = hints[0]
         for other_lo, other_hi in hints[1:]:
-            other = (lo == hi) | ((other_lo < other_hi) & (other_lo <= hi) & (lo <= other_hi))
             alone = lo == hi
+            other = alone | ((other_lo < other_hi) & (other_lo <= hi) & (lo <= other_hi))
             lo, hi = (
                 np.where(other, np.where(alone, other_lo, np.minimum(lo, other_lo)), lo),
                 np.where(other, np.where(alone, other_hi, np.maximum(hi, other_hi)), hi),

@@ -119,7 +119,7 @@ class BlockSparse(Mask):
         count_q = _most_overlapped(grid.tile_m, self.block[0])
         count_k = _most_overlapped(grid.tile_n, self.block[1])
         known = ("retiled", grid.tile_m, grid.tile_n) in self._memo
-        if not known and rows.size * count_q * count_k <= 8 * self.rows.size:
+        if not known and rows.size * count_q * count_k <= 4 * self.rows.size:
             block_q, shared_q = _blocks_within(grid.rows(rows), self.block[0], count_q)
             block_k, shared_k = _blocks_within(grid.columns(cols), self.block[1], count_k)
             stored = self._has(block_q[:, :, None], block_k[:, None, :])

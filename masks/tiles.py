@@ -80,7 +80,8 @@ class Grid:
         Rows past the edge repeat the last existing row.
         """
         q = np.minimum(rows[:, None] * self.tile_m + np.arange(self.height), self.nq - 1)
-        start, stop = (bound[:, None] for bound in self.columns(cols))
+        # As lo and hi: mixed integers are computed in 64 bits.
+        start, stop = (bound[:, None].astype(np.int32) for bound in self.columns(cols))
         lo, hi = np.maximum(lo[q], start), np.minimum(hi[q], stop)
         live = lo < hi
         return lo * live, hi * live

@@ -233,13 +233,13 @@ JUDGES = {
     ],
     "nbflash.backends.cpu": _CPU,
     "nbflash.backends.cpu.blas": _CPU,
-    "nbflash.backends.cpu.executor": [*_CPU, "host/scores/test_score_gradients.py"],
     "nbflash.backends.cpu.compiling": [
         "host/backends/test_cpu.py",
         "host/planning/test_disk_cache.py",
     ],
     "nbflash.backends.cpu.decode": ["host/decode/test_decode.py"],
     "nbflash.backends.cpu.dropout": ["host/api/test_dropout.py"],
+    "nbflash.backends.cpu.executor": [*_CPU, "host/scores/test_score_gradients.py"],
     "nbflash.backends.cpu.intrinsics": ["host/backends/test_cpu.py", "host/scores/test_scores.py"],
     "nbflash.backends.cpu.kernels": [
         "host/backends/test_cpu.py",

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 READY = "ready"
 SECONDS = 60  # for a test with a fault planted
 MEMORY = 16 * 2**30  # addresses that a faulty size may take
-# What Numba compiles for the CPU and keeps on disk by files that have no fault.
+# What Numba compiles for the CPU. Its disk cache is keyed by source files, which have no fault.
 COMPILED = "nbflash.backends.cpu", "nbflash.definitions.philox", "nbflash.definitions.score_chain"
 
 
@@ -93,7 +93,7 @@ class _Planted(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
 
 def _run(planted, tests, seconds, kernels):
-    """In a fork: pytest's exit code. Kernels with a fault are kept in ``kernels``."""
+    """In a fork: pytest's exit code. ``kernels`` is the disk cache of faulty kernels."""
     import numba
     import pytest
 

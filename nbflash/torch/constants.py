@@ -11,7 +11,7 @@ _OBJECT = "object at"  # (_OBJECT, address): a tuple of constants is a constant
 
 
 class Outside:
-    """What is made outside of graphs, as a mask or a score is, and does not change."""
+    """Base of objects that are made outside of graphs and do not change, as masks and scores."""
 
 
 _OUTSIDE = masks.Mask, Score, Outside
@@ -25,9 +25,9 @@ def constant(x):
 
 
 def number(name, x):
-    """The same of an argument that must be a number; TypeError for any other.
+    """`constant` of an argument that must be a Python number; TypeError for any other.
 
-    torch.compile has an array of NumPy for a scalar of it, and does not look again at its value.
+    torch.compile takes a NumPy scalar for an array, whose value it does not guard.
     """
     if not isinstance(x, (int, float)):
         raise TypeError(f"{name} must be a Python number within torch.compile")
@@ -35,16 +35,16 @@ def number(name, x):
 
 
 def addressed(x):
-    """An argument of a function whose result is a constant: a mask or a score by its address.
+    """An argument of an `assume_constant_result` function; a mask or a score by its address.
 
-    Releases of torch before 2.13 take no objects there. All of them know ``id``: they compile
+    Releases of torch before 2.13 take no objects there. All releases guard ``id``: they compile
     again if it changes, or if the object is freed.
     """
     return (_OBJECT, id(x)) if isinstance(x, _OUTSIDE) else x
 
 
 def object_of(x):
-    """What `addressed` was given. The call that is compiled has it, so that it is alive."""
+    """What `addressed` was given. It is alive: the call that is compiled holds it."""
     if not isinstance(x, tuple) or x[:1] != (_OBJECT,):
         return x
     given = ctypes.cast(x[1], ctypes.py_object).value

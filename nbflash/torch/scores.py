@@ -124,7 +124,7 @@ def alibi(slopes: Any) -> TensorScore:
         if not torch.compiler.is_compiling():
             return TensorScore([_constant(core.alibi(slopes))], [])
         if isinstance(slopes, (int, float)):
-            return TensorScore([Stage(core.alibi, (number("slopes", slopes),))], [])
+            return TensorScore([Stage(core.alibi, (constant(slopes),))], [])
         slopes = tuple(number("slopes", x) for x in slopes)
         return TensorScore([Stage(core.alibi, (slopes,), (), (False,))], [])
     if slopes.is_cuda:

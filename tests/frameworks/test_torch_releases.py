@@ -79,10 +79,7 @@ def test_a_score_that_a_graph_makes_is_refused():
 
 
 def test_unions_are_seen():
-    given = (
-        ("isinstance(x, int | float)", True),
-        ("isinstance(x, (a, b | c))", True),
-        ("isinstance(x, (int, float))", False),
-    )
-    for text, has in (*given, ("f(x, int | float)", False)):
-        assert with_union(ast.parse(text).body[0].value) == has
+    for text in ("isinstance(x, int | float)", "isinstance(x, (a, b | c))"):
+        assert with_union(ast.parse(text).body[0].value)
+    for text in ("isinstance(x, (int, float))", "f(x, int | float)"):
+        assert not with_union(ast.parse(text).body[0].value)

@@ -63,6 +63,8 @@ def plain_cases():
     i, j = index(N)
     row, col = index(-(-N // BLOCK))
     band = abs(row - col) <= 1
+    small = np.subtract.outer(*2 * [np.arange(-(-N // 3))])
+    small_blocks = (abs(small) <= 1) | (small % 3 == 0)
     rng = np.random.default_rng(7)
     bitmap = rng.random((N, N)) < 0.3
     verticals = [*range(7), *range(8, 20), 40]
@@ -98,6 +100,10 @@ def plain_cases():
         "strided": (
             masks.strided(N, BLOCK, 4),
             spread(band | ((row - col) % 4 == 0), BLOCK, N),
+        ),
+        "small-blocks-window": (  # few tiles of many blocks: each block is looked up
+            masks.strided(N, 3, 3) & masks.window(N, left=4, right=4),
+            spread(small_blocks, 3, N) & (abs(i - j) <= 4),
         ),
         "strided-token": (
             masks.strided(N, 1, 7, 3, causal=True),

@@ -116,9 +116,6 @@ def test_samples_are_close(monkeypatch):
     assert (counting.shares(mask, 300) == shares).all()
 
 
-NUMBERS = np.random.default_rng(0).random(1 << 20)
-
-
 @pytest.fixture
 def no_collection():
     """The collector takes 0.3 s where many tests went before."""
@@ -130,17 +127,11 @@ def no_collection():
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("name", LONG)
 def test_a_picture_of_a_million_tokens_takes_a_moment(name):
-    seconds, unit = [], []
-    for _ in range(3):
-        mask = LONG[name](MILLION)
-        mask.count_nonzero  # noqa: B018 - imported before the time is taken
-        started = time.thread_time()
-        picture = mask.draw()
-        drawn = time.thread_time()
-        np.sort(NUMBERS, kind="stable")
-        seconds.append(drawn - started)
-        unit.append(time.thread_time() - drawn)
-    assert min(seconds) < 3 * min(unit)  # 0.2 s, where a sort takes 0.067
+    mask = LONG[name](MILLION)
+    mask.count_nonzero  # noqa: B018 - imported before the time is taken
+    started = time.thread_time()
+    picture = mask.draw()
+    assert time.thread_time() - started < 0.2
     small = LONG[name](MILLION >> 9) if name in ("causal", "function") else None
     assert small is None or picture == small.draw()
 

@@ -123,7 +123,15 @@ def test_tiles_are_cached_and_read_only():
 # Who names more tiles than have cells, at some size; and who can only bound how many it names.
 NAME_MORE = {
     *("butterfly-causal", "strided-token", "dilated", "vertical-slash", "axial", "bits"),
-    *("function", "intersection", "complement", "difference", "diagonals-wide", "bits-wide"),
+    *(
+        "function",
+        "intersection",
+        "small-blocks-window",
+        "complement",
+        "difference",
+        "diagonals-wide",
+        "bits-wide",
+    ),
 }
 BOUNDED = {
     *("butterfly", "butterfly-radix3", "local", "strided", "fixed", "global-local", "blocks-tall"),
