@@ -121,11 +121,12 @@ def pathx(out, quick, **options):
 @paper.command()
 @quick_option
 @click.option("--context", is_flag=True, help="A small GPT to convergence, by length of context.")
+@click.option("--graph", is_flag=True, help="Steps replayed as CUDA graphs: the GPU alone.")
 @resume_option
 @minutes_option
 @device_option
 @out_option
-def training(out, quick, context, **options):
+def training(out, quick, context, graph, **options):
     """Tables 1, 2 and 4: BERT and GPT-2 in training. Needs torch and transformers.
 
     Tokens a second, the share of attention and losses with eager attention, each backend of SDPA,
@@ -133,6 +134,8 @@ def training(out, quick, context, **options):
     """
     from experiments.commands.paper.training import run
 
-    if quick and context:
-        raise BadInput("--quick and --context exclude each other")
-    run(out, "quick" if quick else "context" if context else "full", **options)
+    flags = {"quick": quick, "context": context, "graph": graph}
+    chosen = [name for name, is_set in flags.items() if is_set]
+    if len(chosen) > 1:
+        raise BadInput(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
+    run(out, *chosen or ["full"], **options)

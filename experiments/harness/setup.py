@@ -48,7 +48,8 @@ def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, rounds=N
     Raises
     ------
     BadInput
-        If the device or the implementation is not there, or nothing is left to run.
+        If the device, the sizes for it or the implementation are not there, or nothing is left to
+        run.
     """
     from nbflash.planning.dispatch import why_not_here
 
@@ -56,6 +57,8 @@ def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, rounds=N
     if impl is not None and (reasons := why_not_here(impl)):
         raise BadInput("; ".join(reasons))
     sweep = sweep | sweep.get(backend.device, {})
+    if section not in sweep:
+        raise BadInput(f"{name} has no sizes {section!r} for the device {backend.device!r}")
     cases = read_cases(sweep, section, **chosen) if "mask" in sweep else {}
     settings = sweep | sweep[section] | {"seed": seed}
     if rounds is not None:

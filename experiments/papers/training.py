@@ -80,6 +80,14 @@ def _adamw(model, rate, device):
     return torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=True)
 
 
+def _sent(array, device):
+    """A tensor on the device. A GPU copies it when it comes to it: the host does not wait."""
+    tensor = torch.from_numpy(array)
+    if device != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 class Trainer:
     """A model and where it is kept.
 
@@ -158,8 +166,8 @@ class Trainer:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        batch = map(torch.from_numpy, self._task.batch_at(self.progress.step))
-        loss = self._learn(*(x.to(self._device) for x in batch))
+        batch = self._task.batch_at(self.progress.step)
+        loss = self._learn(*(_sent(x, self._device) for x in batch))
         self.progress.step += 1
         return loss
 

@@ -62,9 +62,14 @@ def test_without_checkpoints_nothing_is_kept(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.pt"))
 
 
-def test_quick_and_context_exclude_each_other(tmp_path, capsys):
+def test_sizes_exclude_each_other(tmp_path, capsys):
     assert run("training", "--quick", "--context", "--out", tmp_path) == 2
-    assert "exclude each other" in capsys.readouterr().err
+    assert "--quick and --context exclude each other" in capsys.readouterr().err
+
+
+def test_a_cpu_has_no_graphs(tmp_path, capsys):
+    assert run("training", "--graph", "--device", "cpu", "--out", tmp_path) == 2
+    assert "no sizes 'graph' for the device 'cpu'" in capsys.readouterr().err
 
 
 def test_batches_are_a_function_of_the_step():
@@ -109,3 +114,5 @@ def test_names_are_those_of_the_sweep():
     for device in ("cpu", "cuda"):
         for section in ("quick", "full", "context"):
             assert all(x[0] in sweep["models"] for x in sweep[device][section]["runs"])
+    assert all(x[0] in sweep["models"] for x in sweep["cuda"]["graph"]["runs"])
+    assert set(sweep["cuda"]["graph"]["attention"]) <= set(ATTENTION)

@@ -18,6 +18,8 @@ from experiments.report.tables import show, wrote
 
 KEYS = ("model", "tokens", "batch", "attention", "seed")
 EAGER, NONE = "eager", "none"
+#: Names of the files of sizes that have their own.
+STEMS = {"context": "paper-context", "graph": "paper-training-graph"}
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -28,7 +30,7 @@ def run(out, section="full", device="auto", resume=False, minutes=None):
     except ImportError as error:
         raise BadInput(f"training needs torch and transformers: {error}") from None
     setup = set_up("paper-training", section, device)
-    stem = "paper-training" if section != "context" else "paper-context"
+    stem = STEMS.get(section, "paper-training")
     journal = Journal(out / f"{stem}.csv", KEYS, resume, minutes)
     if not resume:
         for path in (out / stem).glob("*.pt"):
