@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import masks
 from nbflash import huggingface
@@ -29,6 +30,12 @@ def _give_values(module, query, key, value, attention_mask, **options):
 
 AttentionInterface.register(NONE, _give_values)
 AttentionMaskInterface.register(NONE, lambda *args, **options: None)
+#: The same implementations without a mask: layers know whether they are causal. In a step that is
+#: recorded transformers cannot see that no sequences are packed, and would make a dense mask.
+UNMASKED = {"sdpa": "unmasked-sdpa", NBFLASH: "unmasked-nb"}  # "flash" means flash_attn to it
+for _name, _unmasked in UNMASKED.items():
+    AttentionInterface.register(_unmasked, ALL_ATTENTION_FUNCTIONS[_name])
+    AttentionMaskInterface.register(_unmasked, lambda *args, **options: None)
 
 
 def sparse_mask(tokens, block, is_causal):
@@ -39,7 +46,7 @@ def sparse_mask(tokens, block, is_causal):
     return mask & masks.causal(tokens) if is_causal else mask
 
 
-def make_model(spec, tokens, attention, seed, block=128, device="cpu"):
+def make_model(spec, tokens, attention, seed, block=128, device="cpu", recorded=False):
     """A model of transformers without dropout.
 
     Parameters
@@ -55,6 +62,8 @@ def make_model(spec, tokens, attention, seed, block=128, device="cpu"):
     block : int
     device : str
         Where the weights are drawn: they differ from one kind of device to another.
+    recorded : bool
+        Whether steps are recorded as a CUDA graph.
     """
     layers, heads, width = spec["layers"], spec["heads"], spec["width"]
     if spec["kind"] == "gpt2":
@@ -71,6 +80,7 @@ def make_model(spec, tokens, attention, seed, block=128, device="cpu"):
         config = transformers.BertConfig(vocab_size=spec["vocabulary"], **sizes, **rates)
         cls = transformers.BertForMaskedLM
     name = {SPARSE: NBFLASH}.get(attention, "sdpa" if attention in SDPA else attention)
+    name = UNMASKED.get(name, name) if recorded else name
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.device(device):
         torch.manual_seed(seed)
@@ -78,6 +88,7 @@ def make_model(spec, tokens, attention, seed, block=128, device="cpu"):
     model.to(device)
     if attention == SPARSE:
         huggingface.sparsify(model, sparse_mask(tokens, block, spec["kind"] == "gpt2"))
+        model.set_attn_implementation(name)
     return model
 
 

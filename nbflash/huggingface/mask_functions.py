@@ -245,4 +245,9 @@ def _variables(fn):
 
 
 def _host(x):
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "nbflash reads masks of transformers on the host, not while a CUDA graph is recorded: "
+            "give the model attention_mask=nbflash.huggingface.mask_of(batch, n, n)"
+        )
     return x.detach().cpu().numpy()

@@ -181,7 +181,7 @@ def test_decode_is_that_of_cupy():
     assert bits(as_arrays(got)) == bits(nbflash.decode(*given, return_lse=True))
 
 
-def test_transformers_model_generates_and_trains():
+def small_gpt2():
     transformers = pytest.importorskip("transformers")
 
     import nbflash.huggingface  # noqa: F401
@@ -189,7 +189,11 @@ def test_transformers_model_generates_and_trains():
     sizes = {"n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 97}
     config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
     model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="nbflash")
-    model = model.cuda().bfloat16()
+    return model.cuda().bfloat16()
+
+
+def test_transformers_model_generates_and_trains():
+    model = small_gpt2()
     ids = torch.randint(3, 97, (2, 16), device="cuda")
     model(input_ids=ids, labels=ids).loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
@@ -197,3 +201,23 @@ def test_transformers_model_generates_and_trains():
         options = {} if cache is None else {"cache_implementation": cache, "disable_compile": True}
         tokens = model.eval().generate(ids, max_new_tokens=6, pad_token_id=0, **options)
         assert tokens.shape[1] <= 22
+
+
+@torch.no_grad()
+def test_transformers_model_in_a_graph():
+    model = small_gpt2().eval()
+    from nbflash.huggingface import mask_of
+
+    first, later = torch.randint(3, 97, (2, 2, 16), device="cuda")
+    mask = mask_of(2, 16, 16)
+    expected = [model(ids, attention_mask=mask).logits for ids in (first, later)]
+    graph, ids = torch.cuda.CUDAGraph(), first.clone()
+    with torch.cuda.graph(graph):
+        got = model(ids, attention_mask=mask).logits
+    for given, logits in zip((first, later), expected, strict=True):
+        ids.copy_(given)
+        graph.replay()
+        assert torch.equal(got, logits)
+    refusal = pytest.raises(RuntimeError, match="mask_of")
+    with refusal, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        model(ids)

@@ -6,7 +6,7 @@ import torch
 from paper_runs import read_csv, run, shrink
 
 from experiments.commands.paper.training import compared
-from experiments.papers.language import ATTENTION, Language, make_model, sparse_mask
+from experiments.papers.language import ATTENTION, UNMASKED, Language, make_model, sparse_mask
 
 GPT = {"kind": "gpt2", "layers": 1, "heads": 2, "width": 16, "vocabulary": 257}
 TEXT = bytes(range(32, 127)) * 40
@@ -95,6 +95,19 @@ def test_no_attention_gives_the_values_back():
         one, two = (model(input_ids=x).logits for x in (tokens, other))
     assert torch.equal(one[:, 1:], two[:, 1:])
     assert not torch.equal(one[:, :1], two[:, :1])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("attention", ["sdpa-efficient", "nbflash", "nbflash-sparse"])
+def test_steps_that_are_recorded_are_the_same(kind, attention):
+    ids = torch.from_numpy(np.random.default_rng(0).integers(256, size=(2, 256)))
+    models = [
+        make_model(GPT | {"kind": kind}, 256, attention, 0, 16, recorded=recorded)
+        for recorded in (False, True)
+    ]
+    usual, unmasked = (model(input_ids=ids).logits for model in models)
+    assert torch.equal(usual, unmasked)
+    assert models[1].config._attn_implementation in UNMASKED.values()
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

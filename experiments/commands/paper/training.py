@@ -86,7 +86,8 @@ def _trained(setup, journal, folder, row, steps):
     path = folder / ("-".join(map(str, row.values())) + ".pt") if settings["checkpoints"] else None
     try:
         spec, block = settings["models"][name], settings["block"]
-        model = make_model(spec, tokens, attention, seed, block, device)
+        recorded = settings.get("graph", False)
+        model = make_model(spec, tokens, attention, seed, block, device, recorded)
         given = {"attention": attention, "dtype": settings["dtype"].name, "seed": seed}
         text = [texts.whole(part) for part in ("train", "validation")]
         task = Language(model, *text, tokens, batch, **given)
