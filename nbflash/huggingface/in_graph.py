@@ -46,6 +46,10 @@ class Override(Outside):
         return _cut(mask, nq, nk)
 
 
+#: As each layer of a model asks for them.
+_causal, _dense = (functools.lru_cache(maxsize=64)(make) for make in (masks.causal, masks.dense))
+
+
 @functools.lru_cache(maxsize=64)
 def _cut(mask, nq, nk):
     first = nk - nq
@@ -94,7 +98,7 @@ class LayerMask(Maker):
             return from_tensor(tensors[0])
         if self.kind == "given":
             return self.given
-        return masks.causal(nq) if self.kind == "causal" else masks.dense(nq, nk)
+        return _causal(nq) if self.kind == "causal" else _dense(nq, nk)
 
     def instead(self, q, k, v, mask, scale, score):
         rows = last_rows(mask) if self.decodes else None
