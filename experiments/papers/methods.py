@@ -156,7 +156,7 @@ def _approximate(name, problem):
     return partial(module, keep=problem.keep, dropout=problem.dropout)
 
 
-#: The masks of the sparse methods: FlexAttention walks their blocks.
+#: The masks of the sparse methods, by FlexAttention and, with nbflash- before the name, by nbflash.
 PATTERNS = {
     "openai-fixed": lambda n: masks.fixed(n, _block(n), stride=4),
     "openai-strided": lambda n: masks.strided(n, _block(n), stride=4),
@@ -181,5 +181,8 @@ METHODS = {
     **{name: Method(APPROXIMATION, partial(_approximate, name), mask=None) for name in APPROXIMATE},
     **{name: Method(SPARSE, partial(_flex, mask), mask) for name, mask in PATTERNS.items()},
     "nbflash": Method(EXACT, partial(_nbflash, masks.dense)),
-    "nbflash-butterfly": Method(SPARSE, partial(_nbflash, butterfly), butterfly),
+    **{
+        f"nbflash-{name}": Method(SPARSE, partial(_nbflash, mask), mask)
+        for name, mask in {"butterfly": butterfly, **PATTERNS}.items()
+    },
 }
