@@ -31,6 +31,11 @@ _CACHES = [
     "host/decode/test_decode_errors.py",
     "host/decode/test_kv_cache.py",
 ]
+_TESTING = [
+    "host/api/test_testing.py",
+    "host/reference/test_reference.py",
+    "host/merging/test_merged_parts.py",
+]
 _LAUNCHES = [
     "host/backends/test_device.py",
     "host/backends/test_bound_kernels.py",
@@ -189,6 +194,7 @@ JUDGES = {
         "host/planning/test_show_config.py",
         *_KEYS,
     ],
+    "nbflash.cuda.cublas": ["host/selection/test_cublas.py"],
     "nbflash.cuda.bundled": ["host/planning/test_bundled.py"],
     "nbflash.cuda.device": [*_LAUNCHES, *_KEYS, "host/api/test_counts.py", *_CHOICES],
     "nbflash.cuda.dropout_state": _LAUNCHES,
@@ -357,8 +363,12 @@ JUDGES = {
     "nbflash.selection.last_queries": _SELECTION,
     "nbflash.selection.pooled": _SELECTION,
     # In the environment that has PyTorch, transformers and JAX.
+    "nbflash.environment": ["host/planning/test_show_config.py"],
+    "nbflash.testing.inputs_and_budgets": [*_TESTING, "host/scores/test_scores.py"],
+    "nbflash.testing.yardstick": [*_TESTING, "host/scores/test_scores.py"],
     "nbflash.torch.attention": _TORCH,
     "nbflash.torch.autograd": _TORCH,
+    "nbflash.torch.constants": _TORCH,
     "nbflash.torch.decoding": _TORCH,
     "nbflash.torch.handles": _TORCH,
     "nbflash.torch.late_masks": _TORCH,

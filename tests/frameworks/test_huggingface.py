@@ -117,6 +117,18 @@ def test_a_mask_of_more_keys_is_of_the_first_ones():
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("of_layer", [False, True])
+@pytest.mark.parametrize("of_call", [None, False, True])
+def test_without_a_mask_the_call_says_whether_it_is_causal_before_the_layer(of_layer, of_call):
+    layer = torch.nn.Module()
+    q, k, v = torch.randn(3, 1, 2, 8, 16, dtype=torch.float64)
+    layer.is_causal = of_layer
+    got, _ = nh.attention_of(layer, q, k, v, None, is_causal=of_call)
+    causal = of_layer if of_call is None else of_call
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    torch.testing.assert_close(got, want.transpose(1, 2))
+
+
 def test_an_added_mask_without_a_bias_is_no_bias():
     least = torch.finfo(torch.float32).min
     added = torch.tensor([0.0, least]).expand(1, 1, 2, 2)
