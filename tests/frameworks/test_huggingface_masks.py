@@ -1,12 +1,15 @@
 """mask_of: for every function of transformers the cells that its own dense masks have."""
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from transformers import masking_utils as theirs
 
+import nbflash
 from masks.interval import Interval
 from nbflash.huggingface import mask_functions, mask_of
 
@@ -128,3 +131,11 @@ def test_equal_masks_are_one_object():
 def test_a_mask_cannot_be_cut():
     with pytest.raises(TypeError, match="cannot be cut"):
         mask_of(2, 6, 8)[:, :, :, :8]
+
+
+def test_clear_cache_lets_masks_go():
+    held = weakref.ref(mask_of(3, 7, 7).mask)
+    assert held() is not None  # for the next layer
+    nbflash.clear_cache()
+    gc.collect()
+    assert held() is None

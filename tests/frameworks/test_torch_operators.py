@@ -1,5 +1,8 @@
 """The operators as torch sees them, dropout's random numbers, and what is refused."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -230,3 +233,13 @@ def test_import_of_nbflash_brings_no_framework():
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_clear_cache_lets_masks_go():
+    mask = masks.from_dense(torch.rand(12, 12).numpy() < 0.5)
+    held = weakref.ref(mask)
+    nt.attention(*torch.randn(3, 1, 12, 2, 8), mask)
+    del mask
+    nbflash.clear_cache()
+    gc.collect()
+    assert held() is None
