@@ -193,7 +193,7 @@ class _Place:
         )
 
     def _per_batch(self, make, rows):
-        if len(rows) == 1 or (rows == rows[0]).all():
+        if (rows == rows[0]).all():
             return make(rows[0])
         return masks.per_batch([make(row) for row in rows])
 
@@ -223,7 +223,7 @@ def from_tensor(dense):
     array = _host(dense)
     if (array == array[:1]).all():
         array = array[:1]
-    return masks.from_dense(array if max(array.shape[:2]) > 1 else array[0, 0])
+    return masks.from_dense(array)
 
 
 def _joined(join, parts):

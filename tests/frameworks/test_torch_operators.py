@@ -172,6 +172,16 @@ REFUSED = {
         ValueError,
         "score has a tensor on meta",
     ),
+    "keys that are no tensor": (
+        lambda: nt.attention(X, X.numpy(), X),
+        TypeError,
+        "k must be a torch.Tensor, got ndarray",
+    ),
+    "values that are no tensor": (
+        lambda: nt.varlen_attention(X[0], X[0], X[0].numpy(), [0, 4]),
+        TypeError,
+        "v must be a torch.Tensor, got ndarray",
+    ),
     "varlen axes": (lambda: nt.varlen_attention(X, X, X, [0, 4]), ValueError, "q must have 3 axes"),
     "varlen starts": (
         lambda: nt.varlen_attention(X[0], X[0], X[0], ["a"]),
