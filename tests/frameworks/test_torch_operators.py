@@ -12,6 +12,7 @@ import masks
 import nbflash
 from nbflash import scores
 from nbflash import torch as nt
+from nbflash.torch import handles
 from nbflash.torch.handles import handle_of
 
 OPS = torch.ops.nbflash
@@ -253,3 +254,10 @@ def test_clear_cache_lets_masks_go():
     nbflash.clear_cache()
     gc.collect()
     assert held() is None
+
+
+@pytest.mark.parametrize(("given", "kept"), [("float64", "float32"), ("int32", "int32")])
+def test_arrays_of_a_score_have_room_on_their_device(given, kept):
+    x = torch.empty(3, dtype=getattr(torch, given), device="meta")
+    room = handles._room_for(x, torch.float16)
+    assert (room.shape, room.dtype, room.device) == (x.shape, getattr(torch, kept), x.device)
