@@ -83,6 +83,9 @@ class TestBudget:
         assert error_budget(self.ref, low) == 2 * (0.25 + _eps(dtype) * 4)
         assert error_budget(self.ref, low, factor=3) == 3 * (0.25 + _eps(dtype) * 4)
 
+    def test_value_of_lists(self):
+        assert error_budget([[1.0, -4.0]], [[1.0, -4.0]]) == 2 * _eps(np.float64) * 4
+
     @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
     @pytest.mark.parametrize("factor", [2.0, 3.0])
     def test_an_error_just_over_the_budget_fails_and_one_just_under_passes(self, dtype, factor):
@@ -182,6 +185,14 @@ class TestBlocks:
         else:
             with pytest.raises(AssertionError, match=rf"dk by blocks of {tile}: error"):
                 assert_blocks_within_reference(got, ref, low, tile, "dk")
+
+    def test_message_names_the_block_that_is_furthest_over_its_budget(self):
+        ref = np.array([100.0, 100.0, 1.0, 1.0]).reshape(1, 4, 1, 1)
+        low, got = (ref + np.reshape(x, ref.shape) for x in ([1, 0, 0.25, 0], [2.5, 0, 2, 0]))
+        with pytest.raises(
+            AssertionError, match=r"error 2\.000e\+00 exceeds the budget 5\.000e-01"
+        ):
+            assert_blocks_within_reference(got, ref, low, 2)
 
     def test_lse_blocks(self):
         lse = np.array([[[100.0, 100.0, 0.01, 0.01, -np.inf]]])
@@ -369,6 +380,19 @@ class TestGallery:
         assert alive["padding"][0].all()
         assert not alive["padding"][1].any()
         assert alive["causal"].sum() == 4 * min(nq, nk)
+
+    @pytest.mark.parametrize(("nq", "nk"), SHAPES)
+    def test_causal_masks_look_at_nothing_ahead(self, nq, nk):
+        gallery = mask_gallery(nq, nk)
+        causal = masks.causal(nq, nk).dense()
+        for name in ("causal", "window-causal", "butterfly-causal", "butterfly-or-local-causal"):
+            assert not (gallery[name].dense() & ~causal).any(), name
+        # Of two documents each: the last query sees all keys of its own, each before it one less.
+        third, third_k = -(-nq // 3), -(-nk // 3)
+        seen = gallery["documents-causal"].dense().sum(axis=1)
+        sizes = (nq - third, third_k), (third, nk - third_k)
+        want = [np.maximum(keys - np.arange(rows)[::-1], 0) for rows, keys in sizes]
+        assert np.array_equal(seen, np.concatenate(want))
 
     def test_planes_differ_where_they_should(self):
         gallery = mask_gallery(60, 50, batch=2, heads=3)

@@ -1,5 +1,6 @@
 """What runs here and why not, in processes with and without the optional packages."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -268,3 +269,21 @@ def test_hopper_is_asked_of_the_device_of_the_arrays(monkeypatch):
     assert [dispatch.why_not("sm90", AttentionSpec(p)) for p in on_device] == [expected, []]
     (why,) = dispatch.why_not("sm90", AttentionSpec(replace(on_device[1], alignment=8)))
     assert why.endswith("q, k and v that are multiples of 16 bytes, got 8")
+
+
+def test_what_the_driver_is_asked_for():
+    from cuda.bindings import driver
+
+    names = driver.CUdevice_attribute
+    asked = environment._MAJOR, environment._MINOR
+    assert asked == (
+        names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    )
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(environment, "_PACKAGES", ("numpy", "no-such-package"))
+    found = environment.versions()
+    assert found["no-such-package"] == "not installed"
+    assert found["numpy"] == importlib.metadata.version("numpy")

@@ -31,8 +31,9 @@ def matrix(address, kind, rows, step, columns):
 
 def gemm(handle, op_a, op_b, m, n, k, alpha, a, a_kind, lda, step_a, *rest):
     """``alpha op(A) B + beta C`` of a batch, by the definition in cuBLAS's manual."""
-    b, b_kind, ldb, step_b, beta, c, c_kind, ldc, step_c, count, compute, _ = rest
-    assert (handle, op_a, op_b, compute) == ("handle", "T", "N", 68)
+    b, b_kind, ldb, step_b, beta, c, c_kind, ldc, step_c, count, compute, algorithm = rest
+    assert (handle, op_a, op_b) == ("handle", "T", "N")
+    assert (compute, algorithm) == (68, 99)  # sums in float32, on tensor cores
     assert min(step_a, step_b, step_c) >= 0
     assert min(lda - k, ldb - k, ldc - m) >= 0
     one, zero = (ctypes.c_float.from_address(x).value for x in (alpha, beta))
