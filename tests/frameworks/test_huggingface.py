@@ -8,6 +8,7 @@ from models import DECODERS, LENGTH, MODELS, PADS, TOKENS, exact, inputs, like, 
 
 import masks
 from nbflash import huggingface as nh
+from nbflash import torch as nt
 from nbflash.huggingface import attention as layers
 from nbflash.huggingface.in_graph import decoded
 from nbflash.testing import assert_within_reference
@@ -81,6 +82,26 @@ def test_packed_documents_do_not_see_each_other():
     assert changed_rows(model, ids, 5, position_ids=places, use_cache=False) == [5, 6, 7, 8]
     starts = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 4, 9, 12]))
     assert changed_rows(model, ids, 5, **starts) == [5, 6, 7, 8]
+
+
+def test_packed_documents_of_more_keys_than_queries():
+    q, k, v = (torch.randn(1, 4, n, 8, dtype=torch.float64) for n in (5, 9, 9))
+    starts = {"cu_seq_lens_q": torch.tensor([0, 2, 5]), "cu_seq_lens_k": torch.tensor([0, 5, 9])}
+    mask = masks.dense(5, 9)
+    got, _ = nh.attention_of(LAYER, q, k, v, mask, scaling=0.5, **starts)
+    attended = torch.tensor(masks.documents([2, 3], [5, 4]).dense())[None, None]
+    want, _ = exact(LAYER, q, k, v, attended, scaling=0.5)
+    torch.testing.assert_close(got, want)
+
+
+def test_a_few_tokens_with_dropout_are_not_decoded(monkeypatch):
+    monkeypatch.setattr(layers, "decoded", None)
+    q, k, v = (torch.randn(1, 4, n, 8) for n in (2, 9, 9))
+    torch.manual_seed(1)
+    got, _ = nh.attention_of(LAYER, q, k, v, masks.causal(2, 9), dropout=0.5, scaling=0.5)
+    torch.manual_seed(1)
+    given = (x.transpose(1, 2) for x in (q, k, v))
+    assert torch.equal(got, nt.attention(*given, masks.causal(2, 9), dropout=0.5, scale=0.5))
 
 
 def test_padding_is_not_seen():

@@ -139,3 +139,9 @@ def test_clear_cache_lets_masks_go():
     nbflash.clear_cache()
     gc.collect()
     assert held() is None
+
+
+def test_a_mask_of_inference_may_be_kept_for_a_training():
+    with torch.inference_mode():
+        mask = mask_of(1, 5, 5)
+    assert not mask.number.is_inference()

@@ -137,6 +137,22 @@ def test_under_autocast():
     assert q.grad.dtype == torch.float32
 
 
+def test_float64_under_autocast():
+    q, k, v, _ = (x.detach() for x in qkv())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = nt.attention(q, k, v)
+    assert torch.equal(out, nt.attention(q, k, v))
+
+
+@pytest.mark.parametrize("learned", range(3), ids="qkv")
+def test_one_input_alone_is_learned(learned):
+    *given, dout = qkv()
+    all_three = torch.autograd.grad(nt.attention(*given), given, dout)
+    alone = [x.detach().requires_grad_(i == learned) for i, x in enumerate(given)]
+    (got,) = torch.autograd.grad(nt.attention(*alone), alone[learned], dout)
+    assert torch.equal(got, all_three[learned])
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiles_to_one_graph(backend):
     q, k, v, dout = qkv()

@@ -41,7 +41,7 @@ def with_dropout(**options):
     return lambda q, k, v: nt.attention(q, k, v, dropout=0.25, return_lse=True, **options)
 
 
-@pytest.mark.parametrize("seed", [5, (2**64 - 1, 3)], ids=["one", "two"])
+@pytest.mark.parametrize("seed", [5, (2**64 - 1, 3), (2**63, 2**63 - 1)], ids=str)
 def test_given_seed_is_that_of_nbflash(seed):
     q, k, v, dout = qkv()
     got = of_torch(with_dropout(seed=seed), q, k, v, dout)
@@ -62,6 +62,15 @@ def test_seed_comes_from_the_generator():
     again = with_dropout()(q, k, v)[0]
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
+
+
+def test_decode_takes_a_block_map_of_groups():
+    q, k, v, _ = (x.detach() for x in qkv(2, 3, 20))
+    lengths = torch.tensor([20, 12], dtype=torch.int32)
+    chosen = nbflash.BlockMap(torch.randint(0, 3, (2, 2, 1, 2)), shape=(3, 20), block=(3, 8))
+    arrays = [as_numpy(x) for x in (q, k, v, lengths)]
+    want = nbflash.decode(*arrays, mask=chosen.to_mask(4))
+    assert np.array_equal(as_numpy(nt.decode(q, k, v, lengths, mask=chosen)), want)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -144,3 +144,13 @@ def test_score_without_a_gradient_is_named():
 def test_bad_scores(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+@pytest.mark.parametrize("other", [3.0, np.int64(3)], ids=["float", "NumPy's"])
+def test_numbers_of_other_types_are_others(other):
+    """Equal ones: they are not compiled alike."""
+    given = [nt.scores.custom(shifted, params=(0, n)).stages for n in (3, 3, other)]
+    one, same, another = (
+        handle_of(None, False, None, None, stages, 0.0, False, "auto") for stages in given
+    )
+    assert one == same != another
