@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 import masks
+from masks.block import BlockSparse
 from masks import patterns
 from masks.interval import Interval
 from masks.leaves import Columns, Diagonals
@@ -89,6 +90,16 @@ def test_the_largest_mask():
     mask = masks.window(1, n, left=n, right=n)
     assert mask == masks.dense(1, n)
     assert (mask.shape, mask.count_nonzero()) == ((1, n), n)
+
+
+def test_blocks_of_a_grid_of_more_than_two_to_the_31():
+    n, last = 2**31 - 1, 2**18 - 1
+    one, other = (
+        BlockSparse(n, n, (8192, 8192), *places)
+        for places in (([3, 200_000, last], [5, 7, last]), ([4, 200_000, last], [5, 7, last]))
+    )
+    both = one & other
+    assert (both.rows.tolist(), both.cols.tolist()) == ([200_000, last], [7, last])
 
 
 def test_what_is_computed_of_a_mask_does_not_change():

@@ -72,6 +72,12 @@ def test_closed_forms_stay():
     assert type(masks.restrict(Columns(8, np.arange(8) > 3), [1], [2, 5])) is Columns
 
 
+def test_the_prefix_of_a_tree_stays_an_interval():
+    mask = masks.tree([-1, 0, 0, 1], prefix=30)
+    kinds = masks.restrict(mask, [0, 2], [*range(2, 30), 33]).tiles(4, 8).kinds.toarray()
+    assert kinds.tolist() == [[masks.FULL] * 3 + [masks.INTERVAL]]
+
+
 def test_planes_are_restricted_one_by_one():
     mask = masks.per_head([masks.causal(9), masks.dense(9), masks.causal(9)])
     restricted = masks.restrict(mask, [1, 4], range(3, 9))
