@@ -7,8 +7,8 @@ import pytest
 from scipy import sparse
 
 import masks
-from masks.block import BlockSparse
 from masks import patterns
+from masks.block import BlockSparse
 from masks.interval import Interval
 from masks.leaves import Columns, Diagonals
 from nbflash.schedule.tile_schedule import TileSchedule
