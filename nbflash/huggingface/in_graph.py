@@ -52,8 +52,7 @@ _causal, _dense = (functools.lru_cache(maxsize=64)(make) for make in (masks.caus
 
 @functools.lru_cache(maxsize=64)
 def _cut(mask, nq, nk):
-    first = nk - nq
-    return masks.from_function(lambda q, kv: mask(q + first, kv), nq, nk)
+    return masks.restrict(mask, range(nk - nq, nk), range(nk))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import masks
 from nbflash import huggingface as nh
 from nbflash import torch as nt
 from nbflash.huggingface import attention as layers
-from nbflash.huggingface.in_graph import decoded
+from nbflash.huggingface.in_graph import Override, decoded
 from nbflash.testing import assert_within_reference
 
 
@@ -181,6 +181,13 @@ def test_sparsified_model():
     assert changed_rows(model, ids, 5) == list(range(5, 16))
     first = nh.sparsify(model, sparse, where=lambda name, _: name.startswith("transformer.h.0."))
     assert changed_rows(first, ids, 5) == list(range(5, 16))
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(32, 32), (16, 16), (3, 20)])
+def test_a_larger_mask_of_heads_is_cut_head_by_head(nq, nk):
+    whole = masks.per_head([masks.causal(32), masks.window(32, left=3, right=0)])
+    rows = Override(whole).rows(nq, nk)
+    assert np.array_equal(rows.dense(), whole.dense()[..., nk - nq : nk, :nk])
 
 
 def test_sparsified_model_generates_from_its_cache():

@@ -76,6 +76,8 @@ def test_the_prefix_of_a_tree_stays_an_interval():
     mask = masks.tree([-1, 0, 0, 1], prefix=30)
     kinds = masks.restrict(mask, [0, 2], [*range(2, 30), 33]).tiles(4, 8).kinds.toarray()
     assert kinds.tolist() == [[masks.FULL] * 3 + [masks.INTERVAL]]
+    of_roots = masks.restrict(masks.tree(np.full(16, -1), 5), range(8, 16))
+    assert_tiles_exact(of_roots, of_roots.dense(), 8, 8)
 
 
 def test_planes_are_restricted_one_by_one():
