@@ -182,3 +182,18 @@ def test_sign_of_dlse(made):
     check(made(inputs, 0.3, "-"), mask, inputs, 12, scale=0.3)
     with pytest.raises(AssertionError, match="dq"):
         check(made(inputs, 0.3, "+"), mask, inputs, 12, scale=0.3)
+
+
+@pytest.mark.design
+@pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
+def test_an_lse_with_gaps(impl):
+    q, k, v, dout = make_qkv(1, 9, 12, 2, 1, 8, np.float16)
+    out, lse = nbflash.attention(q, k, v, impl=impl, return_lse=True)
+    gaps = poisoned((1, 2, 14), np.float32)[..., :9]
+    gaps[...] = lse
+    both = [
+        nbflash.attention_backward(dout, q, k, v, out, x, impl=impl, deterministic=True)
+        for x in (lse, gaps)
+    ]
+    for want, got in zip(*both, strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -190,6 +190,21 @@ def test_merging(placed, device):
     assert (cfg.indexed, cfg.weighted, cfg.lanes) == (placed, True, 4)
 
 
+@pytest.mark.parametrize("off", ["out_a", "out_b", "out"])
+def test_merging_an_array_off_alignment(off, device):
+    """Four bytes, which one of the three alone is: no access is wider."""
+    given = {name: padded(*how) for name, how in PARTS.items()}
+    assert merge_lanes(given, device) == 4
+    given[off].data.ptr += 4
+    assert merge_lanes(given, device) == (2 if off == "out_b" else 1)
+
+
+def merge_lanes(given, device):
+    pairs = [tuple(given[f"{x}{of}"] for x in ("out", "lse")) for of in ("_a", "_b", "")]
+    merge_host.merge(*pairs)
+    return device.launches[-1].config.lanes
+
+
 @pytest.mark.parametrize("placed", [False, True])
 def test_adding(placed, device):
     total, part = (padded(*PARTS[name]) for name in ("out_a", "out_b"))

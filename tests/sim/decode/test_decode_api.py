@@ -59,6 +59,17 @@ def test_scales_of_v_are_laid_out_by_themselves(impl):
         check(got, q, *real, lengths)
 
 
+@pytest.mark.design
+@pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
+def test_a_scale_of_zero(impl):
+    """All keys alike."""
+    q, k, v = (
+        x.astype(np.float16) for x in contiguous(2, (2, 2), 16, lengths=LENGTHS, capacity=100)
+    )
+    got = nbflash.decode(q, k, v, LENGTHS, scale=0.0, impl=impl, return_lse=True)
+    check(got, q, k, v, LENGTHS, scale=0.0)
+
+
 def test_a_window_is_refused_behind_a_call_without_one():
     q, k, v = (
         x.astype(np.float16) for x in contiguous(2, (4, 2), 64, lengths=LENGTHS, capacity=104)

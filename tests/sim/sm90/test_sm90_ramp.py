@@ -2,12 +2,25 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
 from score_cases import code_of
 from sm90_runs import ALONE, HALVES
 
 from nbflash import scores
+from nbflash.backends.sm90.forward.alibi_gemm import make_straight
 from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.cuda.score_params import STEEPEST
+
+
+@pytest.mark.parametrize("tile_n", [64, 112])
+def test_a_tile_is_straight_where_the_diagonal_does_not_cross_it(tile_n):
+    config = replace(ALONE, score=code_of(scores.alibi(0.1)), tile_n=tile_n)
+    straight = make_straight(config)
+    for start in range(-80, tile_n + 20):  # of the first row, on from the first key of the tile
+        ahead = np.arange(tile_n) - (start + np.arange(64)[:, None])
+        found = straight(np.int32(0), np.int32(0), [(np.int32(0), np.int32(start))], np.int32(0))
+        assert found == ((ahead <= 0).all() or (ahead >= 0).all()), start
 
 
 def test_what_has_a_ramp():
