@@ -11,6 +11,8 @@ from masks.base import Mask
 from masks.block import whole_blocks
 from masks.tiles import OPEN, Grid
 
+_FEW_CELLS = 1 << 20  # less work to look at than live tiles of a whole mask
+
 
 class Restricted(Mask):
     """``restricted(i, j) == inner(q[i], kv[j])`` of a leaf whose restriction has no closed form.
@@ -50,7 +52,9 @@ class Restricted(Mask):
         return whole, row[whole], col[whole]
 
     def _live(self, grid):
-        """Tiles with a row and a column of one live tile of `inner`."""
+        """Tiles with a row and a column of one live tile of `inner`; all of a few cells."""
+        if self.shape[0] * self.shape[1] <= _FEW_CELLS:
+            return np.arange(grid.n_row * grid.n_col)
         inner = self._grid(grid)
         row, col = np.divmod(self.inner._live(inner), max(inner.n_col, 1))
         ones = np.ones(row.size, bool)

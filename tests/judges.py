@@ -33,6 +33,7 @@ _CACHES = [
 ]
 _TESTING = [
     "host/api/test_testing.py",
+    "host/api/test_gallery.py",
     "host/reference/test_reference.py",
     "host/merging/test_merged_parts.py",
 ]

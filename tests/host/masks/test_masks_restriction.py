@@ -5,6 +5,7 @@ import pytest
 from mask_cases import BLOCK, assert_tiles_exact, plain_cases
 
 import masks
+from masks import restriction
 from masks.block import BlockSparse
 from masks.interval import Interval
 from masks.leaves import Columns
@@ -25,9 +26,11 @@ def scattered(n, seed):
     return np.flatnonzero(np.random.default_rng(seed).random(n) < 0.6)
 
 
+@pytest.mark.parametrize("few", [0, restriction._FEW_CELLS], ids=["many", "few"])
 @pytest.mark.parametrize("name", CASES)
-def test_restriction_is_exact(name):
+def test_restriction_is_exact(name, few, monkeypatch):
     """Whole tiles, other runs, and single tokens; tiles of the kinds that a kernel may take."""
+    monkeypatch.setattr(restriction, "_FEW_CELLS", few)
     mask, dense = CASES[name]
     nq, nk = mask.shape
     for q, kv in (
