@@ -363,10 +363,10 @@ JUDGES = {
     "nbflash.selection.kept_share": _SELECTION,
     "nbflash.selection.last_queries": _SELECTION,
     "nbflash.selection.pooled": _SELECTION,
-    # In the environment that has PyTorch, transformers and JAX.
     "nbflash.environment": ["host/planning/test_show_config.py"],
     "nbflash.testing.inputs_and_budgets": [*_TESTING, "host/scores/test_scores.py"],
     "nbflash.testing.yardstick": [*_TESTING, "host/scores/test_scores.py"],
+    # In the environment that has PyTorch, transformers and JAX.
     "nbflash.torch.attention": _TORCH,
     "nbflash.torch.autograd": _TORCH,
     "nbflash.torch.constants": _TORCH,

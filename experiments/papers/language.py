@@ -32,7 +32,8 @@ AttentionInterface.register(NONE, _give_values)
 AttentionMaskInterface.register(NONE, lambda *args, **options: None)
 #: The same implementations without a mask: layers know whether they are causal. In a step that is
 #: recorded transformers cannot see that no sequences are packed, and would make a dense mask.
-UNMASKED = {"sdpa": "unmasked-sdpa", NBFLASH: "unmasked-nb"}  # "flash" means flash_attn to it
+#: To transformers every other name with "flash" in it is the package flash_attn.
+UNMASKED = {"sdpa": "unmasked-sdpa", NBFLASH: "unmasked-nb"}
 for _name, _unmasked in UNMASKED.items():
     AttentionInterface.register(_unmasked, ALL_ATTENTION_FUNCTIONS[_name])
     AttentionMaskInterface.register(_unmasked, lambda *args, **options: None)

@@ -6,7 +6,6 @@ batch serves the next one, of other paddings or documents.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import torch
 
 import masks
 from masks.interval import Interval
-from nbflash.huggingface.mask_functions import from_tensor, numbered_mask, shared
+from nbflash.huggingface.mask_functions import from_tensor, numbered_mask, remembered, shared
 from nbflash.torch import decode
 from nbflash.torch.constants import Outside
 from nbflash.torch.late_masks import LateMask, Maker, documents
@@ -46,13 +45,9 @@ class Override(Outside):
         return _cut(mask, nq, nk)
 
 
-#: As each layer of a model asks for them.
-_causal, _dense = (functools.lru_cache(maxsize=64)(make) for make in (masks.causal, masks.dense))
-
-
-@functools.lru_cache(maxsize=64)
 def _cut(mask, nq, nk):
-    return masks.restrict(mask, range(nk - nq, nk), range(nk))
+    make = lambda: masks.restrict(mask, range(nk - nq, nk), range(nk))
+    return remembered(("cut", mask, nq, nk), make)
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,8 @@ class LayerMask(Maker):
             return from_tensor(tensors[0])
         if self.kind == "given":
             return self.given
-        return _causal(nq) if self.kind == "causal" else _dense(nq, nk)
+        make = masks.causal if self.kind == "causal" else masks.dense
+        return remembered((self.kind, nq, nk), lambda: make(nq, nk))
 
     def instead(self, q, k, v, mask, scale, score):
         rows = last_rows(mask) if self.decodes else None
@@ -141,9 +137,13 @@ def decoded(q, k, v, rows, scale, score):
     return decode(q, k, v, lengths, return_lse=True, **how)
 
 
-@functools.lru_cache(maxsize=256)
 def last_rows(mask):
     """The `LastRows` of a causal mask, or of a causal window of equal width; None of others."""
+    (found,) = remembered(("last rows", mask), lambda: [_last_rows(mask)])
+    return found
+
+
+def _last_rows(mask):
     if not isinstance(mask, Interval) or not mask.shape[0]:
         return None
     end = int(mask.hi[-1])

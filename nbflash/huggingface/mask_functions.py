@@ -112,15 +112,16 @@ def mask_of(
         mask = place.evaluate(mask_function, use_vmap, device)
     if attention_mask is not None:
         mask = mask & place.keys(attention_mask)
-    return _shared((batch_size, mask), lambda: ModelMask(mask, batch_size))
+    return remembered((batch_size, mask), lambda: ModelMask(mask, batch_size))
 
 
 def shared(mask):
     """An equal mask that was there before, or this one: torch.compile looks for the same object."""
-    return _shared(mask, lambda: mask)
+    return remembered(mask, lambda: mask)
 
 
-def _shared(key, make):
+def remembered(key, make):
+    """What ``make()`` gave for a key, until `nbflash.clear_cache`."""
     known = _known.get(key)
     if known is None:
         known = make()
@@ -248,6 +249,7 @@ def _host(x):
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "nbflash reads masks of transformers on the host, not while a CUDA graph is recorded: "
-            "give the model attention_mask=nbflash.huggingface.mask_of(batch, n, n)"
+            "make the mask before, by nbflash.huggingface.mask_of with the mask_function and the "
+            "padding of the model, and give it as attention_mask"
         )
     return x.detach().cpu().numpy()

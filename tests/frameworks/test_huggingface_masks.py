@@ -9,9 +9,11 @@ import pytest
 import torch
 from transformers import masking_utils as theirs
 
+import masks
 import nbflash
 from masks.interval import Interval
 from nbflash.huggingface import mask_functions, mask_of
+from nbflash.huggingface.in_graph import LayerMask, Override
 
 #: Releases before it did without.
 remapped = getattr(theirs, "remap_positions_for_packed_sequence", lambda function, places: function)
@@ -133,8 +135,21 @@ def test_a_mask_cannot_be_cut():
         mask_of(2, 6, 8)[:, :, :, :8]
 
 
-def test_clear_cache_lets_masks_go():
-    held = weakref.ref(mask_of(3, 7, 7).mask)
+def of_a_layer(kind, override=None):
+    return LayerMask(kind, None, override, False, False).mask(7, 7)
+
+
+MADE = {
+    "model": lambda: mask_of(3, 7, 7).mask,
+    "causal": lambda: of_a_layer("causal"),
+    "dense": lambda: of_a_layer("dense"),
+    "cut": lambda: of_a_layer("dense", Override(masks.random(9, 1, 0.4))),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_clear_cache_lets_masks_go(kind):
+    held = weakref.ref(MADE[kind]())
     assert held() is not None  # for the next layer
     nbflash.clear_cache()
     gc.collect()

@@ -10,7 +10,7 @@ import masks
 from experiments.commands.paper.figure3 import paper_mb, paper_ms
 from experiments.harness import sweeps
 from experiments.papers import methods
-from experiments.papers.methods import METHODS, PATTERNS
+from experiments.papers.methods import METHODS, PATTERNS, Problem, butterfly
 
 COMMAND = ("figure3", "--quick", "--device", "cpu")
 
@@ -35,6 +35,18 @@ def test_every_method(tmp_path, capsys, tiny):
     assert all(float(row["median_ms"]) > 0 for row in rows.values() if not row["status"])
     assert "forward, mask: ms" in capsys.readouterr().out
     assert (tmp_path / "paper-figure3.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["butterfly", *PATTERNS])
+def test_sparse_methods_of_nbflash_attend_their_mask(name):
+    """At a length where it is not dense."""
+    n = 2048
+    q, k, v = torch.randn(3, 1, 1, n, 8, dtype=torch.float64)
+    got = METHODS[f"nbflash-{name}"].make(Problem(n, 8, 1))(q, k, v)
+    attended = torch.from_numpy({"butterfly": butterfly, **PATTERNS}[name](n).dense())
+    assert not attended.all()
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, attended)
+    torch.testing.assert_close(got, want)
 
 
 def test_a_run_goes_on(tmp_path, tiny, capsys):

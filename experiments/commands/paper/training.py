@@ -24,7 +24,10 @@ OUT_OF_MEMORY = "out of memory"
 
 
 def run(out, section="full", device="auto", resume=False, minutes=None):
-    """Train what the sweep says; the table and ``paper-training.csv`` go to ``out``."""
+    """Train what the sweep says; the table goes to ``out``.
+
+    As ``paper-training.csv``, or as what `STEMS` has for the section.
+    """
     try:
         import transformers  # noqa: F401 - the models are its own
     except ImportError as error:
@@ -96,7 +99,7 @@ def _trained(setup, journal, folder, row, steps):
     except torch.OutOfMemoryError:
         return _result(OUT_OF_MEMORY)
     except RuntimeError as error:
-        if "kernel" not in str(error) and "backend" not in str(error):
+        if "No available kernel" not in str(error) and "backend" not in str(error):
             raise
         return _result(one_line(error)[:200])  # SDPA has none for this case
     if not trainer.is_done:
