@@ -88,9 +88,7 @@ REASONS = {
     "nbflash.cuda.tile.wgmma.softmax.fold_rows": WITHIN,
     "nbflash.distributed.local.LocalCommunicator._take": "messages, each taken once",
     "nbflash.distributed.local._collected": WITHIN,
-    "nbflash.huggingface.in_graph._cut": OWN_ARGUMENTS,
-    "nbflash.huggingface.in_graph.last_rows": OWN_ARGUMENTS,
-    "nbflash.huggingface.mask_functions._shared": TORCH,
+    "nbflash.huggingface.mask_functions.remembered": TORCH,
     "nbflash.inputs.tensors._plain_kinds": NO_ARGUMENT,
     "nbflash.inputs.tensors._torch_dtype": TYPES,
     "nbflash.inputs.tensors.numpy_dtype": TYPES,
@@ -194,10 +192,15 @@ def test_keys_that_other_libraries_need():
     assert ast.unparse(types) == "(type(causal), type(scale), type(dropout))"
     (key,) = _values(functions["nbflash.torch.handles._spec"], "key")
     assert "types" in _names([key])
-    (call,) = [
-        x
-        for x in ast.walk(functions["nbflash.huggingface.mask_functions.mask_of"])
-        if isinstance(x, ast.Call) and getattr(x.func, "id", "") == "_shared"
-    ]
-    made = {"mask", "batch_size"}
-    assert _names([call.args[0]]) == _names([call.args[1]]) & made == made
+    assert {
+        name.removeprefix("nbflash.huggingface."): ast.unparse(call.args[0])
+        for name, function in functions.items()
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "remembered"
+    } == {
+        "in_graph.LayerMask._first": "(self.kind, nq, nk)",
+        "in_graph._cut": "('cut', mask, nq, nk)",
+        "in_graph.last_rows": "('last rows', mask)",
+        "mask_functions.mask_of": "(batch_size, mask)",
+        "mask_functions.shared": "mask",
+    }
