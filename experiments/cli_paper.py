@@ -14,6 +14,14 @@ minutes_option = click.option(
 quick_option = click.option("--quick", is_flag=True, help="Small sizes: two minutes on two cores.")
 
 
+def _section(**flags):
+    """The sizes that a flag chooses, those of ``full`` without one; BadInput for several flags."""
+    chosen = [name for name, is_set in flags.items() if is_set]
+    if len(chosen) > 1:
+        raise BadInput(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
+    return chosen[0] if chosen else "full"
+
+
 @click.group()
 def paper():
     """The figures and tables of the FlashAttention paper, measured again.
@@ -75,9 +83,7 @@ def lra(out, quick, speed, **options):
     """
     from experiments.commands.paper.lra import run
 
-    if quick and speed:
-        raise BadInput("--quick and --speed exclude each other")
-    run(out, section="quick" if quick else "speed" if speed else "full", **options)
+    run(out, section=_section(quick=quick, speed=speed), **options)
 
 
 @paper.command()
@@ -96,7 +102,7 @@ def long(out, quick, **options):
     """
     from experiments.commands.paper.lra import run
 
-    run(out, "long", "quick" if quick else "full", **options)
+    run(out, "long", _section(quick=quick), **options)
 
 
 @paper.command()
@@ -115,18 +121,18 @@ def pathx(out, quick, **options):
     """
     from experiments.commands.paper.lra import run
 
-    run(out, "pathx", "quick" if quick else "full", **options)
+    run(out, "pathx", _section(quick=quick), **options)
 
 
 @paper.command()
 @quick_option
 @click.option("--context", is_flag=True, help="A small GPT to convergence, by length of context.")
-@click.option("--graph", is_flag=True, help="Steps replayed as CUDA graphs: the GPU alone.")
+@click.option("--graphs", is_flag=True, help="Steps replayed as CUDA graphs: the GPU alone.")
 @resume_option
 @minutes_option
 @device_option
 @out_option
-def training(out, quick, context, graph, **options):
+def training(out, quick, context, graphs, **options):
     """Tables 1, 2 and 4: BERT and GPT-2 in training. Needs torch and transformers.
 
     Tokens a second, the share of attention and losses with eager attention, each backend of SDPA,
@@ -134,8 +140,4 @@ def training(out, quick, context, graph, **options):
     """
     from experiments.commands.paper.training import run
 
-    flags = {"quick": quick, "context": context, "graph": graph}
-    chosen = [name for name, is_set in flags.items() if is_set]
-    if len(chosen) > 1:
-        raise BadInput(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
-    run(out, *chosen or ["full"], **options)
+    run(out, _section(quick=quick, context=context, graphs=graphs), **options)

@@ -11,7 +11,9 @@ from masks.base import Mask
 from masks.block import whole_blocks
 from masks.tiles import OPEN, Grid
 
-_FEW_CELLS = 1 << 20  # less work to look at than live tiles of a whole mask
+# A restriction to at most so many cells names all of its tiles as live: to look at its cells takes
+# less than the live tiles of the whole mask.
+_FEW_CELLS = 1 << 20
 
 
 class Restricted(Mask):
@@ -52,7 +54,7 @@ class Restricted(Mask):
         return whole, row[whole], col[whole]
 
     def _live(self, grid):
-        """Tiles with a row and a column of one live tile of `inner`; all of a few cells."""
+        """Tiles with a row and a column of one live tile of `inner`; all tiles if cells are few."""
         if self.shape[0] * self.shape[1] <= _FEW_CELLS:
             return np.arange(grid.n_row * grid.n_col)
         inner = self._grid(grid)

@@ -248,8 +248,8 @@ def _variables(fn):
 def _host(x):
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "nbflash reads masks of transformers on the host, not while a CUDA graph is recorded: "
-            "make the mask before, by nbflash.huggingface.mask_of with the mask_function and the "
-            "padding of the model, and give it as attention_mask"
+            "nbflash.huggingface reads masks on the host, which is not possible while a CUDA graph "
+            "is recorded: make the mask before, with nbflash.huggingface.mask_of and the "
+            "mask_function and padding of the model, and give it as attention_mask"
         )
     return x.detach().cpu().numpy()

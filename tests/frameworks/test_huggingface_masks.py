@@ -15,7 +15,7 @@ from masks.interval import Interval
 from nbflash.huggingface import mask_functions, mask_of
 from nbflash.huggingface.in_graph import LayerMask, Override
 
-#: Releases before it did without.
+#: Older releases do not remap positions.
 remapped = getattr(theirs, "remap_positions_for_packed_sequence", lambda function, places: function)
 
 SIZES = {  # queries, keys, first query, first key

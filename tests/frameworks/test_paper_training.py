@@ -68,8 +68,8 @@ def test_sizes_exclude_each_other(tmp_path, capsys):
 
 
 def test_a_cpu_has_no_graphs(tmp_path, capsys):
-    assert run("training", "--graph", "--device", "cpu", "--out", tmp_path) == 2
-    assert "no sizes 'graph' for the device 'cpu'" in capsys.readouterr().err
+    assert run("training", "--graphs", "--device", "cpu", "--out", tmp_path) == 2
+    assert "no sizes 'graphs' for the device 'cpu'" in capsys.readouterr().err
 
 
 def test_batches_are_a_function_of_the_step():
@@ -124,8 +124,10 @@ def test_names_are_those_of_the_sweep():
 
     sweep = sweeps.load("paper-training")
     assert tuple(sweep["attention"]) == ATTENTION
-    for device in ("cpu", "cuda"):
-        for section in ("quick", "full", "context"):
-            assert all(x[0] in sweep["models"] for x in sweep[device][section]["runs"])
-    assert all(x[0] in sweep["models"] for x in sweep["cuda"]["graph"]["runs"])
-    assert set(sweep["cuda"]["graph"]["attention"]) <= set(ATTENTION)
+    sections = ("quick", "full", "context")
+    for device, names in {"cpu": sections, "cuda": (*sections, "graphs")}.items():
+        for section in names:
+            settings = sweep | sweep[device] | sweep[device][section]
+            assert all(x[0] in sweep["models"] for x in settings["runs"])
+            assert settings.get("graph", False) == (section == "graphs")
+    assert set(sweep["cuda"]["graphs"]["attention"]) <= set(ATTENTION)

@@ -19,7 +19,7 @@ from experiments.report.tables import show, wrote
 KEYS = ("model", "tokens", "batch", "attention", "seed")
 EAGER, NONE = "eager", "none"
 #: Names of the files of sizes that have their own.
-STEMS = {"context": "paper-context", "graph": "paper-training-graph"}
+STEMS = {"context": "paper-context", "graphs": "paper-training-graph"}
 OUT_OF_MEMORY = "out of memory"
 
 
