@@ -11,6 +11,15 @@ resume_option = click.option(
 minutes_option = click.option(
     "--minutes", type=click.FloatRange(0, min_open=True), help="Start nothing new after this time."
 )
+task_option = click.option(
+    "--task", multiple=True, metavar="NAME", help="Only this; may be repeated."
+)
+method_option = click.option(
+    "--method", multiple=True, metavar="NAME", help="Only this; may be repeated."
+)
+seeds_option = click.option(
+    "--seed", "seeds", multiple=True, type=int, help="Only this; may be repeated."
+)
 quick_option = click.option("--quick", is_flag=True, help="Small sizes: two minutes on two cores.")
 
 
@@ -50,7 +59,7 @@ def figure2(out, **options):
 @quick_option
 @resume_option
 @minutes_option
-@click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@method_option
 @device_option
 @results_options
 def figure3(out, **options):
@@ -69,8 +78,9 @@ def figure3(out, **options):
 @quick_option
 @resume_option
 @minutes_option
-@click.option("--task", multiple=True, metavar="NAME", help="Only this; may be repeated.")
-@click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@task_option
+@method_option
+@seeds_option
 @click.option("--speed", is_flag=True, help="A few steps of each: times, alone on the device.")
 @device_option
 @out_option
@@ -90,8 +100,9 @@ def lra(out, quick, speed, **options):
 @quick_option
 @resume_option
 @minutes_option
-@click.option("--task", multiple=True, metavar="NAME", help="Only this; may be repeated.")
-@click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@task_option
+@method_option
+@seeds_option
 @device_option
 @out_option
 def long(out, quick, **options):
@@ -109,8 +120,9 @@ def long(out, quick, **options):
 @quick_option
 @resume_option
 @minutes_option
-@click.option("--task", multiple=True, metavar="NAME", help="Only this; may be repeated.")
-@click.option("--method", multiple=True, metavar="NAME", help="Only this; may be repeated.")
+@task_option
+@method_option
+@seeds_option
 @device_option
 @out_option
 def pathx(out, quick, **options):

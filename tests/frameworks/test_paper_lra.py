@@ -138,13 +138,14 @@ def tiny(monkeypatch):
     sizes = {"listops": {"n": 32, "depth": 2, "arguments": 3}, "retrieval": {"n": 32}, "image": {}}
     counts = {"train": 16, "validation": 4, "test": 8, "steps": 6, "batch": 2, "evaluate": 3}
     methods = ["pytorch", "nbflash", "nbflash-butterfly", "linear"]
-    shrink(monkeypatch, "paper-lra", "quick", tasks=sizes, methods=methods, seeds=[0], **counts)
+    shrink(monkeypatch, "paper-lra", "quick", tasks=sizes, methods=methods, seeds=[0, 1], **counts)
     monkeypatch.setattr("experiments.papers.pictures.why_not", lambda: "no images here")
 
 
 def test_lra(tmp_path, capsys, tiny):
     command = ("lra", "--quick", "--device", "cpu", "--out", tmp_path)
     assert run(*command, "--minutes", 1e-9) == 0
+    command += ("--seed", 1)
     assert run(*command, "--task", "listops", "--method", "linear") == 0
     first = read_csv(tmp_path / "paper-lra.csv")
     assert run(*command, "--resume") == 0
@@ -152,12 +153,15 @@ def test_lra(tmp_path, capsys, tiny):
     assert rows[0] == first[0]
     assert len({(row["task"], row["method"]) for row in rows}) == len(rows) == 2 * 4
     assert {row["steps"] for row in rows} == {"6"}
+    assert {row["seed"] for row in rows} == {"1"}
     assert all(0 <= float(row["accuracy"]) <= 1 for row in rows)
     text = capsys.readouterr().out
     assert "image is left out (task): no images here" in text
     assert "(37.6)" in text
     assert run(*command, "--task", "sorting") == 2
     assert "--task sorting: expected one of listops" in capsys.readouterr().err
+    assert run(*command, "--seed", 2) == 2
+    assert "--seed 2: expected one of 0, 1" in capsys.readouterr().err
 
 
 def test_speed_is_apart_from_what_is_learned(tmp_path, capsys, monkeypatch):

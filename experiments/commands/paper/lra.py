@@ -7,7 +7,7 @@ a few steps of every model, alone on the device: times of processes side by side
 
 Every model is kept at each of its checkpoints: with ``--resume`` a run goes on from there and takes
 the same batches that it would have taken. Several processes with different ``--task`` or
-``--method``, each with its own ``--out``, share one GPU.
+``--method`` or ``--seed``, each with its own ``--out``, share one GPU.
 """
 
 from itertools import product
@@ -28,7 +28,15 @@ OWN = {"train", "validation", "test", "steps", "batch", "rate", "warmup", "evalu
 
 
 def run(
-    out, sweep="lra", section="full", device="auto", resume=False, minutes=None, task=(), method=()
+    out,
+    sweep="lra",
+    section="full",
+    device="auto",
+    resume=False,
+    minutes=None,
+    task=(),
+    method=(),
+    seeds=(),
 ):
     """Train what a sweep says; the table and ``paper-<sweep>.csv`` go to ``out``.
 
@@ -46,25 +54,26 @@ def run(
     if not resume:
         for path in (out / stem).glob("*.pt"):
             path.unlink()
-    train(setup, journal, out / stem, task, method)
+    train(setup, journal, out / stem, task, method, seeds)
     if journal.rows:
         report(journal.rows, setup.settings["paper"], learned=section != "speed")
         wrote(out / f"paper-{stem}.csv")
 
 
-def train(setup, journal, folder, tasks=(), methods=()):
+def train(setup, journal, folder, tasks=(), methods=(), seeds=()):
     """Add the rows of the sweep that the journal lacks."""
     from experiments.papers.tasks import why_not
 
     settings = setup.settings
     tasks = _chosen("task", tasks, settings["tasks"])
     methods = _chosen("method", methods, settings["methods"])
+    seeds = _chosen("seed", seeds, settings["seeds"])
     reasons = {name: why_not(settings["tasks"][name].get("task", name)) for name in tasks}
     for name, reason in reasons.items():
         if reason:
             left_out(name, "task", reason)
     tasks = [name for name in tasks if not reasons[name]]
-    runs = list(product(settings["seeds"], tasks, methods))  # one seed of everything first
+    runs = list(product(seeds, tasks, methods))  # one seed of everything first
     with progress("Long Range Arena", len(runs)) as advance:
         for seed, task, method in runs:
             row = {"task": task, "method": method, "seed": seed}
@@ -83,7 +92,7 @@ def train(setup, journal, folder, tasks=(), methods=()):
 def _chosen(option, names, known):
     for name in names:
         if name not in known:
-            raise BadInput(f"--{option} {name}: expected one of {', '.join(known)}")
+            raise BadInput(f"--{option} {name}: expected one of {', '.join(map(str, known))}")
     return names or list(known)
 
 
