@@ -92,11 +92,11 @@ def draw_figure3(rows, paper, path):
     ]
     for ax, (column, label) in zip(axes, labels.items(), strict=True):
         for name, style in zip(names, cycle(styles), strict=False):
-            points = [
+            points = sorted(
                 (int(x["seqlen"]), float(x[column]))
                 for x in of
                 if x["method"] == name and x[column]
-            ]
+            )
             if points:
                 ax.plot(*zip(*points, strict=True), **style, label=name)
         for name, line in zip(("nbflash", "nbflash-butterfly"), ("-", ":"), strict=True):
