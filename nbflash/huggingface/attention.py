@@ -6,7 +6,7 @@ import torch
 
 import masks
 from nbflash.huggingface.in_graph import LayerMask, decoded, last_rows, late_mask
-from nbflash.huggingface.mask_functions import ModelMask
+from nbflash.huggingface.mask_functions import ModelMask, host_array
 from nbflash.inputs.decode_problem import MAX_QUERIES
 from nbflash.torch import attention, merge_sink, scores
 
@@ -97,7 +97,7 @@ def _kind_of(module, given, is_causal, nq, nk):
         hidden = given <= torch.finfo(given.dtype).min / 2
         if torch.compiler.is_compiling():
             return "boolean", ~hidden, given.masked_fill(hidden, 0)
-        if bool((hidden | (given == 0)).all()):
+        if host_array("attention_mask", (hidden | (given == 0)).all()):
             return "boolean", ~hidden, None
         return "dense", None, given
     if given is not None:

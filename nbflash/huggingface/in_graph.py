@@ -18,7 +18,7 @@ from masks.interval import Interval
 from nbflash.huggingface.mask_functions import from_tensor, numbered_mask, remembered, shared
 from nbflash.torch import decode
 from nbflash.torch.constants import Outside
-from nbflash.torch.late_masks import LateMask, Maker, documents
+from nbflash.torch.late_masks import LateMask, Maker, documents, integers
 
 
 class Override(Outside):
@@ -80,7 +80,8 @@ class LayerMask(Maker):
     def mask(self, nq, nk, *tensors):
         mask = self._first(nq, nk, tensors)
         if self.packed:
-            mask = mask & documents(*(tuple(x.tolist()) for x in tensors[-2:]), False)
+            starts = integers("cu_seq_lens_q", tensors[-2]), integers("cu_seq_lens_k", tensors[-1])
+            mask = mask & documents(*starts, False)
         if self.override is not None:
             mask = mask & self.override.rows(nq, nk)
         return shared(mask)

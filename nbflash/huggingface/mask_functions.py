@@ -18,7 +18,12 @@ from transformers import masking_utils as theirs
 import masks
 from masks.interval import Interval
 from nbflash.planning.cache import Cache
+from nbflash.torch.memory import host_copy
 
+_REMEDY = (
+    "make the mask before, with nbflash.huggingface.mask_of and the mask_function and padding of "
+    "the model, and give it as attention_mask"
+)
 _known = Cache(clearable=True)
 _numbers = itertools.count(1)
 _held = weakref.WeakValueDictionary()
@@ -105,7 +110,8 @@ def mask_of(
 
     A padding mask or an offset on a CUDA device is copied to the host, which waits for the device.
     """
-    place = _Place(batch_size, q_length, kv_length, int(q_offset), int(kv_offset))
+    q_offset, kv_offset = _integer(q_offset), _integer(kv_offset)
+    place = _Place(batch_size, q_length, kv_length, q_offset, kv_offset)
     try:
         mask = place.read(mask_function)
     except _Unknown:
@@ -176,7 +182,8 @@ class _Place:
 
     def keys(self, kept):
         """The keys that a padding mask (batch, all keys) keeps, for all queries."""
-        kept = _host(kept).astype(bool)[:, self.kv_offset : self.kv_offset + self.nk]
+        kept = host_array("a padding mask", kept).astype(bool)
+        kept = kept[:, self.kv_offset : self.kv_offset + self.nk]
         kept = np.pad(kept, ((0, 0), (0, self.nk - kept.shape[1])))
         return self._per_batch(self._kept, kept)
 
@@ -190,7 +197,8 @@ class _Place:
     def _sequences(self, ids):
         """Queries and keys of one sequence; ``ids`` (batch, tokens) rise."""
         return self._per_batch(
-            lambda row: masks.documents(np.unique(row, return_counts=True)[1]), _host(ids)
+            lambda row: masks.documents(np.unique(row, return_counts=True)[1]),
+            host_array("packed sequences", ids),
         )
 
     def _per_batch(self, make, rows):
@@ -221,7 +229,7 @@ _REMAPPED = "remap_positions_for_packed_sequence.<locals>.inner_mask"
 
 def from_tensor(dense):
     """The mask of a boolean tensor (batch or 1, heads or 1, queries, keys)."""
-    array = _host(dense)
+    array = host_array("a mask", dense)
     if (array == array[:1]).all():
         array = array[:1]
     return masks.from_dense(array)
@@ -245,11 +253,11 @@ def _variables(fn):
     return inspect.getclosurevars(fn).nonlocals
 
 
-def _host(x):
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "nbflash.huggingface reads masks on the host, which is not possible while a CUDA graph "
-            "is recorded: make the mask before, with nbflash.huggingface.mask_of and the "
-            "mask_function and padding of the model, and give it as attention_mask"
-        )
-    return x.detach().cpu().numpy()
+def _integer(offset):
+    """An offset, which a static cache has in a tensor."""
+    return int(host_array("an offset", offset) if isinstance(offset, torch.Tensor) else offset)
+
+
+def host_array(name, x):
+    """A tensor as an array in host memory; RuntimeError while a CUDA graph is recorded."""
+    return host_copy(name, x, _REMEDY).numpy()

@@ -15,6 +15,7 @@ import torch
 
 import masks
 from nbflash.scores import Score
+from nbflash.torch.memory import host_copy
 
 
 class Maker:
@@ -71,7 +72,8 @@ class Documents(Maker):
 
 def integers(name, x):
     """A sequence of integers, or a tensor, as a tuple of int; TypeError if it is none."""
-    x = x.tolist() if isinstance(x, torch.Tensor) else x
+    if isinstance(x, torch.Tensor):
+        x = host_copy(name, x, "give it in host memory").tolist()
     try:
         return tuple(map(operator.index, x))
     except (TypeError, ValueError) as error:

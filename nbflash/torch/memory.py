@@ -57,6 +57,16 @@ def _aligned(x: torch.Tensor) -> bool:
     return bits % 16 == 0
 
 
+def host_copy(name: str, x: torch.Tensor, remedy: str) -> torch.Tensor:
+    """A tensor in host memory; RuntimeError with a remedy while a CUDA graph is recorded."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"nbflash reads {name} on the host, which is not possible while a CUDA graph is "
+            f"recorded: {remedy}"
+        )
+    return x.detach().cpu()
+
+
 def on_device_of(x: torch.Tensor):
     """A context in which CuPy works on the device and the current stream of torch."""
     if not x.is_cuda:
