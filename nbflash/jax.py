@@ -165,9 +165,11 @@ def _words(seed, dropout):
     """Seed and offset as four words; zeros that nobody reads where there is no dropout."""
     if seed is None and not dropout:
         return jnp.zeros(4, jnp.uint32)
-    if isinstance(seed, jax.Array):
+    if isinstance(seed, (jax.Array, np.ndarray)):
         if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
             seed = jax.random.key_data(seed)[..., ::-1]
+        elif seed.shape == (2,):  # a key of jax.random.PRNGKey
+            seed = seed[::-1]
         if seed.dtype != jnp.uint32 or seed.shape not in ((2,), (4,)):
             raise TypeError(
                 f"seed must be a key or a uint32 array (4,), got {seed.dtype}{seed.shape}"
@@ -208,6 +210,12 @@ def _foldable(run):
 
         @mapped.def_vmap
         def rule(size, is_batched, *given):
+            if not size:
+                shapes = (x.shape[batched:] for x, batched in zip(given, is_batched, strict=True))
+                one = map(jax.ShapeDtypeStruct, shapes, (x.dtype for x in given))
+                results = jax.eval_shape(functools.partial(run, call), *one)
+                none = tuple(jnp.zeros((0, *x.shape), x.dtype) for x in results)
+                return none, (True,) * len(none)
             *arrays, seed = (
                 x if batched else jnp.broadcast_to(x, (size, *x.shape))
                 for x, batched in zip(given, is_batched, strict=True)

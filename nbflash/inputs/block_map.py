@@ -156,6 +156,7 @@ class BlockMap:
             )
         xp, device = library(indices)
         with device:
+            indptr = indptr.astype(np.int64, copy=False)  # a sum with uint64 is one of floats
             counts = indptr[..., 1:] - indptr[..., :-1]
             if width is None:
                 width = int(counts.max()) if counts.size else 0

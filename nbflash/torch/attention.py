@@ -8,13 +8,13 @@ import torch
 
 import masks
 from nbflash.definitions.types import Scale, Seed, Window
-from nbflash.inputs.block_map import BlockMap, as_mask
+from nbflash.inputs.block_map import BlockMap
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag
 from nbflash.scores import Score
 from nbflash.torch import autograd
 from nbflash.torch.constants import constant
-from nbflash.torch.handles import handle_of
+from nbflash.torch.handles import handle_of, mask_now
 from nbflash.torch.late_masks import Documents, LateMask, documents, integers
 from nbflash.torch.scores import TensorScore, stages_on
 
@@ -126,8 +126,7 @@ def attention(
         deterministic = torch.are_deterministic_algorithms_enabled()
     check_flag("deterministic", deterministic)
     stages, arrays = stages_on(score, q.device)
-    if isinstance(mask, BlockMap):
-        mask = _held_now(mask, q.shape[2])
+    mask = mask_now(mask, q.shape[2])
     handle = handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
     seed = _seed_tensor(seed, dropout, q.device)
     is_late = isinstance(mask, LateMask)
@@ -180,11 +179,6 @@ def varlen_attention(
     mask = _documents(cu_seqlens_q, cu_seqlens_k, causal)
     out, lse = attention(q[None], k[None], v[None], mask, return_lse=True, **options)
     return (out[0], lse[0]) if return_lse else out[0]
-
-
-@torch.compiler.disable(reason="what a BlockMap holds may change: make a mask of it outside")
-def _held_now(block_map, heads):
-    return as_mask(block_map, heads)
 
 
 def _documents(starts_q, starts_k, causal):

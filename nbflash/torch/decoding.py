@@ -10,11 +10,10 @@ import masks
 from nbflash.decoding import run_decode
 from nbflash.definitions.types import Scale, Window
 from nbflash.inputs.arrays import as_tensor
-from nbflash.inputs.block_map import as_mask
 from nbflash.inputs.decode_problem import Cache, decode_inputs
 from nbflash.inputs.problem import check_flag, check_window
 from nbflash.scores import Score
-from nbflash.torch.handles import handle_of, spec_of
+from nbflash.torch.handles import handle_of, mask_now, spec_of
 from nbflash.torch.memory import native_of, with_rows
 from nbflash.torch.operators import define, new_results
 from nbflash.torch.scores import TensorScore, stages_on
@@ -105,7 +104,7 @@ def decode(
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
     if q.ndim != 4:
         raise ValueError(f"q must have 4 axes, got shape {tuple(q.shape)}")
-    mask = as_mask(mask, q.shape[2])
+    mask = mask_now(mask, q.shape[2])
     stages, arrays = stages_on(score, q.device)
     handle = handle_of(mask, False, window, scale, stages, 0.0, False, "auto")
     given = block_table, k_scale, v_scale, arrays, handle

@@ -11,6 +11,7 @@ import weakref
 
 import torch
 
+from nbflash.inputs.block_map import BlockMap
 from nbflash.planning.cache import Cache
 from nbflash.torch import memory, scores
 from nbflash.torch.constants import addressed, constant, object_of
@@ -86,6 +87,16 @@ def _room_for(x, dtype):
     """Where the kernels for q, k, v of ``dtype`` read an array."""
     kept = x.dtype if not x.is_floating_point() else memory.wide(dtype)
     return torch.empty(x.shape, dtype=kept, device=x.device)
+
+
+def mask_now(mask, heads):
+    """``mask``, or what a `BlockMap` holds now."""
+    return _held_now(mask, heads) if isinstance(mask, BlockMap) else mask
+
+
+@torch.compiler.disable(reason="what a BlockMap holds may change: make a mask of it outside")
+def _held_now(block_map, heads):
+    return block_map.to_mask(heads)
 
 
 def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl):

@@ -19,7 +19,8 @@ def merge(
     ----------
     out_a, out_b : Tensor (batch, seqlen_q, heads, head_dim)
     lse_a, lse_b : Tensor (batch, heads, seqlen_q)
-        Of `nbflash.torch.attention` with ``return_lse=True``; -inf where nothing is attended.
+        Of `nbflash.torch.attention` with ``return_lse=True``; -inf where nothing is attended, and
+        ``out`` is ignored.
 
     Returns
     -------
@@ -30,10 +31,15 @@ def merge(
     p_a, p_b = torch.exp(lse_a - shift), torch.exp(lse_b - shift)
     total = p_a + p_b
     safe = total.masked_fill(total == 0, 1)  # where both parts are empty
-    rows = [(p / safe).transpose(1, 2).unsqueeze(-1) for p in (p_a, p_b)]
-    out = rows[0] * out_a.to(lse_a.dtype) + rows[1] * out_b.to(lse_a.dtype)
+    out = _weighted(p_a / safe, out_a, lse_a) + _weighted(p_b / safe, out_b, lse_b)
     lse = (shift + torch.log(safe)).masked_fill(total == 0, -_INF)
     return out.to(out_a.dtype), lse
+
+
+def _weighted(weight, out, lse):
+    """A part of the sum; what an empty row holds counts for nothing, NaN included."""
+    weight, is_empty = (x.transpose(1, 2).unsqueeze(-1) for x in (weight, lse == -_INF))
+    return weight * out.to(lse.dtype).masked_fill(is_empty, 0)
 
 
 def merge_sink(

@@ -119,7 +119,7 @@ def softcap(cap: SupportsFloat) -> TensorScore:
 
 
 def alibi(slopes: Any) -> TensorScore:
-    """`nbflash.scores.alibi`: slopes are a number, a list, or a tensor (heads,) in host memory."""
+    """`nbflash.scores.alibi`: slopes a number, a list, or for q on the CPU a tensor (heads,)."""
     if not isinstance(slopes, torch.Tensor):
         if not torch.compiler.is_compiling():
             return TensorScore([_constant(core.alibi(slopes))], [])
@@ -129,8 +129,8 @@ def alibi(slopes: Any) -> TensorScore:
         return TensorScore([Stage(core.alibi, (slopes,), (), (False,))], [])
     if slopes.is_cuda:
         raise ValueError(
-            f"slopes must be in host memory, got a tensor on {slopes.device}: call slopes.cpu(), "
-            f"or learn them as params of scores.custom"
+            f"slopes must be in host memory, got a tensor on {slopes.device}: give a list, "
+            f"slopes.tolist(), or learn them as params of scores.custom"
         )
     return _of_one(core.alibi, "slopes", slopes)
 
@@ -185,7 +185,7 @@ def _constant(score):
 
 @torch.compiler.assume_constant_result
 def _all_constant(score):
-    return (False,) * sum(map(len, object_of(score).parts))
+    return (False,) * sum(len(parts) for parts in object_of(score).parts if parts)
 
 
 def _of_one(make, name, tensor):

@@ -96,8 +96,9 @@ def test_seed_of_a_key_is_traced():
     assert np.array_equal(first, again)
     assert not np.array_equal(first, second)
     assert run._cache_size() == 1
-    words = jnp.array([1, 0], jnp.uint32)
-    assert np.array_equal(first, attention(q, k, v, dropout=0.5, seed=words))
+    words = np.array([1, 0, 0, 0], np.uint32)
+    for seed in (jax.random.PRNGKey(1), words, jnp.array(words)):
+        assert np.array_equal(first, attention(q, k, v, dropout=0.5, seed=seed))
     given = [np.asarray(x) for x in (q, k, v)]
     assert np.array_equal(first, nbflash.attention(*given, dropout=0.5, seed=1))
 
@@ -134,6 +135,15 @@ def test_vmap_of_vmap():
     queries = jnp.stack([q, 2 * q, 3 * q, 4 * q]).reshape(2, 2, *q.shape)
     out = jax.vmap(jax.vmap(lambda q: attention(q, k, v, MASK)))(queries)
     assert np.array_equal(out[1, 0], attention(3 * q, k, v, MASK))
+
+
+@pytest.mark.parametrize("options", [VMAPPED["folded"], VMAPPED["dropout"]])
+def test_vmap_of_nothing(options):
+    q, k, v, _ = arrays()
+    of = lambda q: attention(q, k[:1], v[:1], return_lse=True, **options)
+    for x, one in zip(jax.vmap(of)(q[:0, None]), of(q[:1]), strict=True):
+        assert x.shape == (0, *one.shape)
+        assert x.dtype == one.dtype
 
 
 def test_two_devices():

@@ -249,6 +249,22 @@ def test_merge_of_empty_parts():
     assert torch.equal(dq, torch.zeros_like(q))
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_an_empty_part_holds_is_ignored(order):
+    q, k, v, dout = qkv()
+    part = nt.attention(q, k, v, return_lse=True)
+    nothing = torch.full_like(part[0], torch.nan), torch.full_like(part[1], -torch.inf)
+    for x in nothing:
+        x.requires_grad_()
+    merged = nt.merge(*itertools.chain(*(part, nothing)[::order]))
+    assert torch.equal(merged[0], part[0])
+    torch.testing.assert_close(merged[1], part[1], rtol=0, atol=0)
+    got = torch.autograd.grad(merged, (*part, *nothing), (dout, part[1]), retain_graph=True)
+    assert torch.equal(got[0], dout)
+    assert all(x.isfinite().all() for x in got)
+    assert not got[2].any()
+
+
 def test_sink_has_its_gradient():
     q, k, v, dout = qkv()
     sink = torch.randn(4, dtype=q.dtype, requires_grad=True)

@@ -362,17 +362,23 @@ def test_second_derivatives_are_refused():
         dq.sum().backward()
 
 
-def test_block_maps_stay_outside():
+def decoded(q, k, v, mask):
+    return nt.decode(q, k, v, torch.full((2,), 33, dtype=torch.int32), mask=mask)
+
+
+@pytest.mark.parametrize(("run", "queries"), [(nt.attention, 33), (decoded, 2)])
+def test_block_maps_stay_outside(run, queries):
     """Else their contents would be those of the first call."""
-    q, k, v, _ = qkv()
-    indices = torch.zeros(1, 1, 3, 1, dtype=torch.int32)
-    chosen = nbflash.BlockMap(indices, shape=(33, 33), block=(16, 8))
+    q, k, v = (x.detach() for x in qkv()[:3])
+    q = q[:, :queries]
+    indices = torch.zeros(1, 1, -(-queries // 16), 1, dtype=torch.int32)
+    chosen = nbflash.BlockMap(indices, shape=(queries, 33), block=(16, 8))
     with pytest.raises(TorchDynamoException, match="make a mask of it outside"):
-        compiled(lambda q, k, v: nt.attention(q, k, v, chosen))[0](q, k, v)
-    run = torch.compile(lambda q, k, v: nt.attention(q, k, v, chosen), backend="eager")
+        compiled(lambda q, k, v: run(q, k, v, chosen))[0](q, k, v)
+    broken = torch.compile(lambda q, k, v: run(q, k, v, chosen), backend="eager")
     for block in range(3):
         indices.fill_(block)
-        assert torch.equal(run(q, k, v), nt.attention(q, k, v, chosen))
+        assert torch.equal(broken(q, k, v), run(q, k, v, chosen))
 
 
 def test_attention_over_ranks_is_between_graphs(tmp_path):

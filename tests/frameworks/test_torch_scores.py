@@ -72,6 +72,19 @@ def test_custom_score_learns_its_tensor_only():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("compose", [lambda x: x, nt.scores.compose], ids=["alone", "composed"])
+def test_an_array_that_nobody_learns(compose):
+    """Of a score of nbflash's own that says nothing of gradients."""
+    q, k, v, dout = qkv()
+    shift = np.arange(4.0)
+    made = nbflash.scores.custom(shifted, shifted_grad, (shift, 0.5))
+    out = nt.attention(q, k, v, MASK, score=compose(made))
+    want = sdpa(q, k, v, ATTENDED, lambda s: 0.5 * s + torch.tensor(shift)[:, None, None])[0]
+    torch.testing.assert_close(out, want)
+    got, want = (torch.autograd.grad(x, (q, k, v), dout) for x in (out, want))
+    torch.testing.assert_close(got, want)
+
+
 def learned_shift():
     return torch.randn(4, dtype=torch.float64, requires_grad=True)
 

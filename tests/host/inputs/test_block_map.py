@@ -81,9 +81,10 @@ def test_map_of_booleans_and_csr_are_the_same_map(case):
         assert np.array_equal(every_plane((made.within & again).to_mask(), cells.shape[:2]), cells)
 
 
-def test_lists_of_several_heads_in_one_csr():
-    indptr = np.array([[[0, 2, 2], [2, 3, 6]]])
-    indices = np.array([3, 0, 1, 2, 2, 0])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint64])
+def test_lists_of_several_heads_in_one_csr(dtype):
+    indptr = np.array([[[0, 2, 2], [2, 3, 6]]], dtype)
+    indices = np.array([3, 0, 1, 2, 2, 0], dtype)
     made = BlockMap.from_csr(indptr, indices, shape=(8, 16), block=4)
     assert made.width == 3
     rows = [[[1, 0, 0, 1], [0, 0, 0, 0]], [[0, 1, 0, 0], [1, 0, 1, 0]]]
