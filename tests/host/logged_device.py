@@ -27,6 +27,14 @@ class Array(DeviceArray):
         return Array(shape, self.dtype, address=self.data.ptr)
 
 
+class OwnArray(Array):
+    """One that can be written."""
+
+    def __setitem__(self, index, value):
+        assert index is Ellipsis
+        assert value.shape == self.shape
+
+
 def padded(shape, dtype=np.float16, more=16):
     """An array with gaps: no other has its strides."""
     steps, size = [np.dtype(dtype).itemsize], [*shape[1:-1], shape[-1] + more]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from logged_device import Array, Logged, padded
+from logged_device import Array, Logged, OwnArray, padded
 
 import masks
 from nbflash.backends.registry import prepare
@@ -19,7 +19,7 @@ Q_SHAPE, KV_SHAPE, LSE_SHAPE = (BATCH, NQ, HEADS, DIM), (BATCH, NK, HEADS_KV, DI
 DTYPES = {"simt": "float32", "sm80": "float16", "sm90": "float16"}
 
 
-def _launches(impl, block, direction):
+def _launches(impl, block, direction, more=16):
     dtype, device = np.dtype(DTYPES[impl]), Logged()
     strides = (
         (math.prod(Q_SHAPE[1:]), HEADS * DIM, DIM, 1),
@@ -33,7 +33,8 @@ def _launches(impl, block, direction):
         Array((BATCH, HEADS_KV, rows, WIDTH), np.int32),
         Array((BATCH, HEADS_KV, rows), np.int32),
     )
-    given = {"q": Array(Q_SHAPE, dtype), "out": padded(Q_SHAPE, dtype, 16)}
+    strides = padded(Q_SHAPE, dtype, more).strides
+    given = {"q": Array(Q_SHAPE, dtype), "out": OwnArray(Q_SHAPE, dtype, strides=strides)}
     given |= {"k": Array(KV_SHAPE, dtype), "v": Array(KV_SHAPE, dtype)}
     given |= {"lse": padded(LSE_SHAPE, np.float32, 5)}
     if direction == "forward":
@@ -79,6 +80,13 @@ def test_lists_of_tiles(impl, block, direction):
     assert mains == walks > 0
     assert len(transposed) == 2 * (direction == "backward")
     assert (launches[-1].kernel == "nbflash_overflow") == (direction == "forward")
+
+
+@pytest.mark.parametrize("impl", DTYPES)
+def test_lists_of_an_out_that_is_copied(impl):
+    """Rows that are no chunks of 16 bytes are written elsewhere first, of the same lists."""
+    copied, direct = (_launches(impl, (64, 64), "forward", more)[0] for more in (2, 16))
+    assert [x.kernel for x in copied] == [x.kernel for x in direct]
 
 
 def _check_list(found, behind, grid, lists, before):

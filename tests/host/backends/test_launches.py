@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from logged_device import Array, Logged, padded
+from logged_device import Array, Logged, OwnArray, padded
 
 import masks
 from nbflash.backends.simt import row_statistics
@@ -355,14 +355,6 @@ def test_what_is_off_alignment_is_copied(impl, name):
 
 
 MAPS_OF_DO = "do_map", "dout_map"
-
-
-class OwnArray(Array):
-    """One that can be written."""
-
-    def __setitem__(self, index, value):
-        assert index is Ellipsis
-        assert value.shape == self.shape
 
 
 @pytest.mark.parametrize("two_passes", [False, True])

@@ -295,6 +295,7 @@ LITERAL = {
 @pytest.mark.parametrize(("mask", "expected"), LITERAL.values(), ids=LITERAL)
 def test_literal(mask, expected):
     assert picture(mask) == expected
+    assert mask.count_nonzero() == "".join(expected).count("x")
 
 
 # A seed has the same mask tomorrow, and in another version.

@@ -67,6 +67,7 @@ QUERIES = {
     "heads backwards": lambda q: q[:, :, ::-1, :7],
     "heads first": lambda q: q[..., :7].transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3),
     "one token": lambda q: q[:, 3:4, :, :7],
+    "one token for all": lambda q: np.broadcast_to(q[:, :1, :, :7], (2, 9, 6, 7)),
     "one of a batch": lambda q: q[1:, :, :, :7],
 }
 

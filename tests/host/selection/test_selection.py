@@ -245,9 +245,10 @@ def test_coverage_is_that_of_the_mask_and_attention_takes_the_map(name, dtype):
     options = METHODS[name] | ({} if name == "vertical_slash" else {"causal": True})
     chosen = getattr(selection, name)(q, k, block=16, **options)
     assert chosen.within == masks.causal(128)
-    kept = selection.coverage(q, k, chosen)
     mask = chosen.to_mask(2)
-    assert np.array_equal(kept, masks.coverage(q, k, mask, within=masks.causal(128)))
+    for how in ({"scale": 2.0, "queries": np.array([3, 90])}, {}):
+        kept = selection.coverage(q, k, chosen, **how)
+        assert np.array_equal(kept, masks.coverage(q, k, mask, within=masks.causal(128), **how))
     assert (kept > mask.count_nonzero() / (2 * masks.causal(128).count_nonzero()) - 0.2).all()
     assert np.array_equal(nbflash.attention(q, k, v, chosen), nbflash.attention(q, k, v, mask))
 
