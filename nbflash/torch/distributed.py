@@ -33,7 +33,7 @@ class TorchCommunicator:
     ----------
     group : torch.distributed.ProcessGroup, optional
         Default: all processes. Two groups of the same processes are made, one of its backend and
-        one of gloo to compare calls in host memory, so all processes of torch must call this.
+        one of gloo to compare calls in host memory, so all processes of the group must call this.
     timeout : float
         Seconds after which a rank that does not answer counts as dead. With NCCL its watchdog acts
         on messages, and `TimeoutError` is raised where ranks are compared.
@@ -44,8 +44,10 @@ class TorchCommunicator:
         self.rank, self.size = dist.get_rank(group), len(self._ranks)
         self._backend, self.timeout = dist.get_backend(group), timeout
         limit = datetime.timedelta(seconds=timeout)
-        self._group = dist.new_group(self._ranks, timeout=limit, backend=self._backend)
-        self._host = dist.new_group(self._ranks, timeout=limit, backend="gloo")
+        is_part = self.size < dist.get_world_size()  # groups beside it are other ones
+        options = {"timeout": limit, "use_local_synchronization": is_part}
+        self._group = dist.new_group(self._ranks, backend=self._backend, **options)
+        self._host = dist.new_group(self._ranks, backend="gloo", **options)
         self._number = 0
 
     def agree(self, note):
@@ -120,6 +122,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         saved = [x.detach() for x in ctx.saved_tensors]
         sharding, comm, options, backward = ctx.call
+        dout, dlse = (None if x is None else x.detach() for x in (dout, dlse))
         dout = torch.zeros_like(saved[0]) if dout is None else with_rows(dout)
         with on_device_of(dout):
             gradients = distributed.attention_backward(
@@ -177,6 +180,7 @@ def attention(
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    check_flag("deterministic", deterministic)
     given = (with_rows(x) for x in (q, k, v))
     backward = {"deterministic": deterministic, "reduce": reduce}
     out, lse = _Attention.apply(*given, sharding, comm, options, backward)

@@ -1,4 +1,4 @@
-"""Three processes of torch.distributed: attention of a sequence that is dealt to them."""
+"""Three processes of torch.distributed: attention of a sequence dealt to them, or to two."""
 
 import sys
 import time
@@ -70,6 +70,10 @@ def main(rank, meeting):
     check(comm, torch.float32, "bhsd", reduce="input", stages=1)
     check(comm, torch.bfloat16, "bshd")
     check(comm, torch.float32, "bshd", split="heads", stages=2)
+    groups = [dist.new_group(ranks) for ranks in ([0, 2], [1])]  # each a sequence of its own
+    part = over_ranks.TorchCommunicator(groups[rank == 1])
+    assert (part.rank, part.size) == (rank // 2, 1 if rank == 1 else 2)
+    check(part, torch.float64, "bshd")
     refused(over_ranks.TorchCommunicator(timeout=2.0))
     print("equal", flush=True)
 

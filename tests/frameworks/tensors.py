@@ -1,10 +1,14 @@
 """Tensors for the tests, and what nbflash itself makes of them."""
 
+import queue
+
 import ml_dtypes
 import numpy as np
 import torch
 
+import masks
 import nbflash
+from nbflash.distributed import LocalCommunicator
 from nbflash.testing import make_qkv
 
 DTYPES = {
@@ -63,3 +67,27 @@ def sdpa(q, k, v, attended=None, score=None):
         s = s.masked_fill(~attended, -torch.inf)
     p = torch.softmax(s, dim=-1)
     return torch.einsum("bhqk,bkhd->bqhd", p, v), torch.logsumexp(s, dim=-1)
+
+
+N = 33
+BLOCKS = nbflash.BlockMap(
+    np.arange(12).reshape(2, 2, 3, 1) % 5, shape=(N, N), block=(16, 8), within=masks.causal(N)
+)
+# One each of what a call has besides q, k and v.
+OPTIONS = {
+    "nothing": {},
+    "mask": {"mask": masks.per_head([masks.local(N, block=n) for n in (4, 8, 12, 16)])},
+    "blocks": {"mask": BLOCKS},
+    "causal": {"causal": True},
+    "window": {"window": [5, 2]},
+    "open window": {"window": (None, 4)},
+    "scale": {"scale": 0.7},
+    "score": {"score": nbflash.scores.alibi([0.5, 0.25, 0.125, 0.0625])},
+    "dropout": {"dropout": 0.25, "seed": [3, 2**63]},
+    "impl": {"impl": "reference"},
+}
+
+
+def only_rank():
+    """The communicator of one rank."""
+    return LocalCommunicator(0, [[queue.SimpleQueue()]])
