@@ -66,7 +66,7 @@ def _seed(seed):
     if seed is None:
         return None
     seed = native_of(seed)
-    return seed if isinstance(seed, CudaTensor) else seed.view("uint64")
+    return seed if isinstance(seed, CudaTensor) or seed.dtype != "int64" else seed.view("uint64")
 
 
 def new_results(q):

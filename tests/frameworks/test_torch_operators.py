@@ -13,6 +13,7 @@ import nbflash
 from nbflash import scores
 from nbflash import torch as nt
 from nbflash.torch import handles
+from nbflash.torch.attention import _seed_tensor
 from nbflash.torch.handles import handle_of
 
 OPS = torch.ops.nbflash
@@ -62,6 +63,14 @@ def test_seed_comes_from_the_generator():
     again = with_dropout()(q, k, v)[0]
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
+
+
+def test_given_seeds_are_in_host_memory_and_drawn_ones_where_they_are_read():
+    place = torch.device("meta")
+    assert _seed_tensor(5, 0.5, place).device.type == "cpu"
+    assert _seed_tensor(None, 0.5, place).device.type == "meta"
+    assert _seed_tensor(None, 0.5, place).dtype == torch.int64
+    assert _seed_tensor(None, 0.0, place) is None
 
 
 def test_decode_takes_a_block_map_of_groups():
@@ -154,10 +163,15 @@ def test_vmap_is_refused(transform):
 
 X = torch.zeros(1, 4, 2, 8)
 META = X.to("meta")
+FOUR = torch.tensor([4], dtype=torch.int32)
 REFUSED = {
     "array": (lambda: nt.attention(X.numpy(), X, X), TypeError, "q must be a torch.Tensor"),
     "axes": (lambda: nt.attention(X, X[0], X), ValueError, "k must have 4 axes"),
-    "device": (lambda: nt.attention(X, X, META), ValueError, "v must be on the device of q"),
+    "device": (
+        lambda: nt.attention(X, X, META),
+        ValueError,
+        "v must be on the device of q, cpu, got meta",
+    ),
     "dtype": (lambda: nt.attention(X, X.half(), X), TypeError, "k must have the dtype of q"),
     "integers": (lambda: nt.attention(X.int(), X.int(), X.int()), TypeError, "q must have dtype"),
     "shape": (lambda: nt.attention(X, X[..., :4], X), ValueError, "k must have head_dim=8"),
@@ -198,24 +212,55 @@ REFUSED = {
         TypeError,
         "cu_seqlens_q must be integers",
     ),
-    "varlen mask": (
-        lambda: nt.varlen_attention(X[0], X[0], X[0], [0, 4], window=(1, 1)),
+    "varlen starts of keys": (
+        lambda: nt.varlen_attention(X[0], X[0], X[0], [0, 4], [0.5, 4]),
         TypeError,
-        "takes no window",
+        r"cu_seqlens_k must be integers, got \[0.5, 4\]",
     ),
+    **{
+        f"varlen {name}": (
+            lambda name=name: nt.varlen_attention(X[0], X[0], X[0], [0, 4], **{name: None}),
+            TypeError,
+            f"varlen_attention takes no {name}",
+        )
+        for name in ("layout", "mask", "window")
+    },
+    "varlen flag": (
+        lambda: nt.varlen_attention(X[0], X[0], X[0], [0, 4], causal=1),
+        TypeError,
+        "causal must be True or False, got 1",
+    ),
+    "values of three axes": (lambda: nt.attention(X, X, X[0]), ValueError, "v must have 4 axes"),
+    **{
+        f"seed of {dtype}": (
+            lambda seed=seed: nt.attention(X, X, X, dropout=0.5, seed=seed),
+            TypeError,
+            f"seed must be an integer, a pair .* got an array of {dtype}",
+        )
+        for dtype, seed in (
+            ("int32", FOUR.expand(4).contiguous()),
+            ("float64", torch.ones(2).double()),
+        )
+    },
+    "decode q": (lambda: nt.decode(X.numpy(), X, X, FOUR), TypeError, "q must be a torch.Tensor"),
     "decode": (lambda: nt.decode(X, X, X, [4]), TypeError, "lengths must be a torch.Tensor"),
-    "decode window": (
-        lambda: nt.decode(X, X, X, torch.tensor([4], dtype=torch.int32), window=3),
+    "decode window": (lambda: nt.decode(X, X, X, FOUR, window=3), TypeError, "window must be"),
+    "decode score": (lambda: nt.decode(X, X, X, FOUR, score=3), TypeError, "score must be made by"),
+    "decode flag": (
+        lambda: nt.decode(X, X, X, FOUR, return_lse=1),
         TypeError,
-        "window must be",
+        "return_lse must be True",
     ),
-    "decode score": (
-        lambda: nt.decode(X, X, X, torch.tensor([4], dtype=torch.int32), score=3),
-        TypeError,
-        "score must be made by",
-    ),
+    **{
+        f"decode {name}": (
+            lambda name=name: nt.decode(X, X, X, FOUR, **{name: np.ones(1)}),
+            TypeError,
+            f"{name} must be a torch.Tensor, got ndarray",
+        )
+        for name in ("block_table", "k_scale", "v_scale")
+    },
     "decode axes": (
-        lambda: nt.decode(X[0], X, X, torch.tensor([4])),
+        lambda: nt.decode(X[0], X, X, FOUR),
         ValueError,
         r"q must have 4 axes, got shape \(4, 2, 8\)",
     ),
