@@ -97,7 +97,7 @@ class LayerMask(Maker):
         return remembered((self.kind, nq, nk), lambda: make(nq, nk))
 
     def instead(self, q, k, v, mask, scale, score):
-        rows = last_rows(mask) if self.decodes else None
+        rows = last_rows(mask)
         return None if rows is None else decoded(q, k, v, rows, scale, score)
 
 
@@ -114,7 +114,7 @@ def late_mask(kind, given, tensors, override, starts, decodes) -> LateMask:
         Two, where sequences begin, or none.
     """
     tensors = tuple(x.cpu() for x in (*tensors, *starts))
-    return LateMask(LayerMask, (kind, given, override, len(starts) > 0, bool(decodes)), tensors)
+    return LateMask(LayerMask, (kind, given, override, len(starts) > 0, decodes), tensors)
 
 
 class LastRows(NamedTuple):

@@ -1,5 +1,8 @@
 """transformers' models under attn_implementation="nbflash" against its own eager attention."""
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ import masks
 from nbflash import huggingface as nh
 from nbflash import torch as nt
 from nbflash.huggingface import attention as layers
+from nbflash.huggingface import registration
 from nbflash.huggingface.in_graph import Override, decoded
 from nbflash.testing import assert_within_reference
 
@@ -190,6 +194,23 @@ def test_a_larger_mask_of_heads_is_cut_head_by_head(nq, nk):
     assert np.array_equal(rows.dense(), whole.dense()[..., nk - nq : nk, :nk])
 
 
+def test_masks_of_parts_are_of_their_sizes():
+    """A mask of one size for several calls; of a call as it is; too small for either length."""
+    whole = masks.random(12, 1, 0.5)
+    for nq, nk in itertools.product((2, 3, 5), (5, 6, 9)):
+        rows = Override(whole).rows(nq, nk)
+        assert np.array_equal(rows.dense(), whole.dense()[nk - nq : nk, :nk])
+    assert np.array_equal(
+        Override(masks.random(12, 1, 0.4)).rows(5, 9).dense(),
+        masks.random(12, 1, 0.4).dense()[4:9, :9],
+    )
+    cross = masks.window(5, 9, left=2, right=1)
+    assert Override(cross).rows(5, 9) is cross
+    for nq, nk in ((13, 4), (4, 13)):
+        with pytest.raises(ValueError, match=r"the mask of sparsify is \(12, 12\), too small for"):
+            Override(whole).rows(nq, nk)
+
+
 def test_sparsified_model_generates_from_its_cache():
     model = nh.sparsify(make("llama"), masks.local(32, block=4, width=1))
     ids = torch.randint(3, TOKENS, (2, 9))
@@ -233,6 +254,31 @@ def test_name_is_no_kernel_of_flash_attn():
     assert not generic.is_flash_attention_requested(make("gpt2").config)
     # Where nobody asks, nothing is put.
     assert not hasattr(logging, "is_flash_attention_requested")
+
+
+def test_other_names_are_asked_of_transformers():
+    """With all that the question has."""
+    asked = registration._but_for_ours(lambda *given: given)
+    ours, others = (SimpleNamespace(_attn_implementation=x) for x in ("nbflash", "eager"))
+    assert asked(ours) is False
+    assert asked(others, "nbflash") is False
+    assert asked(others, "flash_attention_2", 3) == (others, "flash_attention_2", 3)
+    assert asked(None, None, 2) == (None, None, 2)
+
+
+def test_a_model_of_another_implementation_is_sparsified():
+    model = nh.sparsify(make("gpt2", "eager"), masks.local(32, block=4, width=0))
+    assert model.config._attn_implementation == "nbflash"
+    assert changed_rows(model, torch.randint(3, TOKENS, (1, 16)), 5) == [5, 6, 7]
+
+
+def test_modules_are_chosen_by_name_and_kind():
+    model = make("gpt2")
+    kind = type(model.transformer.h[0].attn)
+    chosen = lambda name, module: isinstance(module, kind) and name.endswith("h.1.attn")
+    nh.sparsify(model, masks.local(32, block=4), where=chosen)
+    given = [name for name, x in model.named_modules() if getattr(x, layers.OVERRIDE, None)]
+    assert given == ["transformer.h.1.attn"]
 
 
 LAYER = torch.nn.Identity()

@@ -111,6 +111,17 @@ def tensor_mask(kind):
     return mask if kind == "added" else mask + torch.rand(2, 1, 12, 12)
 
 
+def test_queries_of_any_number_by_one_graph():
+    """As many as are decoded, and more."""
+    counter = CompileCounterWithBackend("eager")
+    call = lambda q, k, v: nh.attention_of(torch.nn.Identity(), q, k, v, None)[0]
+    run = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
+    for n in (70, 80, 9, 20):
+        q, k, v = torch.randn(3, 1, 2, n, 8)
+        torch.testing.assert_close(run(q, k, v), call(q, k, v))
+    assert counter.frame_count == 2
+
+
 STARTS = torch.tensor([0, 4, 9, 12])
 GIVEN = {
     "causal": lambda: {"attention_mask": None},

@@ -13,7 +13,7 @@ import masks
 import nbflash
 from masks.interval import Interval
 from nbflash.huggingface import mask_functions, mask_of
-from nbflash.huggingface.in_graph import LayerMask, Override
+from nbflash.huggingface.in_graph import LayerMask, Override, last_rows
 
 #: Older releases do not remap positions.
 remapped = getattr(theirs, "remap_positions_for_packed_sequence", lambda function, places: function)
@@ -33,6 +33,10 @@ FUNCTIONS = {
     "union": theirs.or_masks(
         theirs.sliding_window_causal_mask_function(2),
         theirs.sliding_window_bidirectional_overlay(1),
+    ),
+    "padding among functions": theirs.and_masks(
+        theirs.causal_mask_function,
+        theirs.padding_mask_function(torch.arange(48).reshape(2, 24) % 5 > 0),
     ),
 }
 PADDING = {
@@ -75,23 +79,29 @@ def test_known_functions(function, size, padding, monkeypatch):
     monkeypatch.setattr(mask_functions._Place, "evaluate", None)  # all of them are read
     mask = mask_of(**given)
     assert np.array_equal(cells(mask, 2), want)
+    if function == "padding among functions":
+        return
     if padding == "equal holes":
         assert mask.mask.batch is None
     elif padding != "holes":
         assert all(isinstance(plane, Interval) for plane in mask.mask.planes)
 
 
-def packed(function, places):
+def packed(function, places, nested=False):
     ids = theirs.find_packed_sequence_indices(places)
     within = remapped(function, places)
+    if nested:
+        both = theirs.and_masks(theirs.bidirectional_mask_function, within)
+        within = theirs.or_masks(both, within)
     return theirs.and_masks(within, theirs.packed_sequence_mask_function(ids))
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_packed_sequences(function, monkeypatch):
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("function", [x for x in FUNCTIONS if "padding" not in x])
+def test_packed_sequences(function, nested, monkeypatch):
     places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 5, 0, 1]])
     sizes = {"batch_size": 2, "q_length": 8, "kv_length": 8}
-    given = sizes | {"mask_function": packed(FUNCTIONS[function], places)}
+    given = sizes | {"mask_function": packed(FUNCTIONS[function], places, nested)}
     want = dense(**given)
     monkeypatch.setattr(mask_functions._Place, "evaluate", None)
     assert np.array_equal(cells(mask_of(**given), 2), want)
@@ -112,10 +122,73 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("size", ["square", "behind a cache", "keys of a window"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_functions_are_evaluated(name):
-    given = {"batch_size": 2, "q_length": 12, "kv_length": 12, "mask_function": OTHERS[name]}
+def test_other_functions_are_evaluated(name, size):
+    names = "q_length", "kv_length", "q_offset", "kv_offset"
+    given = dict(zip(names, SIZES[size], strict=True))
+    given |= {"batch_size": 2, "mask_function": OTHERS[name]}
     assert np.array_equal(cells(mask_of(**given), 2), dense(**given))
+
+
+def test_a_function_of_one_batch_entry_alone_is_mapped():
+    """transformers says whether a function takes tensors of indices, or numbers alone."""
+
+    def function(b, h, q, kv):
+        return torch.stack([q, kv]).max() == q
+
+    given = {"batch_size": 1, "q_length": 6, "kv_length": 6, "mask_function": function}
+    mask = mask_of(**given, use_vmap=True).mask
+    assert np.array_equal(mask.dense(), masks.causal(6).dense())
+
+
+def test_what_is_evaluated_and_where(monkeypatch):
+    seen = []
+    evaluate = lambda **given: seen.append(given) or torch.ones(3, 1, 4, 9, dtype=torch.bool)
+    monkeypatch.setattr(theirs, "sdpa_mask", evaluate)
+    mask_of(3, 4, 9, 5, 2, images, use_vmap=True, device="meta")
+    sizes = {"batch_size": 3, "q_length": 4, "kv_length": 9, "q_offset": 5, "kv_offset": 2}
+    how = {"mask_function": images, "use_vmap": True, "device": "meta"}
+    how |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    assert seen == [sizes | how]
+
+
+def test_functions_of_the_same_name_are_others():
+    sliding_window, padding_mask = 2, torch.zeros(1, 6, dtype=torch.bool)
+
+    def inner_mask(b, h, q, kv):
+        return (kv > q - sliding_window) & (kv > q - 1 - padding_mask.sum())
+
+    for name in ("sliding_window_overlay", "padding_mask_function"):
+        inner_mask.__qualname__ = f"{name}.<locals>.inner_mask"
+        given = {"batch_size": 1, "q_length": 6, "kv_length": 6, "mask_function": inner_mask}
+        assert np.array_equal(cells(mask_of(**given), 1), dense(**given))
+
+
+def test_what_transformers_asks_of_a_mask():
+    mask = mask_of(3, 5, 7, 2)
+    assert (mask.shape, mask.ndim) == ((3, 1, 5, 7), 4)
+    assert mask.to("cpu", torch.float32) is mask
+    assert repr(mask) == str(mask) == f"ModelMask({mask.mask})"
+    assert mask_functions.numbered_mask(int(mask.number)) is mask.mask
+
+
+def test_masks_are_not_read_while_a_graph_is_recorded(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="not possible while a CUDA graph is recorded"):
+        mask_of(1, 4, 4, attention_mask=torch.ones(1, 4))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert mask_of(1, 4, 4, attention_mask=torch.ones(1, 4)).mask == masks.causal(4)
+
+
+def test_equal_batch_entries_have_one_mask():
+    mask = mask_functions.from_tensor((torch.rand(1, 2, 5, 7) < 0.5).expand(3, 2, 5, 7))
+    assert (mask.batch, mask.heads) == (None, 2)
+
+
+def test_no_queries_are_decoded():
+    assert last_rows(masks.dense(0, 5)) is None
 
 
 def test_masks_of_more_sequences_are_others():
