@@ -144,7 +144,6 @@ def attention(
     """
     check_flag("return_lse", return_lse)
     check_flag("deterministic", deterministic)
-    window = tuple(window) if isinstance(window, list) else window
     q, k, v = map(jnp.asarray, (q, k, v))
     mask = as_mask(mask, q.shape[2] if q.ndim == 4 else None)
     call = _Call(mask, causal, window, scale, score, dropout, deterministic, impl)
@@ -314,7 +313,7 @@ def _native(context, given, results, room=None):
         if room is not None:
             stack.enter_context(cupy.cuda.using_allocator(_Room(cupy, room, device)))
         arrays = [[_cupy_array(cupy, x, device) for x in each] for each in (given, results)]
-        yield tuple(arrays)
+        yield arrays
 
 
 def _address(buffer):

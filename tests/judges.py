@@ -104,7 +104,11 @@ def _first(name, others):
 
 _TORCH = [
     "frameworks/test_torch_pointers.py",
+    "frameworks/test_torch_handles.py",
     "frameworks/test_torch_operators.py",
+    "frameworks/test_torch_options.py",
+    "frameworks/test_torch_decode.py",
+    "frameworks/test_torch_gradients.py",
     "frameworks/test_torch_eager.py",
     "frameworks/test_torch_attention.py",
     "frameworks/test_tensors_in_tensors_out.py",
@@ -112,9 +116,11 @@ _TORCH = [
     "frameworks/test_torch_compile.py",
     "frameworks/test_torch_releases.py",
     "frameworks/test_huggingface_compile.py",
+    "frameworks/test_huggingface_layers.py",
 ]
 _HUGGINGFACE = [
     "frameworks/test_huggingface_masks.py",
+    "frameworks/test_huggingface_layers.py",
     "frameworks/test_huggingface.py",
     "frameworks/test_huggingface_compile.py",
 ]
@@ -370,20 +376,25 @@ JUDGES = {
     "nbflash.torch.attention": _TORCH,
     "nbflash.torch.autograd": _TORCH,
     "nbflash.torch.constants": _TORCH,
-    "nbflash.torch.decoding": _TORCH,
-    "nbflash.torch.handles": _TORCH,
+    "nbflash.torch.decoding": _first("frameworks/test_torch_decode.py", _TORCH),
+    "nbflash.torch.distributed": [
+        "frameworks/test_torch_ranks.py",
+        "frameworks/test_torch_options.py",
+        "frameworks/test_torch_compile.py::test_attention_over_ranks_is_between_graphs",
+    ],
+    "nbflash.torch.handles": _first("frameworks/test_torch_handles.py", _TORCH),
     "nbflash.torch.late_masks": _TORCH,
-    "nbflash.torch.memory": _TORCH,
-    "nbflash.torch.merging": _TORCH,
-    "nbflash.torch.modules": _TORCH,
+    "nbflash.torch.memory": _first("frameworks/test_torch_handles.py", _TORCH),
+    "nbflash.torch.merging": _first("frameworks/test_torch_gradients.py", _TORCH),
+    "nbflash.torch.modules": _first("frameworks/test_torch_options.py", _TORCH),
     "nbflash.torch.operators": _TORCH,
     "nbflash.torch.scores": _TORCH,
-    "nbflash.huggingface.attention": _HUGGINGFACE,
-    "nbflash.huggingface.in_graph": _HUGGINGFACE,
+    "nbflash.huggingface.attention": _first("frameworks/test_huggingface_layers.py", _HUGGINGFACE),
+    "nbflash.huggingface.in_graph": _first("frameworks/test_huggingface_layers.py", _HUGGINGFACE),
     "nbflash.huggingface.mask_functions": _HUGGINGFACE,
     "nbflash.huggingface.registration": _HUGGINGFACE,
     "nbflash.huggingface.sparsity": _HUGGINGFACE,
-    "nbflash.jax": ["frameworks/test_jax.py"],
+    "nbflash.jax": ["frameworks/test_jax_cuda.py", "frameworks/test_jax.py"],
 }
 
 # Measures time, and so fails without a fault where other processes run.

@@ -230,7 +230,7 @@ def _seed_tensor(seed, dropout, device):
         return torch.tensor(_words(seed), dtype=torch.int64)
     if check_dropout(dropout) == 0:
         return None
-    return torch.randint(_SIGN - 1, (2,), dtype=torch.int64, device=device)
+    return torch.randint(_SIGN - 1, (2,), device=device)
 
 
 @torch.compiler.assume_constant_result

@@ -160,7 +160,7 @@ class _TransformedBackward(_Backward):
 Attention.transformed, _Backward.transformed = _TransformedAttention, _TransformedBackward
 
 
-def _of_operator(name, function, has_list=False):
+def _of_operator(name, function):
     """Give an operator its autograd and its rule of vmap."""
     run = _below_autograd(getattr(ops, name).default)
 
@@ -170,16 +170,14 @@ def _of_operator(name, function, has_list=False):
         if torch._C._are_functorch_transforms_active():
             # A transform in a graph has handed the call to here; Function.apply would hand it back.
             with enable_single_level_autograd_function():
-                results = super(Function, function).apply(*given)
-        else:
-            results = function.apply(*given)
-        return list(results) if has_list else results
+                return super(Function, function).apply(*given)
+        return function.apply(*given)
 
     operators.library.impl(name, autograd, "Autograd")
-    torch.library.register_vmap(f"nbflash::{name}", _no_vmap, lib=operators.library)
+    torch.library.register_vmap(f"nbflash::{name}", _no_vmap)
 
 
 for _prefix in ("", "late_"):
     _of_operator(_prefix + "attention", Attention)
     _of_operator(_prefix + "attention_backward", _Backward)
-    _of_operator(_prefix + "score_backward", _Backward, has_list=True)
+    _of_operator(_prefix + "score_backward", _Backward)

@@ -39,7 +39,7 @@ def merge(
 def _weighted(weight, out, lse):
     """A part of the sum; what an empty row holds counts for nothing, NaN included."""
     weight, is_empty = (x.transpose(1, 2).unsqueeze(-1) for x in (weight, lse == -_INF))
-    return weight * out.to(lse.dtype).masked_fill(is_empty, 0)
+    return weight * out.masked_fill(is_empty, 0)
 
 
 def merge_sink(

@@ -67,7 +67,7 @@ def build(stages, arrays):
     made, arrays = [], iter(arrays)
     for stage in stages:
         made.append(stage.build([next(arrays) for _ in stage.arrays]))
-    return made[0] if len(made) == 1 else core.compose(*made)
+    return core.compose(*made)
 
 
 def flattened(stages):

@@ -1,8 +1,5 @@
 """nbflash.jax: the numbers of nbflash under jit, grad, remat, vmap and shard_map."""
 
-import itertools
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import masks
 import nbflash
-from nbflash.jax import _Room, attention
+from nbflash.jax import attention
+from nbflash.planning.plan import AttentionPlan
 from nbflash.testing import make_qkv
 
 MASK = masks.butterfly(33, block=8) & masks.causal(33)
@@ -83,6 +81,50 @@ def test_a_block_map_of_groups():
     assert_same_bits(of_jax(given, made), of_core(given, made.to_mask(4)))
 
 
+OPTIONS = {
+    "nothing": {},
+    "mask by head": {"mask": masks.per_head([masks.local(33, block=n) for n in (4, 8, 12, 16)])},
+    "causal": {"causal": True},
+    "window": {"window": [5, 2]},
+    "scale": {"scale": 0.7},
+    "score": {"score": nbflash.scores.alibi([0.5, 0.25, 0.125, 0.0625])},
+    "impl": {"impl": "reference"},
+    "dropout": {"dropout": 0.25, "seed": 3},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_arguments(option):
+    given, options = arrays(), OPTIONS[option]
+    dlse = np.random.default_rng(0).standard_normal((2, 4, 33), dtype=np.float32)
+    want = of_core(given, **options, dlse=dlse)
+    assert_same_bits(of_jax(given, **options, dlse=dlse), want)
+    assert np.array_equal(attention(*given[:3], **options), want[0])
+    assert (option == "nothing") == np.array_equal(want[0], of_core(given)[0])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_gradients_are_asked_for(deterministic, monkeypatch):
+    seen, write = [], AttentionPlan.write_backward
+
+    def noted(plan, *given):
+        seen.append(given[-1])
+        write(plan, *given)
+
+    monkeypatch.setattr(AttentionPlan, "write_backward", noted)
+    jax.block_until_ready(of_jax(arrays(), deterministic=deterministic))
+    assert seen == [deterministic]
+
+
+def test_takes_arrays_of_numpy():
+    """Those of float64 are of float32 to JAX."""
+    given = [np.asarray(x) for x in arrays()[:3]]
+    for first in (given[0], given[0].astype("float64"), jnp.asarray(given[0])):
+        out = attention(first, *given[1:], MASK)
+        assert isinstance(out, jax.Array)
+        assert np.array_equal(out, nbflash.attention(*given, MASK))
+
+
 @pytest.mark.parametrize("seed", [5, (2**64 - 1, 2**40)], ids=["one", "two"])
 def test_dropout(seed):
     given, options = arrays(), {"dropout": 0.25, "seed": seed}
@@ -101,6 +143,26 @@ def test_seed_of_a_key_is_traced():
         assert np.array_equal(first, attention(q, k, v, dropout=0.5, seed=seed))
     given = [np.asarray(x) for x in (q, k, v)]
     assert np.array_equal(first, nbflash.attention(*given, dropout=0.5, seed=1))
+    words = jnp.array([3, 4, 5, 6], jnp.uint32)
+    of_words = nbflash.attention(*given, dropout=0.5, seed=(3 + (4 << 32), 5 + (6 << 32)))
+    assert np.array_equal(attention(q, k, v, dropout=0.5, seed=words), of_words)
+
+
+def test_vmap_over_seeds():
+    """Of the same inputs, forward and backward."""
+    q, k, v, dout = given = arrays()
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+
+    def gradients(key):
+        call = lambda *x: attention(*x, dropout=0.5, seed=key, return_lse=True)
+        (out, lse), pullback = jax.vjp(call, q, k, v)
+        return out, lse, *pullback((dout, lse))
+
+    got = jax.vmap(gradients)(keys)
+    for i in range(3):
+        options = {"dropout": 0.5, "seed": i}
+        want = of_core(given, dlse=np.asarray(got[1][i]), **options)
+        assert_same_bits([x[i] for x in got], want)
 
 
 def test_rematerialised():
@@ -113,21 +175,28 @@ VMAPPED = {
     "folded": {"mask": MASK},
     "dropout": {"dropout": 0.25, "seed": 3},
     "mask of two": {"mask": masks.per_batch([MASK, masks.causal(33)])},
-    "score of two": {"score": nbflash.scores.bias(np.arange(2.0).reshape(2, 1, 1, 1))},
+    "mask by head": OPTIONS["mask by head"],
+    "score of two": {"score": nbflash.scores.bias(np.arange(66.0).reshape(2, 1, 1, 33) / 9)},
 }
 
 
 @pytest.mark.parametrize("options", VMAPPED.values(), ids=VMAPPED)
 def test_vmap(options):
+    """Of the queries alone and of all; results and gradients, those of an LSE, too."""
     q, k, v, dout = arrays()
-    queries = jnp.stack([q, 2 * q, 3 * q])
+    queries, keys = (jnp.stack([x, 2 * x, 3 * x]) for x in (q, k))
 
     def gradients(q, k):
-        return jax.grad(lambda q, k: (attention(q, k, v, **options) * dout).sum(), (0, 1))(q, k)
+        call = lambda *x: attention(*x, return_lse=True, **options)
+        (out, lse), pullback = jax.vjp(call, q, k, v)
+        return out, lse, *pullback((dout, lse))
 
-    dq, dk = jax.vmap(gradients, in_axes=(0, None))(queries, k)
-    for i, each in enumerate(queries):
-        assert_same_bits((dq[i], dk[i]), map(np.asarray, gradients(each, k)))
+    for axes in ((0, None), (0, 0)):
+        got = jax.vmap(gradients, in_axes=axes)(queries, keys if axes[1] == 0 else k)
+        for i, each in enumerate(queries):
+            given = each, keys[i] if axes[1] == 0 else k, v, dout
+            want = of_core(given, dlse=np.asarray(got[1][i]), **options)
+            assert_same_bits([x[i] for x in got], want)
 
 
 def test_vmap_of_vmap():
@@ -191,6 +260,31 @@ REFUSED = {
         "seed must be a key or a uint32 array",
     ),
     "score": (lambda: attention(X, X, X, score=3), TypeError, "score must be made by"),
+    "arrays of a score": (
+        lambda: attention(X, X, X, score=nbflash.scores.alibi([0.5] * 3)),
+        ValueError,
+        "score: alibi has heads=3, got inputs with heads=2",
+    ),
+    "deterministic": (
+        lambda: attention(X, X, X, deterministic=1),
+        TypeError,
+        "deterministic must be True",
+    ),
+    "causal": (lambda: attention(X, X, X, causal=1), TypeError, "causal must be True"),
+    "window": (lambda: attention(X, X, X, window=3), TypeError, "window must be"),
+    "scale": (lambda: attention(X, X, X, scale="1"), TypeError, "scale must be"),
+    "axes of q": (
+        lambda: attention(
+            X[0], X, X, nbflash.BlockMap(np.zeros((1, 1, 1, 1), int), shape=(4, 4), block=4)
+        ),
+        ValueError,
+        "q must have 4 axes",
+    ),
+    "three words": (
+        lambda: attention(X, X, X, dropout=0.5, seed=jnp.zeros(3, jnp.uint32)),
+        TypeError,
+        r"seed must be a key or a uint32 array \(4,\), got uint32\(3,\)",
+    ),
 }
 
 
@@ -205,28 +299,3 @@ def test_second_derivatives_are_refused():
     inner = jax.grad(lambda q: attention(q, k, v).sum())
     with pytest.raises(ValueError, match="do not support JVP"):
         jax.grad(lambda q: inner(q).sum())(q)
-
-
-@pytest.mark.parametrize("base", [0, 8, 511])
-def test_what_a_room_gives_lies_apart(base):
-    """Aligned, within the buffer, in any order of sizes; what does not fit is the pool's."""
-    buffer = SimpleNamespace(
-        shape=(1 << 16,), __cuda_array_interface__={"data": ((1 << 30) + base, False)}
-    )
-    cuda = SimpleNamespace(
-        UnownedMemory=lambda start, size, owner, device: range(start, start + size),
-        MemoryPointer=lambda memory, offset: memory,
-    )
-    pool = SimpleNamespace(malloc=lambda size: None)
-    room = _Room(SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: pool), buffer, 0)
-    sizes = np.random.default_rng(base).integers(1, 2000, 60).tolist()
-    found = [room(size) for size in sizes]
-    given = [x for x in found if x is not None]
-    assert 30 < len(given) < 60
-    assert [len(x) for x in given] == [
-        n for x, n in zip(found, sizes, strict=True) if x is not None
-    ]
-    assert all(x.start % 512 == 0 for x in given)
-    assert (1 << 30) + base <= given[0].start
-    assert all(one.stop <= other.start for one, other in itertools.pairwise(given))
-    assert given[-1].stop <= (1 << 30) + base + buffer.shape[0]

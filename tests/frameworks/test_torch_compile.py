@@ -210,6 +210,8 @@ def test_numbers_that_change():
         (1, 0.5, 3),
         (2, 0.25, 4),
         ((2**64 - 1, 5), 1.0, 5),
+        ([6, 7], 1.0, 5),
+        ([8, 9], 1.0, 5),
         (torch.tensor([3, 4]), 1, 2),
     ]:
         assert torch.equal(run(q, k, v, *given), layer(q, k, v, *given))

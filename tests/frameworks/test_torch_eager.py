@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import masks
 from nbflash import torch as nt
+from nbflash.planning.plan import AttentionPlan
 from nbflash.torch import autograd
 
 
@@ -85,6 +86,22 @@ def test_calls_no_operator():
     assert operators() == []
     with Functions():  # which are off in a backward pass; above autograd and below it
         assert operators() == ["nbflash::attention"] * 4
+
+
+def test_an_lse_that_nobody_reads_is_not_written(monkeypatch):
+    q, k, v, _ = qkv()
+    seen, run = [], AttentionPlan.run_forward
+
+    def noted(plan, *given, with_lse=True):
+        seen.append(with_lse)
+        return run(plan, *given, with_lse=with_lse)
+
+    monkeypatch.setattr(AttentionPlan, "run_forward", noted)
+    nt.attention(q, k, v)  # which the backward pass reads
+    with torch.no_grad():
+        nt.attention(q, k, v)
+        nt.attention(q, k, v, return_lse=True)
+    assert seen == [True, False, True]
 
 
 def test_modes_see_the_operators():

@@ -167,12 +167,15 @@ def test_autograd_of_tensors_by_pointer(executor):
     unaligned = torch.cat([q[..., :1], q], dim=-1).detach()[..., 1:].requires_grad_()
     for given in (q, unaligned):
         out = nt.attention(given, k, v, impl="simt")
-        gradients = torch.autograd.grad(out, (given, k, v), dout)
+        of_out = dout if given is q else torch.cat([dout[..., :1], dout], dim=-1)[..., 1:]
+        gradients = torch.autograd.grad(out, (given, k, v), of_out)
         assert [x.unique().tolist() for x in (out, *gradients)] == [[3], [0], [1], [2]]
     read = [call[0] for call in executor.calls[::2]]
     assert read[0].ptr == q.data_ptr()
     assert read[1].ptr % 16 == 0
     assert np.array_equal(as_numpy(read[1].tensor), as_numpy(q))
+    assert executor.calls[3][0].ptr % 16 == 0
+    assert np.array_equal(as_numpy(executor.calls[3][0].tensor), as_numpy(dout))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from tensors import qkv, sdpa
+from tensors import as_numpy, qkv, sdpa
 
 import masks
 import nbflash
 from nbflash import torch as nt
-from nbflash.torch.handles import handle_of
+from nbflash.torch.handles import Spec, handle_of
 
 OPS = torch.ops.nbflash
 
@@ -118,7 +118,8 @@ def test_a_number_that_changes():
 
 def test_passes_opcheck():
     q, k, v, dout = qkv()
-    score = nt.scores.custom(shifted, shifted_grad, (learned_shift(), 0.5), (shifted_part, None))
+    shift = learned_shift().detach().float().requires_grad_()
+    score = nt.scores.custom(shifted, shifted_grad, (shift, 0.5), (shifted_part, None))
     handle = handle_of(MASK, False, None, None, score.stages, 0.0, False, "auto")
     given = q, k, v, list(score.tensors), None, handle
     torch.library.opcheck(OPS.attention.default, given)
@@ -157,6 +158,132 @@ def test_score_without_a_gradient_is_named():
 def test_bad_scores(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_slopes_are_learned(in_graph):
+    q, k, v, dout = qkv()
+    slopes = torch.rand(4, dtype=q.dtype, requires_grad=True)
+    away = torch.arange(33) - torch.arange(33)[:, None]
+    call = lambda slopes: nt.attention(q, k, v, MASK, score=nt.scores.alibi(slopes))
+    run = torch.compile(call, fullgraph=True, backend="aot_eager") if in_graph else call
+    out = run(slopes)
+    want = sdpa(q, k, v, ATTENDED, lambda s: s + slopes[:, None, None] * away)[0]
+    torch.testing.assert_close(out, want)
+    got, want = (torch.autograd.grad(x, (slopes, q), dout) for x in (out, want))
+    torch.testing.assert_close(got, want)
+
+
+def test_slopes_are_in_host_memory(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    with pytest.raises(ValueError, match="slopes must be in host memory, got a tensor on cpu"):
+        nt.scores.alibi(torch.ones(4))
+
+
+def several(s, b, h, q_idx, kv_idx, shift, factor, places, constant, column):
+    return s * factor + shift[h] + constant[h] + column[places[kv_idx]]
+
+
+def several_grad(s, b, h, q_idx, kv_idx, shift, factor, places, constant, column):
+    return factor
+
+
+def of_shift(s, b, h, q_idx, kv_idx, shift, factor, places, constant, column):
+    return h, 1
+
+
+def of_column(s, b, h, q_idx, kv_idx, shift, factor, places, constant, column):
+    return places[kv_idx], 1
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_parameters_of_all_kinds(kind):
+    """Learned tensors, a number, integers, and an array of NumPy that is learned by nobody."""
+    q, k, v, dout = qkv()
+    shift, column = learned_shift(), torch.randn(7, dtype=torch.float32, requires_grad=True)
+    places, constant = torch.randint(7, (33,)), np.arange(4.0)
+    made = nt.scores.custom(
+        several,
+        several_grad,
+        kind([shift, 0.5, places, constant, column]),
+        kind([of_shift, None, None, of_shift, of_column]),
+    )
+    assert [x.dtype for x in made.tensors] == [
+        *(torch.float64, torch.int64, torch.float64, torch.float32)
+    ]
+    out = nt.attention(q, k, v, MASK, score=nt.scores.compose(nt.scores.softcap(2.0), made))
+    moved = lambda: (shift + torch.tensor(constant))[:, None, None] + column[places].double()
+    want = sdpa(q, k, v, ATTENDED, lambda s: torch.tanh(s / 2) + moved())[0]
+    torch.testing.assert_close(out, want)
+    got, want = (torch.autograd.grad(x, (shift, column, k), dout) for x in (out, want))
+    torch.testing.assert_close(got, want)
+
+
+def test_a_constant_score_of_several_arrays_beside_a_learned_one():
+    """Gradients of nbflash's own arrays are nobody's."""
+    q, k, v, dout = qkv()
+    own = nbflash.scores.compose(
+        nbflash.scores.bias(np.arange(4.0).reshape(1, 4, 1, 1)),
+        nbflash.scores.custom(shifted, shifted_grad, (np.arange(4.0), 0.5), (shifted_part, None)),
+    )
+    bias = torch.randn(1, 1, 1, 33, dtype=q.dtype, requires_grad=True)
+    out = nt.attention(q, k, v, MASK, score=nt.scores.compose(own, nt.scores.bias(bias)))
+    by_head = torch.arange(4)[:, None, None]
+    want = sdpa(q, k, v, ATTENDED, lambda s: (s + by_head) / 2 + by_head + bias)[0]
+    torch.testing.assert_close(out, want)
+    got, want = (torch.autograd.grad(x, (bias, q), dout) for x in (out, want))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_arrays_of_other_strides_and_dtypes(dtype):
+    q, k, v, dout = qkv(dtype=dtype)
+    bias = torch.randn(33, 33, 4, 1).permute(3, 2, 1, 0).requires_grad_()
+    table = torch.randn(4, 10)[:, ::2].requires_grad_()
+    score = nt.scores.compose(nt.scores.bias(bias), nt.scores.relative(table))
+    out = nt.attention(q, k, v, MASK, score=score)
+    arrays = [x.detach().contiguous() for x in (bias, table)]
+    again = [x.requires_grad_() for x in arrays]
+    score = nt.scores.compose(nt.scores.bias(again[0]), nt.scores.relative(again[1]))
+    same = nt.attention(q, k, v, MASK, score=score)
+    assert torch.equal(out, same)
+    got = torch.autograd.grad(out, (bias, table), dout)
+    assert all(map(torch.equal, got, torch.autograd.grad(same, again, dout)))
+    core = nbflash.scores.compose(
+        nbflash.scores.bias(as_numpy(again[0])), nbflash.scores.relative(as_numpy(again[1]))
+    )
+    want = nbflash.attention(*(as_numpy(x) for x in (q, k, v)), MASK, score=core)
+    assert np.array_equal(as_numpy(out), want)
+
+
+def test_arrays_are_those_of_the_dtype_of_q(monkeypatch):
+    """In CUDA memory each dtype has its own: forward, backward, and of decode."""
+    q, k, v, dout = qkv(1, 9, 9, dtype="bfloat16")
+    seen, made = [], Spec.score
+    noted = lambda spec, tensors, dtype: seen.append(dtype) or made(spec, tensors, dtype)
+    monkeypatch.setattr(Spec, "score", noted)
+    table = torch.randn(4, 5, requires_grad=True)
+    score = nt.scores.relative(table)
+    torch.autograd.grad(nt.attention(q, k, v, score=score), (q, table), dout)
+    lengths = torch.tensor([9], dtype=torch.int32)
+    nt.decode(*(x.detach() for x in (q, k, v)), lengths, score=score)
+    assert seen == [torch.bfloat16] * 4
+
+
+def test_an_array_that_torch_has_negated():
+    """It is a view whose numbers only torch knows."""
+    q, k, v, _ = (x.detach() for x in qkv())
+    bias = torch.randn(1, 4, 1, 33, dtype=torch.complex128).conj().imag
+    assert bias.is_neg()
+    got, want = (nt.attention(q, k, v, score=nt.scores.bias(x)) for x in (bias, bias.resolve_neg()))
+    assert torch.equal(got, want)
+    assert not torch.equal(got, nt.attention(q, k, v))
+
+
+def test_text():
+    made = nt.scores.compose(nt.scores.bias(torch.ones(1, 1, 1, 1)), nt.scores.softcap(2.0))
+    assert repr(made) == "TensorScore(bias, compose)"
+    assert nt.scores.compose(None, made).stages == made.stages
 
 
 @pytest.mark.parametrize("other", [3.0, np.int64(3)], ids=["float", "NumPy's"])
