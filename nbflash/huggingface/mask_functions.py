@@ -145,9 +145,7 @@ class _Place:
 
     def rows(self, lo, hi):
         """Keys from ``lo`` to below ``hi``, arrays of the queries or numbers."""
-        lo, hi = np.maximum(lo, 0), np.minimum(hi, self.nk)
-        lo, hi = (np.broadcast_to(bound, self.nq) for bound in (lo, hi))
-        return Interval(self.nk, lo, np.maximum(hi, 0))
+        return Interval(self.nk, *(np.broadcast_to(bound, self.nq) for bound in (lo, hi)))
 
     def read(self, fn, packed=False):
         """The mask of a function of transformers' own; raises `_Unknown`.

@@ -24,11 +24,13 @@ SIZES = {  # queries, keys, first query, first key
     "behind a cache": (4, 12, 8, 0),
     "a longer cache": (4, 20, 8, 0),
     "keys of a window": (3, 7, 9, 5),
+    "queries before the keys": (6, 5, 0, 3),
 }
 FUNCTIONS = {
     "causal": theirs.causal_mask_function,
     "bidirectional": theirs.bidirectional_mask_function,
     "window": theirs.sliding_window_causal_mask_function(5),
+    "window of later keys": theirs.sliding_window_overlay(3),
     "window of both sides": theirs.sliding_window_bidirectional_mask_function(3),
     "union": theirs.or_masks(
         theirs.sliding_window_causal_mask_function(2),
