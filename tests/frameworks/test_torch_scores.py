@@ -219,6 +219,35 @@ def test_parameters_of_all_kinds(kind):
     torch.testing.assert_close(got, want)
 
 
+def twice_shifted(s, b, h, q_idx, kv_idx, constant, shift):
+    return s + constant[h] + 2 * shift[h]
+
+
+def one(s, b, h, q_idx, kv_idx, constant, shift):
+    return 1
+
+
+def of_constant(s, b, h, q_idx, kv_idx, constant, shift):
+    return h, 1
+
+
+def of_learned(s, b, h, q_idx, kv_idx, constant, shift):
+    return h, 2
+
+
+def test_a_tuple_among_the_parameters_is_learned_by_nobody():
+    q, k, v, dout = qkv()
+    shift = learned_shift()
+    given = (0.0, 1.0, 2.0, 3.0), shift
+    made = nt.scores.custom(twice_shifted, one, given, (of_constant, of_learned))
+    out = nt.attention(q, k, v, MASK, score=nt.scores.compose(made, nt.scores.softcap(2.0)))
+    by_head = lambda: (torch.arange(4) + 2 * shift)[:, None, None]
+    want = sdpa(q, k, v, ATTENDED, lambda s: 2 * torch.tanh((s + by_head()) / 2))[0]
+    torch.testing.assert_close(out, want)
+    got, want = (torch.autograd.grad(x, (shift, k), dout) for x in (out, want))
+    torch.testing.assert_close(got, want)
+
+
 def test_a_constant_score_of_several_arrays_beside_a_learned_one():
     """Gradients of nbflash's own arrays are nobody's."""
     q, k, v, dout = qkv()
