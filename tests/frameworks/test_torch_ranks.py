@@ -193,14 +193,14 @@ def test_notes_travel_where_they_differ(differs, comm, monkeypatch):
 @pytest.mark.parametrize("part", [False, True])
 def test_groups_of_a_communicator(part, monkeypatch):
     """Of the backend, and of gloo; those of a part of all processes wait for no others."""
-    whole, made = [3, 4, 7], []
+    whole, made = list(range(300)), []
     given = "part" if part else None
     members = whole[1:] if part else whole
     by_group = {"part": whole[1:], "world": whole, None: whole}
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD="world"))
     monkeypatch.setattr(dist, "get_process_group_ranks", by_group.get)
-    monkeypatch.setattr(dist, "get_rank", {"part": 1, None: 2}.get)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(dist, "get_rank", {"part": 298, None: 299}.get)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 300)
     monkeypatch.setattr(dist, "get_backend", {"part": "nccl", None: "gloo"}.get)
     monkeypatch.setattr(dist, "new_group", lambda ranks, **how: made.append((ranks, how)) or how)
     comm = over_ranks.TorchCommunicator(given, 7.5)
