@@ -12,7 +12,7 @@ from stand_ins import Cupy
 import masks
 from nbflash import torch as nt
 from nbflash.inputs import arrays
-from nbflash.torch import handles, memory
+from nbflash.torch import handles, memory, operators
 from nbflash.torch.handles import handle_of, spec_of
 from nbflash.torch.late_masks import Documents
 
@@ -114,6 +114,12 @@ def test_an_address_in_cuda_memory_is_aligned(start, on_cuda):
     assert memory.with_rows(swapped).is_contiguous() == (start < 8)
     apart = room.view(1, 16, 2, 16).transpose(2, 3)
     assert memory.with_rows(apart).is_contiguous()
+
+
+def test_a_seed_in_cuda_memory_stays_there(on_cuda):
+    seed = torch.tensor([5, -1])
+    assert operators._seed(seed).tensor is seed
+    assert operators._seed(None) is None
 
 
 @pytest.fixture
