@@ -47,7 +47,7 @@ def _fake(name):
 
     def register(fn):
         for prefix in ("", "late_"):
-            torch.library.register_fake(f"nbflash::{prefix}{name}", fn, lib=library)
+            torch.library.register_fake(f"nbflash::{prefix}{name}", fn)
         return fn
 
     return register

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from models import LENGTH, TOKENS, inputs, make
+from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import masks
@@ -109,6 +110,14 @@ def tensor_mask(kind):
         return attended
     mask = torch.zeros(2, 1, 12, 12).masked_fill(~attended, torch.finfo(torch.float32).min)
     return mask if kind == "added" else mask + torch.rand(2, 1, 12, 12)
+
+
+def test_masks_are_made_outside_of_a_graph():
+    make = lambda x: x + nh.mask_of(1, 4, 4).shape[2]
+    with pytest.raises(TorchDynamoException, match=r"nbflash\.huggingface\.mask_of outside"):
+        torch.compile(make, fullgraph=True, backend="eager")(torch.zeros(1))
+    run = torch.compile(make, backend="eager")
+    assert run(torch.zeros(1)) == 4
 
 
 def test_queries_of_any_number_by_one_graph():
