@@ -373,9 +373,10 @@ JUDGES = {
     "nbflash.testing.inputs_and_budgets": [*_TESTING, "host/scores/test_scores.py"],
     "nbflash.testing.yardstick": [*_TESTING, "host/scores/test_scores.py"],
     # In the environment that has PyTorch, transformers and JAX.
-    "nbflash.torch.attention": _TORCH,
-    "nbflash.torch.autograd": _TORCH,
-    "nbflash.torch.constants": _TORCH,
+    **{
+        f"nbflash.torch.{name}": _TORCH
+        for name in ("attention", "autograd", "constants", "late_masks", "operators", "scores")
+    },
     "nbflash.torch.decoding": _first("frameworks/test_torch_decode.py", _TORCH),
     "nbflash.torch.distributed": [
         "frameworks/test_torch_ranks.py",
@@ -383,12 +384,9 @@ JUDGES = {
         "frameworks/test_torch_compile.py::test_attention_over_ranks_is_between_graphs",
     ],
     "nbflash.torch.handles": _first("frameworks/test_torch_handles.py", _TORCH),
-    "nbflash.torch.late_masks": _TORCH,
     "nbflash.torch.memory": _first("frameworks/test_torch_handles.py", _TORCH),
     "nbflash.torch.merging": _first("frameworks/test_torch_gradients.py", _TORCH),
     "nbflash.torch.modules": _first("frameworks/test_torch_options.py", _TORCH),
-    "nbflash.torch.operators": _TORCH,
-    "nbflash.torch.scores": _TORCH,
     "nbflash.huggingface.attention": _first("frameworks/test_huggingface_layers.py", _HUGGINGFACE),
     "nbflash.huggingface.in_graph": _first("frameworks/test_huggingface_layers.py", _HUGGINGFACE),
     "nbflash.huggingface.mask_functions": _HUGGINGFACE,
