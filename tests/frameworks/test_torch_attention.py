@@ -218,12 +218,13 @@ def test_mask_is_forgotten_but_not_before_its_backward_pass():
     assert spec() is None
 
 
-def test_varlen():
+@pytest.mark.parametrize("causal", [False, True])
+def test_varlen(causal):
     q, k, v, dout = qkv(1, 40, 55, 4, 2, 16)
     starts_q, starts_k = [0, 10, 10, 40], torch.tensor([0, 15, 20, 55])
     given = [x[0] for x in (q, k, v)]
-    out, lse = nt.varlen_attention(*given, starts_q, starts_k, causal=True, return_lse=True)
-    mask = masks.documents_from_cu_seqlens(starts_q, starts_k.tolist(), causal=True)
+    out, lse = nt.varlen_attention(*given, starts_q, starts_k, causal=causal, return_lse=True)
+    mask = masks.documents_from_cu_seqlens(starts_q, starts_k.tolist(), causal=causal)
     got = (out[None], lse[None], *torch.autograd.grad(out, (q, k, v), dout[0]))
     assert_same_bits(got, of_core(q, k, v, dout, mask))
 

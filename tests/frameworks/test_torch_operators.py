@@ -135,6 +135,7 @@ def test_decode_has_no_gradient():
 def test_module():
     q, k, v, dout = qkv()
     layer = nt.Attention(causal=True, dropout=0.5, sinks=4, layout="bhsd").double()
+    assert torch.equal(layer.sink, torch.zeros(4, dtype=q.dtype))
     given = [x.transpose(1, 2) for x in (q, k, v)]
     assert not torch.equal(layer(*given), layer(*given))
     layer.eval()
