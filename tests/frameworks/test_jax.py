@@ -275,7 +275,7 @@ REFUSED = {
     "scale": (lambda: attention(X, X, X, scale="1"), TypeError, "scale must be"),
     "axes of q": (
         lambda: attention(
-            X[0], X, X, nbflash.BlockMap(np.zeros((1, 1, 1, 1), int), shape=(4, 4), block=4)
+            X[0, 0], X, X, nbflash.BlockMap(np.zeros((1, 1, 1, 1), int), shape=(4, 4), block=4)
         ),
         ValueError,
         "q must have 4 axes",

@@ -167,6 +167,7 @@ META = X.to("meta")
 FOUR = torch.tensor([4], dtype=torch.int32)
 REFUSED = {
     "array": (lambda: nt.attention(X.numpy(), X, X), TypeError, "q must be a torch.Tensor"),
+    "list": (lambda: nt.attention([1], X, X), TypeError, "q must be a torch.Tensor, got list"),
     "axes": (lambda: nt.attention(X, X[0], X), ValueError, "k must have 4 axes"),
     "device": (
         lambda: nt.attention(X, X, META),
