@@ -252,8 +252,8 @@ def _variables(fn):
 
 
 def _integer(offset):
-    """An offset, which a static cache has in a tensor."""
-    return int(host_array("an offset", offset) if isinstance(offset, torch.Tensor) else offset)
+    """An offset, which a static cache has in a tensor of no axis, or of one."""
+    return host_array("an offset", offset).item() if isinstance(offset, torch.Tensor) else offset
 
 
 def host_array(name, x):

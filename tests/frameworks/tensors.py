@@ -57,6 +57,20 @@ def assert_same_bits(got, want):
         assert np.array_equal(as_numpy(a), b, equal_nan=True), name
 
 
+TERMS = 1024  # of a sum, at most
+
+
+def assert_close(got, want):
+    """`torch.testing.assert_close`, but float64 within what sums round: torch lets float32 pass."""
+    if not isinstance(got, torch.Tensor):
+        for pair in zip(got, want, strict=True):
+            assert_close(*pair)
+        return
+    is_double = got.dtype == torch.float64
+    budget = TERMS * torch.finfo(torch.float64).eps if is_double else None
+    torch.testing.assert_close(got, want, rtol=budget, atol=budget)
+
+
 def sdpa(q, k, v, attended=None, score=None):
     """Attention of torch's own operations: ``(out, lse)``."""
     group = q.shape[2] // k.shape[2]

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from models import DECODERS, LENGTH, MODELS, PADS, TOKENS, exact, inputs, like, make
+from tensors import assert_close
 
 import masks
 from nbflash import huggingface as nh
@@ -95,7 +96,7 @@ def test_packed_documents_of_more_keys_than_queries():
     got, _ = nh.attention_of(LAYER, q, k, v, mask, scaling=0.5, **starts)
     attended = torch.tensor(masks.documents([2, 3], [5, 4]).dense())[None, None]
     want, _ = exact(LAYER, q, k, v, attended, scaling=0.5)
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def test_a_few_tokens_with_dropout_are_not_decoded(monkeypatch):
@@ -139,7 +140,7 @@ def test_a_mask_of_more_keys_is_of_the_first_ones():
     mask = torch.rand(1, 1, 6, 9) < 0.5
     got, _ = nh.attention_of(LAYER, q, k, v, mask, scaling=0.5)
     want, _ = exact(LAYER, q, k, v, mask[..., :6], scaling=0.5)
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 @pytest.mark.parametrize("of_layer", [False, True])
@@ -151,7 +152,7 @@ def test_without_a_mask_the_call_says_whether_it_is_causal_before_the_layer(of_l
     got, _ = nh.attention_of(layer, q, k, v, None, is_causal=of_call)
     causal = of_layer if of_call is None else of_call
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    torch.testing.assert_close(got, want.transpose(1, 2))
+    assert_close(got, want.transpose(1, 2))
 
 
 def test_an_added_mask_without_a_bias_is_no_bias():
@@ -170,7 +171,7 @@ def test_a_bias_of_positions_for_a_few_tokens():
     mask = masks.causal(3, 9)
     got, _ = nh.attention_of(LAYER, q, k, v, mask, **given)
     want, _ = exact(LAYER, q, k, v, torch.tensor(mask.dense())[None, None], **given)
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def test_sparsified_model():
@@ -225,7 +226,7 @@ def test_compiled_and_checkpointed():
     compiled = torch.compile(model, backend="aot_eager")
     with torch.no_grad():
         logits = compiled(**given).logits[given["attention_mask"].bool()]
-    torch.testing.assert_close(logits, torch.tensor(want[0]))
+    assert_close(logits, torch.tensor(want[0]))
     model.train().gradient_checkpointing_enable()
     for got, expected in zip(results(model, given), want, strict=True):
         assert np.array_equal(got, expected)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from models import LENGTH, TOKENS, inputs, make
+from tensors import assert_close
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -50,7 +51,7 @@ def test_layers_serve_any_padding(name):
     want = [trained(model, given) for given in batches]
     counter = layers_in_one_graph(model)
     for given, expected in zip(batches, want, strict=True):
-        torch.testing.assert_close(trained(model, given), expected)
+        assert_close(trained(model, given), expected)
     assert counter.frame_count <= 4  # two layers; the last batch has no padding
 
 
@@ -60,7 +61,7 @@ def test_layers_checkpointed_under_autocast():
         want = trained(model, given)
         model.gradient_checkpointing_enable()
         layers_in_one_graph(model)
-        torch.testing.assert_close(trained(model, given), want)
+        assert_close(trained(model, given), want)
 
 
 def test_override_that_changes():
@@ -71,7 +72,7 @@ def test_override_that_changes():
         nh.sparsify(model, OVERRIDES["function"])
         second = model(**given).logits
     other = nh.sparsify(make("llama"), OVERRIDES["function"])
-    torch.testing.assert_close(second, other(**given).logits.detach())
+    assert_close(second, other(**given).logits.detach())
     assert not torch.equal(first, second)
 
 
@@ -87,7 +88,7 @@ def test_model_in_one_graph():
     del given, mask
     nbflash.clear_cache()  # the graph alone knows the mask now
     got = loss, *torch.autograd.grad(loss, list(model.parameters()))
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def test_generates_by_decode(monkeypatch):
@@ -127,7 +128,7 @@ def test_queries_of_any_number_by_one_graph():
     run = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
     for n in (70, 80, 9, 20):
         q, k, v = torch.randn(3, 1, 2, n, 8)
-        torch.testing.assert_close(run(q, k, v), call(q, k, v))
+        assert_close(run(q, k, v), call(q, k, v))
     assert counter.frame_count == 2
 
 
@@ -155,6 +156,6 @@ def test_function_of_a_layer(given):
         return nh.attention_of(layer, q, k, v, **given)[0]
 
     results = [f(q, k, v) for f in (torch.compile(run, fullgraph=True, backend="aot_eager"), run)]
-    torch.testing.assert_close(*results)
+    assert_close(*results)
     gradients = [torch.autograd.grad(out.sin().sum(), (q, k, v)) for out in results]
-    torch.testing.assert_close(*gradients)
+    assert_close(*gradients)

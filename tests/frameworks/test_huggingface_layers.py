@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from models import exact
+from tensors import assert_close
 
 import masks
 from nbflash import huggingface as nh
@@ -121,12 +122,12 @@ def test_by_definition(mask, argument, nq, way):
         run = torch.compile(call, fullgraph=True, backend="eager")
     learned = [x.requires_grad_(way != "without gradients") for x in (q, k, v)]
     got, want = run(q, k, v), definition(q, k, v, mask, given, attended)
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
     assert got.is_contiguous()
     if way != "without gradients":
         dout = random(*got.shape)
         results = [torch.autograd.grad(x, learned, dout) for x in (got, want)]
-        torch.testing.assert_close(*results)
+        assert_close(*results)
 
 
 @pytest.mark.parametrize("way", ["eager", "in a graph"])
@@ -145,7 +146,7 @@ def test_few_queries_are_decoded(kind, way, monkeypatch):
     got = call(q, k, v)
     ((*_, lengths),) = calls
     assert (lengths.dtype, lengths.tolist()) == (torch.int32, [8, 8])
-    torch.testing.assert_close(got, definition(q, k, v, mask, given, None))
+    assert_close(got, definition(q, k, v, mask, given, None))
 
 
 @pytest.mark.parametrize("learned", range(3), ids="qkv")
@@ -160,7 +161,7 @@ def test_few_queries_with_a_gradient_are_not_decoded(learned, monkeypatch):
         assert not calls
         again, _ = nh.attention_of(Layer(), *given, masks.causal(3, NK), scaling=0.3)
     assert len(calls) == 1
-    torch.testing.assert_close(out, again)
+    assert_close(out, again)
     assert given[learned].grad.any()
 
 
@@ -170,14 +171,14 @@ def test_narrower_values(nq):
     mask = masks.causal(nq, NK)
     got, weights = nh.attention_of(Layer(), q, k, v, mask, scaling=0.3)
     assert weights is None
-    torch.testing.assert_close(got, definition(q, k, v, mask, {}, None))
+    assert_close(got, definition(q, k, v, mask, {}, None))
 
 
 def test_packed_queries_alone_say_where_keys_begin():
     q, k, v = inputs(NK)
     got, _ = nh.attention_of(Layer(), q, k, v, None, scaling=0.3, cu_seq_lens_q=DOCUMENTS)
     attended = masks.causal(NK) & masks.documents([5, 7])
-    torch.testing.assert_close(got, definition(q, k, v, attended, {}, None))
+    assert_close(got, definition(q, k, v, attended, {}, None))
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
@@ -188,7 +189,7 @@ def test_queries_without_a_mask_see_all_keys(nq, causal, in_graph):
     if in_graph:
         torch.compiler.reset()
         call = torch.compile(call, fullgraph=True, backend="eager")
-    torch.testing.assert_close(call(q, k, v), definition(q, k, v, masks.dense(nq, NK), {}, None))
+    assert_close(call(q, k, v), definition(q, k, v, masks.dense(nq, NK), {}, None))
 
 
 def test_an_added_mask_of_half_precision():
@@ -213,6 +214,6 @@ def test_weights_that_are_not_asked_for(value):
     q, k, v = inputs(NK)
     options = {"output_attentions": value, "head_mask": None, "scaling": 0.3}
     got, _ = nh.attention_of(Layer(), q, k, v, None, **options)
-    torch.testing.assert_close(got, definition(q, k, v, masks.causal(NK), {}, None))
+    assert_close(got, definition(q, k, v, masks.causal(NK), {}, None))
     with pytest.raises(ValueError, match="nbflash has no head_mask"):
         nh.attention_of(Layer(), q, k, v, None, head_mask=torch.ones(1))

@@ -29,7 +29,7 @@ def of_a_layer(mask=None, **given):
 LOWEST = torch.finfo(torch.float32).min
 READS = {
     "padding": lambda: mask_of(1, 4, 4, attention_mask=on_cuda([1, 1, 1, 0])),
-    "an offset": lambda: mask_of(1, 1, 4, q_offset=on_cuda(3)[0]),
+    "an offset": lambda: mask_of(1, 1, 4, q_offset=on_cuda(3)),
     "an offset of keys": lambda: mask_of(1, 1, 4, 3, on_cuda(0)[0]),
     "packed sequences": lambda: mask_of(
         1, 4, 4, mask_function=theirs.packed_sequence_mask_function(on_cuda([0, 0, 1, 1]))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tensors import as_numpy, qkv
+from tensors import as_numpy, assert_close, qkv
 from torch._dynamo.exc import TorchDynamoException
 
 import masks
@@ -80,9 +80,9 @@ def test_calls_within_torch_compile_are_operators():
 
     got = traced(layer)(q, k, v)
     want = layer(*(x.detach() for x in (q, k, v)))
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
     learned = torch.autograd.grad(got[0], (q, k, v), dout)
-    torch.testing.assert_close(learned, torch.autograd.grad(plain(q, k, v), (q, k, v), dout))
+    assert_close(learned, torch.autograd.grad(plain(q, k, v), (q, k, v), dout))
 
 
 def test_what_is_no_operator_says_so_within_torch_compile():

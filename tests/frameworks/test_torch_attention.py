@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from tensors import as_numpy, assert_same_bits, of_core, of_torch, qkv, sdpa
+from tensors import as_numpy, assert_close, assert_same_bits, of_core, of_torch, qkv, sdpa
 
 import masks
 import nbflash
@@ -66,7 +66,7 @@ def test_agrees_with_torch():
     attended = torch.tensor(mask.dense())
     got = of_torch(with_lse(mask), q, k, v, dout)
     want = of_torch(lambda q, k, v: sdpa(q, k, v, attended), q, k, v, dout)
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def test_any_strides():
@@ -165,7 +165,7 @@ def test_compiles_to_one_graph(backend):
     got = torch.autograd.grad(compiled(q, k, v), (q, k, v), dout)
     want = torch.autograd.grad(layer(q, k, v), (q, k, v), dout)
     for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+        assert_close(a, b)
 
 
 def test_compiled_again_for_another_mask():
@@ -235,7 +235,7 @@ def test_merged_parts_of_the_keys():
     merged = nt.merge(*parts[0], *parts[1])
     got = (*merged, *torch.autograd.grad(merged[0], (q, k, v), dout))
     want = of_torch(with_lse(), q, k, v, dout)
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def test_merge_of_empty_parts():
@@ -272,8 +272,8 @@ def test_sink_has_its_gradient():
     out, lse = nt.attention(q, k, v, return_lse=True)
     with_sink, _ = nt.merge_sink(out, lse, sink)
     arrays = [as_numpy(x) for x in (out, lse, sink)]
-    torch.testing.assert_close(with_sink.detach(), torch.tensor(nbflash.merge_sink(*arrays)[0]))
+    assert_close(with_sink.detach(), torch.tensor(nbflash.merge_sink(*arrays)[0]))
     got = torch.autograd.grad(with_sink, (out, lse, sink), dout, retain_graph=True)
     want = nbflash.merge_sink_backward(as_numpy(dout), *arrays)
-    torch.testing.assert_close(got, tuple(map(torch.tensor, want)))
+    assert_close(got, tuple(map(torch.tensor, want)))
     assert torch.autograd.grad(with_sink, q, dout)[0].abs().max() > 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from tensors import as_numpy, assert_same_bits, of_core, qkv, sdpa
+from tensors import as_numpy, assert_close, assert_same_bits, of_core, qkv, sdpa
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -43,9 +43,9 @@ def compiled(function, **options):
 def assert_as_eager(function, given, learned, dout):
     """A compiled function gives the results and gradients of the function itself."""
     results = [f(*given) for f in (compiled(function)[0], function)]
-    torch.testing.assert_close(*results)
+    assert_close(*results)
     got, want = (torch.autograd.grad(out, learned, dout) for out in results)
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 STARTS = [[0, 10, 40], [0, 25, 40], [0, 0, 39, 40]]
@@ -290,7 +290,7 @@ def test_checkpointed(inside):
         out = function(q, k, v)
         torch.rand(3)
         results.append((out, *torch.autograd.grad(out, (q, k, v), dout)))
-    torch.testing.assert_close(*results)
+    assert_close(*results)
 
 
 @pytest.mark.parametrize("in_graph", [True, False])
@@ -314,7 +314,7 @@ def test_a_policy_saves_attention(in_graph, monkeypatch):
     run = compiled(run)[0] if in_graph else run
     got = torch.autograd.grad(run(q, k, v), (q, k, v), dout)
     assert len(calls) == 1
-    torch.testing.assert_close(got, torch.autograd.grad(layer(q, k, v), (q, k, v), dout))
+    assert_close(got, torch.autograd.grad(layer(q, k, v), (q, k, v), dout))
 
 
 def test_sinks_and_merged_parts():
@@ -330,7 +330,7 @@ def test_sinks_and_merged_parts():
 
     assert_as_eager(layer, (q, k, v, sink), (q, k, v, sink), dout)
     want = sdpa(q, k, v)
-    torch.testing.assert_close(layer(q, k, v, sink), nt.merge_sink(*want, sink)[0])
+    assert_close(layer(q, k, v, sink), nt.merge_sink(*want, sink)[0])
 
 
 def test_gradients_of_any_strides():
@@ -395,6 +395,6 @@ def test_attention_over_ranks_is_between_graphs(tmp_path):
         )
         got = torch.autograd.grad(run(q, k, v), (q, k, v), dout)
         out = torch.sin(nt.attention(2 * q, k, v, causal=True))
-        torch.testing.assert_close(got, torch.autograd.grad(out, (q, k, v), dout))
+        assert_close(got, torch.autograd.grad(out, (q, k, v), dout))
     finally:
         torch.distributed.destroy_process_group()

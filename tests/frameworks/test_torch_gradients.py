@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from tensors import as_numpy, of_core, qkv, sdpa
+from tensors import as_numpy, assert_close, of_core, qkv, sdpa
 
 import masks
 import nbflash
@@ -47,7 +47,7 @@ def test_of_some_inputs_by_some_results(learned, used):
         loss = sum((x * y).sum() for x, y in zip(made, weights, strict=True))
         wanted = [each[x] for x in learned]
         results.append(torch.autograd.grad(loss, wanted, materialize_grads=True))
-    torch.testing.assert_close(*results)
+    assert_close(*results)
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
@@ -67,7 +67,7 @@ def test_of_functions(in_graph):
         gradient = torch.compile(gradient, fullgraph=True, backend="aot_eager")
     each = [x.clone().requires_grad_() for x in given.values()]
     want = torch.autograd.grad(loss(*each), each)
-    torch.testing.assert_close(gradient(*given.values()), want)
+    assert_close(gradient(*given.values()), want)
 
 
 class Undefined(torch.autograd.Function):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tensors import as_numpy, qkv, sdpa
+from tensors import as_numpy, assert_close, qkv, sdpa
 
 import masks
 import nbflash
@@ -39,11 +39,11 @@ def test_learned_arrays_of_composed_scores():
     )
     out = nt.attention(q, k, v, MASK, score=made)
     want = sdpa(q, k, v, ATTENDED, score)[0]
-    torch.testing.assert_close(out, want)
+    assert_close(out, want)
     learned = q, k, v, table, bias
     got, want = (torch.autograd.grad(x, learned, dout) for x in (out, want))
     for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+        assert_close(a, b)
     assert got[4].dtype == torch.float32
     assert torch.equal(nt.attention(q, k, v, MASK, score=made), out)
 
@@ -66,10 +66,10 @@ def test_custom_score_learns_its_tensor_only():
     made = nt.scores.custom(shifted, shifted_grad, (shift, 0.5), (shifted_part, None))
     out, lse = nt.attention(q, k, v, MASK, score=made, return_lse=True)
     want = sdpa(q, k, v, ATTENDED, lambda s: 0.5 * s + shift[:, None, None])
-    torch.testing.assert_close((out, lse), want)
+    assert_close((out, lse), want)
     got = torch.autograd.grad(lse.sum(), (shift, q))
     for a, b in zip(got, torch.autograd.grad(want[1].sum(), (shift, q)), strict=True):
-        torch.testing.assert_close(a, b)
+        assert_close(a, b)
 
 
 @pytest.mark.parametrize("compose", [lambda x: x, nt.scores.compose], ids=["alone", "composed"])
@@ -80,9 +80,9 @@ def test_an_array_that_nobody_learns(compose):
     made = nbflash.scores.custom(shifted, shifted_grad, (shift, 0.5))
     out = nt.attention(q, k, v, MASK, score=compose(made))
     want = sdpa(q, k, v, ATTENDED, lambda s: 0.5 * s + torch.tensor(shift)[:, None, None])[0]
-    torch.testing.assert_close(out, want)
+    assert_close(out, want)
     got, want = (torch.autograd.grad(x, (q, k, v), dout) for x in (out, want))
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def learned_shift():
@@ -101,7 +101,7 @@ def test_compiles_to_one_graph():
     got = torch.autograd.grad(compiled(q, k, v), (q, k, v, shift), dout)
     want = torch.autograd.grad(layer(q, k, v), (q, k, v, shift), dout)
     for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+        assert_close(a, b)
 
 
 def test_a_number_that_changes():
@@ -169,9 +169,9 @@ def test_slopes_are_learned(in_graph):
     run = torch.compile(call, fullgraph=True, backend="aot_eager") if in_graph else call
     out = run(slopes)
     want = sdpa(q, k, v, ATTENDED, lambda s: s + slopes[:, None, None] * away)[0]
-    torch.testing.assert_close(out, want)
+    assert_close(out, want)
     got, want = (torch.autograd.grad(x, (slopes, q), dout) for x in (out, want))
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def test_slopes_are_in_host_memory(monkeypatch):
@@ -214,9 +214,9 @@ def test_parameters_of_all_kinds(kind):
     out = nt.attention(q, k, v, MASK, score=nt.scores.compose(nt.scores.softcap(2.0), made))
     moved = lambda: (shift + torch.tensor(constant))[:, None, None] + column[places].double()
     want = sdpa(q, k, v, ATTENDED, lambda s: torch.tanh(s / 2) + moved())[0]
-    torch.testing.assert_close(out, want)
+    assert_close(out, want)
     got, want = (torch.autograd.grad(x, (shift, column, k), dout) for x in (out, want))
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def twice_shifted(s, b, h, q_idx, kv_idx, constant, shift):
@@ -243,9 +243,9 @@ def test_a_tuple_among_the_parameters_is_learned_by_nobody():
     out = nt.attention(q, k, v, MASK, score=nt.scores.compose(made, nt.scores.softcap(2.0)))
     by_head = lambda: (torch.arange(4) + 2 * shift)[:, None, None]
     want = sdpa(q, k, v, ATTENDED, lambda s: 2 * torch.tanh((s + by_head()) / 2))[0]
-    torch.testing.assert_close(out, want)
+    assert_close(out, want)
     got, want = (torch.autograd.grad(x, (shift, k), dout) for x in (out, want))
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 def test_a_constant_score_of_several_arrays_beside_a_learned_one():
@@ -259,9 +259,9 @@ def test_a_constant_score_of_several_arrays_beside_a_learned_one():
     out = nt.attention(q, k, v, MASK, score=nt.scores.compose(own, nt.scores.bias(bias)))
     by_head = torch.arange(4)[:, None, None]
     want = sdpa(q, k, v, ATTENDED, lambda s: (s + by_head) / 2 + by_head + bias)[0]
-    torch.testing.assert_close(out, want)
+    assert_close(out, want)
     got, want = (torch.autograd.grad(x, (bias, q), dout) for x in (out, want))
-    torch.testing.assert_close(got, want)
+    assert_close(got, want)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
