@@ -123,6 +123,7 @@ _HUGGINGFACE = [
     "frameworks/test_huggingface_layers.py",
     "frameworks/test_huggingface.py",
     "frameworks/test_huggingface_compile.py",
+    "frameworks/test_recorded_reads.py",
 ]
 
 JUDGES = {
