@@ -53,7 +53,6 @@ TASKS = {
     "retrieval": lambda examples, seed, part, n: texts.retrieval(examples, n, seed, part),
     "image": lambda examples, seed, part, size: pictures.make(examples, size, seed, part),
     "pathfinder": _by_seed(pathfinder.make),
-    "pathfinder64": _by_seed(pathfinder.make),
 }
 
 
