@@ -223,8 +223,9 @@ def _foldable(run):
             if call.dropout or call.score is not None or counts_batch:
                 results = jax.lax.map(lambda each: again(call, *each), (*arrays, seed))
             else:
-                joined = again(call, *(x.reshape(-1, *x.shape[2:]) for x in arrays), seed[0])
-                results = tuple(x.reshape(size, -1, *x.shape[1:]) for x in joined)
+                arrays = (x.reshape(size * x.shape[1], *x.shape[2:]) for x in arrays)
+                joined = again(call, *arrays, seed[0])
+                results = tuple(x.reshape(size, len(x) // size, *x.shape[1:]) for x in joined)
             return results, (True,) * len(results)
 
         return mapped(*given)

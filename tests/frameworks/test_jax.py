@@ -215,6 +215,19 @@ def test_vmap_of_nothing(options):
         assert x.dtype == one.dtype
 
 
+@pytest.mark.parametrize("lengths", [(0, 5), (5, 0)], ids=["queries", "keys"])
+def test_vmap_without(lengths):
+    """Gradients too; an axis of nothing has no number of its own."""
+    q, k = (jnp.ones((3, 2, n, 2, 8)) for n in lengths)
+    of = lambda q, k: attention(q, k, k, return_lse=True)
+    out, lse = jax.vmap(of)(q, k)
+    assert np.array_equal(out[1], of(q[1], k[1])[0])
+    assert np.array_equal(lse[1], of(q[1], k[1])[1])
+    gradients = jax.grad(lambda q, k: jax.vmap(of)(q, k)[0].sum(), (0, 1))(q, k)
+    for x, given in zip(gradients, (q, k), strict=True):
+        assert np.array_equal(x, jnp.zeros_like(given))
+
+
 def test_two_devices():
     """Of a batch shared out; keys that all devices have get the sum of their gradients."""
     q, k, v, dout = arrays()
