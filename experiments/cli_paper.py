@@ -122,7 +122,6 @@ def long(out, quick, **options):
 @minutes_option
 @task_option
 @method_option
-@seeds_option
 @device_option
 @out_option
 def pathx(out, quick, **options):

@@ -120,7 +120,8 @@ def attention(
         As in `nbflash.attention`; constants. A score's arrays have no gradients here.
     seed : int, (int, int), key of `jax.random`, or uint32 array (4,)
         Needed with dropout. An array holds seed and offset, the low word of each first; a key is
-        the seed. Traced, it changes without another compilation.
+        the seed, and so are the two words of `jax.random.PRNGKey`. Traced, it changes without
+        another compilation.
     return_lse : bool
         Also return the log-sum-exp; gradients flow through both.
     deterministic : bool
@@ -164,7 +165,7 @@ def _words(seed, dropout):
     """Seed and offset as four words; zeros that nobody reads where there is no dropout."""
     if seed is None and not dropout:
         return jnp.zeros(4, jnp.uint32)
-    if isinstance(seed, (jax.Array, np.ndarray)):
+    if isinstance(seed, jax.Array) or (isinstance(seed, np.ndarray) and seed.dtype == np.uint32):
         if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
             seed = jax.random.key_data(seed)[..., ::-1]
         elif seed.shape == (2,):  # a key of jax.random.PRNGKey

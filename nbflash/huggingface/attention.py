@@ -62,8 +62,8 @@ def attention_of(
     kind, given, bias = _kind_of(module, attention_mask, is_causal, nq, nk)
     score = _score(softcap, position_bias, bias)
     is_biased = position_bias is not None or bias is not None
-    decodes = False
-    if nq <= MAX_QUERIES:  # to torch.compile perhaps a symbol, which no constant may hold
+    decodes = False  # a bool: under torch.compile nq may be symbolic
+    if nq <= MAX_QUERIES:
         decodes = not (is_biased or dropout or _learns(q, k, v))
     rows = None
     if torch.compiler.is_compiling():

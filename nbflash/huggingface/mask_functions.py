@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import operator
 import weakref
 
 import numpy as np
@@ -252,8 +253,10 @@ def _variables(fn):
 
 
 def _integer(offset):
-    """An offset, which a static cache has in a tensor of no axis, or of one."""
-    return host_array("an offset", offset).item() if isinstance(offset, torch.Tensor) else offset
+    """An offset, which a static cache has in a tensor of one element."""
+    if isinstance(offset, torch.Tensor):
+        offset = host_array("an offset", offset).item()
+    return operator.index(offset)
 
 
 def host_array(name, x):

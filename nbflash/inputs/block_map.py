@@ -156,11 +156,11 @@ class BlockMap:
             )
         xp, device = library(indices)
         with device:
-            indptr = indptr.astype(np.int64, copy=False)  # a sum with uint64 is one of floats
             counts = indptr[..., 1:] - indptr[..., :-1]
             if width is None:
                 width = int(counts.max()) if counts.size else 0
-            places = indptr[..., :-1, None] + xp.arange(_check.integer("width", width))
+            kind = np.uint64 if indptr.dtype == np.uint64 else np.int64  # their sum is of floats
+            places = indptr[..., :-1, None] + xp.arange(_check.integer("width", width), dtype=kind)
             places = xp.clip(places, 0, max(indices.size - 1, 0))
             rows = indices[places] if indices.size else xp.full(places.shape, -1, np.int32)
         return cls(rows, counts, shape=shape, block=block, within=within)

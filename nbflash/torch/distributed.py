@@ -34,6 +34,8 @@ class TorchCommunicator:
     group : torch.distributed.ProcessGroup, optional
         Default: all processes. Two groups of the same processes are made, one of its backend and
         one of gloo to compare calls in host memory, so all processes of the group must call this.
+        The members of a part of all processes must have made as many groups before, for torch
+        names the new ones by that.
     timeout : float
         Seconds after which a rank that does not answer counts as dead. With NCCL its watchdog acts
         on messages, and `TimeoutError` is raised where ranks are compared.
@@ -44,10 +46,12 @@ class TorchCommunicator:
         self.rank, self.size = dist.get_rank(group), len(self._ranks)
         self._backend, self.timeout = dist.get_backend(group), timeout
         limit = datetime.timedelta(seconds=timeout)
-        is_part = self.size < dist.get_world_size()  # groups beside it are other ones
+        # Of a part its own processes alone make the groups: others may not be here.
+        is_part = self.size < dist.get_world_size()
         options = {"timeout": limit, "use_local_synchronization": is_part}
-        self._group = dist.new_group(self._ranks, backend=self._backend, **options)
-        self._host = dist.new_group(self._ranks, backend="gloo", **options)
+        with _timely(self):
+            self._group = dist.new_group(self._ranks, backend=self._backend, **options)
+            self._host = dist.new_group(self._ranks, backend="gloo", **options)
         self._number = 0
 
     def agree(self, note):

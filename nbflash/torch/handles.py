@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from nbflash.inputs.block_map import BlockMap
+from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.planning.cache import Cache
 from nbflash.torch import memory, scores
 from nbflash.torch.constants import addressed, constant, object_of
@@ -96,7 +96,7 @@ def mask_now(mask, heads):
 
 @torch.compiler.disable(reason="what a BlockMap holds may change: make a mask of it outside")
 def _held_now(block_map, heads):
-    return block_map.to_mask(heads)
+    return as_mask(block_map, heads)
 
 
 def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl):

@@ -12,6 +12,7 @@ from nbflash import huggingface as nh
 from nbflash.huggingface import attention as layers
 from nbflash.huggingface import in_graph
 from nbflash.huggingface.in_graph import Override
+from nbflash.testing import assert_within_reference
 
 HEADS, NK = 4, 12
 LOCAL = masks.local(16, block=2, width=1)
@@ -181,19 +182,19 @@ def test_packed_queries_alone_say_where_keys_begin():
     assert_close(got, definition(q, k, v, attended, {}, None))
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("nq", "causal"), [(1, None), (3, False)])
-def test_queries_without_a_mask_see_all_keys(nq, causal, in_graph):
+def test_queries_without_a_mask_see_all_keys(nq, causal, compiled):
     q, k, v = inputs(nq)
     call = lambda *x: nh.attention_of(Layer(), *x, None, scaling=0.3, is_causal=causal)[0]
-    if in_graph:
+    if compiled:
         torch.compiler.reset()
         call = torch.compile(call, fullgraph=True, backend="eager")
     assert_close(call(q, k, v), definition(q, k, v, masks.dense(nq, NK), {}, None))
 
 
 def test_an_added_mask_of_half_precision():
-    """Its least number hides, as do lower ones; a larger one is added."""
+    """Its least number hides, as do lower ones; a larger one is a bias."""
     q, k, v = (x.half() for x in inputs(NK))
     hidden = boolean(NK)
     for least in (torch.finfo(torch.float16).min, -torch.inf):
@@ -206,7 +207,11 @@ def test_an_added_mask_of_half_precision():
     assert (kind, given) == ("dense", None)
     assert bias is not None
     got, _ = nh.attention_of(Layer(), q, k, v, mask, scaling=0.3)
-    assert got.dtype == torch.float16
+    want, low = (
+        definition(*(x.to(dtype) for x in (q, k, v, mask)), {}, None)
+        for dtype in (torch.float64, torch.float16)
+    )
+    assert_within_reference(*(x.numpy() for x in (got, want, low)))
 
 
 @pytest.mark.parametrize("value", [None, False])

@@ -175,15 +175,6 @@ def test_what_transformers_asks_of_a_mask():
     assert mask_functions.numbered_mask(int(mask.number)) is mask.mask
 
 
-def test_masks_are_not_read_while_a_graph_is_recorded(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(RuntimeError, match="not possible while a CUDA graph is recorded"):
-        mask_of(1, 4, 4, attention_mask=torch.ones(1, 4))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert mask_of(1, 4, 4, attention_mask=torch.ones(1, 4)).mask == masks.causal(4)
-
-
 def test_equal_batch_entries_have_one_mask():
     mask = mask_functions.from_tensor((torch.rand(1, 2, 5, 7) < 0.5).expand(3, 2, 5, 7))
     assert (mask.batch, mask.heads) == (None, 2)

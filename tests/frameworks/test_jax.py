@@ -125,7 +125,10 @@ def test_takes_arrays_of_numpy():
         assert np.array_equal(out, nbflash.attention(*given, MASK))
 
 
-@pytest.mark.parametrize("seed", [5, (2**64 - 1, 2**40)], ids=["one", "two"])
+SEEDS = 5, np.uint32(5), (2**64 - 1, 2**40), np.array([1, 2]), np.array([1, 2], np.uint64)
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=["one", "uint32", "two", "int64", "uint64"])
 def test_dropout(seed):
     given, options = arrays(), {"dropout": 0.25, "seed": seed}
     assert_same_bits(of_jax(given, **options), of_core(given, **options))

@@ -81,7 +81,7 @@ def test_map_of_booleans_and_csr_are_the_same_map(case):
         assert np.array_equal(every_plane((made.within & again).to_mask(), cells.shape[:2]), cells)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint64])
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint64])
 def test_lists_of_several_heads_in_one_csr(dtype):
     indptr = np.array([[[0, 2, 2], [2, 3, 6]]], dtype)
     indices = np.array([3, 0, 1, 2, 2, 0], dtype)
