@@ -176,8 +176,11 @@ def test_what_transformers_asks_of_a_mask():
 
 
 def test_equal_batch_entries_have_one_mask():
-    mask = mask_functions.from_tensor((torch.rand(1, 2, 5, 7) < 0.5).expand(3, 2, 5, 7))
+    dense = (torch.rand(1, 2, 5, 7) < 0.5).repeat(3, 1, 1, 1)
+    mask = mask_functions.from_tensor(dense)
     assert (mask.batch, mask.heads) == (None, 2)
+    dense[2, 1, 4, 6] ^= True
+    assert np.array_equal(mask_functions.from_tensor(dense).dense(), dense)
 
 
 def test_no_queries_are_decoded():

@@ -1,9 +1,11 @@
 """A device on a CuPy that is not there: memory, words, tensor maps and bound kernels."""
 
+import gc
 import itertools
 import math
 import struct
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -131,6 +133,26 @@ def test_places_of_tokens_lie_behind_dropouts_state(machine):
     assert state((5, 6))[:3] == (5, 6, device._zeros.data.ptr)
     assert len({*state((5, 6))[3:]}) == 2
     assert state((5, 6)) == state((5, 6))
+
+
+class Table:
+    """In the memory of a device as long as it is there."""
+
+
+def test_places_of_tokens_stay_in_memory():
+    made = weakref.WeakSet()
+
+    def resident(tables):
+        found = [Table() for _ in tables]
+        made.update(found)
+        return found
+
+    device = SimpleNamespace(resident=resident, address=id)
+    spec = SimpleNamespace(dropout=0.5, positions=Positions(np.arange(64), np.arange(64)))
+    state = DropoutState(device, spec)
+    gc.collect()
+    assert len(made) == 2
+    assert set(map(id, made)) == set(state._addresses)
 
 
 def test_memory_and_streams_of_torch(machine, monkeypatch):

@@ -98,6 +98,8 @@ def test_reachability_of_a_long_sequence_is_that_of_its_blocks():
     assert (stats.components, stats.layers, stats.node) == (1, small.layers, 128)
     assert small.layers == 6
     assert stats.reach_exact
+    ragged = masks.butterfly(8192 - 64, 128).stats(128)
+    assert (ragged.layers, ragged.node, ragged.reach_exact) == (6, 128, True)
     assert not masks.window(8192, left=4, right=4).stats(128).reach_exact
 
 
