@@ -212,10 +212,13 @@ def test_vmap_of_vmap():
 @pytest.mark.parametrize("options", [VMAPPED["folded"], VMAPPED["dropout"]])
 def test_vmap_of_nothing(options):
     q, k, v, _ = arrays()
-    of = lambda q: attention(q, k[:1], v[:1], return_lse=True, **options)
-    for x, one in zip(jax.vmap(of)(q[:0, None]), of(q[:1]), strict=True):
-        assert x.shape == (0, *one.shape)
-        assert x.dtype == one.dtype
+    of = lambda q, k: attention(q, k, v[:1], return_lse=True, **options)
+    gradients = jax.grad(lambda q, k: of(q, k)[0].sum(), (0, 1))
+    for run in (of, gradients):
+        found = jax.vmap(run, in_axes=(0, None))(q[:0, None], k[:1])
+        for x, one in zip(found, run(q[:1], k[:1]), strict=True):
+            assert x.shape == (0, *one.shape)
+            assert x.dtype == one.dtype
 
 
 @pytest.mark.parametrize("lengths", [(0, 5), (5, 0)], ids=["queries", "keys"])
