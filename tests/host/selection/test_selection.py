@@ -150,6 +150,15 @@ def test_means_of_compressed_keys_are_of_their_dtype():
         assert made.indices.item() == chosen
 
 
+@causal_or_not
+def test_a_mean_of_fewer_keys_is_seen(causal):
+    """The last one, by the last query."""
+    k = np.zeros((1, 18, 1, 1))
+    k[:, 16:] = 9
+    options = {"block": 8, "length": 4, "topk": 1, "sinks": 0, "local": 0, "causal": causal}
+    assert selection.compressed(np.ones((1, 1, 1, 1)), k, **options).indices.item() == 2
+
+
 @shapes
 @causal_or_not
 def test_antidiagonal(shape, causal):
