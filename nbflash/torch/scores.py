@@ -80,11 +80,11 @@ def flattened(stages):
 
 
 def unflattened(flat):
-    """The stages again; None if there is none."""
+    """The stages of a tuple; None if there is none."""
     stages, at = [], 0
     while at < len(flat):
         make, arrays, learned, count = flat[at : at + 4]
-        stages.append(Stage(make, tuple(flat[at + 4 : at + 4 + count]), arrays, learned))
+        stages.append(Stage(make, flat[at + 4 : at + 4 + count], arrays, learned))
         at += 4 + count
     return tuple(stages) or None
 
