@@ -100,11 +100,7 @@ def inputs(nq, width=8):
 
 @pytest.mark.parametrize(
     ("way", "nq"),
-    [
-        ("without gradients", 1),
-        ("without gradients", 3),
-        *itertools.product(("eager", "in a graph"), (3, NK)),
-    ],
+    [("without gradients", 1), ("without gradients", 3), ("eager", NK), ("in a graph", 3)],
 )
 @pytest.mark.parametrize(("mask", "argument"), CASES)
 def test_by_definition(mask, argument, nq, way):
