@@ -140,7 +140,7 @@ def decoded(q, k, v, rows, scale, score):
 
 def last_rows(mask):
     """The `LastRows` of a causal mask, or of a causal window of equal width; None of others."""
-    # In a list: None would be made again every time.
+    # In a list: `remembered` would make None again at every call.
     (found,) = remembered(("last rows", mask), lambda: [_last_rows(mask)])
     return found
 

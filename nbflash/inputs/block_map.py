@@ -159,7 +159,8 @@ class BlockMap:
             counts = indptr[..., 1:] - indptr[..., :-1]
             if width is None:
                 width = int(counts.max()) if counts.size else 0
-            kind = np.uint64 if indptr.dtype == np.uint64 else np.int64  # their sum is of floats
+            # NumPy adds uint64 and int64 as float64, which indexes nothing.
+            kind = np.uint64 if indptr.dtype == np.uint64 else np.int64
             places = indptr[..., :-1, None] + xp.arange(_check.integer("width", width), dtype=kind)
             places = xp.clip(places, 0, max(indices.size - 1, 0))
             rows = indices[places] if indices.size else xp.full(places.shape, -1, np.int32)

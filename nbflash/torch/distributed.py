@@ -34,8 +34,8 @@ class TorchCommunicator:
     group : torch.distributed.ProcessGroup, optional
         Default: all processes. Two groups of the same processes are made, one of its backend and
         one of gloo to compare calls in host memory, so all processes of the group must call this.
-        The members of a part of all processes must have made as many groups before, for torch
-        names the new ones by that.
+        The members of a subgroup must have made equally many groups before: torch names a new one
+        by their number.
     timeout : float
         Seconds after which a rank that does not answer counts as dead. With NCCL its watchdog acts
         on messages, and `TimeoutError` is raised where ranks are compared.
@@ -46,7 +46,7 @@ class TorchCommunicator:
         self.rank, self.size = dist.get_rank(group), len(self._ranks)
         self._backend, self.timeout = dist.get_backend(group), timeout
         limit = datetime.timedelta(seconds=timeout)
-        # Of a part its own processes alone make the groups: others may not be here.
+        # Only the members of a subgroup make its groups: other processes need not call this.
         is_part = self.size < dist.get_world_size()
         options = {"timeout": limit, "use_local_synchronization": is_part}
         with _timely(self):
