@@ -117,7 +117,7 @@ def like(model, implementation, dtype=None):
 
 def inputs(name):
     """Keyword arguments of two samples, the second of them padded, and labels."""
-    draw = torch.Generator().manual_seed(1)
+    draw = torch.Generator(torch.get_default_device()).manual_seed(1)
     if name == "vit":
         pixels = torch.randn(2, 3, 16, 16, generator=draw)
         return {"pixel_values": pixels, "labels": torch.tensor([0, 1])}

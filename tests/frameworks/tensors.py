@@ -26,21 +26,45 @@ def qkv(batch=2, nq=33, nk=33, heads=4, heads_kv=2, head_dim=16, dtype="float64"
     return *(x.requires_grad_() for x in inputs), dout
 
 
-def as_numpy(x):
-    """A copy of a tensor as nbflash takes it."""
+#: What NumPy and CuPy do not know: the integers that hold its bits, and its name.
+BITS = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+}
+
+
+def as_array(x):
+    """A copy of a tensor as nbflash takes it: of NumPy, or of CuPy where the tensor is on a GPU."""
     x = x.detach().clone()
-    if x.dtype == torch.bfloat16:
-        return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return x.numpy()
+    bits, dtype = BITS.get(x.dtype, (None, None))
+    words = x if bits is None else x.view(bits)
+    if x.is_cuda:
+        import cupy
+
+        array = cupy.from_dlpack(words)
+    else:
+        array = words.numpy()
+    return array if bits is None else array.view(dtype)
+
+
+def on_host(array):
+    """An array of NumPy or CuPy as one of NumPy."""
+    return array.get() if hasattr(array, "get") else array
+
+
+def as_numpy(x):
+    """A copy of a tensor as an array of NumPy."""
+    return on_host(as_array(x))
 
 
 def of_core(q, k, v, dout, mask=None, *, dlse=None, **options):
-    """``(out, lse, dq, dk, dv)`` of nbflash on NumPy arrays."""
-    q, k, v, dout = map(as_numpy, (q, k, v, dout))
+    """``(out, lse, dq, dk, dv)`` of nbflash on arrays where the tensors are; arrays of NumPy."""
+    q, k, v, dout = map(as_array, (q, k, v, dout))
     out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **options)
-    dlse = None if dlse is None else as_numpy(dlse)
+    dlse = None if dlse is None else as_array(dlse)
     given = dout, q, k, v, out, lse, mask
-    return out, lse, *nbflash.attention_backward(*given, dlse=dlse, **options)
+    gradients = nbflash.attention_backward(*given, dlse=dlse, **options)
+    return tuple(map(on_host, (out, lse, *gradients)))
 
 
 def of_torch(attention, q, k, v, dout, dlse=None):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from models import DECODERS, LENGTH, MODELS, PADS, TOKENS, exact, inputs, like, make
-from tensors import assert_close
+from tensors import as_numpy, assert_close
 
 import masks
 from nbflash import huggingface as nh
@@ -29,7 +29,7 @@ def results(model, given):
     if "attention_mask" in given and logits.shape[1] == LENGTH:
         logits = logits[given["attention_mask"].bool()]
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return [x.detach().numpy() for x in (logits, out.loss, torch.cat(gradients))]
+    return [as_numpy(x) for x in (logits, out.loss, torch.cat(gradients))]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -77,7 +77,7 @@ def changed_rows(model, ids, at, **given):
     other[0, at] = (other[0, at] + 1) % TOKENS
     with torch.no_grad():
         a, b = (model(input_ids=x, **given).logits[0] for x in (ids, other))
-    return np.flatnonzero((a != b).any(dim=1).numpy()).tolist()
+    return (a != b).any(dim=1).nonzero().flatten().tolist()
 
 
 def test_packed_documents_do_not_see_each_other():
@@ -131,7 +131,7 @@ def test_mask_of_four_axes(kind):
         got = model(input_ids=ids, attention_mask=mask).logits
         plain = eager(input_ids=ids, attention_mask=added).logits
         want = exact(input_ids=ids, attention_mask=added.double()).logits
-    assert_within_reference(got.numpy(), want.numpy(), plain.numpy())
+    assert_within_reference(*map(as_numpy, (got, want, plain)))
 
 
 def test_a_mask_of_more_keys_is_of_the_first_ones():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from models import exact
-from tensors import assert_close
+from tensors import as_numpy, assert_close
 
 import masks
 from nbflash import huggingface as nh
@@ -207,7 +207,7 @@ def test_an_added_mask_of_half_precision():
         definition(*(x.to(dtype) for x in (q, k, v, mask)), {}, None)
         for dtype in (torch.float64, torch.float16)
     )
-    assert_within_reference(*(x.numpy() for x in (got, want, low)))
+    assert_within_reference(*map(as_numpy, (got, want, low)))
 
 
 @pytest.mark.parametrize("value", [None, False])

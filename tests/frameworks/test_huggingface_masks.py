@@ -54,7 +54,7 @@ CASES = list(itertools.product(FUNCTIONS, SIZES, PADDING))
 def dense(**given):
     """What transformers makes, as an array of all batch entries."""
     given |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    return theirs.sdpa_mask(**given).numpy()
+    return theirs.sdpa_mask(**given).cpu().numpy()
 
 
 def cells(mask, batch):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tensors import on_host
 
 import masks
 import nbflash
@@ -20,11 +21,21 @@ def arrays(dtype="float32", batch=2):
     return [jnp.asarray(x).astype(dtype) for x in make_qkv(batch, 33, 33, 4, 2, 16)]
 
 
+def as_array(x):
+    """Of NumPy, or of CuPy where JAX computes on a GPU."""
+    if x is None or jax.default_backend() == "cpu":
+        return x if x is None else np.asarray(x)
+    import cupy
+
+    return cupy.asarray(np.asarray(x))
+
+
 def of_core(given, mask=None, *, dlse=None, **options):
-    q, k, v, dout = (np.asarray(x) for x in given)
+    q, k, v, dout, dlse = (as_array(x) for x in (*given, dlse))
     out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **options)
     given = dout, q, k, v, out, lse, mask
-    return out, lse, *nbflash.attention_backward(*given, dlse=dlse, **options)
+    results = out, lse, *nbflash.attention_backward(*given, dlse=dlse, **options)
+    return tuple(map(on_host, results))
 
 
 def of_jax(given, mask=None, *, dlse=None, **options):
