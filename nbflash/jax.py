@@ -22,6 +22,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental.buffer_callback import buffer_callback
 
 import masks
+from nbflash.cuda.streams import external_stream
 from nbflash.definitions.types import Scale, Seed, Window
 from nbflash.inputs.arrays import native
 from nbflash.inputs.block_map import BlockMap, as_mask
@@ -311,7 +312,7 @@ def _native(context, given, results, room=None):
     native(x=cupy.ndarray((0,)))  # from now on arrays of CuPy are recognised
     with contextlib.ExitStack() as stack:
         stack.enter_context(cupy.cuda.Device(device))
-        stack.enter_context(cupy.cuda.ExternalStream(context.stream, device))
+        stack.enter_context(external_stream(cupy, device, context.stream))
         if room is not None:
             stack.enter_context(cupy.cuda.using_allocator(_Room(cupy, room, device)))
         arrays = [[_cupy_array(cupy, x, device) for x in each] for each in (given, results)]

@@ -134,8 +134,8 @@ def _plain_kinds():
 
 
 def by_pointer(given):
-    """`CudaTensor` of each, or None where one is no plain tensor of CUDA memory, or learned."""
-    if not is_tensor(given[0]):
+    """`CudaTensor` of each; None where one is no plain tensor of CUDA memory, learned or traced."""
+    if not is_tensor(given[0]) or sys.modules["torch"].compiler.is_compiling():
         return None
     found = []
     for x in given:

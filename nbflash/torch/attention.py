@@ -186,8 +186,8 @@ def _documents(starts_q, starts_k, causal):
         starts_q = integers("cu_seqlens_q", starts_q)
         starts_k = starts_q if starts_k is None else integers("cu_seqlens_k", starts_k)
         return documents(starts_q, starts_k, causal)
-    starts_q = torch.as_tensor(starts_q).cpu()
-    starts_k = starts_q if starts_k is None else torch.as_tensor(starts_k).cpu()
+    starts_q = torch.as_tensor(starts_q, device="cpu")
+    starts_k = starts_q if starts_k is None else torch.as_tensor(starts_k, device="cpu")
     return LateMask(Documents, (constant(causal),), (starts_q, starts_k))
 
 
@@ -227,7 +227,7 @@ def _seed_tensor(seed, dropout, device):
         if torch.compiler.is_compiling():
             pair = isinstance(seed, (list, tuple))
             seed = tuple(constant(x) for x in seed) if pair else constant(seed)
-        return torch.tensor(_words(seed), dtype=torch.int64)
+        return torch.tensor(_words(seed), dtype=torch.int64, device="cpu")
     if check_dropout(dropout) == 0:
         return None
     return torch.randint(_SIGN - 1, (2,), device=device)

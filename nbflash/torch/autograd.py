@@ -10,6 +10,7 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import Function, forward_ad
 from torch.overrides import has_torch_function
+from torch.utils._device import DeviceContext
 
 from nbflash.inputs.tensors import is_plain
 from nbflash.torch import operators
@@ -27,7 +28,9 @@ _NO_FORWARD = "nbflash: attention has no derivatives in forward mode (jvp, jacfw
 def is_eager(tensors) -> bool:
     """Whether nobody listens to operators of these tensors, each of which may be None."""
     c = torch._C
-    if has_torch_function(tensors) or c._len_torch_dispatch_stack():  # a mode of functions, too
+    if has_torch_function(tensors) and not _only_default_devices():  # of a mode, too
+        return False
+    if c._len_torch_dispatch_stack():
         return False
     if c._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
@@ -37,6 +40,12 @@ def is_eager(tensors) -> bool:
         if not (x is None or (is_plain(x) and (x.is_cuda or x.is_cpu))):
             return False
     return True
+
+
+def _only_default_devices():
+    """Whether the modes of functions are those of `torch.set_default_device`, if there are any."""
+    modes = range(torch._C._len_torch_function_stack())
+    return all(type(torch._C._get_function_stack_at(i)) is DeviceContext for i in modes)
 
 
 def attention(q, k, v, arrays, seed, handle, with_lse=True, is_late=False):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import NamedTuple
 
 import torch
 
+from nbflash.cuda.streams import external_stream
 from nbflash.inputs.tensors import CudaTensor, numpy_dtype
 
 # What NumPy does not have leaves torch as integers of its size.
@@ -87,20 +87,8 @@ def _on_cuda(device: int, stream: int):
 
 @functools.cache
 def _stream(device: int, stream: int):
-    """The number of a stream is all that CuPy keeps of it; ``device`` is the current one."""
-    cuda = _cupy().cuda
-    if hasattr(cuda.Stream, "from_external"):  # CuPy 14.2 deprecates the other
-        return cuda.Stream.from_external(_Stream(stream))
-    return cuda.ExternalStream(stream, device)
-
-
-class _Stream(NamedTuple):
-    """A stream by the protocol that libraries share."""
-
-    number: int
-
-    def __cuda_stream__(self):
-        return 0, self.number
+    """The number of a stream is all that CuPy keeps of it."""
+    return external_stream(_cupy(), device, stream)
 
 
 def _memory_of_torch(nbytes: int):

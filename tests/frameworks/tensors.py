@@ -11,6 +11,7 @@ import nbflash
 from nbflash.distributed import LocalCommunicator
 from nbflash.testing import make_qkv
 
+DEVICE = torch.get_default_device().type
 DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
@@ -38,7 +39,7 @@ def as_array(x):
     x = x.detach().clone()
     bits, dtype = BITS.get(x.dtype, (None, None))
     words = x if bits is None else x.view(bits)
-    if x.is_cuda:
+    if x.device.type == "cuda":
         import cupy
 
         array = cupy.from_dlpack(words)
@@ -57,14 +58,21 @@ def as_numpy(x):
     return on_host(as_array(x))
 
 
-def of_core(q, k, v, dout, mask=None, *, dlse=None, **options):
+def of_core(q, k, v, dout, mask=None, *, dlse=None, deterministic=False, **options):
     """``(out, lse, dq, dk, dv)`` of nbflash on arrays where the tensors are; arrays of NumPy."""
     q, k, v, dout = map(as_array, (q, k, v, dout))
     out, lse = nbflash.attention(q, k, v, mask, return_lse=True, **options)
     dlse = None if dlse is None else as_array(dlse)
     given = dout, q, k, v, out, lse, mask
-    gradients = nbflash.attention_backward(*given, dlse=dlse, **options)
+    options |= {"dlse": dlse, "deterministic": deterministic}
+    gradients = nbflash.attention_backward(*given, **options)
     return tuple(map(on_host, (out, lse, *gradients)))
+
+
+def decoded_by_core(q, k, v, lengths, **options):
+    """``(out, lse)`` of nbflash's decode on arrays where the tensors are; arrays of NumPy."""
+    arrays = [as_array(x) for x in (q, k, v, lengths)]
+    return [on_host(x) for x in nbflash.decode(*arrays, **options, return_lse=True)]
 
 
 def of_torch(attention, q, k, v, dout, dlse=None):
@@ -122,8 +130,7 @@ OPTIONS = {
     "scale": {"scale": 0.7},
     "score": {"score": nbflash.scores.alibi([0.5, 0.25, 0.125, 0.0625])},
     "dropout": {"dropout": 0.25, "seed": [3, 2**63]},
-    "impl": {"impl": "reference"},
-}
+} | ({"impl": {"impl": "reference"}} if DEVICE == "cpu" else {})
 
 
 def only_rank():

@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from tensors import DEVICE, as_numpy
 from transformers import masking_utils as theirs
 
 import masks
@@ -129,7 +130,7 @@ OTHERS = {
 def test_other_functions_are_evaluated(name, size):
     names = "q_length", "kv_length", "q_offset", "kv_offset"
     given = dict(zip(names, SIZES[size], strict=True))
-    given |= {"batch_size": 2, "mask_function": OTHERS[name]}
+    given |= {"batch_size": 2, "mask_function": OTHERS[name], "device": DEVICE}
     assert np.array_equal(cells(mask_of(**given), 2), dense(**given))
 
 
@@ -163,7 +164,8 @@ def test_functions_of_the_same_name_are_others():
 
     for name in ("sliding_window_overlay", "padding_mask_function"):
         inner_mask.__qualname__ = f"{name}.<locals>.inner_mask"
-        given = {"batch_size": 1, "q_length": 6, "kv_length": 6, "mask_function": inner_mask}
+        given = {"batch_size": 1, "q_length": 6, "kv_length": 6, "device": DEVICE}
+        given["mask_function"] = inner_mask
         assert np.array_equal(cells(mask_of(**given), 1), dense(**given))
 
 
@@ -180,7 +182,7 @@ def test_equal_batch_entries_have_one_mask():
     mask = mask_functions.from_tensor(dense)
     assert (mask.batch, mask.heads) == (None, 2)
     dense[2, 1, 4, 6] ^= True
-    assert np.array_equal(mask_functions.from_tensor(dense).dense(), dense)
+    assert np.array_equal(mask_functions.from_tensor(dense).dense(), as_numpy(dense))
 
 
 def test_no_queries_are_decoded():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tensors import as_numpy, assert_close, qkv
+from tensors import as_array, as_numpy, assert_close, on_host, qkv
 from torch._dynamo.exc import TorchDynamoException
 
 import masks
@@ -14,13 +14,13 @@ from nbflash import torch as operators
 def assert_tensors(got, want):
     for a, b in zip(got, want, strict=True):
         assert isinstance(a, torch.Tensor)
-        assert np.array_equal(as_numpy(a), b)
+        assert np.array_equal(as_numpy(a), on_host(b))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_attention_and_its_gradients(dtype):
     tensors = [x.detach() for x in qkv(dtype=dtype)]
-    arrays = [as_numpy(x) for x in tensors]
+    arrays = [as_array(x) for x in tensors]
     forward, backward = [], []
     for *inputs, dout in (tensors, arrays):
         forward.append(nbflash.attention(*inputs, causal=True, return_lse=True))
@@ -43,13 +43,13 @@ def test_out_is_returned():
 def test_merging_and_decode():
     q, k, v, dout = (x.detach() for x in qkv(2, 4, 20))
     sink = torch.randn(4, dtype=q.dtype)
-    results = []
-    for a, b, c, d, e in ([q, k, v, dout, sink], map(as_numpy, (q, k, v, dout, sink))):
+    given, results = [q, k, v, dout, sink, torch.tensor([20, 9], dtype=torch.int32)], []
+    for a, b, c, d, e, lengths in (given, map(as_array, given)):
         out, lse = nbflash.attention(a, b, c, return_lse=True)
         made = [*nbflash.merge(out, lse, out, lse), *nbflash.merge_sink(out, lse, e)]
         made += nbflash.merge_backward(d, out, lse, out, lse)
         made += nbflash.merge_sink_backward(d, out, lse, e)
-        results.append([*made, nbflash.decode(a, b, c, [20, 9])])
+        results.append([*made, nbflash.decode(a, b, c, lengths)])
     assert_tensors(*results)
 
 

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from tensors import as_array, as_numpy, on_host, qkv
+from tensors import DEVICE, as_array, as_numpy, on_host, qkv
 
 import masks
 import nbflash
 from nbflash import torch as nt
 
 BATCH, NQ, CAPACITY = 2, 3, 24
+SLOPES = torch.arange(4, device="cpu") / 8
 LENGTHS = torch.tensor([20, 7], dtype=torch.int32)
 DRAW = torch.Generator(torch.get_default_device()).manual_seed(2)
 BIAS = torch.randn(1, 4, 1, CAPACITY, generator=DRAW)
@@ -60,7 +61,9 @@ CALLS = {
     "scale": lambda given: {"scale": 0.7},
     "constant score": lambda given: {"score": nbflash.scores.softcap(0.5)},
     "score": lambda given: {"score": nt.scores.bias(BIAS)},
-    "score of a few numbers": lambda given: {"score": nt.scores.alibi(torch.arange(4) / 8)},
+    "score of a few numbers": lambda given: {
+        "score": nt.scores.alibi(torch.arange(4, device="cpu") / 8)
+    },
     "pages": pages,
     "int8": eight_bits(torch.int8),
     "float8": eight_bits(torch.float8_e4m3fn),
@@ -92,4 +95,5 @@ def test_arguments(call, dtype, in_graph):
         assert np.array_equal(as_numpy(a), b)
     assert torch.equal(nt.decode(**given), got[0])
     same = np.array_equal(want[0], expected(inputs(dtype))[0])
-    assert same == (call in ("plain", "pages") or "strides" in call)
+    if call != "pages" or DEVICE == "cpu":  # a GPU's kernel splits keys by pages
+        assert same == (call in ("plain", "pages") or "strides" in call)

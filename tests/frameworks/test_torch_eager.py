@@ -123,14 +123,18 @@ def test_who_listens(monkeypatch):
     torch.func.grad(lambda y: seen.append(autograd.is_eager((x,))) or y.sum())(x)
     with Functions():
         seen.append(autograd.is_eager((x,)))
+        with torch.device("meta"):
+            seen.append(autograd.is_eager((x,)))
     with Operators():
         seen.append(autograd.is_eager((x,)))
     with forward_ad.dual_level():
         seen.append(autograd.is_eager((x,)))
-    assert autograd.is_eager((x,))
+    with torch.device("meta"):  # a mode of functions, that of torch.set_default_device
+        assert autograd.is_eager((x,))
+        assert not autograd.is_eager((x.as_subclass(Subclass),))
     monkeypatch.setattr(torch._C, "_get_tracing_state", object)
     seen.append(autograd.is_eager((x,)))
-    assert seen == [False] * 5
+    assert seen == [False] * 6
 
 
 @pytest.mark.parametrize("changed", range(4), ids=["q", "k", "v", "out"])

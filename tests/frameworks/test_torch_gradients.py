@@ -1,11 +1,12 @@
 """Gradients of any inputs by any results: of attention, of its merged parts, and under autocast."""
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 import torch
-from tensors import as_numpy, assert_close, of_core, qkv, sdpa
+from tensors import DEVICE, as_numpy, assert_close, of_core, qkv, sdpa
 
 import masks
 import nbflash
@@ -102,10 +103,10 @@ def test_autocast_casts_to_its_dtype(dtype, in_graph):
     if in_graph:
         torch.compiler.reset()
         run = torch.compile(run, fullgraph=True, backend="aot_eager")
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast(DEVICE, dtype=dtype):
         out = run(q, k, v)
         mixed = run(q, k.to(dtype), v)
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(DEVICE, enabled=False):
             outside = run(q, k, v)
     halves = [x.detach().to(dtype) for x in (q, k, v)]
     want = of_core(*halves, dout.to(dtype), causal=True)
@@ -113,6 +114,33 @@ def test_autocast_casts_to_its_dtype(dtype, in_graph):
     assert torch.equal(mixed, out)
     assert torch.equal(outside, nt.attention(q, k, v, causal=True))
     got = torch.autograd.grad(out, (q, k, v), dout.to(dtype))
+    for a, b in zip(got, want[2:], strict=True):
+        assert np.array_equal(as_numpy(a), b.astype(np.float32))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast_within_and_around_a_graph(inside):
+    q, k, v, dout = qkv(dtype="float32")
+
+    def layer(q, k, v):
+        return nt.attention(q, k, v, causal=True)
+
+    def under(function):
+        def run(*given):
+            with torch.autocast(DEVICE, dtype=torch.bfloat16):
+                return function(*given)
+
+        return run
+
+    torch.compiler.reset()
+    compiled = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    run = compiled(under(layer)) if inside else under(compiled(layer))
+    out = run(q, k, v)
+    halves = [x.detach().bfloat16().requires_grad_() for x in (q, k, v)]
+    want = of_core(*halves, dout.bfloat16(), causal=True)
+    assert out.dtype == torch.bfloat16
+    assert np.array_equal(as_numpy(out), want[0])
+    got = torch.autograd.grad(out, (q, k, v), dout.bfloat16())
     for a, b in zip(got, want[2:], strict=True):
         assert np.array_equal(as_numpy(a), b.astype(np.float32))
 

@@ -136,6 +136,11 @@ def test_plain_tensors_of_cuda_memory_are_taken_by_pointer(x, plain, by_pointer,
             assert [y.tensor for y in found] == given
 
 
+def test_what_is_traced_has_no_pointer(torch):
+    torch.traces = True
+    assert tensors.by_pointer([Tensor()]) is None
+
+
 def test_what_is_no_tensor(torch, monkeypatch):
     assert tensors.is_tensor(Tensor())
     for given in ([1], [np.zeros(3), Tensor()], [Tensor(), np.zeros(3)]):
