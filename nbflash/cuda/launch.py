@@ -21,6 +21,7 @@ from nbflash.cuda.ptx._asm import compiling_for, cuda, types
 from nbflash.disk_cache import sealed
 
 MAP_WORDS = 16  # eight bytes each: a tensor map
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 KERNELS = 1024  # remembered; a plan holds its own
 # Whose cubins a device runs besides its own: of older ones of its generation, but not for Tegra.
 _RUNS_TOO = {(8, 6): [(8, 0)], (8, 9): [(8, 6), (8, 0)]}
@@ -168,7 +169,8 @@ def bind(spec, blocks, trailing, device_id, capability, current_stream, late=0):
     from nbflash.cuda import side_by_side
 
     # The driver's own call: CuPy's wrapper takes half the time of cuda.bindings'.
-    launch = cupy.cuda.driver.launchKernel
+    driver = cupy.cuda.driver
+    launch = driver.launchKernel
     side_by_side.expect(spec, capability)
     geometry = None
     kinds = [word for kind in spec.signature for word in _words_of(kind)]
@@ -201,7 +203,14 @@ def bind(spec, blocks, trailing, device_id, capability, current_stream, late=0):
             slots[behind_maps : behind_maps + len(leading)] = leading
             if words:
                 slots[late_at : late_at + len(words)] = words
-            launch(*geometry, current_stream(), pointers, 0)
+            try:
+                launch(*geometry, current_stream(), pointers, 0)
+            except driver.CUDADriverError as error:
+                if error.status != INVALID_CONTEXT:
+                    raise
+                # Nothing of the runtime has run in this thread: one of torch's backward pass, say.
+                cupy.cuda.runtime.setDevice(device_id)
+                launch(*geometry, current_stream(), pointers, 0)
 
     run.table = table  # alive as long as `run`, too: what `pointers` refer to
     run.is_cold = lambda: geometry is None and is_cold(spec, capability)

@@ -100,7 +100,8 @@ def attention(
     return_lse : bool
         Also return the log-sum-exp; gradients flow through both.
     deterministic : bool, optional
-        Gradients are bitwise reproducible; default `torch.are_deterministic_algorithms_enabled`.
+        Gradients of q, k and v are bitwise reproducible, and those of a score as
+        `nbflash.score_backward` says; default `torch.are_deterministic_algorithms_enabled`.
     layout : {"bshd", "bhsd"}
         ``"bhsd"``: q, k, v and the result are (batch, heads, seqlen, head_dim).
 

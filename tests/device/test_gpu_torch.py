@@ -1,6 +1,7 @@
 """nbflash.torch on the device: nbflash's bits; torch's streams, memory, graphs, random numbers."""
 
 import importlib.util
+import threading
 
 import cupy
 import pytest
@@ -83,6 +84,23 @@ def test_on_a_stream_behind_work_of_torch(mask):
         assert not stream.query()  # nothing has waited
     stream.synchronize()
     assert bits(as_arrays(got)) == whole
+
+
+@by_dtype
+def test_in_a_thread_of_its_own(dtype, mask):
+    """Nothing of CUDA's runtime has run there: memory that torch has kept is given again."""
+    tensors, found = as_tensors(inputs(dtype), dtype), []
+    whole = bits(as_arrays(forward_and_backward(tensors, mask)))
+    for work in (
+        lambda: nt.attention(*tensors[:3], mask, return_lse=True),
+        lambda: forward_and_backward(tensors, mask),
+    ):
+        thread = threading.Thread(target=lambda work=work: found.append(work()))
+        thread.start()
+        thread.join()
+    alone, both = found
+    assert bits(as_arrays(alone)) == whole[:2]
+    assert bits(as_arrays(both)) == whole
 
 
 def test_memory_is_that_of_torch(mask):

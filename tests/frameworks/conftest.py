@@ -1,6 +1,7 @@
 """The frameworks tier: nbflash.torch, nbflash.huggingface and nbflash.jax on the CPU.
 
-``NBFLASH_TEST_DEVICE=cuda`` runs it on a GPU, where arrays are CuPy's: ``make test-device`` does.
+``NBFLASH_TEST_DEVICE=cuda make test-frameworks`` runs what takes any device on a GPU, where arrays
+are CuPy's.
 """
 
 import os
@@ -13,6 +14,23 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch and CuP
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Two devices of one CPU, for shard_map.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+# Of one process on one device, whichever: no stand-ins for CUDA, no ranks, no examples.
+_OF_TORCH = "attention compile decode eager gradients operators options scores"
+ANY_DEVICE = (
+    "test_huggingface*.py",
+    "test_jax.py",
+    "test_tensors_in_tensors_out.py",
+    *(f"test_torch_{name}.py" for name in _OF_TORCH.split()),
+)
+
+
+def pytest_ignore_collect(collection_path):
+    """Whether a file of tests is of the CPU alone, and the device another."""
+    if DEVICE != "cpu" and collection_path.name.startswith("test_"):
+        return not any(map(collection_path.match, ANY_DEVICE)) or None
+    return None
+
 
 # Warnings of other packages are theirs to mend; ours are errors, see setup.cfg.
 FOREIGN = ("torch", "transformers", "jax", "functorch", "huggingface_hub")

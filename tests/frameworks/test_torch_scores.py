@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tensors import as_array, assert_close, on_host, qkv, sdpa
+from tensors import DEVICE, as_array, assert_close, on_host, qkv, sdpa
 
 import masks
 import nbflash
@@ -160,10 +160,11 @@ def test_bad_scores(make, message):
         make()
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="slopes of q on a GPU are numbers")
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_slopes_are_learned(in_graph):
     q, k, v, dout = qkv()
-    slopes = torch.rand(4, dtype=q.dtype, device="cpu", requires_grad=True)
+    slopes = torch.rand(4, dtype=q.dtype, requires_grad=True)
     away = torch.arange(33) - torch.arange(33)[:, None]
     call = lambda slopes: nt.attention(q, k, v, MASK, score=nt.scores.alibi(slopes))
     run = torch.compile(call, fullgraph=True, backend="aot_eager") if in_graph else call
@@ -277,7 +278,9 @@ def test_arrays_of_other_strides_and_dtypes(dtype):
     same = nt.attention(q, k, v, MASK, score=score, deterministic=True)
     assert torch.equal(out, same)
     got = torch.autograd.grad(out, (bias, table), dout)
-    assert all(map(torch.equal, got, torch.autograd.grad(same, again, dout)))
+    want = torch.autograd.grad(same, again, dout)
+    assert_close(got, want)
+    assert DEVICE != "cpu" or all(map(torch.equal, got, want))  # on a GPU sums are by atomics
     core = nbflash.scores.compose(
         nbflash.scores.bias(as_array(again[0])), nbflash.scores.relative(as_array(again[1]))
     )

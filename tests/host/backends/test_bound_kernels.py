@@ -106,6 +106,35 @@ def test_another_thread_waits_until_the_words_are_taken(monkeypatch):
     assert found == [1, 2]
 
 
+@pytest.mark.parametrize("status", [launch.INVALID_CONTEXT, 700])
+def test_a_thread_without_a_context_gets_that_of_the_device(status, monkeypatch):
+    """The driver finds none in a thread in which nothing of the runtime has run."""
+    calls = []
+
+    class Failure(RuntimeError):
+        def __init__(self):
+            self.status = status
+
+    def launched(*arguments):
+        calls.append("launch")
+        if calls.count("set") == 0:
+            raise Failure
+
+    driver = SimpleNamespace(launchKernel=launched, CUDADriverError=Failure)
+    runtime = SimpleNamespace(setDevice=lambda n: calls.append("set") or calls.append(n))
+    cuda = SimpleNamespace(driver=driver, runtime=runtime)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(launch, "load", lambda *given: 99)
+    run = launch.bind(replace(SPEC, maps=0), 1, (-5, 0.5), 3, (9, 0), lambda: 7)
+    if status == launch.INVALID_CONTEXT:
+        run([1, 1, 1])
+        assert calls == ["launch", "set", 3, "launch"]
+    else:
+        with pytest.raises(Failure):
+            run([1, 1, 1])
+        assert calls == ["launch"]
+
+
 @pytest.mark.parametrize("late", [None, 0, 2])
 def test_words_lie_one_behind_the_other(late, monkeypatch):
     """Those of a call, those that are bound, and in their place those that a call gives anew."""
