@@ -1,5 +1,6 @@
 """Tiers are directories; each tier is a process of its own (see the Makefile)."""
 
+import gc
 import importlib.util
 import os
 import sys
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             f"{sorted(tiers)} in one process: NUMBA_ENABLE_CUDASIM=1 counts at the first import of "
             "Numba only, so run tests/sim alone"
         )
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of tests are made of stays: no later collection looks at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ SciPy, Numba and pytest, and nothing of ours: a fault costs a fork, the import o
 test.
 """
 
+import gc
 import importlib.abc
 import importlib.util
 import json
@@ -137,6 +138,7 @@ def _serve(seconds):
     import scipy.sparse  # noqa: F401
 
     sys.path.insert(0, str(ROOT))
+    gc.freeze()  # a fork collects what is its own
     print(READY, flush=True)
     for line in sys.stdin:
         print(json.dumps(_forked(*json.loads(line), seconds)), flush=True)
