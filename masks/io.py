@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import zipfile
 from os import PathLike
 
 import numpy as np
@@ -76,14 +75,22 @@ def load(path: str | PathLike[str]) -> Mask:
     ValueError
         The file is not one written by `save`.
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            document = json.loads(archive["tree"].tobytes().decode())
-            if document["format"] != FORMAT:
-                raise ValueError(f"format {document['format']}, this version reads {FORMAT}")
-            return _decode(document["mask"], archive)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError, zipfile.BadZipFile) as e:
-        raise ValueError(f"path={str(path)!r}: not a mask file ({e})") from e
+    with contextlib.nullcontext(path) if hasattr(path, "read") else open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                return _mask_of(archive)
+        except Exception as e:  # a damaged file raises whatever reads it
+            raise ValueError(f"path={str(path)!r}: not a mask file ({e!r})") from e
+
+
+def _mask_of(archive):
+    document = json.loads(archive["tree"].tobytes().decode())
+    if document["format"] != FORMAT:
+        raise ValueError(f"format {document['format']}, this version reads {FORMAT}")
+    mask = _decode(document["mask"], archive)
+    if not isinstance(mask, Mask):
+        raise ValueError(f"it holds {type(mask).__name__}")
+    return mask
 
 
 def _decode(node, archive):

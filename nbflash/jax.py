@@ -28,6 +28,7 @@ from nbflash.inputs.arrays import native
 from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.dropout import check_dropout, check_seed
 from nbflash.inputs.problem import check_flag, check_forward, check_mask, wide_dtype
+from nbflash.planning.dispatch import check_impl
 from nbflash.planning.plan import lookup
 from nbflash.scores import Score, check_score
 
@@ -137,7 +138,8 @@ def attention(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, its value and what would be right, when the call is traced.
+        Naming the argument, its value and what would be right, when the call is traced. What only
+        the device knows, ``impl`` on another one, say, is an error of XLA's when it runs.
 
     Notes
     -----
@@ -156,6 +158,7 @@ def attention(
 
 def _check(call, q, k, v):
     """What arrays of these shapes are refused for, before anything is compiled."""
+    check_impl(call.impl)
     problem = check_forward(*(np.empty(x.shape, x.dtype) for x in (q, k, v)), call.scale)
     check_score(call.score, problem)
     check_mask(call.mask, problem, call.causal, call.window)
@@ -186,6 +189,8 @@ def _attention(call, q, k, v, seed):
 
 
 def _with_residuals(call, q, k, v, seed):
+    if call.score is not None:
+        call.score.check_gradient()
     out, lse = _forward(call, q, k, v, seed)
     return (out, lse), (q, k, v, out, lse, seed)
 

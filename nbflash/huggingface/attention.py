@@ -96,6 +96,8 @@ def _kind_of(module, given, is_causal, nq, nk):
         given = given[..., :nk]
         if given.dtype == torch.bool:
             return "boolean", given, None
+        if not given.is_floating_point():
+            raise TypeError(f"attention_mask must be boolean or floating, got {given.dtype}")
         hidden = given <= torch.finfo(given.dtype).min / 2
         if torch.compiler.is_compiling():
             return "boolean", ~hidden, given.masked_fill(hidden, 0)

@@ -17,6 +17,7 @@ import masks
 from masks.interval import Interval
 from nbflash.huggingface.mask_functions import from_tensor, numbered_mask, remembered, shared
 from nbflash.torch import decode
+from nbflash.torch.attention import check_tensors
 from nbflash.torch.constants import Outside
 from nbflash.torch.late_masks import LateMask, Maker, documents, integers
 
@@ -133,6 +134,7 @@ class LastRows(NamedTuple):
 
 def decoded(q, k, v, rows, scale, score):
     """``(out, lse)`` of `LastRows`."""
+    q, k, v = check_tensors(q, k, v)  # which autocast casts
     lengths = torch.full((len(q),), rows.end, dtype=torch.int32, device=q.device)
     how = {"window": rows.window, "scale": scale, "score": score}
     return decode(q, k, v, lengths, return_lse=True, **how)

@@ -18,9 +18,9 @@ from nbflash.inputs.problem import (
     _check_dtype,
     _check_layout,
     _check_like,
-    _check_mask_type,
     _check_rank,
     _check_scale,
+    check_mask_type,
     wide_dtype,
 )
 
@@ -241,7 +241,7 @@ def check_decode_mask(mask, problem: DecodeProblem) -> None:
     """``mask`` is None, or fits the queries, the capacity, the batch and the heads."""
     if mask is None:
         return
-    _check_mask_type(mask)
+    check_mask_type(mask)
     if mask.shape[0] != problem.nq or mask.shape[1] > problem.capacity:
         raise ValueError(
             f"mask must have {problem.nq} rows, one for each query token, and at most "

@@ -159,7 +159,7 @@ def check_mask(mask, problem: Problem, causal=False, window=None):
     nq, nk = problem.nq, problem.nk
     parts = []
     if mask is not None:
-        _check_mask_type(mask)
+        check_mask_type(mask)
         if mask.shape != (nq, nk):
             raise ValueError(
                 f"mask must have shape (seqlen_q, seqlen_k) = {(nq, nk)}, got {mask.shape}"
@@ -357,11 +357,16 @@ def _check_aligned(name, x) -> None:
         )
 
 
+def check_scale_type(scale) -> None:
+    """Raise TypeError unless ``scale`` is a real number or None."""
+    if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, (numbers.Real, type(None))):
+        raise TypeError(f"scale must be a real number or None, got {scale!r}")
+
+
 def _check_scale(scale, dtype, head_dim) -> float:
+    check_scale_type(scale)
     if scale is None:
         return head_dim**-0.5
-    if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, numbers.Real):
-        raise TypeError(f"scale must be a real number or None, got {scale!r}")
     work = np.float64 if dtype == np.float64 else np.float32
     largest = float(np.finfo(work).max) / 2  # the kernels multiply by log2(e) < 2
     scale = scale.item() if isinstance(scale, np.generic) else scale  # float16 ends at 65504
@@ -373,7 +378,8 @@ def _check_scale(scale, dtype, head_dim) -> float:
     return float(scale)
 
 
-def _check_mask_type(mask) -> None:
+def check_mask_type(mask) -> None:
+    """Raise TypeError unless ``mask`` is a `masks.Mask`, with what makes one of it."""
     if isinstance(mask, masks.Mask):
         return
     hint = "masks.from_function(fn, nq, nk)" if callable(mask) else "one of the masks generators"

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 import masks
 from nbflash.definitions.types import Array
+from nbflash.inputs.arrays import native
 from nbflash.inputs.block_map import BlockMap
 
 
@@ -40,6 +41,6 @@ def coverage(
     -----
     Computes every score of these queries, on the host: for checks, not for use in a model.
     """
-    q, k = (x if isinstance(x, np.ndarray) else x.get() for x in (q, k))
+    q, k = (x if isinstance(x, np.ndarray) else x.get() for x in native(q=q, k=k))
     mask = block_map.to_mask(q.shape[2])
     return masks.coverage(q, k, mask, scale=scale, within=block_map.within, queries=queries)

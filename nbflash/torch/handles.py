@@ -12,7 +12,10 @@ import weakref
 import torch
 
 from nbflash.inputs.block_map import BlockMap, as_mask
+from nbflash.inputs.dropout import check_dropout
+from nbflash.inputs.problem import check_flag, check_mask_type, check_scale_type, check_window
 from nbflash.planning.cache import Cache
+from nbflash.planning.dispatch import check_impl
 from nbflash.torch import memory, scores
 from nbflash.torch.constants import addressed, constant, object_of
 from nbflash.torch.late_masks import LateMask, Maker
@@ -113,15 +116,26 @@ def handle_of(mask, causal, window, scale, stages, dropout, deterministic, impl)
 
 
 def _spec(mask, causal, window, scale, stages, dropout, deterministic, impl):
-    window = tuple(window) if isinstance(window, list) else window
+    window = None if window is None else check_window(window)
     types = type(causal), type(scale), type(dropout)  # 1 == True, but only one of them is right
     key = mask, causal, window, scale, stages, dropout, deterministic, impl, types
     spec = _recent.get(key)
     if spec is None:
+        _check(mask, causal, scale, dropout, impl)
         spec = Spec((mask, causal, window, scale, impl), stages, dropout, deterministic)
         _specs[spec.handle] = spec
         _recent.put(key, spec)
     return spec
+
+
+def _check(mask, causal, scale, dropout, impl):
+    """Name what cannot be hashed; the rest a plan finds, too."""
+    if not (mask is None or isinstance(mask, Maker)):
+        check_mask_type(mask)
+    check_flag("causal", causal)
+    check_scale_type(scale)
+    check_dropout(dropout)
+    check_impl(impl)
 
 
 @torch.compiler.assume_constant_result

@@ -66,7 +66,11 @@ class Attention(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """What differs from the defaults."""
-        given = {name: getattr(self, name) for name in ("mask", "window", "scale", "score")}
-        given = {name: x for name, x in given.items() if x is not None}
+        named = "mask", "window", "scale", "score", "deterministic"
+        given = {name: x for name in named if (x := getattr(self, name)) is not None}
         given |= {name: x for name in ("causal", "dropout") if (x := getattr(self, name))}
+        if self.sink is not None:
+            given["sinks"] = len(self.sink)
+        if self.layout != "bshd":
+            given["layout"] = repr(self.layout)
         return ", ".join(f"{name}={x}" for name, x in given.items())

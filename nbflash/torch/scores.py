@@ -7,6 +7,7 @@ them, which costs no plan: one that is computed anew for every call is as good a
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
@@ -162,7 +163,8 @@ def custom(
             grad,
             tuple(_Kind.TENSOR if isinstance(x, torch.Tensor) else x for x in params),
             None if param_grads is None else grads,
-            tuple(map(type, params)),  # 3 == np.int64(3), but they are not compiled alike
+            # 3 == np.int64(3) and 0.0 == -0.0, but they are not compiled alike.
+            tuple((type(x), isinstance(x, float) and math.copysign(1.0, x)) for x in params),
         ),
         tuple(part is not None for tensor, part in both if tensor),
         tuple(tensor for tensor, part in both if part is not None),

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from models import exact
-from tensors import as_numpy, assert_close
+from tensors import DEVICE, as_numpy, assert_close
 
 import masks
 from nbflash import huggingface as nh
@@ -187,6 +187,28 @@ def test_queries_without_a_mask_see_all_keys(nq, causal, compiled):
         torch.compiler.reset()
         call = torch.compile(call, fullgraph=True, backend="eager")
     assert_close(call(q, k, v), definition(q, k, v, masks.dense(nq, NK), {}, None))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_of_few_queries(compiled):
+    """Rotated queries and keys are float32 beside values of the lower precision."""
+    q, k, v = (x.bfloat16() for x in inputs(3))
+    mask = masks.causal(3, NK)
+    call = lambda *x: nh.attention_of(Layer(), *x, mask, scaling=0.3)[0]
+    want = call(q, k, v)
+    if compiled:
+        torch.compiler.reset()
+        call = torch.compile(call, fullgraph=True, backend="eager")
+    with torch.autocast(DEVICE, torch.bfloat16):
+        got = call(q.float(), k.float(), v)
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, want)
+
+
+def test_an_added_mask_of_integers_is_refused():
+    q, k, v = inputs(3)
+    with pytest.raises(TypeError, match="must be boolean or floating, got torch"):
+        nh.attention_of(Layer(), q, k, v, boolean(3).int())
 
 
 def test_an_added_mask_of_half_precision():

@@ -278,10 +278,17 @@ def test_compiled_once():
 
 
 X = jnp.zeros((1, 4, 2, 8))
+CONSTANT = nbflash.scores.custom(lambda s, batch, head, q_idx, kv_idx: s)
 REFUSED = {
     "dtype": (lambda: attention(X, X.astype("int32"), X), TypeError, "k must have dtype"),
     "axes": (lambda: attention(X, X[0], X), ValueError, "k must have 4 axes"),
     "mask": (lambda: attention(X, X, X, masks.causal(5)), ValueError, "mask must have shape"),
+    "impl": (lambda: attention(X, X, X, impl="gpu"), ValueError, "impl must be one of auto"),
+    "score without a gradient": (
+        lambda: jax.grad(lambda q: attention(q, X, X, score=CONSTANT).sum())(X),
+        ValueError,
+        "has no gradient: pass grad=",
+    ),
     "flag": (lambda: attention(X, X, X, return_lse=1), TypeError, "return_lse must be True"),
     "dropout": (lambda: attention(X, X, X, dropout=2.0), ValueError, "dropout must be at least"),
     "no seed": (lambda: attention(X, X, X, dropout=0.5), ValueError, "seed must be given"),

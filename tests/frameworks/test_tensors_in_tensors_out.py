@@ -53,6 +53,13 @@ def test_merging_and_decode():
     assert_tensors(*results)
 
 
+def test_coverage():
+    q, k, _, _ = (x.detach() for x in qkv())
+    chosen = nbflash.selection.mean_pooled(q, k, block=8, topk=2, causal=True)
+    want = nbflash.selection.coverage(*map(as_numpy, (q, k)), chosen)
+    assert np.array_equal(nbflash.selection.coverage(q, k, chosen), want)
+
+
 def test_who_wants_gradients_is_sent_to_nbflash_torch():
     q, k, v, _ = qkv()
     with pytest.raises(TypeError, match=r"nbflash\.torch takes tensors with gradients"):

@@ -5,6 +5,7 @@ import itertools
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from stand_ins import Cupy
@@ -18,7 +19,7 @@ from nbflash.torch.late_masks import Documents
 
 ARGUMENTS = {
     "mask": [None, masks.causal(9), masks.dense(9, 9), Documents(False), Documents(True)],
-    "causal": [False, True, 1],
+    "causal": [False, True, np.True_],
     "window": [None, (3, 0), (3, 1), (3, None)],
     "scale": [None, 0.5, 0.25, 1.0, 1],
     "stages": [None, nt.scores.softcap(2.0).stages, nt.scores.softcap(3.0).stages],

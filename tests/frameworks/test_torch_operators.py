@@ -259,6 +259,21 @@ REFUSED = {
         )
         for name in ("block_table", "k_scale", "v_scale")
     },
+    **{
+        f"{name} that has no hash": (
+            lambda name=name, x=x: nt.attention(X, X, X, **{name: x}),
+            TypeError,
+            message,
+        )
+        for name, x, message in (
+            ("mask", np.ones((4, 4), bool), r"use masks.from_dense\(mask\)"),
+            ("causal", [True], "causal must be True or False"),
+            ("window", np.array([1, 0]), r"window must be \(left, right\)"),
+            ("scale", np.array(0.5), "scale must be a real number or None"),
+            ("dropout", [0.5], "dropout must be a real number"),
+            ("impl", ["cpu"], "impl must be a string"),
+        )
+    },
     "decode axes": (
         lambda: nt.decode(X[0], X, X, FOUR),
         ValueError,

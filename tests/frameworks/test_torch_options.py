@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tensors import OPTIONS, N, as_numpy, assert_same_bits, of_core, of_torch, only_rank, qkv
+from torch._dynamo.exc import TorchDynamoException
 
 import masks
 import nbflash
@@ -73,6 +74,18 @@ def test_arguments_of_the_module(option, layout):
         assert np.array_equal(as_numpy(a), b)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_window_of_other_types_beside_an_equal_one(way):
+    q, k, v, _ = qkv(1, 9, 9)
+    for window in ((3.0, 0), (3, False)):
+        for call in (WAYS[way], nt.decode) if way == "eager" else (WAYS[way],):
+            given = [x.detach() for x in (q, k, v)]
+            given += [torch.tensor([9], dtype=torch.int32)] if call is nt.decode else []
+            call(*given, window=(3, 0))
+            with pytest.raises((TypeError, TorchDynamoException), match="window must be"):
+                call(*given, window=window)
+
+
 def test_text_of_the_module():
     options = {"mask": masks.causal(9), "window": (3, 0), "scale": 0.5, "dropout": 0.25}
     score = nt.scores.softcap(2.0)
@@ -80,6 +93,8 @@ def test_text_of_the_module():
     for name, value in (options | {"causal": True, "score": score}).items():
         assert f"{name}={value}" in text
     assert repr(nt.Attention()) == "Attention()"
+    made = nt.Attention(sinks=4, layout="bhsd", deterministic=False)
+    assert repr(made) == "Attention(deterministic=False, sinks=4, layout='bhsd')"
 
 
 @pytest.mark.parametrize("asked", [None, False, True])

@@ -318,10 +318,12 @@ def test_text():
     assert nt.scores.compose(None, made).stages == made.stages
 
 
-@pytest.mark.parametrize("other", [3.0, np.int64(3)], ids=["float", "NumPy's"])
-def test_numbers_of_other_types_are_others(other):
-    """Equal ones: they are not compiled alike."""
-    given = [nt.scores.custom(shifted, params=(0, n)).stages for n in (3, 3, other)]
+@pytest.mark.parametrize(
+    ("number", "other"), [(3, 3.0), (3, np.int64(3)), (0.0, -0.0)], ids=["float", "NumPy's", "sign"]
+)
+def test_equal_numbers_that_are_others(number, other):
+    """They are not compiled alike."""
+    given = [nt.scores.custom(shifted, params=(0, n)).stages for n in (number, number, other)]
     one, same, another = (
         handle_of(None, False, None, None, stages, 0.0, False, "auto") for stages in given
     )
