@@ -19,8 +19,8 @@ from nbflash.inputs.problem import (
     _check_layout,
     _check_like,
     _check_rank,
-    _check_scale,
     check_mask_type,
+    check_scale,
     wide_dtype,
 )
 
@@ -208,7 +208,7 @@ def check_decode(q, cache: Cache, scale=None, window=None, score=None) -> Decode
         page_size=page_size,
         dtype=q.dtype.name,
         cache_dtype=cache.k_cache.dtype.name,
-        scale=_check_scale(scale, q.dtype, head_dim),
+        scale=check_scale(scale, q.dtype, head_dim),
         device=device[0],
         device_id=device[1],
         window=window,

@@ -1,7 +1,6 @@
 """Problem: the frozen description of one attention call, and every error a user can meet.
 
-Each check raises before anything is written or launched, and names the argument, its value and
-what would be right.
+Each check raises before anything is written, and names the argument, its value and what is right.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def check_forward(q, k, v, scale=None) -> Problem:
         heads_kv=k.shape[2],
         head_dim=head_dim,
         dtype=q.dtype.name,
-        scale=_check_scale(scale, q.dtype, head_dim),
+        scale=check_scale(scale, q.dtype, head_dim),
         strides=tuple(_element_strides(x) for x in (q, k, v)),
         device=device_of(q)[0],
         device_id=device_of(q)[1],
@@ -343,30 +342,24 @@ def _check_layout(name, x) -> None:
 
 def _check_aligned(name, x) -> None:
     itemsize = x.dtype.itemsize
-    if x.size == 0:
-        return
-    if pointer(x) % itemsize:
+    if x.size and pointer(x) % itemsize:
         raise ValueError(
             f"{name} must be aligned to its item size of {itemsize} bytes, got a base address "
             f"that is {pointer(x) % itemsize} bytes off; copy it first"
         )
-    if any(n > 1 and s % itemsize for n, s in zip(x.shape, x.strides, strict=True)):
+    if x.size and any(n > 1 and s % itemsize for n, s in zip(x.shape, x.strides, strict=True)):
         raise ValueError(
             f"{name} must be aligned: strides must be multiples of {itemsize} bytes, got "
             f"{x.strides}; copy it first"
         )
 
 
-def check_scale_type(scale) -> None:
-    """Raise TypeError unless ``scale`` is a real number or None."""
-    if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, (numbers.Real, type(None))):
-        raise TypeError(f"scale must be a real number or None, got {scale!r}")
-
-
-def _check_scale(scale, dtype, head_dim) -> float:
-    check_scale_type(scale)
+def check_scale(scale, dtype, head_dim) -> float:
+    """``scale`` as a float, or the default."""
     if scale is None:
         return head_dim**-0.5
+    if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, numbers.Real):
+        raise TypeError(f"scale must be a real number or None, got {scale!r}")
     work = np.float64 if dtype == np.float64 else np.float32
     largest = float(np.finfo(work).max) / 2  # the kernels multiply by log2(e) < 2
     scale = scale.item() if isinstance(scale, np.generic) else scale  # float16 ends at 65504

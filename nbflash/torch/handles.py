@@ -13,7 +13,7 @@ import torch
 
 from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.dropout import check_dropout
-from nbflash.inputs.problem import check_flag, check_mask_type, check_scale_type, check_window
+from nbflash.inputs.problem import check_flag, check_mask_type, check_scale, check_window
 from nbflash.planning.cache import Cache
 from nbflash.planning.dispatch import check_impl
 from nbflash.torch import memory, scores
@@ -133,7 +133,7 @@ def _check(mask, causal, scale, dropout, impl):
     if not (mask is None or isinstance(mask, Maker)):
         check_mask_type(mask)
     check_flag("causal", causal)
-    check_scale_type(scale)
+    check_scale(scale, "float64", 1)
     check_dropout(dropout)
     check_impl(impl)
 
