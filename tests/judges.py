@@ -136,10 +136,7 @@ JUDGES = {
     "masks.draw": _first("host/masks/test_masks_tools.py", _MASKS),
     "masks.functions": _first("host/masks/test_masks_functions.py", _MASKS),
     "masks.interval": _MASKS,
-    "masks.io": [
-        "host/masks/test_masks_files.py",
-        *_first("host/masks/test_masks_tools.py", _MASKS),
-    ],
+    "masks.io": _first("host/masks/test_masks_files.py", _MASKS),
     "masks.leaves": _MASKS,
     "masks.patterns": _MASKS,
     "masks.planes": _MASKS,
