@@ -13,6 +13,7 @@ from nbflash.inputs.arrays import as_tensor
 from nbflash.inputs.decode_problem import Cache, decode_inputs
 from nbflash.inputs.problem import check_flag, check_window
 from nbflash.scores import Score
+from nbflash.torch.autograd import is_eager
 from nbflash.torch.handles import handle_of, mask_now, spec_of
 from nbflash.torch.memory import native_of, with_rows
 from nbflash.torch.operators import define, new_results
@@ -107,9 +108,17 @@ def decode(
     mask = mask_now(mask, q.shape[2])
     stages, arrays = stages_on(score, q.device)
     handle = handle_of(mask, False, window, scale, stages, 0.0, False, "auto")
-    given = block_table, k_scale, v_scale, arrays, handle
-    out, lse = torch.ops.nbflash.decode.default(q, k_cache, v_cache, lengths, *given)
+    given = q, k_cache, v_cache, lengths, block_table, k_scale, v_scale
+    run = _decode if _is_alone(*given, *arrays) else torch.ops.nbflash.decode.default
+    out, lse = run(*given, arrays, handle)
     return (out, lse) if return_lse else out
+
+
+def _is_alone(*tensors):
+    """Whether nobody listens to an operator, nor asks for gradients: around torch's dispatcher."""
+    if torch.compiler.is_compiling() or not is_eager(tensors):
+        return False
+    return not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors))
 
 
 @define(

@@ -75,17 +75,19 @@ def test_bits_of_the_operators(options, dtype, monkeypatch):
 
 def test_calls_no_operator():
     q, k, v, dout = qkv()
+    lengths = torch.full((2,), 33, dtype=torch.int32)
 
     def operators():
         with profile() as profiled:
             of_torch(with_lse(), q, k, v, dout)
             with torch.no_grad():
                 nt.attention(q, k, v)
+                nt.decode(q[:, :1], k, v, lengths)
         return [event.name for event in profiled.function_events if "nbflash" in event.name]
 
     assert operators() == []
     with Functions():  # which are off in a backward pass; above autograd and below it
-        assert operators() == ["nbflash::attention"] * 4
+        assert operators() == ["nbflash::attention"] * 4 + ["nbflash::decode"]
 
 
 def test_an_lse_that_nobody_reads_is_not_written(monkeypatch):
