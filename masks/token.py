@@ -86,8 +86,8 @@ class Neighborhood(Mask):
     def _at(self, q, kv):
         inside = np.ones((), bool)
         for x, y, first, k, d in zip(
-            np.unravel_index(q, self.sizes),
-            np.unravel_index(kv, self.sizes),
+            _coordinates(q, self.sizes),
+            _coordinates(kv, self.sizes),
             self.first,
             self.kernel,
             self.dilation,
@@ -123,6 +123,15 @@ class Neighborhood(Mask):
     def _state(self, grid, rows, cols):
         live = isin_sorted(self._live(grid), rows * grid.n_col + cols)
         return np.where(live, OPEN, ABSENT).astype(np.int8)
+
+
+def _coordinates(place, sizes):
+    """Of tokens along each dimension; `numpy.unravel_index` errs for columns beyond 8192."""
+    found = []
+    for size in sizes[:0:-1]:
+        place, own = np.divmod(place, size)
+        found.append(own)
+    return [place, *reversed(found)]
 
 
 def _first_neighbour(size, kernel, stride, dilation):

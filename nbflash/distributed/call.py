@@ -8,7 +8,8 @@ from nbflash.cuda.graphs import recorded
 from nbflash.distributed.by_heads import HeadWalk
 from nbflash.distributed.parcels import pairs, taken
 from nbflash.distributed.rank_plan import rank_plan
-from nbflash.inputs.arrays import CUDA, device_of, library, native
+from nbflash.distributed.sharding import Sharding
+from nbflash.inputs.arrays import CUDA, device_of, in_rows, library, native
 from nbflash.inputs.dropout import check_seed
 from nbflash.inputs.problem import check_backward
 from nbflash.merging import add_into, merge_into
@@ -32,6 +33,8 @@ class Call:
     """The arguments of a rank, and its walk over the stages of its plan."""
 
     def __init__(self, q, k, v, sharding, comm, scale, score, dropout, seed, stages, split, impl):
+        if not isinstance(sharding, Sharding):
+            raise TypeError(f"sharding must be a Sharding, got {type(sharding).__name__}")
         if sharding.ranks != comm.size:
             raise ValueError(f"sharding is for {sharding.ranks} ranks, comm has {comm.size}")
         self.q, self.k, self.v = native(q=q, k=k, v=v)
@@ -53,8 +56,8 @@ class Call:
         """What `attention` returned, and gradients of it."""
         named = {"q": self.q, "dout": dout, "out": out, "lse": lse}
         named |= {} if dlse is None else {"dlse": dlse}
-        _, *arrays = native(**named)
-        self._results = arrays if dlse is not None else (*arrays, None)
+        _, dout, *arrays = native(**named)
+        self._results = in_rows(dout), *arrays, *(() if dlse is not None else (None,))
         check_backward(*self._results, self.problem, self.q)
 
     def forward(self):

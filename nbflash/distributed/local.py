@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbflash.distributed.communicator import Exchange, messages
+from nbflash.distributed.sharding import positive
 
 
 class LocalCommunicator:
@@ -111,6 +112,7 @@ def run(
         The error of the first rank that failed. RuntimeError if a process has died; its cause is
         the error of another rank, if there is one.
     """
+    ranks = positive("ranks", ranks)
     context = multiprocessing.get_context("spawn") if processes else None
     box = context.Queue if processes else queue.SimpleQueue
     boxes, results = [[box() for _ in range(ranks)] for _ in range(ranks)], box()

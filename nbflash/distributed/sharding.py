@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import operator
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ class Sharding:
         def made(owner):
             return cls(mask, ranks, tile, owner, owner if keys is None else keys)
 
-        if not key_cost >= 0:
-            raise ValueError(f"key_cost must be at least 0, got {key_cost!r}")
+        if not 0 <= key_cost < np.inf:
+            raise ValueError(f"key_cost must be finite and at least 0, got {key_cost!r}")
         return deal(row_work(mask, tile), ranks, made, key_cost)
 
     @property
@@ -89,6 +90,8 @@ class Sharding:
         """
         if of not in ("queries", "keys"):
             raise ValueError(f"of must be 'queries' or 'keys', got {of!r}")
+        if integer("rank", rank) not in range(self.ranks):
+            raise ValueError(f"rank must be from 0 to {self.ranks - 1}, got {rank}")
         axis = 0 if of == "queries" else 1
         return self._tokens((self.query_owner, self.key_owner)[axis] == rank, axis)
 
@@ -182,13 +185,21 @@ class Sharding:
         return tokens[tokens < self.mask.shape[axis]]
 
 
+def integer(name, x):
+    """``x`` as an int, or TypeError."""
+    try:
+        if not isinstance(x, bool | np.bool_):
+            return operator.index(x)
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be an integer, got {x!r}")
+
+
 def positive(name, x):
     """``x`` as an int of at least 1."""
-    if isinstance(x, bool | np.bool_) or not hasattr(x, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {x!r}")
-    if x < 1:
-        raise ValueError(f"{name} must be at least 1, got {x}")
-    return int(x)
+    if (n := integer(name, x)) < 1:
+        raise ValueError(f"{name} must be at least 1, got {n}")
+    return n
 
 
 def row_work(mask, tile):

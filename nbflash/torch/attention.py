@@ -178,6 +178,8 @@ def varlen_attention(
             raise ValueError(f"{name} must have 3 axes (total, heads, head_dim), got {x.shape}")
     check_flag("causal", causal)
     mask = _documents(cu_seqlens_q, cu_seqlens_k, causal)
+    if isinstance(mask, masks.Mask) and mask.shape != (len(q), len(k)):
+        raise ValueError(f"cu_seqlens must end at {(len(q), len(k))}, got {mask.shape}")
     out, lse = attention(q[None], k[None], v[None], mask, return_lse=True, **options)
     return (out[0], lse[0]) if return_lse else out[0]
 

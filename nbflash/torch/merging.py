@@ -26,6 +26,7 @@ def merge(
     -------
     out, lse : Tensor
     """
+    _check(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     largest = torch.maximum(lse_a, lse_b)
     shift = largest.detach().masked_fill(largest == -_INF, 0)
     p_a, p_b = torch.exp(lse_a - shift), torch.exp(lse_b - shift)
@@ -34,6 +35,18 @@ def merge(
     out = _weighted(p_a / safe, out_a, lse_a) + _weighted(p_b / safe, out_b, lse_b)
     lse = (shift + torch.log(safe)).masked_fill(total == 0, -_INF)
     return out.to(out_a.dtype), lse
+
+
+def _check(**parts):
+    """Raise ValueError unless outputs and log-sum-exps are of the same queries."""
+    first, shape = next((name, tuple(x.shape)) for name, x in parts.items())
+    if len(shape) != 4:
+        raise ValueError(f"{first} must have 4 axes, got shape {shape}")
+    batch, n, heads, _ = shape
+    for name, x in parts.items():
+        want = shape if name.startswith("out") else (batch, heads, n)
+        if tuple(x.shape) != want:
+            raise ValueError(f"{name} must have shape {want}, as {first}, got {tuple(x.shape)}")
 
 
 def _weighted(weight, out, lse):
@@ -60,5 +73,8 @@ def merge_sink(
     out, lse : Tensor
         With the sink.
     """
+    _check(out=out, lse=lse)
+    if sink.shape != (lse.shape[1],):
+        raise ValueError(f"sink must have shape {(lse.shape[1],)}, got {tuple(sink.shape)}")
     sink = sink.to(lse.dtype)[:, None].expand_as(lse)
     return merge(out, lse, torch.zeros_like(out), sink)

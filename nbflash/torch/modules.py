@@ -8,7 +8,7 @@ import masks
 from nbflash.definitions.types import Scale, Window
 from nbflash.inputs.block_map import BlockMap
 from nbflash.scores import Score
-from nbflash.torch.attention import attention
+from nbflash.torch.attention import attention, check_layout
 from nbflash.torch.merging import merge_sink
 from nbflash.torch.scores import TensorScore
 
@@ -41,6 +41,7 @@ class Attention(torch.nn.Module):
         layout: str = "bshd",
     ) -> None:
         super().__init__()
+        check_layout(layout)
         self.mask, self.causal, self.window, self.scale = mask, causal, window, scale
         self.score, self.dropout, self.layout = score, dropout, layout
         self.deterministic = deterministic

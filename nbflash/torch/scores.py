@@ -76,8 +76,13 @@ def flattened(stages):
     flat = []
     for stage in stages or ():
         made = stage.make, stage.arrays, stage.learned
-        flat += [*made, len(stage.constants), *stage.constants]
+        flat += [*made, len(stage.constants), *map(_settled, stage.constants)]
     return flat
+
+
+def _settled(x):
+    """A constant of a stage that was made outside of the graph, whose numbers may be symbols."""
+    return tuple(map(_settled, x)) if isinstance(x, tuple) else constant(x)
 
 
 def unflattened(flat):

@@ -86,6 +86,27 @@ def test_a_window_of_other_types_beside_an_equal_one(way):
                 call(*given, window=window)
 
 
+X, LSE = torch.zeros(2, 4, 3, 8), torch.zeros(2, 3, 4)
+MISFITS = {
+    "layout": (lambda: nt.Attention(layout="sbhd"), "layout must be one of bshd, bhsd"),
+    "batch": (lambda: nt.merge(X, LSE, X[:1], LSE), "out_b must have shape"),
+    "queries": (lambda: nt.merge(X, LSE[..., :1], X, LSE), "lse_a must have shape"),
+    "axes": (lambda: nt.merge(X[0], LSE, X, LSE), "out_a must have 4 axes"),
+    "lse of a sink": (lambda: nt.merge_sink(X, LSE[:1], torch.zeros(3)), "lse must have shape"),
+    "sink": (lambda: nt.merge_sink(X, LSE, torch.zeros(1)), r"sink must have shape \(3,\)"),
+    "sequences": (
+        lambda: nt.varlen_attention(X[0], X[0], X[0], [0, 2]),
+        r"cu_seqlens must end at \(4, 4\), got \(2, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), MISFITS.values(), ids=MISFITS)
+def test_what_does_not_fit(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
 def test_text_of_the_module():
     options = {"mask": masks.causal(9), "window": (3, 0), "scale": 0.5, "dropout": 0.25}
     score = nt.scores.softcap(2.0)

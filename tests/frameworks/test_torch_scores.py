@@ -52,6 +52,10 @@ def shifted(s, b, h, q_idx, kv_idx, shift, factor):
     return s * factor + shift[h]
 
 
+def scaled(s, b, h, q_idx, kv_idx, factor):
+    return s * factor
+
+
 def shifted_grad(s, b, h, q_idx, kv_idx, shift, factor):
     return factor
 
@@ -316,6 +320,20 @@ def test_text():
     made = nt.scores.compose(nt.scores.bias(torch.ones(1, 1, 1, 1)), nt.scores.softcap(2.0))
     assert repr(made) == "TensorScore(bias, compose)"
     assert nt.scores.compose(None, made).stages == made.stages
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_numbers_of_scores_that_are_made_outside_of_a_graph(dynamic):
+    """torch.compile makes a symbol of one that changes, or of every one at once."""
+    q, k, v, _ = qkv(1, 9, 9)
+    torch.compiler.reset()
+    call = lambda score: nt.attention(q, k, v, score=score)
+    run = torch.compile(call, fullgraph=True, backend="eager", dynamic=dynamic)
+    shift = torch.arange(4.0, dtype=q.dtype)
+    for number in (1, 2, 0.5, 0.25):
+        for fn, params in ((shifted, (shift, number)), (scaled, (number,))):
+            score = nt.scores.custom(fn, params=params)
+            assert_close(run(score), call(score))
 
 
 @pytest.mark.parametrize(

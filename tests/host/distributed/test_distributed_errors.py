@@ -155,7 +155,9 @@ def test_processes_give_what_threads_do():
     [
         ({"ranks": 0}, ValueError, "ranks must be at least 1, got 0"),
         ({"ranks": 2.0}, TypeError, "ranks must be an integer, got 2.0"),
-        ({"key_cost": float("nan")}, ValueError, "key_cost must be at least 0, got nan"),
+        ({"key_cost": float("nan")}, ValueError, "key_cost must be finite and at least 0, got nan"),
+        ({"key_cost": float("inf")}, ValueError, "key_cost must be finite and at least 0, got inf"),
+        ({"ranks": np.array(1.5)}, TypeError, "ranks must be an integer"),
         ({"tile": True}, TypeError, "tile must be an integer, got True"),
         ({"mask": np.ones((2, 2), bool)}, TypeError, r"mask must be a masks.Mask, got ndarray"),
     ],
@@ -215,6 +217,33 @@ def test_heads_are_not_split_with_a_mask_of_each():
     mask = masks.per_head([masks.causal(N), masks.dense(N)])
     with pytest.raises(ValueError, match="does not run with a mask that differs by batch or head"):
         alone(mask=mask, split="heads")
+
+
+def test_dout_of_any_strides():
+    q, k, v, _ = make_qkv(1, N, N, 2, 1, 8)
+    (comm,) = run(lambda comm: comm, 1)
+    last = Sharding.of(MASK, 1), comm
+    out, lse = distributed.attention(q, k, v, *last, return_lse=True)
+    ones = np.ones_like(out), np.broadcast_to(np.float32(1), out.shape)
+    one, other = (distributed.attention_backward(dout, q, k, v, out, lse, *last) for dout in ones)
+    assert all(map(np.array_equal, one, other))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda comm: MASK, TypeError, "sharding must be a Sharding, got"),
+        (lambda comm: Sharding.of(MASK, 2).positions(2), ValueError, "rank must be from 0 to 1"),
+        (lambda comm: Sharding.of(MASK, 2).positions(-1), ValueError, "rank must be from 0 to 1"),
+        (lambda comm: Sharding.of(MASK, 2).positions(None), TypeError, "rank must be an integer"),
+        (lambda comm: run(print, -1), ValueError, "ranks must be at least 1, got -1"),
+    ],
+)
+def test_what_is_no_sharding_rank_or_number_of_ranks(call, error, match):
+    q, k, v, _ = make_qkv(1, N, N, 2, 1, 8)
+    (comm,) = run(lambda comm: comm, 1)
+    with pytest.raises(error, match=match):
+        distributed.attention(q, k, v, call(comm), comm)
 
 
 @pytest.mark.parametrize("name", ["dout", "out", "lse", "dlse"])

@@ -245,6 +245,15 @@ def test_neighbourhood_keeps_exactly_kernel_keys(kernel, stride, dilation):
     assert volume.count_nonzero() == 4 * 6 * 8 * 2 * 3 * min(kernel, 8)
 
 
+def test_a_neighbourhood_of_many_tokens_by_columns():
+    """NumPy 2.4.6 unravels the places of a column of more than 8192 wrongly."""
+    mask, n = masks.neighborhood((100, 100), 5), np.arange(10_000)
+    keys = np.arange(9_500, 9_504)
+    found = mask(n[:, None], keys[None])
+    assert np.array_equal(found, np.stack([mask(n, np.full_like(n, key)) for key in keys], axis=1))
+    assert found.any()
+
+
 @pytest.mark.parametrize("m", [8, 16, 64, 128])
 def test_butterfly_counts(m):
     low = m.bit_length() - 1
