@@ -14,6 +14,7 @@ _MASKS = [
     "host/masks/test_masks_tools.py",
     "host/masks/test_masks_counting.py",
     "host/masks/test_masks_functions.py",
+    "host/masks/test_masks_function_reads.py",
     "host/masks/test_masks_algebra.py",
 ]
 _PLANS = [
