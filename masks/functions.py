@@ -1,8 +1,11 @@
 """A Python function as it is at one time: what it reads is copied, and part of what it equals."""
 
+import builtins
 import dis
 import functools
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
+import sys
+from collections import ChainMap
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 
 import numpy as np
 
@@ -10,16 +13,31 @@ from masks.base import Mask, digest
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range)
 _COLLECTIONS = (tuple, list, set, frozenset)
-#: Taken as they are: np.where is of the last of these types.
-_CONSTANT = (type, np.ufunc, np.dtype, type(np.where))
+#: Nobody changes what these modules hold: their functions and types are constants.
+_FIXED = (
+    *("builtins", "bisect", "cmath", "functools", "itertools", "math", "operator"),
+    *("masks", "numpy", "scipy"),
+)
+_READING = (
+    *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"),
+    *("LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF"),
+)
+_ATTRIBUTE = "LOAD_ATTR", "LOAD_METHOD"
+#: With these a function may read any variable.
+_REACHING = (
+    *("eval", "exec", "globals", "__import__"),
+    *("__builtins__", "__globals__", "f_globals", "f_locals"),
+)
 
 
 def snapshot(value, made=None):
     """A copy of a value that later changes do not reach, and a key that equal values have.
 
-    A function is copied with its defaults, the variables of enclosing functions and the globals
-    that it reads; so are the functions, arrays and collections among these. Other objects, the
-    instances of classes say, are neither copied nor compared: their key is equal to itself only.
+    A function is copied with its defaults and attributes, the variables of enclosing functions and
+    the globals that it reads; so are the functions, arrays and collections among these, and the
+    numbers and the like that it reads of a module. Functions and types of NumPy and of some modules
+    of Python are constants. Other objects (classes, instances of classes, modules of which anything
+    else is read) are neither copied nor compared: their key is equal to itself only.
 
     Parameters
     ----------
@@ -32,7 +50,11 @@ def snapshot(value, made=None):
     copy : object
     key : hashable
     """
-    made = {} if made is None else made
+    if made is None:
+        try:
+            return snapshot(value, {})
+        except RecursionError:  # a list that holds itself, say
+            return value, object()
     kind = type(value)
     if kind in _PLAIN:
         return value, (kind, repr(value))
@@ -43,16 +65,15 @@ def snapshot(value, made=None):
     if kind is dict:
         (names, values), keys = _all((tuple(value), tuple(value.values())), made)
         return dict(zip(names, values, strict=True)), (kind, *keys)
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        return value.copy(), (kind, digest(np.asarray(value)))
+    if isinstance(value, Mask | np.dtype) or _is_fixed(value):
+        return value, (kind, value)
+    if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
+        return value.copy(), (kind, value.dtype, digest(np.asarray(value)))
     if kind is FunctionType:
         return made[id(value)] if id(value) in made else _function(value, made)
-    if kind is functools.partial:
+    if kind is functools.partial and not vars(value):
         (fn, args, keywords), keys = _all((value.func, value.args, value.keywords), made)
         return functools.partial(fn, *args, **keywords), (kind, *keys)
-    builtin = kind is BuiltinFunctionType and isinstance(value.__self__, ModuleType)
-    if builtin or isinstance(value, (Mask, ModuleType, *_CONSTANT)):
-        return value, value
     return value, object()
 
 
@@ -61,50 +82,80 @@ def _all(values, made):
     return [copy for copy, _ in pairs], [key for _, key in pairs]
 
 
+def _is_fixed(value):
+    """Whether it is one of the modules that nobody changes, or what one has under this name."""
+    name = getattr(value, "__name__", None)
+    if type(value) is ModuleType:
+        ours = name.partition(".")[0].lstrip("_") in _FIXED  # len is of builtins, add of _operator
+        return ours and sys.modules.get(name) is value
+    if not isinstance(name, str) or name in _REACHING:
+        return False
+    home = sys.modules.get(getattr(value, "__module__", None) or "numpy")  # a ufunc says None
+    return home is not None and _is_fixed(home) and getattr(home, name, None) is value
+
+
 def _function(fn, made):
-    code, cells, space = fn.__code__, fn.__closure__ or (), {}
+    code, cells = fn.__code__, fn.__closure__ or ()
     closure = tuple(CellType() for _ in cells)
+    reads, reaches, imports = _reads(code)
+    kept = "__builtins__", "__name__", "__package__"
+    space = {name: fn.__globals__[name] for name in kept if name in fn.__globals__}
+    space = fn.__globals__ if reaches else space
     copy = FunctionType(code, space, fn.__name__, None, closure)
     made[id(fn)] = copy, code
-    names, attributes = _reads(code)
-    names = sorted(names & fn.__globals__.keys())
-    read = {name: fn.__globals__[name] for name in names}
-    kept = "__builtins__", "__name__", "__package__"
-    space |= {name: fn.__globals__[name] for name in kept if name in fn.__globals__}
-    copies, keys = _all((fn.__defaults__, fn.__kwdefaults__, read), made)
+    copies, keys = _all((fn.__defaults__, fn.__kwdefaults__, vars(fn)), made)
     copy.__defaults__, copy.__kwdefaults__ = copies[:2]
-    space |= copies[2]
-    for old, new in zip(cells, closure, strict=True):
+    vars(copy).update(copies[2])
+    keys += [object()] * (reaches or imports)
+    known = {} if reaches else ChainMap(fn.__globals__, vars(builtins))
+    for name in sorted(reads.keys() & known.keys()):
+        space[name], key = _variable(known[name], reads[name], made)
+        keys.append((name, key))
+    for name, old, new in zip(code.co_freevars, cells, closure, strict=True):
         try:
             value = old.cell_contents
         except ValueError:  # nothing has been assigned to it yet
             keys.append(None)
             continue
-        new.cell_contents, key = snapshot(value, made)
+        new.cell_contents, key = _variable(value, reads.get(name, {None}), made)
         keys.append(key)
-    keys += [_settings(x, attributes) for x in read.values() if isinstance(x, ModuleType)]
     made[id(fn)] = copy, (FunctionType, code, *keys)
     return made[id(fn)]
 
 
+def _variable(value, attributes, made):
+    """`snapshot` of a variable; of a module these attributes, where all of them are plain."""
+    if type(value) is ModuleType:
+        read = {name: vars(value).get(name, value) for name in attributes}
+        if all(type(x) in _PLAIN for x in read.values()):
+            keys = {(name, snapshot(x, made)[1]) for name, x in read.items()}
+            return SimpleNamespace(**read), (ModuleType, frozenset(keys))
+    return snapshot(value, made)
+
+
 def _reads(code):
-    """Names of the globals and of the attributes that code reads, functions within it too."""
-    names, attributes = set(), set()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            names.add(step.argval)
-        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            attributes.add(step.argval)
+    """What code reads, functions within it too.
+
+    Returns
+    -------
+    reads : dict
+        Of names of variables the attributes that are read of them; None where the variable itself
+        is read.
+    reaches, imports : bool
+        Whether it may read other variables; whether it imports anything.
+    """
+    reads, reaches, imports = {}, False, False
+    steps = list(dis.get_instructions(code))
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        if step.opname in _READING:
+            of_it = after.argval if after.opname in _ATTRIBUTE else None
+            reads.setdefault(step.argval, set()).add(of_it)
+        reaches |= step.opname in (*_READING, *_ATTRIBUTE) and step.argval in _REACHING
+        imports |= step.opname == "IMPORT_NAME"
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            more = _reads(inner)
-            names |= more[0]
-            attributes |= more[1]
-    return names, attributes
-
-
-def _settings(module, attributes):
-    """A key of the numbers and the like that a module has under these names."""
-    names = sorted(attributes & vars(module).keys())
-    plain = [name for name in names if type(vars(module)[name]) in _PLAIN]
-    return tuple((name, snapshot(vars(module)[name])[1]) for name in plain)
+            more, *others = _reads(inner)
+            for name, attributes in more.items():
+                reads.setdefault(name, set()).update(attributes)
+            reaches, imports = reaches | others[0], imports | others[1]
+    return reads, reaches, imports

@@ -236,12 +236,18 @@ def from_function(
 
     Notes
     -----
-    The function is taken as it is now: with copies of its defaults, of the variables of enclosing
-    functions and of the globals that it reads. What these become later does not change the mask;
-    make another one. Two masks are equal, and share a plan, where code and copies are, also of
-    lambdas made anew in every step. A function that reads other objects than numbers, strings,
-    arrays, masks, functions and collections of them, ``self.width`` say, is equal to itself only:
-    keep the mask, or let the function read a local variable.
+    The function is taken as it is now: with copies of its defaults and attributes, of the variables
+    of enclosing functions and of the globals that it reads. What these become later does not change
+    the mask; make another one. Two masks are equal, and share a plan, where code and copies are,
+    also of lambdas made anew in every step.
+
+    Copied are numbers, strings, arrays, functions and collections of them, and numbers and strings
+    that are read of a module by their names, ``config.width``. Masks are constants, and what NumPy,
+    SciPy and Python's ``math``, ``operator``, ``functools``, ``itertools`` and ``bisect`` hold.
+    A mask whose function reads anything else is equal to itself only, and what becomes of that may
+    change it: an attribute of an object or a class (``self.width``, ``Config.width``), an array, a
+    function or a submodule of a module (``config.table[q]``), an import inside the function,
+    ``eval`` and ``globals``. Keep the mask, or let the function read a local variable.
 
     Tiling evaluates every cell, O(nq * nk) time in bounded memory, unless the mask is intersected
     with a sparse one: then only that one's tiles are evaluated.

@@ -134,7 +134,7 @@ JUDGES = {
     "masks.counting": _first("host/masks/test_masks_counting.py", _MASKS),
     "masks.coverage": _first("host/masks/test_masks_tools.py", _MASKS),
     "masks.draw": _first("host/masks/test_masks_tools.py", _MASKS),
-    "masks.functions": _first("host/masks/test_masks_functions.py", _MASKS),
+    "masks.functions": ["host/masks/test_masks_function_reads.py", *_MASKS],
     "masks.interval": _MASKS,
     "masks.io": _first("host/masks/test_masks_files.py", _MASKS),
     "masks.leaves": _MASKS,

@@ -66,6 +66,7 @@ TORCH = "needs PyTorch: `BY_HAND` reads its key from the source"
 TYPES = "needs PyTorch: its answer follows from a type or a device, its only argument"
 OWN_ARGUMENTS = "needs PyTorch: it reads nothing but its arguments, which are its key"
 REASONS = {
+    "masks.functions._reads": WITHIN,
     "masks.planes.Planes.__init__": WITHIN,
     "masks.tiles._BitPool._add": WITHIN,
     "nbflash.cuda.availability.why_not_cuda": NO_ARGUMENT,

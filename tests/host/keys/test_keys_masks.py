@@ -243,6 +243,7 @@ def test_all_that_a_function_reads_is_in_its_key(what):
 VALUES = [None, True, 3, 0.5, 2j, "a", b"a", (1, 2), [1, 2], {1, 2}, frozenset((1, 2)), {"a": 1}]
 VALUES += [range(3), np.arange(3), np.float32(3), np.float64(3), np.int64(3), (1.0, 2.0), ((1,), 2)]
 VALUES += [(True, 2), {"b": 1}, {"a": 2}, {"a": 1, "b": 1}, np.arange(3.0), np.float32, len, A, B]
+VALUES += [np.dtype(np.float32), *(np.zeros(3, [(x, int), (y, int)]) for x, y in ("ab", "ba"))]
 VALUES += [0.0, -0.0, 1, 1.0, "1", b"1", (1, (2,)), (None,), {2, 3}, np.arange(3, dtype=np.int32)]
 
 

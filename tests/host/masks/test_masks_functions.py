@@ -1,5 +1,6 @@
 """A mask of a function is the function as it was: what it reads is part of the mask."""
 
+import builtins
 import functools
 import itertools
 import types
@@ -96,7 +97,32 @@ def of_keyword_of_a_partial():
     return fn, lambda: widths.__setitem__(0, 5)
 
 
+def of_module():
+    return lambda q, kv: abs(q - kv) < SETTINGS.width, lambda: setattr(SETTINGS, "width", 5)
+
+
+def of_enclosed_module():
+    settings = SETTINGS
+    fn = lambda q, kv: (lambda: abs(q - kv) < settings.width)()
+    return fn, lambda: setattr(SETTINGS, "width", 5)
+
+
+def of_own_attribute():
+    def fn(q, kv):
+        return abs(q - kv) < fn.width[0]
+
+    fn.width = [3]
+    return fn, lambda: fn.width.__setitem__(0, 5)
+
+
+def of_builtins():
+    builtins.SOME_WIDTH = 3
+    fn = lambda q, kv: abs(q - kv) < SOME_WIDTH  # noqa: F821
+    return fn, lambda: setattr(builtins, "SOME_WIDTH", 5)
+
+
 READS = [
+    *(of_module, of_enclosed_module, of_own_attribute, of_builtins),
     *(of_enclosing, of_global, of_inner, of_helper, of_recursion, of_default, of_keyword),
     *(of_array, of_list, of_partial, of_keyword_of_a_partial),
 ]
@@ -107,6 +133,7 @@ def restored():
     yield
     globals().update(WIDTH=3)
     SETTINGS.width = 3
+    vars(builtins).pop("SOME_WIDTH", None)
 
 
 @pytest.mark.parametrize("make", READS)
@@ -200,6 +227,14 @@ def test_a_number_of_a_module(fn, monkeypatch):
         SETTINGS.width = width
         found.append(made(fn))
     assert all(one != other for one, other in itertools.combinations(found, 2))
+
+
+def test_numbers_of_a_module_by_their_names():
+    fn = lambda q, kv: (kv - q < SETTINGS.width) & (q - kv < SETTINGS.height)
+    found = []
+    for SETTINGS.width, SETTINGS.height in ((3, 5), (5, 3)):
+        found.append(made(fn))
+    assert found[0] != found[1]
 
 
 class Layer:

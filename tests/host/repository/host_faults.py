@@ -10,6 +10,7 @@ SOURCES = "tests/host/planning/test_sources.py"
 QUANTISED = "tests/host/decode/test_quantised_cache.py::"
 GRADIENTS = "tests/host/scores/test_score_gradients.py::"
 
+FUNCTION_READS = "tests/host/masks/test_masks_function_reads.py::"
 ANOTHER_MASK = f"{IDENTITY}test_each_parameter_makes_another_mask"
 ANOTHER_PLAN = f"{IDENTITY}test_plans_differ_in_what_calls_differ"
 KEYS = [
@@ -26,6 +27,11 @@ KEYS = [
             "return self.sizes, self.kernel, self.stride",
         ),
         f"{ANOTHER_MASK}[neighborhood-dilation]",
+    ),
+    (
+        "masks.functions",
+        Mutant("classes are constants", "Mask | np.dtype)", "Mask | np.dtype | type)"),
+        f"{FUNCTION_READS}test_attention_after_an_attribute_of_a_class_has_changed",
     ),
     (
         "nbflash.planning.plan",
