@@ -42,7 +42,7 @@ def test_masks_of_sequences_that_heads_share(impl):
     check(got, q, k, v, LENGTHS, lambda b: keep[b, :, :, : LENGTHS[b]])
 
 
-@pytest.mark.parametrize("impl", ["simt", "sm90"])
+@pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
 def test_scales_of_v_are_laid_out_by_themselves(impl):
     """Of both by token, those of V with gaps; of V by token, of K by head."""
     lengths = np.array([13], np.int32)
