@@ -36,8 +36,15 @@ def test_a_mask_of_another_process_has_the_hash_of_this_one():
     assert {own: 1}[received] == 1
 
 
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy}
+COPIES |= {
+    f"protocol-{n}": lambda x, n=n: pickle.loads(pickle.dumps(x, n))
+    for n in range(2, pickle.HIGHEST_PROTOCOL + 1)
+}
+
+
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(_bytes(x))])
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_every_mask_survives(name, copied):
     mask = CASES[name]
     again = copied(mask)
@@ -71,10 +78,11 @@ def test_a_pickle_of_a_schedule_that_was_used_is_no_longer():
     assert (again.T.col_idx == schedule.T.col_idx).all()
 
 
-def test_a_score_makes_its_key_anew():
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_score_makes_its_key_anew(copied):
     score = scores.compose(scores.softcap(3), scores.relative(np.zeros((2, 5))))
     score._key = "of another process"
-    again = pickle.loads(_bytes(score))
+    again = copied(score)
     assert again == scores.compose(scores.softcap(3), scores.relative(np.zeros((2, 5))))
     (table,) = again._stages[1].params
     assert not table.flags.writeable

@@ -81,6 +81,16 @@ def test_map_of_booleans_and_csr_are_the_same_map(case):
         assert np.array_equal(every_plane((made.within & again).to_mask(), cells.shape[:2]), cells)
 
 
+@settings(max_examples=30)
+@given(block_maps())
+def test_a_map_within_several_masks(case):
+    made, cells = case
+    other = masks.window(*made.shape, left=3, right=20)
+    for joined in (made & other, other & made):
+        found = every_plane(joined.to_mask(), cells.shape[:2])
+        assert np.array_equal(found, cells & other.dense())
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint64])
 def test_lists_of_several_heads_in_one_csr(dtype):
     indptr = np.array([[[0, 2, 2], [2, 3, 6]]], dtype)
