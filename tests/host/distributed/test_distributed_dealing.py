@@ -131,6 +131,16 @@ def test_the_best_of_all_dealings(balances, traffic, key_cost, expected):
     assert len(made) == (6 if key_cost else first + 2)
 
 
+@pytest.mark.parametrize("key_cost", [0.0, 1.0])
+def test_keys_count_where_they_arrive(key_cost):
+    """Eight at one rank from two others; or ten, five at each of two, from one."""
+    to_one, from_one = np.zeros((2, 3, 3))
+    to_one[1:, 0], from_one[0, 1:] = 4, 5
+    kinds = [SimpleNamespace(work=np.ones(3), balance=1.0, traffic=x) for x in (to_one, from_one)]
+    made = iter(kinds)
+    assert dealing.deal(np.ones(3), 3, lambda owners: next(made), key_cost) is kinds[1]
+
+
 def test_chunks_for_costs_are_eight_for_a_rank():
     made = []
     cost = SimpleNamespace(work=np.ones(2), balance=1.0, traffic=np.zeros((2, 2)))
