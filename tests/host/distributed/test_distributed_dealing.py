@@ -172,6 +172,19 @@ def test_counts_of_stages_that_are_compared(ranks, most, monkeypatch):
     assert [given[-1] for given in asked] == [n for n in (1, 2, 3, 6) if n <= stages.STAGES]
 
 
+def test_what_the_average_rank_has_to_do():
+    """In tiles of 256, four of 128, for each of two heads of the mask; two of Q to one of K."""
+    traffic = np.zeros((3, 3))
+    traffic[0, 1:] = 5
+    sharding = SimpleNamespace(ranks=3, tile=256, meeting=12, traffic=traffic)
+    sharding.mask = SimpleNamespace(plane_index=np.zeros((1, 2)), shape=(60, 30))
+    sharding.work_on = np.arange(9.0).reshape(3, 3)
+    sharding.work = sharding.work_on.sum(axis=1)
+    arrival, copy = 5 * stages._ARRIVAL / 2, (5 + 10) * stages._COPY / 2
+    expected = 8, 16, arrival, 4 * stages._MERGE, copy
+    assert stages._loads(sharding, 2) == pytest.approx(expected)
+
+
 def test_a_placed_score_divides_as_numpy_does():
     def inverse(s, b, h, q_idx, kv_idx):
         return s / kv_idx
