@@ -42,15 +42,16 @@ def test_masks_of_sequences_that_heads_share(impl):
     check(got, q, k, v, LENGTHS, lambda b: keep[b, :, :, : LENGTHS[b]])
 
 
+@pytest.mark.design
 @pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
 def test_scales_of_v_are_laid_out_by_themselves(impl):
     """Of both by token, those of V with gaps; of V by token, of K by head."""
-    lengths = np.array([13], np.int32)
+    lengths = np.array([13, 3], np.int32)
     q, k, v = (
         x.astype(np.float16) for x in contiguous(1, (2, 2), 16, lengths=lengths, capacity=16)
     )
     (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
-    gaps = poisoned((1, 16, 5), np.float32)[..., :2]
+    gaps = poisoned((2, 16, 5), np.float32)[..., :2]
     gaps[...] = v_scale
     for scales in ((k_scale, gaps), (np.float32([0.01, 0.02]), v_scale)):
         named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
@@ -59,6 +60,7 @@ def test_scales_of_v_are_laid_out_by_themselves(impl):
         check(got, q, *real, lengths)
 
 
+@pytest.mark.design
 @pytest.mark.parametrize("impl", ["sm80", "sm90"])
 def test_each_key_of_a_tile_counts_for_the_unit_of_its_scales(impl):
     """One of V's is large. In the unit of the others its product overflows float16."""
