@@ -185,6 +185,14 @@ def test_what_the_average_rank_has_to_do():
     assert stages._loads(sharding, 2) == pytest.approx(expected)
 
 
+def test_the_time_of_stages_that_wait_for_keys():
+    """Both passes wait for the last; of the first ones gradients are on their way back by then."""
+    arrival, launch = 2e6, stages._LAUNCH
+    back = arrival / 2 + launch + stages._RETURN * arrival
+    expected = arrival + launch + back
+    assert stages._time(0, 0, arrival, 0, 0, "ranks", 2) == pytest.approx(expected)
+
+
 def test_a_placed_score_divides_as_numpy_does():
     def inverse(s, b, h, q_idx, kv_idx):
         return s / kv_idx

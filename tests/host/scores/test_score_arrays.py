@@ -64,7 +64,7 @@ def test_scores_that_kernels_cannot_read_where_they_are(executor):
             nbflash.attention(q, k, v, score=scores.bias(array))
     wide = device_arrays(3, dtype=np.float64)
     nbflash.attention(*wide, score=scores.bias(DeviceArray((1, 4, 6, 6), np.float64)))
-    with pytest.raises(TypeError, match="bias has an .* convert it to float64"):
+    with pytest.raises(TypeError, match=r"bias has an .* convert it to float64"):
         nbflash.attention(*wide, score=scores.bias(DeviceArray((1, 4, 6, 6))))
     with pytest.raises(ValueError, match="bias has an array on CUDA device 0 but q is in cpu memo"):
         nbflash.attention(*np.ones((3, *SHAPE), "f4"), score=scores.bias(DeviceArray((1, 4, 6, 6))))
