@@ -224,6 +224,21 @@ def test_what_was_compiled_with_other_globals_is_not_known(load):
     assert key_of(load(with_array).fn) is None
 
 
+@pytest.mark.parametrize(("weight", "files"), [(0.5, 1), (7.0, 0)])
+def test_what_changes_while_it_is_compiled_is_not_kept(weight, files, load, folder, monkeypatch):
+    module = load("WEIGHT = 0.5\ndef fn(s, *_): return s + WEIGHT")
+
+    def compile_cubin(spec, capability):
+        module.WEIGHT = weight
+        return b"cubin"
+
+    monkeypatch.setattr(launch, "compile_cubin", compile_cubin)
+    code = ScoreCode(((module.fn, None),), ((),), (None,))
+    spec = fwd_simt_spec(replace(SIMT, score=code))
+    assert launch.cached_cubin(spec, (8, 0)) == b"cubin"
+    assert len(list(folder.glob("*.cubin"))) == files
+
+
 def test_a_kernel_of_a_users_function_is_compiled_once(load, compiled):
     """Its check by itself, too."""
 

@@ -11,7 +11,9 @@ import pytest
 from mask_cases import plain_cases
 
 import masks
-from nbflash import scores
+from nbflash import BlockMap, scores
+from nbflash.distributed import Sharding
+from nbflash.inputs.positions import Positions
 from nbflash.schedule.tile_schedule import TileSchedule
 
 CASES = {name: mask for name, (mask, _) in plain_cases().items() if name != "function"}
@@ -36,8 +38,15 @@ def test_a_mask_of_another_process_has_the_hash_of_this_one():
     assert {own: 1}[received] == 1
 
 
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy}
+COPIES |= {
+    f"protocol-{n}": lambda x, n=n: pickle.loads(pickle.dumps(x, n))
+    for n in range(2, pickle.HIGHEST_PROTOCOL + 1)
+}
+
+
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(_bytes(x))])
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_every_mask_survives(name, copied):
     mask = CASES[name]
     again = copied(mask)
@@ -71,10 +80,30 @@ def test_a_pickle_of_a_schedule_that_was_used_is_no_longer():
     assert (again.T.col_idx == schedule.T.col_idx).all()
 
 
-def test_a_score_makes_its_key_anew():
+LISTS = [[[[0, 2], [1, 1]]]]
+OTHERS = {
+    "positions": Positions([0, 2], [1, 3, 4]),
+    "sharding": Sharding.of(masks.causal(4, 6), 2, 2),
+    "schedule": TileSchedule.from_mask(CASES["planes"], 4, 2).T,
+    "block map": BlockMap(np.array(LISTS), shape=(3, 5), block=2, within=masks.causal(3, 5)),
+    **{f"stage {x}": x._stages[0] for x in (scores.alibi([1, 2]), scores.bias(np.ones((2, 3))))},
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_all_that_others_are_made_of_survives(name, copied):
+    one, again = OTHERS[name], copied(OTHERS[name])
+    attributes = getattr(one, "__slots__", None) or vars(one)
+    for attribute in attributes:
+        np.testing.assert_equal(getattr(again, attribute), getattr(one, attribute))
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_score_makes_its_key_anew(copied):
     score = scores.compose(scores.softcap(3), scores.relative(np.zeros((2, 5))))
     score._key = "of another process"
-    again = pickle.loads(_bytes(score))
+    again = copied(score)
     assert again == scores.compose(scores.softcap(3), scores.relative(np.zeros((2, 5))))
     (table,) = again._stages[1].params
     assert not table.flags.writeable

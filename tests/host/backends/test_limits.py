@@ -161,6 +161,7 @@ def _decode(cache_dtype="float16", head_dim=64, page_size=None, alignment=16, **
     return replace(problem, **changed), x, Cache(x, x, None)
 
 
+ALIGNED_ALL = "needs addresses and strides that are multiples of 16 bytes"
 COLUMNS = "needs a head_dim of {}, {}, ... 256, got {}"
 
 
@@ -193,11 +194,7 @@ COLUMNS = "needs a head_dim of {}, {}, ... 256, got {}"
             ["keys come by multiples of 8 that divide 64, got 4"],
         ),
         ({"window": (3, 0)}, [], ["decode with window= does not run on sm90"]),
-        (
-            {"alignment": 8},
-            ["needs addresses and strides that are multiples of 16 bytes, got 8"],
-            ["needs addresses and strides that are multiples of 16 bytes, got 8"],
-        ),
+        ({"alignment": 8}, [f"{ALIGNED_ALL}, got 8"], [f"{ALIGNED_ALL}, got 8"]),
         ({"alignment": 8, "device": "cpu"}, [], []),
     ],
 )
@@ -209,6 +206,22 @@ def test_what_decode_asks_of_arrays(cupy, changed, sm80, sm90):
     assert BACKENDS["reference"].why_not_decode(problem, None, q, cache) == [
         "decode does not run on reference"
     ]
+
+
+@pytest.mark.parametrize("which", range(3), ids="qkv")
+def test_decode_asks_it_of_each_array(cupy, which):
+    problem, x, _ = _decode()
+    back = x.strides[0], -x.strides[1], *x.strides[2:]
+    for how, of_sm80, of_sm90 in (
+        ({"address": 2**40 + 8}, f"{ALIGNED_ALL}, got 8", f"{ALIGNED_ALL}, got 8"),
+        ({"strides": back}, None, "needs strides that are not negative: copy the array first"),
+    ):
+        given = [x, x, x]
+        given[which] = Array(x.shape, x.dtype, **how)
+        q, cache = given[0], Cache(*given[1:], None)
+        for name, reason in (("sm80", of_sm80), ("sm90", of_sm90)):
+            found = BACKENDS[name].why_not_decode(problem, None, q, cache)
+            assert found == [reason] * (reason is not None)
 
 
 def test_decode_of_float8_needs_an_instruction(monkeypatch):

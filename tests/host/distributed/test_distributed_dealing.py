@@ -131,6 +131,16 @@ def test_the_best_of_all_dealings(balances, traffic, key_cost, expected):
     assert len(made) == (6 if key_cost else first + 2)
 
 
+@pytest.mark.parametrize("key_cost", [0.0, 1.0])
+def test_keys_count_where_they_arrive(key_cost):
+    """Eight at one rank from two others; or ten, five at each of two, from one."""
+    to_one, from_one = np.zeros((2, 3, 3))
+    to_one[1:, 0], from_one[0, 1:] = 4, 5
+    kinds = [SimpleNamespace(work=np.ones(3), balance=1.0, traffic=x) for x in (to_one, from_one)]
+    made = iter(kinds)
+    assert dealing.deal(np.ones(3), 3, lambda owners: next(made), key_cost) is kinds[1]
+
+
 def test_chunks_for_costs_are_eight_for_a_rank():
     made = []
     cost = SimpleNamespace(work=np.ones(2), balance=1.0, traffic=np.zeros((2, 2)))
@@ -160,6 +170,27 @@ def test_counts_of_stages_that_are_compared(ranks, most, monkeypatch):
     asked.clear()
     stages.part_count.__wrapped__(sharding, 6, 5, "heads")
     assert [given[-1] for given in asked] == [n for n in (1, 2, 3, 6) if n <= stages.STAGES]
+
+
+def test_what_the_average_rank_has_to_do():
+    """In tiles of 256, four of 128, for each of two heads of the mask; two of Q to one of K."""
+    traffic = np.zeros((3, 3))
+    traffic[0, 1:] = 5
+    sharding = SimpleNamespace(ranks=3, tile=256, meeting=12, traffic=traffic)
+    sharding.mask = SimpleNamespace(plane_index=np.zeros((1, 2)), shape=(60, 30))
+    sharding.work_on = np.arange(9.0).reshape(3, 3)
+    sharding.work = sharding.work_on.sum(axis=1)
+    arrival, copy = 5 * stages._ARRIVAL / 2, (5 + 10) * stages._COPY / 2
+    expected = 8, 16, arrival, 4 * stages._MERGE, copy
+    assert stages._loads(sharding, 2) == pytest.approx(expected)
+
+
+def test_the_time_of_stages_that_wait_for_keys():
+    """Both passes wait for the last; of the first ones gradients are on their way back by then."""
+    arrival, launch = 2e6, stages._LAUNCH
+    back = arrival / 2 + launch + stages._RETURN * arrival
+    expected = arrival + launch + back
+    assert stages._time(0, 0, arrival, 0, 0, "ranks", 2) == pytest.approx(expected)
 
 
 def test_a_placed_score_divides_as_numpy_does():

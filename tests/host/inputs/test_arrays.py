@@ -209,6 +209,9 @@ def test_alignment_divides_addresses_and_strides(cupy):
     assert alignment(DeviceArray((1, 6, 4, 8), strides=(4, 128, 32, 4), address=4096)) == 16
     assert alignment(np.zeros(SHAPE, np.float16)) == 2
     assert check_forward(*[whole] * 3).alignment == 16
+    for which in range(3):
+        given = [DeviceArray(SHAPE, address=4096 + 8 * (i == which)) for i in range(3)]
+        assert check_forward(*given).alignment == 8
 
 
 def test_plans_of_less_aligned_memory_are_different(executor):

@@ -73,12 +73,24 @@ def test_map_of_booleans_and_csr_are_the_same_map(case):
     of_csr = []
     for plane in made.dense().reshape(-1, *made.grid_shape):
         lists = sparse.csr_array(plane)
-        part = BlockMap.from_csr(lists.indptr, lists.indices, shape=made.shape, block=made.block)
+        form = {"shape": made.shape, "block": made.block, "within": made.within}
+        part = BlockMap.from_csr(lists.indptr, lists.indices, **form)
+        assert part.within is made.within
         of_csr.append(part.dense()[0, 0])
     assert np.array_equal(np.reshape(of_csr, made.dense().shape), made.dense())
     if made.within is not None:
         assert np.array_equal(every_plane((again & made.within).to_mask(), cells.shape[:2]), cells)
         assert np.array_equal(every_plane((made.within & again).to_mask(), cells.shape[:2]), cells)
+
+
+@settings(max_examples=30)
+@given(block_maps())
+def test_a_map_within_several_masks(case):
+    made, cells = case
+    other = masks.window(*made.shape, left=3, right=20)
+    for joined in (made & other, other & made):
+        found = every_plane(joined.to_mask(), cells.shape[:2])
+        assert np.array_equal(found, cells & other.dense())
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint64])
@@ -203,6 +215,11 @@ WRONG = {
         lambda: made(np.zeros((2, 1, 2, 1), int), within=masks.padding([1, 2, 3], 8, 12)),
         ValueError,
         "within has batch=3, but the block map has batch=2",
+    ),
+    "within other heads": (
+        lambda: made(np.zeros((1, 2, 2, 1), int), within=masks.per_head([masks.causal(8, 12)] * 3)),
+        ValueError,
+        "within has heads=3, but the block map has heads=2",
     ),
     "heads": (
         lambda: made(np.zeros((1, 2, 2, 1), int)).to_mask(3),

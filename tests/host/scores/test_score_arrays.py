@@ -64,9 +64,21 @@ def test_scores_that_kernels_cannot_read_where_they_are(executor):
             nbflash.attention(q, k, v, score=scores.bias(array))
     wide = device_arrays(3, dtype=np.float64)
     nbflash.attention(*wide, score=scores.bias(DeviceArray((1, 4, 6, 6), np.float64)))
+    with pytest.raises(TypeError, match=r"bias has an .* convert it to float64"):
+        nbflash.attention(*wide, score=scores.bias(DeviceArray((1, 4, 6, 6))))
     with pytest.raises(ValueError, match="bias has an array on CUDA device 0 but q is in cpu memo"):
         nbflash.attention(*np.ones((3, *SHAPE), "f4"), score=scores.bias(DeviceArray((1, 4, 6, 6))))
     assert len(executor.calls) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, bool])
+def test_what_is_no_float_is_read_whatever_q_is(executor, dtype):
+    table = DeviceArray((4,), dtype)
+    for of_q in (np.float16, np.float32, np.float64):
+        for wrap in (lambda x: x, Foreign, ForeignByDLPack):
+            score = scores.custom(_first, None, (wrap(table),))
+            nbflash.attention(*device_arrays(3, dtype=of_q), score=score)
+    assert len(executor.calls) == 9
 
 
 def _first(s, b, h, q_idx, kv_idx, x):

@@ -42,21 +42,40 @@ def test_masks_of_sequences_that_heads_share(impl):
     check(got, q, k, v, LENGTHS, lambda b: keep[b, :, :, : LENGTHS[b]])
 
 
-@pytest.mark.parametrize("impl", ["simt", "sm90"])
+@pytest.mark.design
+@pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
 def test_scales_of_v_are_laid_out_by_themselves(impl):
     """Of both by token, those of V with gaps; of V by token, of K by head."""
-    lengths = np.array([13], np.int32)
+    lengths = np.array([13, 3], np.int32)
     q, k, v = (
         x.astype(np.float16) for x in contiguous(1, (2, 2), 16, lengths=lengths, capacity=16)
     )
     (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
-    gaps = poisoned((1, 16, 5), np.float32)[..., :2]
+    gaps = poisoned((2, 16, 5), np.float32)[..., :2]
     gaps[...] = v_scale
     for scales in ((k_scale, gaps), (np.float32([0.01, 0.02]), v_scale)):
         named = dict(zip(("k_scale", "v_scale"), scales, strict=True))
         got = nbflash.decode(q, k, v, lengths, impl=impl, return_lse=True, **named)
         real = [dequantise(*x, np.dtype(np.float32)) for x in zip((k, v), scales, strict=True)]
         check(got, q, *real, lengths)
+
+
+@pytest.mark.design
+@pytest.mark.parametrize("impl", ["sm80", "sm90"])
+def test_each_key_of_a_tile_counts_for_the_unit_of_its_scales(impl):
+    """One of V's is large. In the unit of the others its product overflows float16."""
+    keys = np.array([0, 1, 2, 4, 8, 9, 16, 32])  # other lanes, others of a lane's keys
+    lengths = np.full(len(keys), 64, np.int32)
+    q, k, v = (
+        x.astype(np.float16) for x in contiguous(1, (1, 1), 16, lengths=lengths, capacity=64)
+    )
+    (k, k_scale), (v, v_scale) = (quantise(x, np.int8) for x in (k, v))
+    small = np.float32(2**-20)
+    v_scale = v_scale * np.where(np.arange(64) == keys[:, None], 1, small)[..., None]
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    got = nbflash.decode(q, k, v, lengths, impl=impl, return_lse=True, **scales)
+    real = [dequantise(*x, np.dtype(np.float32)) for x in ((k, k_scale), (v, v_scale))]
+    check(got, q, *real, lengths)
 
 
 @pytest.mark.design

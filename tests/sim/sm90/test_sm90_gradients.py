@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sm90_bwd_runs
 import sm90_dq_runs
-from sm90_runs import DTYPES, inputs
+from sm90_runs import DTYPES, inputs, ordered
 
 from nbflash import reference
 from nbflash.cuda import simulator as sim
@@ -163,6 +163,13 @@ def test_layouts(axes, which):
     n, back = T + 1, np.argsort(axes)
     values = [np.ascontiguousarray(x.transpose(axes)).transpose(back) for x in inputs(n, batch=2)]
     PASSES[which].check(mask_gallery(n)["causal"], values)
+
+
+def test_an_out_with_a_layout_of_its_own():
+    values, mask = inputs(9, batch=2), mask_gallery(9)["causal"]
+    out, lse = reference.attention(*values[:3], mask)
+    results = ordered(out.astype(np.float16), 1, 2, 0, 3), lse
+    PASSES["one-pass"].check(mask, values, results=results)
 
 
 BAD = (("q", np.nan), ("k", np.inf), ("k", np.nan), ("v", np.nan), ("dout", np.inf))
