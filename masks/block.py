@@ -161,12 +161,12 @@ class BlockSparse(Mask):
         return BlockSparse(*self.shape[::-1], self.block[::-1], self.cols, self.rows)
 
     def _restricted(self, q, kv):
-        """Blocks again where whole ones are taken."""
+        """Blocks again where whole ones are taken, each once."""
         taken = [
             whole_blocks(index, block, n)
             for index, block, n in zip((q, kv), self.block, self.shape, strict=True)
         ]
-        if any((of_axis < 0).any() for of_axis in taken):
+        if any((np.diff(of_axis, prepend=-1) <= 0).any() for of_axis in taken):
             return super()._restricted(q, kv)
         at = []
         for blocks, own, count in zip(taken, (self.rows, self.cols), self.grid_shape, strict=True):

@@ -9,6 +9,7 @@ from scipy.sparse import coo_array
 from masks import _check
 from masks.base import Mask
 from masks.block import whole_blocks
+from masks.interval import Interval
 from masks.tiles import OPEN, Grid
 
 # A restriction to at most so many cells names all of its tiles as live: to look at its cells takes
@@ -124,6 +125,17 @@ def restrict(mask: Mask, q_idx: ArrayLike | None = None, kv_idx: ArrayLike | Non
     q = _increasing("q_idx", q_idx, mask.shape[0])
     kv = _increasing("kv_idx", kv_idx, mask.shape[1])
     return mask if (q.size, kv.size) == mask.shape else mask._restricted(q, kv)
+
+
+def restrict_past_the_end(mask: Mask, q_idx: ArrayLike, kv_idx: ArrayLike) -> Mask:
+    """`restrict`, with keys behind the last one of the mask, to which nobody attends."""
+    n, kv = mask.shape[1], np.asarray(kv_idx)
+    inside = np.searchsorted(kv, n)
+    if inside == kv.size:
+        return restrict(mask, q_idx, kv)
+    q = _increasing("q_idx", q_idx, mask.shape[0])
+    attended = Interval(kv.size, *np.full((2, q.size), [[0], [inside]]))
+    return mask._restricted(q, np.minimum(kv, n - 1)) & attended
 
 
 def _increasing(name, values, n):

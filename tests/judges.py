@@ -119,9 +119,7 @@ _TORCH = [
     "frameworks/test_huggingface_layers.py",
 ]
 _HUGGINGFACE = [
-    "frameworks/test_huggingface_masks.py",
-    "frameworks/test_huggingface_layers.py",
-    "frameworks/test_huggingface.py",
+    *(f"frameworks/test_huggingface{x}.py" for x in ("_masks", "_layers", "", "_caches")),
     "frameworks/test_huggingface_compile.py",
     "frameworks/test_recorded_reads.py",
 ]

@@ -135,12 +135,12 @@ def _in_graph(kind, given, override, starts, decodes):
 
 def _now(kind, given, override, starts, nq, nk):
     """The mask of a call."""
-    tensors = starts
+    tensors, place = starts, ()
     if kind == "model":
-        kind, given = "given", given.mask
+        kind, given, place = "given", given.mask, given.place
     elif kind == "boolean":
         tensors, given = (given, *starts), None
-    return LayerMask(kind, given, override, bool(starts), False).mask(nq, nk, *tensors)
+    return LayerMask(kind, given, override, bool(starts), False, place).mask(nq, nk, *tensors)
 
 
 def _score(softcap, *biases):

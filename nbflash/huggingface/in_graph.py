@@ -15,7 +15,8 @@ import torch
 
 import masks
 from masks.interval import Interval
-from nbflash.huggingface.mask_functions import from_tensor, numbered_mask, remembered, shared
+from masks.restriction import restrict_past_the_end
+from nbflash.huggingface.mask_functions import from_tensor, numbered, remembered, shared
 from nbflash.torch import decode
 from nbflash.torch.attention import check_tensors
 from nbflash.torch.constants import Outside
@@ -28,27 +29,48 @@ class Override(Outside):
     Parameters
     ----------
     mask : masks.Mask or callable
-        Square, or a function of ``(nq, nk)``.
+        Square, or a function of ``(nq, nk)``: of the last nq of nk tokens.
     """
 
     def __init__(self, mask: masks.Mask | Callable[[int, int], masks.Mask]) -> None:
         self.mask = mask
 
-    def rows(self, nq: int, nk: int) -> masks.Mask:
-        """The mask of the last nq of nk tokens."""
+    def rows(
+        self,
+        nq: int,
+        nk: int,
+        q_offset: int | None = None,
+        kv_offset: int = 0,
+    ) -> masks.Mask:
+        """The mask of nq queries and nk keys, of tokens one behind the other.
+
+        Keys past the end of the mask, which a static cache has room for, are not attended.
+
+        Parameters
+        ----------
+        nq, nk : int
+        q_offset : int, optional
+            The token of the first query; by default queries are those of the last keys.
+        kv_offset : int
+            The token of the first key.
+        """
         mask = self.mask
+        if q_offset is None:
+            q_offset = kv_offset + nk - nq
+        n = q_offset + nq
         if not isinstance(mask, masks.Mask):
-            return mask(nq, nk)
-        if mask.shape == (nq, nk):
+            mask, q_offset = mask(nq, n), 0
+        if mask.shape == (nq, nk) and kv_offset == 0:
             return mask
-        if max(nq, nk) > min(mask.shape):
-            raise ValueError(f"the mask of sparsify is {mask.shape}, too small for {(nq, nk)}")
-        return _cut(mask, nq, nk)
+        if mask is self.mask and max(nq, n) > min(mask.shape):
+            raise ValueError(f"the mask of sparsify is {mask.shape}, too small for {n} tokens")
+        return _cut(mask, nq, nk, q_offset, kv_offset)
 
 
-def _cut(mask, nq, nk):
-    make = lambda: masks.restrict(mask, range(nk - nq, nk), range(nk))
-    return remembered(("cut", mask, nq, nk), make)
+def _cut(mask, nq, nk, q_offset, kv_offset):
+    rows, columns = range(q_offset, q_offset + nq), range(kv_offset, kv_offset + nk)
+    make = lambda: restrict_past_the_end(mask, rows, columns)
+    return remembered(("cut", mask, nq, nk, q_offset, kv_offset), make)
 
 
 @dataclass(frozen=True)
@@ -66,6 +88,8 @@ class LayerMask(Maker):
         Whether two tensors more say where sequences begin.
     decodes : bool
         Whether the call is one for `nbflash.decode`, if the mask is causal or a causal window.
+    place : (int, int) or ()
+        The tokens of the first query and of the first key of ``given``, where they are known.
     """
 
     kind: str
@@ -73,29 +97,31 @@ class LayerMask(Maker):
     override: Override | None
     packed: bool
     decodes: bool
+    place: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
         return (self.kind in ("model", "boolean")) + 2 * self.packed
 
     def mask(self, nq, nk, *tensors):
-        mask = self._first(nq, nk, tensors)
+        mask, place = self._first(nq, nk, tensors)
         if self.packed:
             starts = integers("cu_seq_lens_q", tensors[-2]), integers("cu_seq_lens_k", tensors[-1])
             mask = mask & documents(*starts, False)
         if self.override is not None:
-            mask = mask & self.override.rows(nq, nk)
+            mask = mask & self.override.rows(nq, nk, *place)
         return shared(mask)
 
     def _first(self, nq, nk, tensors):
+        """The mask that it begins with, and its place where that is known."""
         if self.kind == "model":
-            return numbered_mask(int(tensors[0]))
+            return numbered(int(tensors[0]))
         if self.kind == "boolean":
-            return from_tensor(tensors[0])
+            return from_tensor(tensors[0]), ()
         if self.kind == "given":
-            return self.given
+            return self.given, self.place
         make = masks.causal if self.kind == "causal" else masks.dense
-        return remembered((self.kind, nq, nk), lambda: make(nq, nk))
+        return remembered((self.kind, nq, nk), lambda: make(nq, nk)), ()
 
     def instead(self, q, k, v, mask, scale, score):
         rows = last_rows(mask)

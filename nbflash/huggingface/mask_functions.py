@@ -39,15 +39,17 @@ class ModelMask(BlockMask):
     Attributes
     ----------
     mask : masks.Mask
+    place : (int, int)
+        The tokens of its first query and of its first key.
     number : Tensor
-        What stands for the mask in compiled graphs.
+        What stands for the mask and its place in compiled graphs.
     shape : torch.Size
         (batch, 1, queries, keys).
     """
 
-    def __init__(self, mask, batch):
+    def __init__(self, mask, batch, place):
         self.mask, self._size = mask, torch.Size((batch, 1, *mask.shape))
-        self.number = _number(mask)
+        self.place, self.number = place, _number(mask, place)
 
     @property
     def shape(self):
@@ -69,9 +71,9 @@ class ModelMask(BlockMask):
     __str__ = __repr__
 
 
-def _number(mask):
+def _number(mask, place):
     """A tensor that keeps a mask as long as torch keeps the tensor, for a backward pass too."""
-    held = _Held(mask)
+    held = _Held(mask, place)
     with torch.inference_mode(False):  # it may be kept for a training
         number = torch.tensor(held.number, device="cpu")
     number.nbflash_held = held
@@ -79,14 +81,15 @@ def _number(mask):
 
 
 class _Held:
-    def __init__(self, mask):
-        self.mask, self.number = mask, next(_numbers)
+    def __init__(self, mask, place):
+        self.mask, self.place, self.number = mask, place, next(_numbers)
         _held[self.number] = self
 
 
-def numbered_mask(number: int) -> masks.Mask:
-    """The mask that a number stands for."""
-    return _held[number].mask
+def numbered(number: int) -> tuple[masks.Mask, tuple[int, int]]:
+    """The mask that a number stands for, and its place."""
+    held = _held[number]
+    return held.mask, held.place
 
 
 class _Unknown(Exception):
@@ -119,7 +122,10 @@ def mask_of(
         mask = place.evaluate(mask_function, use_vmap, device)
     if attention_mask is not None:
         mask = mask & place.keys(attention_mask)
-    return remembered((batch_size, mask), lambda: ModelMask(mask, batch_size))
+    if mask_function is theirs.bidirectional_mask_function and q_offset == kv_offset == 0:
+        q_offset = kv_length - q_length  # 0 is no place where a decoder attends to its encoder
+    first = q_offset, kv_offset
+    return remembered((batch_size, mask, first), lambda: ModelMask(mask, batch_size, first))
 
 
 def shared(mask):

@@ -25,9 +25,11 @@ def sparsify(
     model : transformers.PreTrainedModel
         Changed in place, its attention implementation too.
     mask : masks.Mask, callable or None
-        Square, for as many tokens as there may be: a call of fewer tokens, or of the last ones
-        behind a cache, takes its first columns and its rows. Or a function of ``(nq, nk)`` that
-        makes a mask. None takes a mask away again.
+        Square, for as many tokens as there may be: a call of fewer tokens, or of those behind a
+        cache, takes their rows and the columns of the keys that are there. Or a function of
+        ``(nq, nk)`` that makes the mask of the last nq of nk tokens; nk counts tokens from the
+        first one on, also where a cache has room for more or holds those of a window alone.
+        None takes a mask away again.
     where : callable, optional
         ``where(name, module)``, of the names of ``model.named_modules()``: which modules it is for.
         Encoder-decoder models have layers of several sizes.

@@ -174,7 +174,7 @@ def test_what_transformers_asks_of_a_mask():
     assert (mask.shape, mask.ndim) == ((3, 1, 5, 7), 4)
     assert mask.to("cpu", torch.float32) is mask
     assert repr(mask) == str(mask) == f"ModelMask({mask.mask})"
-    assert mask_functions.numbered_mask(int(mask.number)) is mask.mask
+    assert mask_functions.numbered(int(mask.number))[0] is mask.mask
 
 
 def test_equal_batch_entries_have_one_mask():

@@ -200,8 +200,8 @@ def test_keys_that_other_libraries_need():
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "remembered"
     } == {
         "in_graph.LayerMask._first": "(self.kind, nq, nk)",
-        "in_graph._cut": "('cut', mask, nq, nk)",
+        "in_graph._cut": "('cut', mask, nq, nk, q_offset, kv_offset)",
         "in_graph.last_rows": "('last rows', mask)",
-        "mask_functions.mask_of": "(batch_size, mask)",
+        "mask_functions.mask_of": "(batch_size, mask, first)",
         "mask_functions.shared": "mask",
     }

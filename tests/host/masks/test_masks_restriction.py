@@ -9,7 +9,7 @@ from masks import restriction
 from masks.block import BlockSparse
 from masks.interval import Interval
 from masks.leaves import Columns
-from masks.restriction import Restricted
+from masks.restriction import Restricted, restrict_past_the_end
 
 CASES = plain_cases()
 
@@ -81,6 +81,33 @@ def test_the_prefix_of_a_tree_stays_an_interval():
     assert kinds.tolist() == [[masks.FULL] * 3 + [masks.INTERVAL]]
     of_roots = masks.restrict(masks.tree(np.full(16, -1), 5), range(8, 16))
     assert_tiles_exact(of_roots, of_roots.dense(), 8, 8)
+
+
+@pytest.mark.parametrize("few", [0, restriction._FEW_CELLS], ids=["many", "few"])
+@pytest.mark.parametrize("name", CASES)
+def test_keys_behind_a_mask_are_not_attended(name, few, monkeypatch):
+    """One of them, and more than there are keys of the mask."""
+    monkeypatch.setattr(restriction, "_FEW_CELLS", few)
+    mask, dense = CASES[name]
+    nq, nk = mask.shape
+    for q, start, more in ((np.arange(nq), 0, 1), (runs(nq, 8, 0), 8, 13), ([2], nk - 2, 20)):
+        wide = restrict_past_the_end(mask, q, range(start, nk + more))
+        expected = np.pad(dense[q, start:], ((0, 0), (0, more)))
+        assert (wide.dense() == expected).all()
+        assert_tiles_exact(wide, expected, 8, 4)
+        assert_tiles_exact(wide, expected, 5, 1)
+        assert wide.count_nonzero() == expected.sum()
+
+
+def test_intervals_before_keys_of_nobody_stay():
+    mask = masks.per_head([masks.butterfly(16, 1), masks.causal(16)])
+    wide = restrict_past_the_end(mask, range(4, 16), range(2, 20))
+    assert (wide.plane_index == mask.plane_index).all()
+    assert (wide.dense() == np.pad(mask.dense(), [(0, 0)] * 3 + [(0, 4)])[:, :, 4:, 2:]).all()
+    assert type(wide.planes[1]) is Interval
+    for keys in (range(2, 16), range(3)):
+        within = restrict_past_the_end(mask, [3, 5], keys)
+        assert within == masks.restrict(mask, [3, 5], keys)
 
 
 def test_planes_are_restricted_one_by_one():
