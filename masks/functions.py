@@ -108,7 +108,7 @@ def _function(fn, made):
     vars(copy).update(copies[2])
     keys += [object()] * (reaches or imports)
     known = {} if reaches else ChainMap(fn.__globals__, vars(builtins))
-    for name in sorted(reads.keys() & known.keys()):
+    for name in sorted(name for name in reads if name in known):
         space[name], key = _variable(known[name], reads[name], made)
         keys.append((name, key))
     for name, old, new in zip(code.co_freevars, cells, closure, strict=True):

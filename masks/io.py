@@ -79,6 +79,8 @@ def load(path: str | PathLike[str]) -> Mask:
         try:
             with np.load(file, allow_pickle=False) as archive:
                 return _mask_of(archive)
+        except MemoryError:
+            raise
         except Exception as e:  # a damaged file raises whatever reads it
             raise ValueError(f"path={str(path)!r}: not a mask file ({e!r})") from e
 

@@ -241,9 +241,10 @@ def from_function(
     the mask; make another one. Two masks are equal, and share a plan, where code and copies are,
     also of lambdas made anew in every step.
 
-    Copied are numbers, strings, arrays, functions and collections of them, and numbers and strings
-    that are read of a module by their names, ``config.width``. Masks are constants, and what NumPy,
-    SciPy and Python's ``math``, ``operator``, ``functools``, ``itertools`` and ``bisect`` hold.
+    Copied are numbers, strings, plain arrays, functions and collections of them, and numbers and
+    strings that are read of a module by their names, ``config.width``. Masks are constants, and
+    what is read of NumPy, SciPy and Python's ``math``, ``operator``, ``functools``, ``itertools``
+    and ``bisect`` (``scipy.special.erf``; by its name alone it is not known as SciPy's).
     A mask whose function reads anything else is equal to itself only, and what becomes of that may
     change it: an attribute of an object or a class (``self.width``, ``Config.width``), an array, a
     function or a submodule of a module (``config.table[q]``), an import inside the function,

@@ -138,8 +138,8 @@ def attention(
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, its value and what would be right, when the call is traced. What only
-        the device knows, ``impl`` on another one, say, is an error of XLA's when it runs.
+        Naming the argument, its value and what would be right, when the call is traced. An ``impl``
+        that the device does not run is an error of XLA's when the call runs.
 
     Notes
     -----

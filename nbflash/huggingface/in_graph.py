@@ -59,12 +59,20 @@ class Override(Outside):
             q_offset = kv_offset + nk - nq
         n = q_offset + nq
         if not isinstance(mask, masks.Mask):
-            mask, q_offset = mask(nq, n), 0
+            mask, q_offset = self._made(nq, n), 0
         if mask.shape == (nq, nk) and kv_offset == 0:
             return mask
         if mask is self.mask and max(nq, n) > min(mask.shape):
             raise ValueError(f"the mask of sparsify is {mask.shape}, too small for {n} tokens")
         return _cut(mask, nq, nk, q_offset, kv_offset)
+
+    def _made(self, nq, n):
+        made = self.mask(nq, n)
+        if not isinstance(made, masks.Mask):
+            raise TypeError(f"the function of sparsify gave {type(made).__name__}, no masks.Mask")
+        if made.shape != (nq, n):
+            raise ValueError(f"the function of sparsify gave {made.shape} for {(nq, n)}")
+        return made
 
 
 def _cut(mask, nq, nk, q_offset, kv_offset):

@@ -122,10 +122,17 @@ def mask_of(
         mask = place.evaluate(mask_function, use_vmap, device)
     if attention_mask is not None:
         mask = mask & place.keys(attention_mask)
-    if mask_function is theirs.bidirectional_mask_function and q_offset == kv_offset == 0:
+    if _is_bidirectional(mask_function) and q_offset == kv_offset == 0:
         q_offset = kv_length - q_length  # 0 is no place where a decoder attends to its encoder
     first = q_offset, kv_offset
     return remembered((batch_size, mask, first), lambda: ModelMask(mask, batch_size, first))
+
+
+def _is_bidirectional(fn):
+    """Also one with an overlay."""
+    if _name(fn) == _AND:
+        return any(map(_is_bidirectional, _variables(fn)["mask_functions"]))
+    return fn is theirs.bidirectional_mask_function
 
 
 def shared(mask):
@@ -165,7 +172,7 @@ class _Place:
         if fn is theirs.bidirectional_mask_function:
             return masks.dense(self.nq, self.nk)
         name, given = getattr(fn, "__qualname__", ""), _variables(fn)
-        if name == "and_masks.<locals>.and_mask":
+        if name == _AND:
             parts = given["mask_functions"]
             packed = packed or any(_name(part) == _PACKED for part in parts)
             return _joined(lambda a, b: a & b, [self.read(part, packed) for part in parts])
@@ -228,6 +235,7 @@ class _Place:
         return from_tensor(dense)
 
 
+_AND = "and_masks.<locals>.and_mask"
 _PACKED = "packed_sequence_mask_function.<locals>.inner_mask"
 _REMAPPED = "remap_positions_for_packed_sequence.<locals>.inner_mask"
 

@@ -11,7 +11,7 @@ from nbflash.decoding import run_decode
 from nbflash.definitions.types import Scale, Window
 from nbflash.inputs.arrays import as_tensor
 from nbflash.inputs.decode_problem import Cache, decode_inputs
-from nbflash.inputs.problem import check_flag, check_window
+from nbflash.inputs.problem import check_flag
 from nbflash.scores import Score
 from nbflash.torch.autograd import is_eager
 from nbflash.torch.handles import handle_of, mask_now, spec_of
@@ -128,7 +128,6 @@ def _is_alone(*tensors):
 def _decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, arrays, handle):
     spec = spec_of(handle)
     mask, _, window, scale, _ = spec.given
-    window = None if window is None else check_window(window)
     given = k_cache, v_cache, lengths, block_table, k_scale, v_scale
     cache = Cache(*(None if x is None else native_of(x) for x in given))
     score = spec.score(arrays, q.dtype)

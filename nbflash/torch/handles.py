@@ -129,7 +129,7 @@ def _spec(mask, causal, window, scale, stages, dropout, deterministic, impl):
 
 
 def _check(mask, causal, scale, dropout, impl):
-    """Name what cannot be hashed; the rest a plan finds, too."""
+    """Raise for constants of the wrong kind, before they are hashed or kept."""
     if not (mask is None or isinstance(mask, Maker)):
         check_mask_type(mask)
     check_flag("causal", causal)

@@ -38,13 +38,17 @@ def merge(
 
 
 def _check(**parts):
-    """Raise ValueError unless outputs and log-sum-exps are of the same queries."""
+    """Raise TypeError or ValueError unless they are tensors of the same queries and heads."""
+    for name, x in parts.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     first, shape = next((name, tuple(x.shape)) for name, x in parts.items())
     if len(shape) != 4:
         raise ValueError(f"{first} must have 4 axes, got shape {shape}")
     batch, n, heads, _ = shape
     for name, x in parts.items():
         want = shape if name.startswith("out") else (batch, heads, n)
+        want = (heads,) if name == "sink" else want
         if tuple(x.shape) != want:
             raise ValueError(f"{name} must have shape {want}, as {first}, got {tuple(x.shape)}")
 
@@ -73,8 +77,6 @@ def merge_sink(
     out, lse : Tensor
         With the sink.
     """
-    _check(out=out, lse=lse)
-    if sink.shape != (lse.shape[1],):
-        raise ValueError(f"sink must have shape {(lse.shape[1],)}, got {tuple(sink.shape)}")
+    _check(out=out, lse=lse, sink=sink)
     sink = sink.to(lse.dtype)[:, None].expand_as(lse)
     return merge(out, lse, torch.zeros_like(out), sink)

@@ -154,7 +154,10 @@ def bias(array: Any) -> TensorScore:
 def custom(
     fn: Function, grad: Function | None = None, params: Any = (), param_grads: Functions = None
 ) -> TensorScore:
-    """`nbflash.scores.custom`: a function of one's own; its arrays are tensors among ``params``."""
+    """`nbflash.scores.custom`: a function of one's own; its arrays are tensors among ``params``.
+
+    Numbers of NumPy are taken in eager mode alone: torch.compile takes them for arrays.
+    """
     if not isinstance(params, (tuple, list)):
         raise TypeError(f"params must be a tuple, got {type(params).__name__}")
     params = tuple(torch.as_tensor(x) if isinstance(x, np.ndarray) else constant(x) for x in params)
@@ -169,12 +172,16 @@ def custom(
             tuple(_Kind.TENSOR if isinstance(x, torch.Tensor) else x for x in params),
             None if param_grads is None else grads,
             # 3 == np.int64(3) and 0.0 == -0.0, but they are not compiled alike.
-            tuple((type(x), isinstance(x, float) and math.copysign(1.0, x)) for x in params),
+            tuple((type(x), _sign(x)) for x in params),
         ),
         tuple(part is not None for tensor, part in both if tensor),
         tuple(tensor for tensor, part in both if part is not None),
     )
     return TensorScore([stage], [x for x in params if isinstance(x, torch.Tensor)])
+
+
+def _sign(x):
+    return math.copysign(1.0, x) if isinstance(x, (float, np.floating)) else 0
 
 
 def compose(*given: TensorScore | Score) -> TensorScore:

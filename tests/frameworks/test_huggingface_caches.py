@@ -12,6 +12,7 @@ from models import TOKENS, make
 from tensors import assert_close
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import DynamicCache, StaticCache
+from transformers import masking_utils as theirs
 
 import masks
 from nbflash import huggingface as nh
@@ -150,6 +151,19 @@ def test_more_tokens_than_the_mask_has(place):
         Override(masks.causal(12)).rows(*place)
 
 
+@pytest.mark.parametrize(
+    ("function", "error", "match"),
+    [
+        (lambda nq, nk: masks.window(nk, left=2, right=0), ValueError, r"gave \(10, 10\) for"),
+        (lambda nq, nk: masks.causal(nq, nk + 3), ValueError, r"gave \(1, 13\) for \(1, 10\)"),
+        (lambda nq, nk: np.ones((nq, nk), bool), TypeError, "gave ndarray, no masks.Mask"),
+    ],
+)
+def test_functions_of_other_masks_are_refused(function, error, match):
+    with pytest.raises(error, match=match):
+        Override(function).rows(1, 10)
+
+
 def test_masks_of_other_places_are_others():
     """Offsets may be tensors, as those of static caches; equal masks are one all the same."""
     first, second = (nh.mask_of(1, 1, 5, torch.tensor(q), kv) for q, kv in ((4, 0), (7, 3)))
@@ -162,8 +176,10 @@ def test_masks_of_other_places_are_others():
 
 def test_attention_to_an_encoder_has_no_place():
     """A decoder's queries begin at 0 there whatever they are: the last ones are meant."""
-    every = mask_functions.theirs.bidirectional_mask_function
-    assert nh.mask_of(1, 2, 9, mask_function=every).place == (7, 0)
-    assert nh.mask_of(1, 2, 9, 3, 0, mask_function=every).place == (3, 0)
-    assert nh.mask_of(1, 2, 9, 0, 3, mask_function=every).place == (0, 3)
+    every = theirs.bidirectional_mask_function
+    overlaid = theirs.and_masks(every, theirs.sliding_window_bidirectional_overlay(3))
+    for function in (every, overlaid):
+        assert nh.mask_of(1, 2, 9, mask_function=function).place == (7, 0)
+        assert nh.mask_of(1, 2, 9, 3, 0, mask_function=function).place == (3, 0)
+        assert nh.mask_of(1, 2, 9, 0, 3, mask_function=function).place == (0, 3)
     assert nh.mask_of(1, 2, 9).place == (0, 0)

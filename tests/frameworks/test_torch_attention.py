@@ -44,7 +44,8 @@ def test_grid(dtype, sizes):
     heads_kv = {1: 1, 65: 4}.get(sizes[1], 2)
     q, k, v, dout = qkv(1, *sizes, 4, heads_kv, 40, dtype)
     options = {"causal": sizes[0] <= sizes[1], "window": (64, 0) if sizes[0] == 129 else None}
-    options["deterministic"] = dtype == "float64"  # on a GPU sums of tiles are in any order
+    # On a GPU sums of tiles are in any order.
+    options["deterministic"] = dtype == "float64" and DEVICE != "cpu"
     got = of_torch(with_lse(**options), q, k, v, dout)
     assert_same_bits(got, of_core(q, k, v, dout, **options))
     assert all(x.dtype == q.dtype for x in got[:1] + got[2:])

@@ -93,12 +93,22 @@ MISFITS = {
     "queries": (lambda: nt.merge(X, LSE[..., :1], X, LSE), "lse_a must have shape"),
     "axes": (lambda: nt.merge(X[0], LSE, X, LSE), "out_a must have 4 axes"),
     "lse of a sink": (lambda: nt.merge_sink(X, LSE[:1], torch.zeros(3)), "lse must have shape"),
-    "sink": (lambda: nt.merge_sink(X, LSE, torch.zeros(1)), r"sink must have shape \(3,\)"),
+    "sink of another number": (
+        lambda: nt.merge_sink(X, LSE, torch.zeros(1)),
+        r"sink must have shape \(3,\)",
+    ),
     "sequences": (
         lambda: nt.varlen_attention(X[0], X[0], X[0], [0, 2]),
         r"cu_seqlens must end at \(4, 4\), got \(2, 2\)",
     ),
 }
+
+
+def test_parts_that_are_no_tensors():
+    with pytest.raises(TypeError, match=r"lse_b must be a torch\.Tensor, got list"):
+        nt.merge(X, LSE, X, [1.0])
+    with pytest.raises(TypeError, match=r"sink must be a torch\.Tensor, got list"):
+        nt.merge_sink(X, LSE, [1.0])
 
 
 @pytest.mark.parametrize(("call", "message"), MISFITS.values(), ids=MISFITS)

@@ -337,7 +337,9 @@ def test_numbers_of_scores_that_are_made_outside_of_a_graph(dynamic):
 
 
 @pytest.mark.parametrize(
-    ("number", "other"), [(3, 3.0), (3, np.int64(3)), (0.0, -0.0)], ids=["float", "NumPy's", "sign"]
+    ("number", "other"),
+    [(3, 3.0), (3, np.int64(3)), (0.0, -0.0), (np.float32(0), np.float32(-0.0))],
+    ids=["float", "NumPy's", "sign", "sign of NumPy's"],
 )
 def test_equal_numbers_that_are_others(number, other):
     """They are not compiled alike."""
