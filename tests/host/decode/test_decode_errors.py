@@ -341,6 +341,9 @@ def test_why_not_decode_takes_what_decode_takes(monkeypatch):
         )
     rules = {"window": (3, None), "score": scores.softcap(2.0), "scale": 0.5}
     assert nbflash.why_not_decode("cpu", **PLAIN, mask=masks.causal(NQ, CAPACITY), **rules) == []
+    lists = np.zeros((1, HEADS_KV, 1, 1), np.int32)
+    chosen = nbflash.BlockMap(lists, shape=(NQ, CAPACITY), block=(NQ, PAGE))
+    assert nbflash.why_not_decode("cpu", **PLAIN, mask=chosen) == []
     reasons = nbflash.why_not_decode("simt", **PLAIN)
     assert any("got NumPy arrays" in reason for reason in reasons)
     with pytest.raises(ValueError, match="decode: impl='simt' cannot run") as error:

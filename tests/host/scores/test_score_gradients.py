@@ -303,3 +303,14 @@ def test_which_arrays_have_an_element_for_every_score():
     assert not whole.alone(SimpleNamespace(batch=2, heads=4, nq=5, nk=6))
     assert not whole._replace(shape=(1, 5, 6)).alone(problem)
     assert not whole._replace(shape=(4, 5), axes=("heads", "nq")).alone(problem)
+
+
+def test_the_reference_backend_takes_the_gradient_of_the_lse():
+    q, k, v, dout = make_qkv(1, 9, 9, 2, 1, 8)
+    score = scores.relative(np.zeros((2, 5), np.float32))
+    out, lse = nbflash.attention(q, k, v, score=score, return_lse=True)
+    dlse = np.linspace(-1, 1, lse.size, dtype=np.float32).reshape(lse.shape)
+    how = {"score": score, "dlse": dlse}
+    (got,) = nbflash.score_backward(dout, q, k, v, out, lse, **how, impl="reference")
+    (want,) = reference.score_backward(dout, q, k, v, masks.dense(9, 9), 8**-0.5, **how)
+    assert np.array_equal(got, want.astype(np.float32))
