@@ -16,6 +16,7 @@ from nbflash.torch import autograd
 from nbflash.torch.constants import constant
 from nbflash.torch.handles import handle_of, mask_now
 from nbflash.torch.late_masks import Documents, LateMask, documents, integers
+from nbflash.torch.memory import check_tensor
 from nbflash.torch.scores import TensorScore, stages_on
 
 _LAYOUTS = ("bshd", "bhsd")
@@ -173,7 +174,7 @@ def varlen_attention(
     if refused:
         raise TypeError(f"varlen_attention takes no {', '.join(refused)}")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x)
+        check_tensor(name, x)
         if x.ndim != 3:
             raise ValueError(f"{name} must have 3 axes (total, heads, head_dim), got {x.shape}")
     check_flag("causal", causal)
@@ -202,10 +203,10 @@ def check_layout(layout):
 
 def check_tensors(q, k, v):
     """Tensors of four axes on one device, cast under autocast as torch's own attention does."""
-    _check_tensor("q", q)
+    check_tensor("q", q)
     device = q.device
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x)
+        check_tensor(name, x)
         if x.device != device:
             raise ValueError(f"{name} must be on the device of q, {device}, got {x.device}")
         if x.ndim != 4:
@@ -215,11 +216,6 @@ def check_tensors(q, k, v):
         return q, k, v
     dtype = torch.get_autocast_dtype(kind)
     return [x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v)]
-
-
-def _check_tensor(name, x):
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
 
 
 def _seed_tensor(seed, dropout, device):

@@ -15,7 +15,7 @@ from nbflash.inputs.problem import check_flag
 from nbflash.scores import Score
 from nbflash.torch.autograd import is_eager
 from nbflash.torch.handles import handle_of, mask_now, spec_of
-from nbflash.torch.memory import native_of, with_rows
+from nbflash.torch.memory import check_tensor, native_of, with_rows
 from nbflash.torch.operators import define, new_results
 from nbflash.torch.scores import TensorScore, stages_on
 
@@ -99,8 +99,7 @@ def decode(
     optional = {"block_table": block_table, "k_scale": k_scale, "v_scale": v_scale}
     named |= {name: x for name, x in optional.items() if x is not None}
     for name, x in named.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        check_tensor(name, x)
         if x.device != q.device:
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
     if q.ndim != 4:

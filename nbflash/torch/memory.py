@@ -18,6 +18,12 @@ from nbflash.inputs.tensors import CudaTensor, numpy_dtype
 _AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8}
 
 
+def check_tensor(name: str, x) -> None:
+    """Raise TypeError for anything but a tensor."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Of sums over ``dtype`` and of the lse."""
     return torch.float64 if dtype == torch.float64 else torch.float32

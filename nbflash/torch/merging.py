@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from nbflash.torch.memory import check_tensor
+
 _INF = float("inf")
 
 
@@ -27,6 +29,10 @@ def merge(
     out, lse : Tensor
     """
     _check(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
+    return _merged(out_a, lse_a, out_b, lse_b)
+
+
+def _merged(out_a, lse_a, out_b, lse_b):
     largest = torch.maximum(lse_a, lse_b)
     shift = largest.detach().masked_fill(largest == -_INF, 0)
     p_a, p_b = torch.exp(lse_a - shift), torch.exp(lse_b - shift)
@@ -40,8 +46,7 @@ def merge(
 def _check(**parts):
     """Raise TypeError or ValueError unless they are tensors of the same queries and heads."""
     for name, x in parts.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        check_tensor(name, x)
     first, shape = next((name, tuple(x.shape)) for name, x in parts.items())
     if len(shape) != 4:
         raise ValueError(f"{first} must have 4 axes, got shape {shape}")
@@ -79,4 +84,4 @@ def merge_sink(
     """
     _check(out=out, lse=lse, sink=sink)
     sink = sink.to(lse.dtype)[:, None].expand_as(lse)
-    return merge(out, lse, torch.zeros_like(out), sink)
+    return _merged(out, lse, torch.zeros_like(out), sink)
