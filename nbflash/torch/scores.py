@@ -17,6 +17,7 @@ from nbflash import scores as core
 from nbflash.definitions.types import Function, Functions
 from nbflash.scores import Score
 from nbflash.torch.constants import addressed, constant, number, object_of
+from nbflash.torch.memory import check_tensor
 
 __all__ = ["TensorScore", "alibi", "bias", "compose", "custom", "relative", "softcap"]
 
@@ -203,6 +204,5 @@ def _all_constant(score):
 
 
 def _of_one(make, name, tensor):
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    check_tensor(name, tensor)
     return TensorScore([Stage(make, (), (True,), (True,))], [tensor])
