@@ -91,7 +91,7 @@ def _batches(tokens, batch, device, seed):
 
     from experiments.papers import texts
 
-    text = torch.frombuffer(bytearray(texts.whole("train")), dtype=torch.uint8)
+    text = torch.frombuffer(bytearray(texts.packages("train")), dtype=torch.uint8)
     draw = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - tokens, (batch,), generator=draw).tolist()

@@ -1,4 +1,4 @@
-"""GPT-2 and BERT of transformers, of random weights, on the bytes of texts."""
+"""GPT-2, GPT-NeoX and BERT of transformers, of random weights, on the bytes of texts."""
 
 from contextlib import contextmanager, nullcontext
 
@@ -47,13 +47,31 @@ def sparse_mask(tokens, block, is_causal):
     return mask & masks.causal(tokens) if is_causal else mask
 
 
+def _architecture(spec, tokens):
+    """Class and configuration; no dropout, and no cache of keys and values."""
+    layers, heads, width = spec["layers"], spec["heads"], spec["width"]
+    common = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width}
+    common |= {"intermediate_size": 4 * width, "max_position_embeddings": tokens}
+    common |= {"vocab_size": spec["vocabulary"]}
+    causal = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
+    if spec["kind"] == "gpt2":
+        rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        # The same as gelu_new, in one kernel.
+        rest = causal | {"activation_function": "gelu_pytorch_tanh"}
+        return transformers.GPT2LMHeadModel, transformers.GPT2Config(**common, **rates, **rest)
+    if spec["kind"] == "gpt-neox":
+        return transformers.GPTNeoXForCausalLM, transformers.GPTNeoXConfig(**common, **causal)
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    return transformers.BertForMaskedLM, transformers.BertConfig(**common, **rates)
+
+
 def make_model(spec, tokens, attention, seed, block=128, device="cpu", recorded=False):
     """A model of transformers without dropout.
 
     Parameters
     ----------
     spec : dict
-        ``kind`` ("gpt2" or "bert"), ``layers``, ``heads``, ``width`` and ``vocabulary``.
+        ``kind`` ("gpt2", "gpt-neox" or "bert"), ``layers``, ``heads``, ``width`` and ``vocabulary``.
     tokens : int
         The longest sequence.
     attention : str
@@ -66,20 +84,7 @@ def make_model(spec, tokens, attention, seed, block=128, device="cpu", recorded=
     recorded : bool
         Whether steps are recorded as a CUDA graph.
     """
-    layers, heads, width = spec["layers"], spec["heads"], spec["width"]
-    if spec["kind"] == "gpt2":
-        sizes = {"n_layer": layers, "n_head": heads, "n_embd": width, "n_positions": tokens}
-        rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        rest = {"bos_token_id": None, "eos_token_id": None, "use_cache": False}
-        rest |= {"activation_function": "gelu_pytorch_tanh"}  # the same as gelu_new, in one kernel
-        config = transformers.GPT2Config(vocab_size=spec["vocabulary"], **sizes, **rates, **rest)
-        cls = transformers.GPT2LMHeadModel
-    else:
-        sizes = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width}
-        sizes |= {"intermediate_size": 4 * width, "max_position_embeddings": tokens}
-        rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-        config = transformers.BertConfig(vocab_size=spec["vocabulary"], **sizes, **rates)
-        cls = transformers.BertForMaskedLM
+    cls, config = _architecture(spec, tokens)
     name = {SPARSE: NBFLASH}.get(attention, "sdpa" if attention in SDPA else attention)
     name = UNMASKED.get(name, name) if recorded else name
     devices = [torch.cuda.current_device()] if device == "cuda" else []
@@ -88,7 +93,7 @@ def make_model(spec, tokens, attention, seed, block=128, device="cpu", recorded=
         model = cls._from_config(config, attn_implementation=name)
     model.to(device)
     if attention == SPARSE:
-        huggingface.sparsify(model, sparse_mask(tokens, block, spec["kind"] == "gpt2"))
+        huggingface.sparsify(model, sparse_mask(tokens, block, spec["kind"] != "bert"))
         model.set_attn_implementation(name)
     return model
 
@@ -115,10 +120,15 @@ class Language:
         Of autocast; float32 is without.
     seed : int
         Of the order of the batches.
+    evaluated : int
+        Batches of the held-out text that `evaluate` takes.
     """
 
-    def __init__(self, model, train, held_out, tokens, batch, *, attention, dtype, seed):
+    def __init__(
+        self, model, train, held_out, tokens, batch, *, attention, dtype, seed, evaluated=4
+    ):
         self._model, self._tokens, self._batch, self._seed = model, tokens, batch, seed
+        self._evaluated = evaluated
         self._attention, self._dtype = attention, getattr(torch, dtype)
         self._device = next(model.parameters()).device.type
         self._is_bert = isinstance(model, transformers.BertForMaskedLM)
@@ -136,15 +146,24 @@ class Language:
             return self._model(input_ids=pieces, labels=labels).loss
 
     def evaluate(self):
-        """The mean loss of pieces that no step has seen, the same ones at every time."""
-        rng = np.random.default_rng(self._seed)
-        batches = [map(torch.from_numpy, self._pieces(self._held_out, rng)) for _ in range(4)]
-        losses = [self.loss_of(*(x.to(self._device) for x in batch)) for batch in batches]
-        return float(np.mean([loss.item() for loss in losses]))
+        """The mean loss of pieces that no step has seen: the first bytes, however they are cut."""
+        batches = [[x.to(self._device) for x in batch] for batch in self._held_out_batches()]
+        return float(np.mean([self.loss_of(*batch).item() for batch in batches]))
+
+    def _held_out_batches(self):
+        rng = np.random.default_rng(0)
+        count = min(self._evaluated * self._batch, len(self._held_out) // self._tokens)
+        pieces = self._held_out[: count * self._tokens].reshape(count, self._tokens)
+        for first in range(0, count, self._batch):
+            yield map(torch.from_numpy, self._task_of(pieces[first : first + self._batch], rng))
 
     def _pieces(self, text, rng):
         starts = rng.integers(len(text) - self._tokens, size=self._batch)
         pieces = np.stack([text[start : start + self._tokens] for start in starts])
+        return self._task_of(pieces, rng)
+
+    def _task_of(self, pieces, rng):
+        """Bytes and labels."""
         if not self._is_bert:
             return pieces, pieces
         hidden = rng.random(pieces.shape) < HIDDEN_SHARE

@@ -5,8 +5,12 @@ document is a stretch of a source file: its class is the package that it is from
 belong together if they are from one file. Training, validation and test have different files. The
 sources are those of the Python that runs: its version is in every row of results. The packages are
 ones that no distribution splits off.
+
+For models of language the text is these packages, or what is larger, the standard library and
+torch: `CORPORA`.
 """
 
+import importlib.util
 import sysconfig
 import zlib
 from pathlib import Path
@@ -29,34 +33,61 @@ PACKAGES = (
 PARTS = ("train", "validation", "test")
 VOCABULARY = 257
 SHORTEST, FEWEST = 400, 5  # bytes of a file, and files of a package
+#: What distributions install in the standard library's folder, or leave out.
+NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "idlelib", "tkinter", "turtledemo"}
 
 
 def files_of(part):
     """By package, the bytes of the files of a part: seven, one and two tenths, at least one."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    found = {}
+    root, found = _root(), {}
     for package in PACKAGES:
-        paths = [x for x in (root / package).rglob("*.py") if x.stat().st_size >= SHORTEST]
+        paths = _sources(root / package)
         if len(paths) < FEWEST:
             raise BadInput(
                 f"{package}: {len(paths)} sources in {root}, at least {FEWEST} are needed"
             )
-        # An order that says nothing about a file, the same on every machine.
-        paths.sort(key=lambda path: zlib.crc32(path.relative_to(root).as_posix().encode()))
-        few = max(1, len(paths) // 10)
-        first = len(paths) - 3 * few
-        bounds = {
-            "train": (0, first),
-            "validation": (first, first + few),
-            "test": (first + few, None),
-        }
-        found[package] = [path.read_bytes() for path in paths[slice(*bounds[part])]]
+        found[package] = _of_part(part, paths, root)
     return found
 
 
-def whole(part):
-    """All bytes of a part, file after file."""
-    return b"".join(text for texts in files_of(part).values() for text in texts)
+def packages(part):
+    """All bytes of a part of `PACKAGES`, file after file."""
+    return _joined(text for texts in files_of(part).values() for text in texts)
+
+
+def library(part):
+    """All bytes of a part of the standard library, without its tests, and of torch."""
+    root, spec = _root(), importlib.util.find_spec("torch")
+    if spec is None:
+        raise BadInput("the text is that of torch's sources: torch is not installed")
+    other = Path(spec.origin).parent
+    own = [x for x in _sources(root) if x.relative_to(root).parts[0] not in NOT_THE_LIBRARY]
+    return _joined(_of_part(part, own, root) + _of_part(part, _sources(other), other))
+
+
+CORPORA = {"packages": packages, "library": library}
+
+
+def _root():
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _sources(folder):
+    return [x for x in folder.rglob("*.py") if x.stat().st_size >= SHORTEST]
+
+
+def _of_part(part, paths, root):
+    # An order that says nothing about a file, the same on every machine.
+    paths = sorted(paths, key=lambda path: zlib.crc32(path.relative_to(root).as_posix().encode()))
+    few = max(1, len(paths) // 10)
+    first = len(paths) - 3 * few
+    bounds = {"train": (0, first), "validation": (first, first + few), "test": (first + few, None)}
+    return [path.read_bytes() for path in paths[slice(*bounds[part])]]
+
+
+def _joined(texts):
+    """File after file, in an order that says nothing about them: any stretch is a sample."""
+    return b"".join(sorted(texts, key=zlib.crc32))
 
 
 def classification(examples, n, seed, part):

@@ -92,7 +92,8 @@ def _trained(setup, journal, folder, row, steps):
         recorded = settings.get("graph", False)
         model = make_model(spec, tokens, attention, seed, block, device, recorded)
         given = {"attention": attention, "dtype": settings["dtype"].name, "seed": seed}
-        text = [texts.whole(part) for part in ("train", "validation")]
+        given |= {"evaluated": settings["evaluated"]}
+        text = [texts.CORPORA[settings["text"]](part) for part in ("train", "validation")]
         task = Language(model, *text, tokens, batch, **given)
         trainer = Trainer(model, task, how, path)
         trainer.run(lambda: journal.is_late)
@@ -104,18 +105,19 @@ def _trained(setup, journal, folder, row, steps):
         return _result(one_line(error)[:200])  # SDPA has none for this case
     if not trainer.is_done:
         return None
-    _, losses, validation = zip(*trainer.progress.curve, strict=True)
+    _, losses, validations = zip(*trainer.progress.curve, strict=True)
     return _result(
         "",
         ms_a_step=trainer.ms_a_step,
         tokens_per_s=1e3 * batch * tokens / trainer.ms_a_step if trainer.ms_a_step else None,
         losses=" ".join(map(repr, losses)),
-        validation=validation[-1],
+        validations=" ".join(map(repr, validations)),
+        validation=min(validations),
     )
 
 
 def _result(status, **found):
-    columns = ("ms_a_step", "tokens_per_s", "losses", "validation")
+    columns = ("ms_a_step", "tokens_per_s", "losses", "validations", "validation")
     return dict.fromkeys(columns) | found | {"status": status}
 
 

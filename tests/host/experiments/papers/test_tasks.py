@@ -129,7 +129,7 @@ class TestTexts:
         """Some distributions leave out a part of the library."""
         monkeypatch.setattr(texts, "PACKAGES", ("email", "no_such_package"))
         with pytest.raises(BadInput, match="no_such_package: 0 sources"):
-            texts.whole("train")
+            texts.packages("train")
 
     def test_classes_are_packages(self):
         made = texts.classification(64, 256, 0, "test")
