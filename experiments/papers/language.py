@@ -71,7 +71,7 @@ def make_model(spec, tokens, attention, seed, block=128, device="cpu", recorded=
     Parameters
     ----------
     spec : dict
-        ``kind`` ("gpt2", "gpt-neox" or "bert"), ``layers``, ``heads``, ``width`` and ``vocabulary``.
+        ``kind`` ("gpt2", "gpt-neox" or "bert"), ``layers``, ``heads``, ``width``, ``vocabulary``.
     tokens : int
         The longest sequence.
     attention : str

@@ -1,5 +1,7 @@
 """BERT and GPT-2 in training: equal losses, rates, and runs that go on."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -82,7 +84,29 @@ def test_batches_are_a_function_of_the_step():
     np.testing.assert_array_equal(make(0).batch_at(3)[0], pieces)
     assert (make(0).batch_at(4)[0] != pieces).any()
     assert (make(1).batch_at(3)[0] != pieces).any()
-    assert make(0).evaluate() == make(0).evaluate()
+
+
+def test_held_out_bytes_are_the_same_however_they_are_cut():
+    """Without attention and positions a byte's loss is its own, wherever a piece begins."""
+
+    class Bigram(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(256, 256, dtype=torch.float64))
+
+        def forward(self, input_ids, labels):
+            scores = self.table[input_ids].transpose(1, 2)
+            return SimpleNamespace(loss=torch.nn.functional.cross_entropy(scores, labels))
+
+    model, given = Bigram(), {"attention": "nbflash", "dtype": "float32", "evaluated": 3}
+    text = bytes(np.random.default_rng(0).integers(256, size=200, dtype=np.uint8))
+    losses = [
+        Language(model, TEXT, text, tokens, batch, seed=seed, **given).evaluate()
+        for tokens, batch, seed in ((8, 4, 0), (16, 2, 1), (32, 1, 2))
+    ]
+    first = torch.tensor(list(text[:96]))
+    expected = torch.nn.functional.cross_entropy(model.table[first], first).item()
+    np.testing.assert_allclose(losses, expected, rtol=96 * np.finfo(float).eps)
 
 
 def test_no_attention_gives_the_values_back():
@@ -97,7 +121,7 @@ def test_no_attention_gives_the_values_back():
     assert not torch.equal(one[:, :1], two[:, :1])
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("kind", ["gpt2", "gpt-neox", "bert"])
 @pytest.mark.parametrize("attention", ["sdpa-efficient", "nbflash", "nbflash-sparse"])
 def test_steps_that_are_recorded_are_the_same(kind, attention):
     ids = torch.from_numpy(np.random.default_rng(0).integers(256, size=(2, 256)))
@@ -129,5 +153,6 @@ def test_names_are_those_of_the_sweep():
         for section in names:
             settings = sweep | sweep[device] | sweep[device][section]
             assert all(x[0] in sweep["models"] for x in settings["runs"])
-            assert settings.get("graph", False) == (section == "graphs")
+            on_a_gpu = device == "cuda" and section in ("graphs", "context")
+            assert settings.get("graph", False) == on_a_gpu
     assert set(sweep["cuda"]["graphs"]["attention"]) <= set(ATTENTION)

@@ -1,5 +1,7 @@
 """The generators of Long Range Arena's tasks: labels that the tokens tell, seeds, parts."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import ndimage
@@ -130,6 +132,28 @@ class TestTexts:
         monkeypatch.setattr(texts, "PACKAGES", ("email", "no_such_package"))
         with pytest.raises(BadInput, match="no_such_package: 0 sources"):
             texts.packages("train")
+
+    def test_the_library_in_parts(self, tmp_path, monkeypatch):
+        """Sources of two places, each file in one part; what distributions leave out in none."""
+        root, torch = tmp_path / "lib", tmp_path / "torch"
+        files = {root / f"{i}.py": b"%4d" % i * 100 for i in range(30)}
+        files |= {torch / f"{i}.py": b"t%4d" % i * 100 for i in range(20)}
+        files |= {root / "test" / "x.py": b"no" * 300, root / "short.py": b"s"}
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text)
+        monkeypatch.setattr(texts, "_root", lambda: root)
+        spec = SimpleNamespace(origin=str(torch / "__init__.py"))
+        monkeypatch.setattr(texts.importlib.util, "find_spec", {"torch": spec}.get)
+        parts = [texts.library(part) for part in texts.PARTS]
+        assert sum(map(len, parts)) == 30 * 400 + 20 * 500
+        assert b"no" not in b"".join(parts)
+        kept = [{x for x in files.values() if x in part} for part in parts]
+        assert sum(map(len, kept)) == len(set.union(*kept)) == 50
+        assert [len(x) for x in kept] == [35, 5, 10]
+        monkeypatch.setattr(texts.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(BadInput, match="torch is not installed"):
+            texts.library("train")
 
     def test_classes_are_packages(self):
         made = texts.classification(64, 256, 0, "test")
