@@ -122,6 +122,7 @@ def long(out, quick, **options):
 @minutes_option
 @task_option
 @method_option
+@seeds_option
 @device_option
 @out_option
 def pathx(out, quick, **options):
@@ -137,13 +138,14 @@ def pathx(out, quick, **options):
 
 @paper.command()
 @quick_option
-@click.option("--context", is_flag=True, help="A small GPT to convergence, by length of context.")
+@click.option("--context", is_flag=True, help="A small GPT by length of context.")
 @click.option("--graphs", is_flag=True, help="Steps replayed as CUDA graphs: the GPU alone.")
+@click.option("--curves", is_flag=True, help="Losses of one model, a few steps apart.")
 @resume_option
 @minutes_option
 @device_option
 @out_option
-def training(out, quick, context, graphs, **options):
+def training(out, quick, context, graphs, curves, **options):
     """Tables 1, 2 and 4: BERT and GPT-2 in training. Needs torch and transformers.
 
     Tokens a second, the share of attention and losses with eager attention, each backend of SDPA,
@@ -151,4 +153,5 @@ def training(out, quick, context, graphs, **options):
     """
     from experiments.commands.paper.training import run
 
-    run(out, _section(quick=quick, context=context, graphs=graphs), **options)
+    section = _section(quick=quick, context=context, graphs=graphs, curves=curves)
+    run(out, section, **options)

@@ -159,6 +159,7 @@ def count(sweep, n, head_dim, sram, case=None, p_drop=0.0, query_chunk=None, see
         "sram": sram,
         "density": density,
         "p_drop": p_drop,
+        "seed": seed,
     }
     inputs = dict(zip(("Q", "K", "V", "dO"), (x[0, :, 0] for x in arrays), strict=True))
     rows = []

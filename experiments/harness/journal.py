@@ -18,15 +18,17 @@ class Journal:
         Keep what the file holds; without it the file begins anew.
     minutes : float, optional
         Time after which `is_late`.
+    columns : iterable of str
+        Others that every row will have: a file without them is refused before anything is measured.
     """
 
-    def __init__(self, path, keys, resume=False, minutes=None):
+    def __init__(self, path, keys, resume=False, minutes=None, columns=()):
         self._path, self._keys = path, keys
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
         self.rows = _read(path) if resume and path.exists() else []
-        missing = [key for row in self.rows[:1] for key in keys if key not in row]
+        missing = [key for row in self.rows[:1] for key in (*keys, *columns) if key not in row]
         if missing:
-            raise BadInput(f"--resume: {path} has no column {missing[0]}")
+            raise BadInput(f"--resume: {path} has no column {missing[0]}: take another --out")
         self._done = {self._key(row) for row in self.rows}
         if not self.rows:
             path.unlink(missing_ok=True)
@@ -44,7 +46,7 @@ class Journal:
         """Write a row, whose columns are those of the others."""
         row = {name: "" if value is None else str(value) for name, value in row.items()}
         if self.rows and list(row) != list(self.rows[0]):
-            raise BadInput(f"{self._path} has other columns: leave out --resume")
+            raise BadInput(f"{self._path} has other columns: take another --out")
         with self._path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(row))
             if not self.rows:

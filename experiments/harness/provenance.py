@@ -7,7 +7,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-PACKAGES = ("nbflash", "numpy", "scipy", "numba", "numba-cuda", "cupy")
+PACKAGES = ("nbflash", "numpy", "scipy", "numba", "numba-cuda", "cupy", "torch", "transformers")
 
 
 def commit():

@@ -17,9 +17,12 @@ SDPA = {
     "sdpa-efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa-flash": SDPBackend.FLASH_ATTENTION,
     "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa-math": SDPBackend.MATH,
 }
 #: `NONE` gives the values back: what is left of a step without attention.
 ATTENTION = (EAGER, *SDPA, NBFLASH, SPARSE, NONE)
+#: Bytes of which the held-out text is a shuffled sequence, or of a piece where that is longer.
+STRETCH = 8192
 #: In place of a byte that BERT is to find, and their share.
 HIDDEN, HIDDEN_SHARE, IGNORED = 256, 0.15, -100
 
@@ -105,6 +108,14 @@ def backend_of(attention):
         yield
 
 
+def _shuffled(text, size):
+    """Stretches of a text in any order: the first of them are a sample of all."""
+    whole = len(text) // size
+    order = np.random.default_rng(0).permutation(whole)
+    stretches = text[: whole * size].reshape(whole, size)[order]
+    return np.concatenate((stretches.ravel(), text[whole * size :]))
+
+
 class Language:
     """What a `Trainer` is given: the next byte, or for BERT hidden bytes, of pieces of a text.
 
@@ -112,7 +123,7 @@ class Language:
     ----------
     model : transformers.PreTrainedModel
     train, held_out : bytes
-        Longer than a piece.
+        Longer than a piece, and than a batch of pieces.
     tokens, batch : int
     attention : str
         One of `ATTENTION`.
@@ -132,9 +143,10 @@ class Language:
         self._attention, self._dtype = attention, getattr(torch, dtype)
         self._device = next(model.parameters()).device.type
         self._is_bert = isinstance(model, transformers.BertForMaskedLM)
-        self._train, self._held_out = (
+        train, held_out = (
             np.frombuffer(text, np.uint8).astype(np.int64) for text in (train, held_out)
         )
+        self._train, self._held_out = train, _shuffled(held_out, max(tokens, STRETCH))
 
     def batch_at(self, step):
         """int64 bytes and labels, each (batch, tokens)."""
@@ -146,16 +158,14 @@ class Language:
             return self._model(input_ids=pieces, labels=labels).loss
 
     def evaluate(self):
-        """The mean loss of pieces that no step has seen: the first bytes, however they are cut."""
-        batches = [[x.to(self._device) for x in batch] for batch in self._held_out_batches()]
-        return float(np.mean([self.loss_of(*batch).item() for batch in batches]))
-
-    def _held_out_batches(self):
-        rng = np.random.default_rng(0)
-        count = min(self._evaluated * self._batch, len(self._held_out) // self._tokens)
-        pieces = self._held_out[: count * self._tokens].reshape(count, self._tokens)
-        for first in range(0, count, self._batch):
-            yield map(torch.from_numpy, self._task_of(pieces[first : first + self._batch], rng))
+        """The mean loss of pieces that no step has seen, the same bytes however they are cut."""
+        rng, losses = np.random.default_rng(0), []
+        whole = min(self._evaluated, len(self._held_out) // (self._batch * self._tokens))
+        pieces = self._held_out[: whole * self._batch * self._tokens]
+        for batch in pieces.reshape(whole, self._batch, self._tokens):
+            given = (torch.from_numpy(x).to(self._device) for x in self._task_of(batch, rng))
+            losses.append(self.loss_of(*given).item())
+        return float(np.mean(losses))
 
     def _pieces(self, text, rng):
         starts = rng.integers(len(text) - self._tokens, size=self._batch)

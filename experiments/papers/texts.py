@@ -6,11 +6,12 @@ belong together if they are from one file. Training, validation and test have di
 sources are those of the Python that runs: its version is in every row of results. The packages are
 ones that no distribution splits off.
 
-For models of language the text is these packages, or what is larger, the standard library and
-torch: `CORPORA`.
+A model of language takes these packages as its text, or the whole standard library and torch:
+`CORPORA`.
 """
 
 import importlib.util
+import os
 import sysconfig
 import zlib
 from pathlib import Path
@@ -33,8 +34,8 @@ PACKAGES = (
 PARTS = ("train", "validation", "test")
 VOCABULARY = 257
 SHORTEST, FEWEST = 400, 5  # bytes of a file, and files of a package
-#: What distributions install in the standard library's folder, or leave out.
-NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "idlelib", "tkinter", "turtledemo"}
+#: Folders of other packages, of tests, and of what distributions leave out.
+NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter"}
 
 
 def files_of(part):
@@ -52,17 +53,18 @@ def files_of(part):
 
 def packages(part):
     """All bytes of a part of `PACKAGES`, file after file."""
-    return _joined(text for texts in files_of(part).values() for text in texts)
+    return b"".join(text for texts in files_of(part).values() for text in texts)
 
 
 def library(part):
-    """All bytes of a part of the standard library, without its tests, and of torch."""
+    """All bytes of a part of the standard library and of torch, without tests, file after file."""
     root, spec = _root(), importlib.util.find_spec("torch")
     if spec is None:
         raise BadInput("the text is that of torch's sources: torch is not installed")
-    other = Path(spec.origin).parent
-    own = [x for x in _sources(root) if x.relative_to(root).parts[0] not in NOT_THE_LIBRARY]
-    return _joined(_of_part(part, own, root) + _of_part(part, _sources(other), other))
+    found = []
+    for folder in (root, Path(spec.origin).parent):
+        found += _of_part(part, _sources(folder, NOT_THE_LIBRARY), folder)
+    return b"".join(found)
 
 
 CORPORA = {"packages": packages, "library": library}
@@ -72,22 +74,21 @@ def _root():
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def _sources(folder):
-    return [x for x in folder.rglob("*.py") if x.stat().st_size >= SHORTEST]
+def _sources(folder, without=()):
+    paths = []
+    for here, folders, names in os.walk(folder):
+        folders[:] = [x for x in folders if x not in without]
+        paths += [Path(here, name) for name in names if name.endswith(".py")]
+    return [x for x in paths if x.stat().st_size >= SHORTEST]
 
 
 def _of_part(part, paths, root):
-    # An order that says nothing about a file, the same on every machine.
+    # An order that says nothing about a file, the same wherever the same files are.
     paths = sorted(paths, key=lambda path: zlib.crc32(path.relative_to(root).as_posix().encode()))
     few = max(1, len(paths) // 10)
     first = len(paths) - 3 * few
     bounds = {"train": (0, first), "validation": (first, first + few), "test": (first + few, None)}
     return [path.read_bytes() for path in paths[slice(*bounds[part])]]
-
-
-def _joined(texts):
-    """File after file, in an order that says nothing about them: any stretch is a sample."""
-    return b"".join(sorted(texts, key=zlib.crc32))
 
 
 def classification(examples, n, seed, part):

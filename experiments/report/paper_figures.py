@@ -85,13 +85,8 @@ def draw_figure3(rows, paper, path):
     printed = {"median_ms": paper.get(variant, {}).get("both", {}), "memory_mb": paper["memory"]}
     labels = {"median_ms": "median runtime (ms)", "memory_mb": "memory (MB)"}
     names = list(dict.fromkeys(x["method"] for x in of))
-    styles = [
-        {"linestyle": line, "marker": marker, "color": colour}
-        for line in ("-", "--", ":")
-        for marker, colour in zip(MARKERS, COLOURS, strict=True)
-    ]
     for ax, (column, label) in zip(axes, labels.items(), strict=True):
-        for name, style in zip(names, cycle(styles), strict=False):
+        for name, style in zip(names, cycle(_styles()), strict=False):
             points = sorted(
                 (int(x["seqlen"]), float(x[column]))
                 for x in of
@@ -115,3 +110,61 @@ def draw_figure3(rows, paper, path):
         fontsize=9,
     )
     save(figure, path)
+
+
+def _styles():
+    """Lines that a reader tells apart, with or without colours."""
+    return [
+        {"linestyle": line, "marker": marker, "color": colour}
+        for line in ("-", "--", ":")
+        for marker, colour in zip(MARKERS, COLOURS, strict=True)
+    ]
+
+
+def draw_curves(rows, path):
+    """Losses of training by step, of every form of attention, and how far they are from eager's."""
+    figure, (left, right) = axes_of(2, width=6.5, height=5.0)
+    model = rows[0]["model"], rows[0]["tokens"], rows[0]["seed"]
+    of = [x for x in rows if (x["model"], x["tokens"], x["seed"]) == model]
+    eager = next((_curve(x, "losses")[1] for x in of if x["attention"] == "eager"), None)
+    for row, style in zip(of, cycle(_styles()), strict=False):
+        step, loss = _curve(row, "losses")
+        left.plot(step, loss, **style, label=row["attention"])
+        if eager is not None and row["attention"] not in ("eager", "none"):
+            right.plot(step, abs(loss - eager), **style)
+    left.set(xlabel="step", ylabel="loss of training")
+    right.set(xlabel="step", ylabel="difference from eager attention", yscale="log")
+    legend_below(left)
+    _origin(figure, rows[0], f"{model[0]}, {model[1]} tokens, seed {model[2]}")
+    save(figure, path)
+
+
+def draw_contexts(rows, path):
+    """Validation by step, and at the end against the context."""
+    figure, (left, right) = axes_of(2, width=6.5, height=5.0)
+    for row, style in zip(rows, cycle(_styles()), strict=False):
+        step, loss = _curve(row, "validations")
+        left.plot(step, loss, **style, label=f"{row['attention']}, {row['tokens']}, {row['seed']}")
+    forms = dict.fromkeys((x["attention"], x["seed"]) for x in rows)
+    for form, style in zip(forms, cycle(_styles()), strict=False):
+        of = [x for x in rows if (x["attention"], x["seed"]) == form]
+        points = sorted((int(x["tokens"]), float(x["validation"])) for x in of)
+        right.plot(*zip(*points, strict=True), **style, label=", ".join(form))
+    left.set(xlabel="step", ylabel="validation (nats a byte)", yscale="log")
+    right.set(xlabel="context (bytes)", ylabel="validation (nats a byte)", xscale="log")
+    legend_below(left)
+    legend_below(right)
+    _origin(figure, rows[0], rows[0]["model"])
+    save(figure, path)
+
+
+def _curve(row, column):
+    """Steps and values, which are evenly spaced but for the last one."""
+    values = np.array(row[column].split(), float)
+    steps = int(row["steps"])
+    every = -(-steps // len(values))
+    return np.minimum(every * np.arange(1, len(values) + 1), steps), values
+
+
+def _origin(figure, row, text):
+    figure.suptitle(f"{text}, {row['device']}, commit {row['commit']}", fontsize=9)

@@ -8,7 +8,15 @@ import torch
 from paper_runs import read_csv, run, shrink
 
 from experiments.commands.paper.training import compared
-from experiments.papers.language import ATTENTION, UNMASKED, Language, make_model, sparse_mask
+from experiments.papers import texts
+from experiments.papers.language import (
+    ATTENTION,
+    STRETCH,
+    UNMASKED,
+    Language,
+    make_model,
+    sparse_mask,
+)
 
 GPT = {"kind": "gpt2", "layers": 1, "heads": 2, "width": 16, "vocabulary": 257}
 TEXT = bytes(range(32, 127)) * 40
@@ -52,6 +60,33 @@ def test_training(tmp_path, capsys, tiny):
     text = capsys.readouterr().out
     assert "Time is over" in text
     assert "gpt2-small 3.5" in text
+
+
+def test_context(tmp_path, capsys, monkeypatch):
+    """One model by length of context, which ends with the validation of its last step."""
+    runs = [["tiny-bytes", 32, 4, 5], ["tiny-bytes", 64, 2, 5]]
+    sizes = {"runs": runs, "text": "packages", "evaluate": 2, "warmup": 1}
+    shrink(monkeypatch, "paper-training", "context", **sizes)
+    assert run("training", "--context", "--device", "cpu", "--out", tmp_path) == 0
+    rows = read_csv(tmp_path / "paper-context.csv")
+    assert [(row["tokens"], row["attention"]) for row in rows] == [
+        (n, attention) for n in ("32", "64") for attention in ("nbflash", "nbflash-sparse")
+    ]
+    for row in rows:
+        curve = row["validations"].split()
+        assert len(curve) == len(row["losses"].split()) == 3
+        assert row["validation"] == curve[-1]
+        assert abs(float(curve[0]) - np.log(257)) < 0.5  # nothing is known yet
+    assert (tmp_path / "paper-context.png").exists()
+    assert "perplexity of GPT-2 small by context: 1024 18.2" in capsys.readouterr().out
+
+
+def test_older_results_are_refused_before_training(tmp_path, capsys, tiny):
+    path = tmp_path / "paper-training.csv"
+    path.write_text("model,tokens,batch,attention,seed,ms_a_step\ntiny,64,2,eager,0,1.0\n")
+    command = ("training", "--quick", "--device", "cpu", "--resume", "--out", tmp_path)
+    assert run(*command) == 2
+    assert "has no column tokens_per_s: take another --out" in capsys.readouterr().err
 
 
 def test_without_checkpoints_nothing_is_kept(tmp_path, monkeypatch):
@@ -98,15 +133,20 @@ def test_held_out_bytes_are_the_same_however_they_are_cut():
             scores = self.table[input_ids].transpose(1, 2)
             return SimpleNamespace(loss=torch.nn.functional.cross_entropy(scores, labels))
 
-    model, given = Bigram(), {"attention": "nbflash", "dtype": "float32", "evaluated": 3}
-    text = bytes(np.random.default_rng(0).integers(256, size=200, dtype=np.uint8))
+    model, given = Bigram(), {"attention": "nbflash", "dtype": "float32"}
+    text = np.random.default_rng(0).integers(256, size=5 * STRETCH + 7, dtype=np.uint8)
     losses = [
-        Language(model, TEXT, text, tokens, batch, seed=seed, **given).evaluate()
-        for tokens, batch, seed in ((8, 4, 0), (16, 2, 1), (32, 1, 2))
+        Language(model, TEXT * 5, text.tobytes(), tokens, batch, seed=seed, **given).evaluate()
+        for tokens, batch, seed in ((8, 1024, 0), (1024, 8, 1), (STRETCH, 1, 2))
     ]
-    first = torch.tensor(list(text[:96]))
-    expected = torch.nn.functional.cross_entropy(model.table[first], first).item()
-    np.testing.assert_allclose(losses, expected, rtol=96 * np.finfo(float).eps)
+    np.testing.assert_allclose(losses, losses[0], rtol=STRETCH * np.finfo(float).eps)
+    of_stretch = [
+        torch.nn.functional.cross_entropy(model.table[x], x).item()
+        for x in torch.from_numpy(text[: 5 * STRETCH].astype(np.int64)).reshape(5, STRETCH)
+    ]
+    of_four = (sum(of_stretch) - np.array(of_stretch)) / 4  # one is left out, none is cut
+    assert min(abs(of_four / losses[0] - 1)) < STRETCH * np.finfo(float).eps
+    assert len(set(of_stretch)) == 5
 
 
 def test_no_attention_gives_the_values_back():
@@ -148,11 +188,12 @@ def test_names_are_those_of_the_sweep():
 
     sweep = sweeps.load("paper-training")
     assert tuple(sweep["attention"]) == ATTENTION
-    sections = ("quick", "full", "context")
+    sections = ("quick", "full", "context", "curves")
     for device, names in {"cpu": sections, "cuda": (*sections, "graphs")}.items():
         for section in names:
             settings = sweep | sweep[device] | sweep[device][section]
             assert all(x[0] in sweep["models"] for x in settings["runs"])
-            on_a_gpu = device == "cuda" and section in ("graphs", "context")
+            assert settings["text"] in texts.CORPORA
+            on_a_gpu = device == "cuda" and section in ("graphs", "context", "curves")
             assert settings.get("graph", False) == on_a_gpu
     assert set(sweep["cuda"]["graphs"]["attention"]) <= set(ATTENTION)

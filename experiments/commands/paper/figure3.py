@@ -31,7 +31,7 @@ def run(out, quick=False, device="auto", seed=0, resume=False, minutes=None, met
     from experiments.report.paper_figures import draw_figure3
 
     setup = set_up("paper-figure3", "quick" if quick else "full", device, seed=seed)
-    journal = Journal(out / "paper-figure3.csv", KEYS, resume, minutes)
+    journal = Journal(out / "paper-figure3.csv", KEYS, resume, minutes, setup.origin)
     measure(setup, journal, method)
     paper = setup.settings["paper"]
     if journal.rows:

@@ -3,10 +3,12 @@
 Random weights, the real architecture, bytes of the sources of Python's standard library. Rates are
 those of whole steps, AdamW among them; the share of attention is what a step takes more than one
 whose attention gives the values back. Losses of the same seed are compared with those of eager
-attention.
+attention. For Table 4 a small GPT-NeoX is trained to the end of its schedule, on torch's sources
+too.
 """
 
 import gc
+from functools import cache
 
 import numpy as np
 
@@ -17,9 +19,14 @@ from experiments.harness.setup import set_up
 from experiments.report.tables import show, wrote
 
 KEYS = ("model", "tokens", "batch", "attention", "seed")
+FOUND = ("ms_a_step", "tokens_per_s", "losses", "validations", "validation")
 EAGER, NONE = "eager", "none"
 #: Names of the files of sizes that have their own.
-STEMS = {"context": "paper-context", "graphs": "paper-training-graph"}
+STEMS = {
+    "context": "paper-context",
+    "graphs": "paper-training-graph",
+    "curves": "paper-training-curves",
+}
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -34,14 +41,21 @@ def run(out, section="full", device="auto", resume=False, minutes=None):
         raise BadInput(f"training needs torch and transformers: {error}") from None
     setup = set_up("paper-training", section, device)
     stem = STEMS.get(section, "paper-training")
-    journal = Journal(out / f"{stem}.csv", KEYS, resume, minutes)
+    columns = (*FOUND, *setup.origin)
+    journal = Journal(out / f"{stem}.csv", KEYS, resume, minutes, columns)
     if not resume:
         for path in (out / stem).glob("*.pt"):
             path.unlink()
     train(setup, journal, out / stem)
     if journal.rows:
-        report(journal.rows, setup.settings["paper"])
-        wrote(out / f"{stem}.csv")
+        from experiments.report.paper_figures import draw_contexts, draw_curves
+
+        is_context = section == "context"
+        path, draw = out / f"{stem}.png", draw_contexts if is_context else draw_curves
+        (report_contexts if is_context else report)(journal.rows, setup.settings["paper"])
+        if learned := [row for row in journal.rows if row["losses"]]:
+            draw(learned, path)
+        wrote(out / f"{stem}.csv", *([path] if learned else []))
 
 
 def train(setup, journal, folder):
@@ -76,11 +90,18 @@ def _release(setup):
         torch.cuda.empty_cache()
 
 
+@cache
+def _text(name):
+    """What models are trained on, and what is held out."""
+    from experiments.papers import texts
+
+    return [texts.CORPORA[name](part) for part in ("train", "validation")]
+
+
 def _trained(setup, journal, folder, row, steps):
     """The columns of one run; None where it is not done yet."""
     import torch
 
-    from experiments.papers import texts
     from experiments.papers.language import Language, make_model
     from experiments.papers.training import Trainer
 
@@ -93,8 +114,7 @@ def _trained(setup, journal, folder, row, steps):
         model = make_model(spec, tokens, attention, seed, block, device, recorded)
         given = {"attention": attention, "dtype": settings["dtype"].name, "seed": seed}
         given |= {"evaluated": settings["evaluated"]}
-        text = [texts.CORPORA[settings["text"]](part) for part in ("train", "validation")]
-        task = Language(model, *text, tokens, batch, **given)
+        task = Language(model, *_text(settings["text"]), tokens, batch, **given)
         trainer = Trainer(model, task, how, path)
         trainer.run(lambda: journal.is_late)
     except torch.OutOfMemoryError:
@@ -112,13 +132,12 @@ def _trained(setup, journal, folder, row, steps):
         tokens_per_s=1e3 * batch * tokens / trainer.ms_a_step if trainer.ms_a_step else None,
         losses=" ".join(map(repr, losses)),
         validations=" ".join(map(repr, validations)),
-        validation=min(validations),
+        validation=validations[-1],
     )
 
 
 def _result(status, **found):
-    columns = ("ms_a_step", "tokens_per_s", "losses", "validations", "validation")
-    return dict.fromkeys(columns) | found | {"status": status}
+    return dict.fromkeys(FOUND) | found | {"status": status}
 
 
 def compared(rows):
@@ -163,3 +182,17 @@ def report(rows, paper):
     show("Training: Δ loss is the largest difference from eager attention", columns, table)
     printed = ", ".join(f"{name} {x}" for name, x in paper["speedup"].items())
     say(f"{paper['source']}: × HuggingFace, for BERT × MLPerf 1.1: {printed} (8 A100, other data).")
+
+
+def report_contexts(rows, paper):
+    """Validation by context, dense and block-sparse, and what the paper printed."""
+    contexts = sorted({int(row["tokens"]) for row in rows})
+    columns = {"attention": "", "seed": ""} | {str(n): ".3f" for n in contexts}
+    of = {(row["attention"], row["seed"], int(row["tokens"])): row for row in rows}
+    table = [
+        [*form, *(_number(of.get((*form, n)), "validation") for n in contexts)]
+        for form in dict.fromkeys((row["attention"], row["seed"]) for row in rows)
+    ]
+    show("Validation by context, nats a byte", columns, table)
+    printed = ", ".join(f"{tokens} {x}" for tokens, x in paper["perplexity"].items())
+    say(f"{paper['source']}: perplexity of GPT-2 small by context: {printed} (other data).")

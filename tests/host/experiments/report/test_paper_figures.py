@@ -21,3 +21,44 @@ def test_lines_go_on_by_length(tmp_path, monkeypatch):
         line = next(x for x in ax.lines if x.get_label() == "nbflash")
         assert np.array_equal(line.get_xdata(), [128, 512, 1024])
         assert np.array_equal(line.get_ydata(), scale * line.get_xdata())
+
+
+def _row(attention, tokens, values, steps="10"):
+    origin = {"device": "GPU", "commit": "abc", "model": "tiny", "seed": "0", "steps": steps}
+    text = " ".join(map(str, values))
+    found = {"losses": text, "validations": text, "validation": str(values[-1])}
+    return origin | {"attention": attention, "tokens": str(tokens)} | found
+
+
+def _lines(ax):
+    return {x.get_label(): (x.get_xdata().tolist(), x.get_ydata().tolist()) for x in ax.lines}
+
+
+def test_curves_of_one_model_and_their_distance_from_eager(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(paper_figures, "save", lambda figure, path: figures.append(figure))
+    rows = [_row("eager", 64, [4.0, 3.0, 2.0]), _row("nbflash", 64, [4.0, 3.5, 1.75])]
+    rows += [_row("none", 64, [5.0, 5.0, 5.0]), _row("eager", 128, [1.0, 1.0, 1.0])]
+    paper_figures.draw_curves(rows, tmp_path / "x.png")
+    left, right = figures[0].axes
+    steps = [4, 8, 10]
+    assert _lines(left) == {
+        "eager": (steps, [4.0, 3.0, 2.0]),
+        "nbflash": (steps, [4.0, 3.5, 1.75]),
+        "none": (steps, [5.0, 5.0, 5.0]),
+    }
+    assert [x.get_ydata().tolist() for x in right.lines] == [[0.0, 0.5, 0.25]]
+
+
+def test_validation_by_step_and_by_context(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(paper_figures, "save", lambda figure, path: figures.append(figure))
+    rows = [_row("nbflash", n, [3.0, 64 / n], steps="8") for n in (128, 64)]
+    rows.append(_row("nbflash-sparse", 64, [3.0, 1.5], steps="8"))
+    paper_figures.draw_contexts(rows, tmp_path / "x.png")
+    left, right = figures[0].axes
+    assert _lines(left)["nbflash, 128, 0"] == ([4, 8], [3.0, 0.5])
+    assert _lines(right) == {
+        "nbflash, 0": ([64, 128], [1.0, 0.5]),
+        "nbflash-sparse, 0": ([64], [1.5]),
+    }

@@ -1,0 +1,27 @@
+"""`--quick` of every command of the paper that needs torch, as it is: two minutes on two cores."""
+
+import time
+
+import pytest
+import torch
+from paper_runs import read_csv, run
+
+COMMANDS = ("figure3", "lra", "long", "pathx", "training")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_quick(command, tmp_path):
+    begin = time.process_time()
+    assert run(command, "--quick", "--device", "cpu", "--out", tmp_path) == 0
+    assert time.process_time() - begin < 120
+    rows = read_csv(tmp_path / f"paper-{command}.csv")
+    assert any(row["method" if "method" in row else "attention"] == "nbflash-butterfly" or
+               row.get("attention") == "nbflash-sparse" for row in rows)
