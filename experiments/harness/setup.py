@@ -1,5 +1,6 @@
 """What a command finds before it measures: its sweep, a device, a clock and where it runs."""
 
+import gc
 from dataclasses import dataclass
 
 from experiments.harness import sweeps
@@ -53,6 +54,7 @@ def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, rounds=N
     """
     from nbflash.planning.dispatch import why_not_here
 
+    gc.freeze()  # what was imported: a collection takes 0.5 s with torch, one precedes each timing
     backend, sweep = open_backend(device), sweeps.load(name)
     if impl is not None and (reasons := why_not_here(impl)):
         raise BadInput("; ".join(reasons))

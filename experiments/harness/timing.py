@@ -215,7 +215,7 @@ def first_calls(script, cache_variable, cached, names=("forward", "backward")):
 
 @contextmanager
 def uncollected():
-    """A context without garbage collection, after a full one, which takes 0.1 s beside torch."""
+    """A context without garbage collection, after a full one."""
     gc.collect()
     with collector_off():
         yield
