@@ -159,6 +159,21 @@ def test_decode_is_compiled_for_what_auto_takes(dtype, cache_dtype, sizes, capab
     assert first.name == f"nbflash_decode_{expected}"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "more", "joined"),
+    [
+        ((1, 1, None), {"capacity": 60}, []),
+        ((1, 1, None), {}, []),
+        ((1, 1, None), {"capacity": 131072}, ["nbflash_combine_simt"]),
+        ((3, 8, 16), {}, ["nbflash_combine_simt"]),
+    ],
+)
+def test_a_second_kernel_joins_parts_where_the_last_block_does_not(sizes, more, joined):
+    problem = decode_problem("float16", 64, "int8", *sizes, **more)
+    names = [spec.name for spec in kernels_of_decode(problem, (9, 0))]
+    assert names == ["nbflash_decode_sm90", *joined]
+
+
 def test_wheels_carry_what_selects_blocks(monkeypatch):
     """Products and weights of means, and the best blocks of short rows and of the longest."""
     device, given = Asked(), np.zeros((1, 2, 8, 4), np.float32)
