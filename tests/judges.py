@@ -223,6 +223,7 @@ JUDGES = {
     ],
     "nbflash.backends.reference": [
         "host/backends/test_limits.py",
+        "host/backends/test_reference_backend.py",
         "host/reference/test_reference.py",
         *_INPUTS,
     ],
