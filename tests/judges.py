@@ -140,8 +140,14 @@ JUDGES = {
     "masks.planes": _MASKS,
     "masks.reorder": _first("host/masks/test_masks_tools.py", _MASKS),
     "masks.restriction": _first("host/masks/test_masks_restriction.py", _MASKS),
-    "masks.stats": _first("host/masks/test_masks_tools.py", _MASKS),
-    "masks.tiles": _first("host/masks/test_masks_tiles.py", _MASKS),
+    "masks.stats": [
+        *_first("host/masks/test_masks_tools.py", _MASKS),
+        "host/keys/test_keys_frozen.py",
+    ],
+    "masks.tiles": [
+        *_first("host/masks/test_masks_tiles.py", _MASKS),
+        "host/keys/test_keys_frozen.py",
+    ],
     "masks.token": _MASKS,
     "masks.trees": _MASKS,
     "nbflash.schedule.block_tiles": [
@@ -154,6 +160,7 @@ JUDGES = {
     ],
     "nbflash.schedule.tile_schedule": [
         "host/schedule/test_schedule.py",
+        "host/keys/test_keys_frozen.py",
         "host/api/test_pickles.py",
         "host/planning/test_plan.py",
     ],
@@ -177,7 +184,7 @@ JUDGES = {
         "host/decode/test_decode_errors.py",
         "host/decode/test_decode.py",
     ],
-    "nbflash.planning.kernels": ["host/planning/test_kernels.py"],
+    "nbflash.planning.kernels": ["host/keys/test_keys_frozen.py", "host/planning/test_kernels.py"],
     "nbflash.planning.plan": [*_PLANS, "host/inputs/test_block_map.py", "host/api/test_dropout.py"],
     "nbflash.definitions.quantised": _CACHES,
     "nbflash.kv_cache": _CACHES,
@@ -210,8 +217,8 @@ JUDGES = {
         "host/planning/test_kernels.py",
         "host/planning/test_bundled.py",
     ],
-    "nbflash.cuda.kernel_spec": [*_LAUNCHES, *_KEYS],
-    "nbflash.cuda.kinds": [*_LAUNCHES, *_KEYS],
+    "nbflash.cuda.kernel_spec": [*_LAUNCHES, "host/keys/test_keys_frozen.py", *_KEYS],
+    "nbflash.cuda.kinds": [*_LAUNCHES, "host/keys/test_keys_frozen.py", *_KEYS],
     "nbflash.cuda.launch": [*_LAUNCHES, *_KEYS],
     "nbflash.cuda.score_params": _SCORES,
     "nbflash.cuda.sources": ["host/planning/test_sources.py"],
@@ -308,6 +315,7 @@ JUDGES = {
     "nbflash.inputs.arrays": _INPUTS,
     "nbflash.inputs.block_layout": [
         "host/backends/test_limits.py",
+        "host/keys/test_keys_frozen.py",
         "host/schedule/test_block_tiles.py",
         "host/inputs/test_block_map.py",
     ],
@@ -318,6 +326,7 @@ JUDGES = {
     ],
     "nbflash.inputs.decode_problem": [
         *_DECODE_CHOICES,
+        "host/keys/test_keys_frozen.py",
         "host/keys/test_keys_calls.py",
         "host/inputs/test_arrays.py",
         "host/decode/test_decode.py",
@@ -331,7 +340,7 @@ JUDGES = {
         "host/api/test_dropout.py",
         *_RANKS,
     ],
-    "nbflash.inputs.problem": _INPUTS,
+    "nbflash.inputs.problem": [*_INPUTS, "host/keys/test_keys_frozen.py"],
     "nbflash.inputs.score_arrays": _SCORES,
     "nbflash.inputs.score_functions": _SCORES,
     "nbflash.inputs.tensors": [
