@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import masks
-from nbflash import reference
+from nbflash import reference, scores
 from nbflash.testing import (
     assert_blocks_within_reference,
     assert_within_reference,
@@ -16,6 +16,7 @@ from nbflash.testing import (
     error_budget,
     low_precision,
     low_precision_backward,
+    low_score_gradient,
     make_qkv,
     poisoned,
     small_integers,
@@ -265,6 +266,22 @@ class TestLowPrecision:
         lows = low_precision_backward(dout, q, k, v, keep)
         for grad, low in zip(grads64, lows, strict=True):
             assert_blocks_within_reference(grad.astype(dtype), grad, low, 4, "gradient")
+
+    @pytest.mark.parametrize("how", [{}, {"scale": 0.2, "dropout": 0.5, "seed": (3, 5)}], ids=repr)
+    @pytest.mark.parametrize("score", [None, scores.softcap(1.5)], ids=repr)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    def test_scores_and_their_gradients_are_in_the_order_of_the_keys(self, dtype, score, how):
+        """Each off by a few roundings of the largest, and the attended pairs exactly."""
+        *given, dout = make_qkv(1, 9, 12, 2, 1, 8, dtype)
+        mask, dlse = masks.window(9, 12, left=4, right=1), np.linspace(-1, 1, 18).reshape(1, 2, 9)
+        names = ("scale", "dlse", "score", "dropout", "seed")
+        how = {"scale": None, "dropout": 0.0, "seed": (0, 0)} | how | {"score": score, "dlse": dlse}
+        s, ds, keep = low_score_gradient(dout, *given, mask, *(how[name] for name in names))
+        s64, ds64, keep64 = reference.score_gradient(dout, *given, mask, **how)
+        assert np.array_equal(keep, keep64)
+        for low, exact in ((s, s64), (ds, ds64)):
+            error = np.abs(low.astype(np.float64) - exact)[keep].max()
+            assert 0 < error <= 32 * _eps(dtype) * max(1, np.abs(exact[keep]).max())
 
     def test_rounding_is_where_a_framework_rounds(self):
         """float16: S, P and O are float16 numbers; the products between them are not."""
