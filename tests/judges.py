@@ -41,6 +41,7 @@ _LAUNCHES = [
     "host/backends/test_device.py",
     "host/backends/test_bound_kernels.py",
     "host/backends/test_launches.py",
+    "host/backends/test_launched_configs.py",
     "host/backends/test_decode_launches.py",
 ]
 _CHOICES = [
@@ -308,8 +309,8 @@ JUDGES = {
         "host/keys/test_keys_selection.py",
         "sim/merging/test_merge_parts.py",
     ],
-    "nbflash.backends.split_kv.shares": [*_LAUNCHES[3:], *_DECODE_CHOICES],
-    "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[3:]],
+    "nbflash.backends.split_kv.shares": [*_LAUNCHES[-1:], *_DECODE_CHOICES],
+    "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[-1:]],
     "nbflash.api": _INPUTS,
     "nbflash.decoding": [*_DECODE_CHOICES, "host/keys/test_keys_bound.py", *_CACHES],
     "nbflash.inputs.arrays": _INPUTS,

@@ -9,6 +9,7 @@ from nbflash import scores
 from nbflash.backends.simt.executor import SimtExecutor
 from nbflash.backends.sm80.executor import Sm80Executor
 from nbflash.backends.sm90 import executor as sm90_executor
+from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
 from nbflash.backends.sm90.executor import Sm90Executor
 from nbflash.cuda import score_params
 from nbflash.definitions.constants import LOG2_E
@@ -27,19 +28,19 @@ FUNCTIONS = {
 }
 
 
-def launches(impl, mask, way, *, score=None, dropout=0.0, capability=(9, 0), dim=DIM):
+def launches(impl, mask, way, *, score=None, dropout=0.0, capability=(9, 0), dim=DIM, **how):
     """What runs of a forward, a backward, or one in two passes; the bound score, and the spec."""
     nk = mask.shape[1]
     q, k = Array((1, N, HEADS, dim), np.float16), Array((1, nk, 1, dim), np.float16)
     strides = tuple((*arrays.strides(x), 1) for x in (q, k, k))
     problem = Problem(1, N, nk, HEADS, 1, dim, "float16", SCALE, strides, "cuda", 0, 16)
     spec, device = AttentionSpec(problem, mask, score, dropout), Logged(capability)
-    executor, lse = EXECUTORS[impl](spec, device=device), Array((1, HEADS, N), np.float32)
+    executor, lse = EXECUTORS[impl](spec, device=device, **how), Array((1, HEADS, N), np.float32)
     if way == "forward":
         executor.forward(q, k, k, q, lse, seed=(1, 2))
     else:
         given = q, q, k, k, q, lse, lse, q, k, k
-        if impl == "sm90" and way == "backward" and not dropout:
+        if impl == "sm90" and way == "backward" and not dropout and not how:
             executor.two_passes = False
         executor.backward(*given, way == "two passes", seed=(1, 2))
     code, _ = score_params.prepare(score, problem, capability)
@@ -108,3 +109,16 @@ def test_dropout_takes_rows_by_32(way, dropout, rows, cupy):
     how = {"dropout": dropout, "capability": (8, 6), "dim": 256}
     found, *_ = launches("sm80", MASKS["causal"], way, **how)
     assert min(launch.config.length for launch in found) == rows
+
+
+@pytest.mark.parametrize("table", [backward_configs, columns_configs])
+def test_a_backward_that_is_given_has_what_the_spec_asks_for(table, cupy):
+    """The functions of its score, and in two passes dropout."""
+    config = table("float16", DIM)[-1]
+    more = {"dropout": 0.0 if config.with_dq else 0.25, "backward": config}
+    way = "backward" if config.with_dq else "two passes"
+    found, code, _ = launches("sm90", MASKS["causal"], way, score=FUNCTIONS["by place"], **more)
+    (main,) = (x for x in found if x.kernel == "nbflash_bwd_sm90")
+    assert main.config.score == code
+    assert main.config.dropout is (not config.with_dq)
+    assert (main.config.tile_m, main.config.tile_n) == (config.tile_m, config.tile_n)
