@@ -54,6 +54,7 @@ CALLS = {
     "block-causal": lambda n: masks.local(n, 128, 2, causal=True),
 }
 LENGTHS = 1, 65, 384, 1000, 4096
+NAMED = "dense", "causal", "window", "documents", "block", "small-block"  # to `precompile`
 
 
 @pytest.mark.parametrize("capability", bundle.CAPABILITIES)
@@ -67,7 +68,7 @@ def test_wheels_carry_the_kernels_of_common_calls(capability):
 
 
 @pytest.mark.parametrize(("impl", "capability"), [("sm90", (9, 0)), ("sm80", (8, 0))])
-@pytest.mark.parametrize("pattern", "dense causal window documents block small-block".split())
+@pytest.mark.parametrize("pattern", NAMED)
 def test_a_pattern_has_all_kernels_of_any_length(pattern, impl, capability):
     """As they are compiled ahead, one pattern at a time."""
     carried = set(common_kernels("float16", 128, capability, patterns=[pattern], impl=impl))
