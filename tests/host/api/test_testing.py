@@ -8,6 +8,7 @@ import pytest
 
 import masks
 from nbflash import reference, scores
+from nbflash.definitions import philox
 from nbflash.testing import (
     assert_blocks_within_reference,
     assert_within_reference,
@@ -282,6 +283,19 @@ class TestLowPrecision:
         for low, exact in ((s, s64), (ds, ds64)):
             error = np.abs(low.astype(np.float64) - exact)[keep].max()
             assert 0 < error <= 32 * _eps(dtype) * max(1, np.abs(exact[keep]).max())
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_a_factor_of_dropout_is_of_the_working_precision(self, dtype):
+        """Of unit matrices, so that results are elements of P, each rounded once."""
+        n, how = 64, {"dropout": 0.3, "seed": (3, 5)}
+        q, k, *_ = make_qkv(1, n, n, 1, 1, n, dtype)
+        eye = np.eye(n, dtype=dtype)[None, :, None]
+        p, dropped = low_precision(q, k, eye)[0], low_precision(q, k, eye, **how)[0]
+        expected = np.where(dropped == 0, 0, p * dtype(philox.factor(0.3)))
+        np.testing.assert_array_equal(dropped, expected)
+        assert 0.6 < np.count_nonzero(dropped) / n**2 < 0.8
+        dv = low_precision_backward(eye, q, k, eye, **how)[2]
+        np.testing.assert_array_equal(dv[0, :, 0].T, dropped[0, :, 0])
 
     def test_rounding_is_where_a_framework_rounds(self):
         """float16: S, P and O are float16 numbers; the products between them are not."""
