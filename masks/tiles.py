@@ -129,7 +129,7 @@ class Tiles:
         rows = np.repeat(np.arange(self.kinds.shape[0]), np.diff(self.kinds.indptr))
         return rows, self.kinds.indices.astype(np.int64)
 
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> dict[str, int]:
         """Number of stored tiles by kind: ``{"interval": ..., "full": ..., "bits": ...}``."""
         kind = self.kinds.data
         return {
@@ -166,7 +166,7 @@ class Tiles:
         dense = tiled.swapaxes(1, 2).reshape(grid.n_row * self.tile_m, grid.n_col * self.tile_n)
         return dense[: self.shape[0], : self.shape[1]]
 
-    def tile_counts(self) -> dict[str, int]:
+    def tile_counts(self) -> NDArray[np.int64]:
         """Attended cells of every stored tile, int64 ``(nnz,)``, without visiting its cells."""
         rows, cols = self.coordinates()
         kind, grid = self.kinds.data, self.grid

@@ -1,6 +1,7 @@
 """Which tests judge mutants of a module; see `mutation`. Cheap ones come first, those of
 tests/host before those of tests/sim."""
 
+_FROZEN = "host/keys/test_keys_frozen.py"
 _MASKS = [
     "host/masks/test_masks_patterns.py",
     "host/masks/test_masks_errors.py",
@@ -41,6 +42,7 @@ _LAUNCHES = [
     "host/backends/test_device.py",
     "host/backends/test_bound_kernels.py",
     "host/backends/test_launches.py",
+    "host/backends/test_launched_configs.py",
     "host/backends/test_decode_launches.py",
 ]
 _CHOICES = [
@@ -48,7 +50,7 @@ _CHOICES = [
     "host/backends/test_geometries.py",
     "host/backends/test_sm80_configs.py",
     "host/backends/test_sm90_configs.py",
-    "host/keys/test_keys_frozen.py",
+    _FROZEN,
     "host/planning/test_kernels.py",
 ]
 _KEYS = [
@@ -140,8 +142,8 @@ JUDGES = {
     "masks.planes": _MASKS,
     "masks.reorder": _first("host/masks/test_masks_tools.py", _MASKS),
     "masks.restriction": _first("host/masks/test_masks_restriction.py", _MASKS),
-    "masks.stats": _first("host/masks/test_masks_tools.py", _MASKS),
-    "masks.tiles": _first("host/masks/test_masks_tiles.py", _MASKS),
+    "masks.stats": [*_first("host/masks/test_masks_tools.py", _MASKS), _FROZEN],
+    "masks.tiles": [*_first("host/masks/test_masks_tiles.py", _MASKS), _FROZEN],
     "masks.token": _MASKS,
     "masks.trees": _MASKS,
     "nbflash.schedule.block_tiles": [
@@ -153,8 +155,7 @@ JUDGES = {
         "host/backends/test_sm90_configs.py",
     ],
     "nbflash.schedule.tile_schedule": [
-        "host/schedule/test_schedule.py",
-        "host/api/test_pickles.py",
+        *("host/schedule/test_schedule.py", _FROZEN, "host/api/test_pickles.py"),
         "host/planning/test_plan.py",
     ],
     "nbflash.schedule.work_list": [
@@ -177,7 +178,7 @@ JUDGES = {
         "host/decode/test_decode_errors.py",
         "host/decode/test_decode.py",
     ],
-    "nbflash.planning.kernels": ["host/planning/test_kernels.py"],
+    "nbflash.planning.kernels": [_FROZEN, "host/planning/test_kernels.py"],
     "nbflash.planning.plan": [*_PLANS, "host/inputs/test_block_map.py", "host/api/test_dropout.py"],
     "nbflash.definitions.quantised": _CACHES,
     "nbflash.kv_cache": _CACHES,
@@ -210,8 +211,8 @@ JUDGES = {
         "host/planning/test_kernels.py",
         "host/planning/test_bundled.py",
     ],
-    "nbflash.cuda.kernel_spec": [*_LAUNCHES, *_KEYS],
-    "nbflash.cuda.kinds": [*_LAUNCHES, *_KEYS],
+    "nbflash.cuda.kernel_spec": [*_LAUNCHES, _FROZEN, *_KEYS],
+    "nbflash.cuda.kinds": [*_LAUNCHES, _FROZEN, *_KEYS],
     "nbflash.cuda.launch": [*_LAUNCHES, *_KEYS],
     "nbflash.cuda.score_params": _SCORES,
     "nbflash.cuda.sources": ["host/planning/test_sources.py"],
@@ -223,6 +224,7 @@ JUDGES = {
     ],
     "nbflash.backends.reference": [
         "host/backends/test_limits.py",
+        "host/backends/test_reference_backend.py",
         "host/reference/test_reference.py",
         *_INPUTS,
     ],
@@ -300,14 +302,13 @@ JUDGES = {
         "host/keys/test_keys_selection.py",
         "sim/merging/test_merge_parts.py",
     ],
-    "nbflash.backends.split_kv.shares": [*_LAUNCHES[3:], *_DECODE_CHOICES],
-    "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[3:]],
+    "nbflash.backends.split_kv.shares": [*_LAUNCHES[-1:], *_DECODE_CHOICES],
+    "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[-1:]],
     "nbflash.api": _INPUTS,
     "nbflash.decoding": [*_DECODE_CHOICES, "host/keys/test_keys_bound.py", *_CACHES],
     "nbflash.inputs.arrays": _INPUTS,
     "nbflash.inputs.block_layout": [
-        "host/backends/test_limits.py",
-        "host/schedule/test_block_tiles.py",
+        *("host/backends/test_limits.py", _FROZEN, "host/schedule/test_block_tiles.py"),
         "host/inputs/test_block_map.py",
     ],
     "nbflash.inputs.block_map": [
@@ -316,10 +317,8 @@ JUDGES = {
         "host/inputs/test_block_map.py",
     ],
     "nbflash.inputs.decode_problem": [
-        *_DECODE_CHOICES,
-        "host/keys/test_keys_calls.py",
-        "host/inputs/test_arrays.py",
-        "host/decode/test_decode.py",
+        *(*_DECODE_CHOICES, _FROZEN, "host/keys/test_keys_calls.py"),
+        *("host/inputs/test_arrays.py", "host/decode/test_decode.py"),
     ],
     "nbflash.inputs.dropout": ["host/keys/test_keys_calls.py", "host/api/test_dropout.py"],
     "nbflash.inputs.given": _INPUTS,
@@ -330,7 +329,7 @@ JUDGES = {
         "host/api/test_dropout.py",
         *_RANKS,
     ],
-    "nbflash.inputs.problem": _INPUTS,
+    "nbflash.inputs.problem": [*_INPUTS, _FROZEN],
     "nbflash.inputs.score_arrays": _SCORES,
     "nbflash.inputs.score_functions": _SCORES,
     "nbflash.inputs.tensors": [

@@ -39,7 +39,7 @@ def deal(work, ranks, made, key_cost=0.0):
 
     Parameters
     ----------
-    work : float64 array (rows,)
+    work : array (rows,)
     ranks : int
     made : callable
         Of the owners of rows, int32 (rows,), something with ``work``, ``balance`` and ``traffic``:

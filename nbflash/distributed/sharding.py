@@ -205,7 +205,7 @@ def positive(name, x):
 def row_work(mask, tile):
     """Live tiles of each row of tiles, times the (batch, head) pairs that have them."""
     rows = (np.diff(plane.tiles(tile).kinds.indptr) for plane in mask.planes)
-    return sum(n * row.astype(np.float64) for n, row in zip(_uses(mask), rows, strict=True))
+    return sum(n * row for n, row in zip(_uses(mask), rows, strict=True))
 
 
 def members(owner, ranks):

@@ -99,8 +99,8 @@ def common_kernels(dtype, head_dim, capability, patterns=tuple(PATTERNS), **how)
 
 
 #: What chooses between kernels of `decode`: tokens of a sequence, query heads of a key head, and
-#: tokens of a page.
-DECODED = tuple(itertools.product((1, 8), (1, 4, 8), (None, 16, 32, 64, 128, 256)))
+#: tokens of a page. Pages of 64 tokens and more have the kernels of a contiguous cache.
+DECODED = tuple(itertools.product((1, 8), (1, 4, 8), (None, 16, 32)))
 
 
 def decode_problem(

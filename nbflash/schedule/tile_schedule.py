@@ -235,7 +235,7 @@ class TileSchedule:
             raise ValueError(f"group must divide heads={heads}, got {group=}")
         if group > 1 and not self.transposed:
             raise ValueError(f"group must be 1 for a schedule of query rows, got {group=}; use .T")
-        counts = np.diff(self.row_ptr).astype(np.int64).reshape(self.planes, self.n_row)
+        counts = np.diff(self.row_ptr).reshape(self.planes, self.n_row)
         lengths = counts[self.plane_of(batch, heads)]
         lengths = lengths.reshape(batch * heads // group, group, self.n_row).sum(axis=1)
         head, row = np.divmod(_longest_first(lengths.ravel()), max(self.n_row, 1))

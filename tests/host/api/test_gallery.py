@@ -15,6 +15,39 @@ from nbflash.testing import (
 
 SHAPES = [(1, 1), (1, 40), (40, 1), (33, 33), (130, 200), (200, 130)]
 
+# Attended cells of the plain masks with 50 queries and 80 keys, and with 80 and 50.
+CELLS = {
+    "dense": (4_000, 4_000),
+    "causal": (2_775, 1_275),
+    "window": (1_334, 1_264),
+    "window-causal": (1_050, 840),
+    "prefix": (2_775, 1_921),
+    "documents": (901, 891),
+    "documents-causal": (1_143, 693),
+    "chunked": (367, 351),
+    "sinks": (1_100, 869),
+    "butterfly": (2_436, 2_436),
+    "butterfly-causal": (1_968, 492),
+    "local": (1_904, 1_904),
+    "butterfly-or-local-causal": (2_472, 492),
+    "random": (1_368, 1_092),
+    "strided": (697, 697),
+    "dilated": (505, 505),
+    "fixed": (2_600, 2_544),
+    "global-local": (2_940, 2_940),
+    "bigbird": (3_264, 3_216),
+    "vertical-slash": (131, 216),
+    "axial": (845, 845),
+    "neighborhood": (450, 450),
+    "tree": (1_743, 410),
+    "checkerboard": (2_000, 2_000),
+    "dead-first": (2_640, 2_650),
+    "dead-last": (561, 1_425),
+    "dead-scattered": (1_202, 1_205),
+    "dead-keys": (1_750, 1_760),
+    "empty": (0, 0),
+}
+
 
 class TestGallery:
     @pytest.mark.parametrize(("nq", "nk"), SHAPES)
@@ -34,6 +67,31 @@ class TestGallery:
                 for i, j in np.ndindex(kinds.shape):
                     tile = dense[b, h, 32 * i : 32 * i + 32, 32 * j : 32 * j + 32]
                     assert tile.any() == (kinds[i, j] != masks.ABSENT), name
+
+    @pytest.mark.parametrize("tall", [False, True])
+    def test_what_a_name_stands_for_stays_the_same(self, tall):
+        """Measurements and choices of cases go by it."""
+        shape = (80, 50) if tall else (50, 80)
+        gallery = mask_gallery(*shape, batch=3, heads=5)
+        plain = {name: mask.count_nonzero() for name, mask in gallery.items() if mask.is_plain}
+        assert plain == {name: cells[tall] for name, cells in CELLS.items()}
+        cycle = ["causal", "dead-scattered", "butterfly", "empty", "dense"]
+        cells = np.array([plain[name] for name in cycle])
+        most = shape[1] - -(-shape[1] // 3)
+        of_planes = {
+            "per-head": [cells],
+            "per-batch": cells[:3, None],
+            "per-batch-per-head": [np.roll(cells, -1), cells, np.roll(cells, -1)],
+            "padding": shape[0] * np.array([[most], [most // 2], [0]]),
+        }
+        assert gallery.keys() == plain.keys() | of_planes.keys()
+        for name, expected in of_planes.items():
+            assert np.array_equal(gallery[name].dense().sum((2, 3)), expected), name
+
+    def test_two_batch_entries_of_two_heads_unless_asked_otherwise(self):
+        gallery = mask_gallery(7)
+        assert gallery["per-batch-per-head"].plane_index.shape == (2, 2)
+        assert {mask.shape for mask in gallery.values()} == {(7, 7)}
 
     def test_every_kind_of_tile_occurs(self):
         kinds = {

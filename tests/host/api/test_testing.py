@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import masks
-from nbflash import reference
+from nbflash import reference, scores
+from nbflash.definitions import philox
 from nbflash.testing import (
     assert_blocks_within_reference,
     assert_within_reference,
@@ -16,6 +17,7 @@ from nbflash.testing import (
     error_budget,
     low_precision,
     low_precision_backward,
+    low_score_gradient,
     make_qkv,
     poisoned,
     small_integers,
@@ -265,6 +267,35 @@ class TestLowPrecision:
         lows = low_precision_backward(dout, q, k, v, keep)
         for grad, low in zip(grads64, lows, strict=True):
             assert_blocks_within_reference(grad.astype(dtype), grad, low, 4, "gradient")
+
+    @pytest.mark.parametrize("how", [{}, {"scale": 0.2, "dropout": 0.5, "seed": (3, 5)}], ids=repr)
+    @pytest.mark.parametrize("score", [None, scores.softcap(1.5)], ids=repr)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=NAMES)
+    def test_scores_and_their_gradients_are_in_the_order_of_the_keys(self, dtype, score, how):
+        """Each off by a few roundings of the largest, and the attended pairs exactly."""
+        *given, dout = make_qkv(1, 9, 12, 2, 1, 8, dtype)
+        mask, dlse = masks.window(9, 12, left=4, right=1), np.linspace(-1, 1, 18).reshape(1, 2, 9)
+        names = ("scale", "dlse", "score", "dropout", "seed")
+        how = {"scale": None, "dropout": 0.0, "seed": (0, 0)} | how | {"score": score, "dlse": dlse}
+        s, ds, keep = low_score_gradient(dout, *given, mask, *(how[name] for name in names))
+        s64, ds64, keep64 = reference.score_gradient(dout, *given, mask, **how)
+        assert np.array_equal(keep, keep64)
+        for low, exact in ((s, s64), (ds, ds64)):
+            error = np.abs(low.astype(np.float64) - exact)[keep].max()
+            assert 0 < error <= 32 * _eps(dtype) * max(1, np.abs(exact[keep]).max())
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_a_factor_of_dropout_is_of_the_working_precision(self, dtype):
+        """Of unit matrices, so that results are elements of P, each rounded once."""
+        n, how = 64, {"dropout": 0.3, "seed": (3, 5)}
+        q, k, *_ = make_qkv(1, n, n, 1, 1, n, dtype)
+        eye = np.eye(n, dtype=dtype)[None, :, None]
+        p, dropped = low_precision(q, k, eye)[0], low_precision(q, k, eye, **how)[0]
+        expected = np.where(dropped == 0, 0, p * dtype(philox.factor(0.3)))
+        np.testing.assert_array_equal(dropped, expected)
+        assert 0.6 < np.count_nonzero(dropped) / n**2 < 0.8
+        dv = low_precision_backward(eye, q, k, eye, **how)[2]
+        np.testing.assert_array_equal(dv[0, :, 0].T, dropped[0, :, 0])
 
     def test_rounding_is_where_a_framework_rounds(self):
         """float16: S, P and O are float16 numbers; the products between them are not."""

@@ -1,12 +1,17 @@
 """What decode, merging and selection launch kernels with, by the names of their parameters."""
 
+import math
+
+import ml_dtypes
 import numpy as np
 import pytest
 from logged_device import Array, Logged, padded
 
 import masks
+from nbflash import scores
 from nbflash.backends.block_selection import host as selection
 from nbflash.backends.registry import BACKENDS
+from nbflash.backends.sm80.decode.host import Sm80Partial
 from nbflash.backends.split_kv import merge_host, shares
 from nbflash.cuda import device as devices
 from nbflash.cuda import tensor_map
@@ -23,15 +28,15 @@ LOG2 = pytest.approx(SCALE * LOG2_E, rel=1e-6)
 SIZES = {"batch": BATCH, "nq": NQ, "heads": HEADS, "group": HEADS // HEADS_KV, "page_size": PAGE}
 
 
-def _given(quantised, paged):
-    """q and a cache; every array has gaps of its own."""
-    dtype = np.int8 if quantised else np.float16
+def _given(stored, paged):
+    """q and a cache of a dtype, None is that of q; every array has gaps of its own."""
+    dtype = np.dtype(getattr(ml_dtypes, stored, stored)) if stored else np.float16
     pages = (PAGES, PAGE) if paged else (BATCH, PAGE * ENTRIES)
     shape = *pages, HEADS_KV, DIM
     found = {"q": padded((BATCH, NQ, HEADS, DIM), np.float16, 16)}
     found |= {"k": padded(shape, dtype, 32), "v": padded(shape, dtype, 48)}
     found |= {"k_scale": None, "v_scale": None, "table": None}
-    if quantised:
+    if stored:
         found |= {"k_scale": padded(shape[:3], np.float32, 4)}
         found |= {"v_scale": padded(shape[:3], np.float32, 8)}
     if paged:
@@ -39,11 +44,11 @@ def _given(quantised, paged):
     return found | {"lengths": Array((BATCH,), np.int32)}
 
 
-def _decoder(impl, given, mask=None, window=None):
+def _decoder(impl, given, mask=None, window=None, scale=SCALE, score=None):
     """The decoder of what `_given` returns, what it is called with, and the problem."""
     order = "k", "v", "lengths", "table", "k_scale", "v_scale"
     q, cache = given["q"], Cache(*(given[name] for name in order))
-    problem = check_decode(q, cache, SCALE, window)
+    problem = check_decode(q, cache, scale, window, score)
     return CudaDecoder(problem, mask, q, cache, BACKENDS[impl].decode_partial), (q, cache), problem
 
 
@@ -68,7 +73,7 @@ def _forget():
 @pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
 @pytest.mark.parametrize("mask", [None, masks.window(NQ, 150, left=70, right=0)])
 def test_decode(impl, quantised, paged, mask, device):
-    given = _given(quantised, paged)
+    given = _given("int8" if quantised else None, paged)
     window = None if impl == "sm90" or mask is None else (40, 0)
     decoder, call, problem = _decoder(impl, given, mask, window)
     out, lse = decoder(*call)
@@ -90,11 +95,57 @@ def test_decode(impl, quantised, paged, mask, device):
         assert tuple(others[0]["o_stride"]) == arrays.strides(out)
 
 
+@pytest.mark.parametrize("scale", [SCALE, -SCALE])
+@pytest.mark.parametrize("mask", [None, masks.causal(NQ, 150)])
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("stored", [None, "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("impl", ["simt", "sm80", "sm90"])
+def test_a_kernel_is_that_of_the_problem(impl, stored, paged, mask, scale, device):
+    given = _given(stored, paged)
+    decoder, call, _ = _decoder(impl, given, mask, scale=scale)
+    decoder(*call)
+    cfg = device.launches[0].config
+    assert (cfg.dtype, cfg.head_dim, cfg.masked) == ("float16", DIM, mask is not None)
+    if impl == "simt":
+        assert (cfg.cache_dtype, cfg.vectors) == (stored or "float16", True)
+        return
+    assert (cfg.stored, cfg.negate) == (stored or "", scale < 0)
+    assert impl == "sm80" or cfg.box == (math.gcd(PAGE, cfg.tile_n) if paged else cfg.tile_n)
+
+
+@pytest.mark.parametrize("impl", ["simt", "sm80"])
+def test_a_kernel_has_the_functions_of_a_score(impl, device):
+    for score in (None, scores.softcap(3.0)):
+        decoder, call, _ = _decoder(impl, _given(None, paged=True), score=score)
+        decoder(*call)
+        found = device.launches[-2 if impl == "simt" else -1].config.score
+        assert (found and found.forms) == (score and ("softcap",))
+
+
+@pytest.mark.parametrize(
+    ("score", "capability", "row"),
+    [
+        (None, (9, 0), (8, 3, 2)),
+        (scores.softcap(3.0), (9, 0), (4, 3, 2)),
+        (scores.softcap(3.0), (8, 6), (4, 3, 1)),
+        (None, (8, 6), (4, 3, 1)),
+    ],
+)
+def test_a_kernel_fits_a_score_and_the_memory_of_a_device(score, capability, row):
+    """Of 8-bit caches of 128 columns: warps, stages, and blocks of a multiprocessor."""
+    q, k = Array((1, 1, 1, 128), np.float16), Array((1, 64, 1, 128), np.int8)
+    scale = Array((1, 64, 1), np.float32)
+    cache = Cache(k, k, Array((1,), np.int32), None, scale, scale)
+    problem = check_decode(q, cache, SCALE, None, score)
+    cfg = Sm80Partial.config_for(devices.Recording(capability), problem, None)
+    assert (cfg.warps, cfg.stages, cfg.min_blocks) == row
+
+
 @pytest.mark.parametrize("impl", ["sm80", "sm90"])
 def test_many_parts_are_joined_by_a_second_kernel(impl, device, monkeypatch):
     """It counts no row tiles."""
     monkeypatch.setattr(shares, "joined_by_the_last", lambda *_: False)
-    decoder, call, _ = _decoder(impl, _given(quantised=False, paged=True))
+    decoder, call, _ = _decoder(impl, _given(None, paged=True))
     out, _ = decoder(*call)
     assert decoder._partial.counted == 0
     first, second = device.launches
@@ -114,7 +165,7 @@ def test_a_graph_keeps_the_decoder_and_its_parts(second, records, device, monkey
     monkeypatch.setattr(device, "stream", lambda: (7, records))
     addresses = range(1 << 20, 5 << 20, 1 << 20)
     monkeypatch.setattr(device, "scratch", lambda *_: lambda: (memory, addresses))
-    decoder, call, _ = _decoder("sm80", _given(quantised=False, paged=True))
+    decoder, call, _ = _decoder("sm80", _given(None, paged=True))
     decoder(*call)
     assert kept == ([(decoder, memory)] if records else [])
 

@@ -8,9 +8,14 @@ from geometries import TABLE, text
 from nbflash.backends.simt import configs as simt
 from nbflash.backends.sm80 import config as sm80
 from nbflash.backends.sm80.decode.config import decode_config
+from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
+from nbflash.backends.sm90.backward.dq_config import dq_configs
+from nbflash.backends.sm90.decode.config import decode_config as sm90_decode_config
+from nbflash.backends.sm90.forward.config import forward_configs
 from nbflash.backends.sm90.shared.config import Panels
 
 FLOATS = "float32", "float64", "float16"
+FLAGS = "dropout", "negate", "edge", "full_tiles", "masked", "score", "stored"
 RESERVED = 1024  # of every block, and of a multiprocessor beyond the most that a block may have
 
 
@@ -53,6 +58,20 @@ def test_blocks_of_a_multiprocessor_fit_to_the_last_byte(head_dim):
         least = config.min_blocks * (config.smem_bytes + RESERVED) - RESERVED
         assert sm80.fits(config, least), config
         assert not sm80.fits(config, least - 1), config
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 128, 256])
+def test_a_table_asks_for_nothing_that_a_spec_has_not(head_dim):
+    """Flags that are set where they are asked for: with another one, another kernel."""
+    how = {"deterministic": True, "vector_red": False, "smem_limit": 163 << 10}
+    given = "float16", head_dim
+    configs = [*sm80.forward_configs(*given, smem_limit=163 << 10), *forward_configs(*given)]
+    configs += [x for passes in sm80.backward_configs(*given, **how) for x in passes]
+    configs += [*columns_configs(*given), *dq_configs(*given), *backward_configs(*given)]
+    configs += [decode_config(*given, smem_limit=163 << 10), sm90_decode_config(*given, None)]
+    configs += [_forward(*given, 163 << 10), _backward(*given, 163 << 10)]
+    for config in configs:
+        assert [x for x in FLAGS if getattr(config, x, None)] == [], config
 
 
 class Block(Panels):

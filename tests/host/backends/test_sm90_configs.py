@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import masks
+from nbflash.backends.sm90.backward.choice import for_tiles
 from nbflash.backends.sm90.backward.config import backward_configs, columns_configs
 from nbflash.backends.sm90.backward.dq_config import completed, dq_configs
 from nbflash.backends.sm90.decode.config import decode_config
@@ -72,6 +73,28 @@ def test_the_tiles_that_were_fastest_are_chosen(mask, tile):
     configs = forward_configs("bfloat16", 64)
     config, _ = choose(configs, mask, lambda c: TileSchedule.from_mask(mask, c.tile_m, c.tile_n))
     assert (config.tile_m, config.tile_n) == tile
+
+
+@pytest.mark.parametrize("config", [ONE_PASS, COLUMNS], ids=["one-pass", "columns"])
+@pytest.mark.parametrize(
+    ("mask", "full_tiles", "edge"),
+    [
+        (masks.dense(256), True, False),
+        (masks.butterfly(256, block=128), True, False),
+        (masks.dense(256, 250), True, True),
+        (masks.causal(256), False, False),
+        (masks.causal(256, 250), False, False),
+        (masks.dense(250, 256), True, False),
+    ],
+    ids=repr,
+)
+def test_backward_kernels_without_masked_tiles(config, mask, full_tiles, edge):
+    """Past the last key a sum over keys alone, that of dQ, is kept from what is not there."""
+    schedule = TileSchedule.from_mask(mask, config.tile_m, config.tile_n)
+    for walked in (schedule, schedule.T):
+        found = for_tiles(config, walked)
+        assert (found.full_tiles, found.edge) == (full_tiles, edge and config.with_dq)
+        assert replace(found, full_tiles=False, edge=False) == config
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,18 @@ def test_the_tiles_of_a_window(nq, window):
     assert tiles <= most
 
 
+@pytest.mark.parametrize(("nq", "longest"), [(1, 5), (3, 5), (18, 6)])
+@pytest.mark.parametrize("window", [None, (100, 0), (31, None), (0, 0)])
+def test_the_tiles_of_a_mask(nq, longest, window):
+    """A mask's longest row, or what the window leaves of it, in numbers that do not overflow."""
+    mask = masks.window(nq, 2000, left=70, right=0)
+    p = problem_of(nq, 2000, window)
+    n_row, tiles, _ = walk(p, mask, 64, 16, 1)
+    within = walk(p, None, 64, 16, 1)[1]
+    assert (n_row, tiles) == (1, min(longest, within))
+    assert type(tiles) is int
+
+
 @pytest.mark.parametrize(
     ("window", "alone", "with_mask"),
     [

@@ -338,9 +338,9 @@ class Recording:
         return self._comm.exchange(sends, receives)
 
 
-def recorded(comm, sharding, inputs):
+def recorded(comm, sharding, inputs, options=None, backward=None):
     comm = Recording(comm)
-    on_rank(comm, sharding, inputs, {}, {})
+    on_rank(comm, sharding, inputs, options or {}, backward or {})
     return comm.sent
 
 
@@ -355,6 +355,23 @@ def test_only_what_the_mask_asks_for_travels():
     assert sharding.traffic.sum() == 3 * 64
     whole = Sharding.of(masks.dense(512), 4, TILE).traffic
     assert (whole == 128 * (1 - np.eye(4))).all()
+
+
+@pytest.mark.parametrize("split", ["ranks", "heads"])
+@pytest.mark.parametrize(
+    ("dtype", "reduce", "back"),
+    [
+        ("float16", "wide", "float32"),
+        ("float16", "input", "float16"),
+        ("float64", "wide", "float64"),
+    ],
+)
+def test_gradients_of_keys_travel_wide_or_as_the_keys_do(dtype, reduce, back, split):
+    inputs, how = make_inputs(1, 64, 64, 2, 1, 8, np.dtype(dtype)), {"split": split, "stages": 1}
+    for sent in run(
+        recorded, 2, Sharding.of(masks.dense(64), 2, TILE), inputs, how, {"reduce": reduce}
+    ):
+        assert [kind.name for *_, kind in sent] == [dtype] * 4 + [back] * 2
 
 
 def test_neighbours_come_first():

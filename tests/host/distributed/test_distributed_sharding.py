@@ -12,6 +12,7 @@ import masks
 from nbflash.distributed import Sharding, gather, run, scatter
 from nbflash.distributed.call import Call
 from nbflash.distributed.local import LocalCommunicator
+from nbflash.distributed.sharding import row_work
 from nbflash.distributed.stages import stages_of
 
 TILE = 32
@@ -98,9 +99,10 @@ def test_traffic_counts_the_keys_that_are_sent(shape):
 
 def test_work_is_counted_in_float64():
     """By tiles: of all masks together it may be more than int32 counts."""
-    work = Sharding.of(masks.dense(256), 2, 64).work_on
-    assert work.dtype == np.float64
-    assert work.tolist() == [[4, 4], [4, 4]]
+    sharding = Sharding.of(masks.per_head([masks.dense(256), masks.causal(256)]), 2, 64)
+    assert sharding.work.dtype == sharding.work_on.dtype == np.float64
+    assert row_work(sharding.mask, 64).tolist() == [4 + 1, 4 + 2, 4 + 3, 4 + 4]
+    assert sharding.work.tolist() == sharding.work_on.sum(1).tolist() == [13, 13]
 
 
 def test_what_was_sent_may_change():

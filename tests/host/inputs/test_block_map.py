@@ -168,10 +168,21 @@ def test_too_many_entries_are_an_error_that_says_how_many():
             call()
 
 
-@pytest.mark.parametrize("bad", [3, -1, 2**32])
-def test_index_out_of_range_is_ignored_or_refused(bad):
-    indices = [[[[0, bad], [2, 1]]]]
-    assert made(indices).dense().tolist() == [[[[True, False, False], [False, True, True]]]]
+FAR = [(3, np.int64), (-1, np.int64), (2**32, np.int64), (-(2**32), np.int64), (200, np.uint8)]
+FAR += [(x, np.int32) for x in (3, 4, -1, -2, -4, 2**31 - 1, -(2**31))]  # which are not copied
+
+
+@pytest.mark.parametrize(("bad", "dtype"), FAR)
+def test_index_out_of_range_is_ignored_or_refused(bad, dtype):
+    """By what is made of the lists and by attention alike."""
+    indices = np.array([[[[0, bad], [2, 1]]]], dtype)
+    kept = [[True, False, False], [False, True, True]]
+    assert made(indices).dense().tolist() == [[kept]]
+    mask = made(indices).to_mask()
+    assert np.array_equal(mask.dense(), np.repeat(np.repeat(kept, 4, 0), 4, 1))
+    q, k, v, _ = make_qkv(1, 8, 12, 1, 1, 8)
+    out = nbflash.attention(q, k, v, made(indices))
+    assert np.array_equal(out, nbflash.attention(q, k, v, mask))
     with pytest.raises(ValueError, match=r"indices\[\(0, 0, 0, 1\)\] is out of range: there are 3"):
         made(indices, checked=True)
 

@@ -48,6 +48,8 @@ def _changes(cls):
 def test_every_field_counts(name):
     cls = CLASSES[name]
     assert_same(_made(cls), _made(cls))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(_made(cls), dataclasses.fields(cls)[0].name, 1)
     for field, other in _changes(cls):
         if (cls.__name__, field) in LEFT_OUT:
             assert_same(_made(cls), other, field)

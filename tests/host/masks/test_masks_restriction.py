@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from mask_cases import BLOCK, assert_tiles_exact, plain_cases
+from scipy import sparse
 
 import masks
 from masks import restriction
@@ -10,6 +11,7 @@ from masks.block import BlockSparse
 from masks.interval import Interval
 from masks.leaves import Columns
 from masks.restriction import Restricted, restrict_past_the_end
+from masks.tiles import OPEN, Grid
 
 CASES = plain_cases()
 
@@ -123,6 +125,28 @@ def test_everything_is_the_mask_itself():
     assert masks.restrict(mask) is mask
     assert masks.restrict(mask, kv_idx=range(64)) is mask
     assert masks.restrict(mask, []).shape == (0, 64)
+
+
+BELOW_THE_DIAGONAL = sparse.coo_array((np.ones(10), (np.arange(1, 11), np.arange(10))), (11, 11))
+WITHOUT_CLOSED_FORMS = {
+    "diagonals": masks.toeplitz(64, [0, 1, 9]).T,
+    "blocks": masks.from_scipy(BELOW_THE_DIAGONAL, 6, shape=(64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_CLOSED_FORMS)
+def test_what_a_mask_knows_of_its_tiles_is_known_of_those_that_stay(name):
+    """Not of tile row 1 and tile column 2, which are no whole tiles of the mask."""
+    inner, grid = WITHOUT_CLOSED_FORMS[name], Grid(64, 64, 8, 8)
+    q, kv = np.r_[8:16, 17:25, 40:64], np.r_[0:16, 16:48:4, 56:64]
+    restricted = masks.restrict(inner, q, kv)
+    rows, cols = np.divmod(np.arange(20), 4)
+    whole = (rows != 1) & (cols != 2)
+    at = q[8 * rows[whole]] // 8, kv[8 * cols[whole]] // 8
+    for fact, unknown in (("_counts", -1), ("_patterns", -1), ("_state", OPEN)):
+        found = getattr(restricted, fact)(Grid(*restricted.shape, 8, 8), rows, cols)
+        np.testing.assert_array_equal(found[whole], getattr(inner, fact)(grid, *at), fact)
+        assert (found[~whole] == unknown).all(), fact
 
 
 def test_a_large_restriction_looks_at_no_cell(monkeypatch):

@@ -1,10 +1,12 @@
 """Tiles of every mask are exact for any tile size, also ragged, rectangular and empty."""
 
+import itertools
 from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
 from mask_cases import assert_tiles_exact, plain_cases, plant
+from scipy import sparse
 
 import masks
 from masks import algebra, block, interval, leaves, tiles, token
@@ -154,6 +156,43 @@ def test_tiles_without_cells_are_not_visited(name, tile):
     with_cells = np.unique(q // tile[0] * grid.n_col + kv // tile[1])
     assert np.isin(with_cells, live).all()
     assert name in NAME_MORE or (live == with_cells).all()
+
+
+@pytest.mark.parametrize(
+    ("tile", "rows", "cols"),
+    [
+        *[((12, 12), 1, 1), ((24, 12), 1, 1), ((4, 12), 3, 1), ((12, 6), 1, 2), ((3, 4), 4, 3)],
+        *[((5, 12), 4, 1), ((12, 5), 1, 4), ((16, 12), 2, 1), ((12, 16), 1, 2), ((11, 12), 2, 1)],
+    ],
+)
+def test_size_of_blocks(tile, rows, cols):
+    """32 of 12 × 36 tokens, each in as many tiles as a block can touch; or all tiles."""
+    blocks = masks.butterfly(8, 1).to_scipy(1)
+    mask = masks.from_scipy(blocks, block=(12, 36))
+    grid = tiles.Grid(*mask.shape, tile[0], 3 * tile[1])
+    assert mask._size(grid) == min(32 * rows * cols, grid.n_row * grid.n_col)
+    assert mask._size(tiles.Grid(*mask.shape, 48, 99)) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("tile", "in_row"),
+    [((8, 8), 3 + 3 + 3), ((2, 8), 2 + 2 + 2), ((2, 4), 2 + 3 + 2), ((8, 28), 6), ((8, 29), 4)],
+)
+def test_size_of_diagonals(tile, in_row):
+    """In a tile row three runs, of one, three and one offsets, 29 apart; or one run of all."""
+    mask = masks.toeplitz(240, [0, 1, 30])
+    assert mask._size(tiles.Grid(240, 240, *tile)) == -(-240 // tile[0]) * in_row
+
+
+def test_an_intersection_names_the_tiles_of_its_smallest_operand():
+    """Whichever comes first: two blocks of a corner, 8 diagonals, and all below one of them."""
+    corner = masks.from_scipy(sparse.coo_array(([1, 1], ([3, 3], [0, 1])), (4, 4)), 16)
+    others = masks.toeplitz(64, range(0, 64, 8)), masks.causal(64)
+    grid = tiles.Grid(64, 64, 8, 8)
+    for operands in itertools.permutations((corner, *others)):
+        mask = algebra.Intersection(operands)
+        assert mask._size(grid) == corner._size(grid) == 8
+        np.testing.assert_array_equal(mask._live(grid), corner._live(grid))
 
 
 def test_intervals_that_touch_in_some_rows_are_one_there():

@@ -1,9 +1,13 @@
 """What is compiled of score functions on the CPU is found again, and never for another function."""
 
+import hashlib
+import os
 import re
+import stat
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -241,11 +245,118 @@ def test_a_directory_that_cannot_be_written(load, directory, monkeypatch):
     assert run(load(OWN).fn) == (first, True)
 
 
-def test_a_private_file(tmp_path):
-    path = tmp_path / "mine" / "a-file"
-    sealed.write_private(path, b"content")
+@pytest.mark.parametrize("before", [None, 0o500, 0o755, 0o777, 0o1700], ids=str)
+def test_a_private_file(before, tmp_path):
+    """Of a folder that is made, in others that are made too, or that others could use."""
+    path = tmp_path / "all" / "ours" / "mine" / "a-file"
+    if before is not None:
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(before)
+    umask = os.umask(0)
+    try:
+        sealed.write_private(path, b"content")
+    finally:
+        os.umask(umask)
     assert sealed.read(path) == b"content"
-    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert path.read_bytes() == b"content" + hashlib.sha256(b"content").digest()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    sealed.write_private(path, b"other")
+    assert sealed.read(path) == b"other"
+
+
+def test_a_folder_is_made_for_its_user_alone(tmp_path, monkeypatch):
+    """From the start: who opens it before its mode is changed could write to it for good."""
+    monkeypatch.setattr(Path, "chmod", lambda *given: pytest.fail("it was another's first"))
+    umask = os.umask(0)
+    try:
+        sealed.write_private(tmp_path / "mine" / "a-file", b"content")
+    finally:
+        os.umask(umask)
+
+
+def uid_of(owner, monkeypatch):
+    """All that is on disk is that user's; the process is of user 7."""
+    monkeypatch.setattr(os, "geteuid", lambda: 7)
+    for name in ("fstat", "lstat"):
+        right = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda x, right=right: owned_by(owner, right(x)))
+
+
+def owned_by(owner, status):
+    return os.stat_result((*status[:4], owner, *status[5:]))
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "read"),
+    [
+        (7, 0o600, True),
+        (7, 0o644, True),
+        (0, 0o644, True),
+        (8, 0o600, False),
+        (8, 0o644, False),
+        (1, 0o600, False),
+        (7, 0o660, False),
+        (7, 0o602, False),
+        (0, 0o620, False),
+    ],
+)
+def test_whose_files_are_read(owner, mode, read, tmp_path, monkeypatch):
+    """The user's and root's, which nobody else may write to."""
+    path = tmp_path / "a-file"
+    sealed.write(path, b"content")
+    path.chmod(mode)
+    uid_of(owner, monkeypatch)
+    assert sealed.read(path) == (b"content" if read else None)
+
+
+def test_neither_links_nor_missing_files_are_read(tmp_path):
+    path, link = tmp_path / "a-file", tmp_path / "a-link"
+    sealed.write(path, b"content")
+    link.symlink_to(path)
+    assert sealed.read(link) is None
+    assert sealed.read(tmp_path / "another") is None
+
+
+@pytest.mark.parametrize("owner", [0, 6, 8])
+def test_a_folder_of_another_is_not_written_to(owner, tmp_path, monkeypatch):
+    """Not even root's."""
+    uid_of(owner, monkeypatch)
+    with pytest.raises(PermissionError, match=f"mine belongs to another user, of uid {owner}"):
+        sealed.write_private(tmp_path / "mine" / "a-file", b"content")
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_link_to_a_folder_is_not_written_to(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "mine").symlink_to(tmp_path / "theirs")
+    with pytest.raises(NotADirectoryError, match="mine is not a directory"):
+        sealed.write_private(tmp_path / "mine" / "a-file", b"content")
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_what_cannot_be_put_in_place_leaves_nothing(tmp_path):
+    (tmp_path / "a-folder").mkdir()
+    with pytest.raises(OSError, match="a-folder"):
+        sealed.write(tmp_path / "a-folder", b"content")
+    assert [x.name for x in tmp_path.iterdir()] == ["a-folder"]
+
+
+def test_folders_are_made_where_they_are_missing(tmp_path):
+    path = tmp_path / "all" / "ours" / "a-file"
+    sealed.write(path, b"content")
+    assert sealed.read(path) == b"content"
+
+
+def test_where_users_have_no_numbers_their_files_are_read(tmp_path, monkeypatch):
+    """Windows, which has no modes either."""
+    monkeypatch.setattr(sealed, "_POSIX", False)
+    uid_of(8, monkeypatch)
+    (tmp_path / "mine").mkdir(mode=0o755)
+    sealed.write_private(tmp_path / "mine" / "a-file", b"content")
+    assert sealed.read(tmp_path / "mine" / "a-file") == b"content"
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) != 0o700
 
 
 def test_the_oldest_files_are_forgotten(tmp_path, monkeypatch):

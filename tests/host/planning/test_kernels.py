@@ -54,6 +54,7 @@ CALLS = {
     "block-causal": lambda n: masks.local(n, 128, 2, causal=True),
 }
 LENGTHS = 1, 65, 384, 1000, 4096
+NAMED = "dense", "causal", "window", "documents", "block", "small-block"  # to `precompile`
 
 
 @pytest.mark.parametrize("capability", bundle.CAPABILITIES)
@@ -67,7 +68,7 @@ def test_wheels_carry_the_kernels_of_common_calls(capability):
 
 
 @pytest.mark.parametrize(("impl", "capability"), [("sm90", (9, 0)), ("sm80", (8, 0))])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", NAMED)
 def test_a_pattern_has_all_kernels_of_any_length(pattern, impl, capability):
     """As they are compiled ahead, one pattern at a time."""
     carried = set(common_kernels("float16", 128, capability, patterns=[pattern], impl=impl))
@@ -120,7 +121,10 @@ def test_wheels_carry_what_merges_and_averages(head_dim, monkeypatch):
 # Tokens, query heads of a key head, page size; sequences, key heads and keys.
 DECODE_CALLS = [
     ((nq, group, page), {"batch": batch, "heads_kv": heads, "capacity": keys})
-    for nq, group, page in ((1, 1, None), (1, 16, 16), (4, 8, None), (2, 7, 32), (64, 8, 128))
+    for nq, group, page in [
+        *((1, 1, None), (1, 16, 16), (4, 8, None), (2, 7, 32), (64, 8, 128)),
+        *((1, 8, 64), (8, 1, 64), (1, 4, 256)),
+    ]
     for batch, heads, keys in ((1, 1, 131072), (1, 8, 2048), (3, 2, 30000), (64, 8, 256))
 ]
 
@@ -157,6 +161,13 @@ def test_decode_is_compiled_for_what_auto_takes(dtype, cache_dtype, sizes, capab
     problem = decode_problem(dtype, 64, cache_dtype or dtype, *sizes)
     first, *_ = kernels_of_decode(problem, capability)
     assert first.name == f"nbflash_decode_{expected}"
+
+
+@pytest.mark.parametrize(("capacity", "joined"), [(60, 0), (4096, 0), (131072, 1)])
+def test_a_second_kernel_joins_parts_where_the_last_block_does_not(capacity, joined):
+    problem = decode_problem("float16", 64, "int8", 1, 1, None, capacity=capacity)
+    names = [spec.name for spec in kernels_of_decode(problem, (9, 0))]
+    assert names == ["nbflash_decode_sm90", "nbflash_combine_simt"][: 1 + joined]
 
 
 def test_wheels_carry_what_selects_blocks(monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -287,3 +288,48 @@ def test_what_is_not_installed_is_named(monkeypatch):
     found = environment.versions()
     assert found["no-such-package"] == "not installed"
     assert found["numpy"] == importlib.metadata.version("numpy")
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_versions_are_those_of_the_packages_that_are_there(simulated, monkeypatch):
+    """A wheel of CuPy has the CUDA version in its name, and two may be there."""
+    there = {"numpy": "2.1", "cupy-cuda12x": "13.0", "cupy": "12.5"}
+    monkeypatch.setattr(environment, "_version", there.get)
+    monkeypatch.setattr(environment, "_driver_version", lambda: "CUDA 12.4")
+    monkeypatch.setattr(availability, "simulator", lambda: simulated)
+    missing = "scipy", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "ml_dtypes"
+    expected = {"python": platform.python_version(), "numpy": "2.1"}
+    expected |= dict.fromkeys(missing, "not installed")
+    expected |= {"cupy": "cupy-cuda12x 13.0, cupy 12.5", "driver": "CUDA 12.4"}
+    expected |= {"simulator": "on (NUMBA_ENABLE_CUDASIM)"} if simulated else {}
+    assert environment.versions() == expected
+    there.clear()
+    assert environment.versions()["cupy"] == environment.versions()["numpy"] == "not installed"
+
+
+def test_the_lines_are_what_is_found(monkeypatch, tmp_path):
+    """In this process, whatever is installed."""
+    monkeypatch.setattr(environment, "versions", lambda: {"python": "3.14", "cupy": "13.0"})
+    monkeypatch.setattr(environment, "cuda_devices", lambda: ["one", "two"])
+    monkeypatch.setattr(environment, "cache_size", lambda: (2_340_000, 7))
+    monkeypatch.setattr(availability, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(dispatch, "why_not_here", {"simt": ["no GPU", "no CuPy"]}.get)
+    lines = environment.describe()
+    assert lines[:5] == [
+        f"nbflash {nbflash.__version__}",
+        "",
+        "versions",
+        "  python         3.14",
+        "  cupy           13.0",
+    ]
+    assert lines[5:7] == ["", "devices"]
+    assert lines[7].startswith("  cpu            ")
+    assert lines[8:12] == ["  cuda:0         one", "  cuda:1         two", "", "implementations"]
+    answers = dict(
+        line.split(maxsplit=1) for line in lines[12 : 12 + len(dispatch.IMPLEMENTATIONS)]
+    )
+    assert answers == dict.fromkeys(dispatch.IMPLEMENTATIONS, "yes") | {
+        "simt": "no: no GPU; no CuPy"
+    }
+    assert "BLAS of the cpu implementation" in lines
+    assert lines[-3:] == ["", "kernel cache", f"  {tmp_path}: 7 files, 2.3 MB"]

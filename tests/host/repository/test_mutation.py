@@ -20,6 +20,13 @@ def test_judges_exist():
         assert tiers == sorted(tiers), f"of {module} those of tests/host come first"
 
 
+def test_keys_of_frozen_classes_judge_their_modules():
+    judge = "host/keys/test_keys_frozen.py"
+    for module, judges in JUDGES.items():
+        if "@dataclass(frozen" in path_of(module).read_text():
+            assert judge in judges or judges[0].startswith("frameworks/"), module
+
+
 def test_equivalent_mutants_are_of_lines_that_are_there():
     for module, line, mutant in equivalent():
         source = " ".join(x.strip() for x in path_of(module).read_text().splitlines())

@@ -1,9 +1,12 @@
 """What kernels are given of a score: sizes, parameters in their types, and forms of their own."""
 
+import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numba import types
 
 from nbflash import scores
 from nbflash.cuda import score_params
@@ -147,3 +150,39 @@ def test_arrays_have_the_sizes_of_inputs_or_are_the_same_for_all(make, shape, na
                 said = f"has {name}={n}, got inputs with {name}={shape[axis]}"
                 with pytest.raises(ValueError, match=said):
                     score.check(problem)
+
+
+@pytest.mark.parametrize(
+    ("result", "number"),
+    [
+        *((types.int64, True), (types.float32, True), (types.boolean, True), (types.none, False)),
+        *((types.complex64, False), (types.UniTuple(types.int32, 2), False)),
+    ],
+)
+def test_what_a_function_returns_is_a_number(result, number, monkeypatch, tmp_path):
+    """Or, of other functions, a pair; what was right once is not compiled again."""
+    compiled = []
+
+    def compile_ptx(function, given, cc, **how):
+        compiled.append((function, cc))
+        return "", result
+
+    monkeypatch.setattr(score_params, "cuda", SimpleNamespace(compile_ptx=compile_ptx))
+    monkeypatch.setattr(score_params, "compiling_for", contextlib.nullcontext)
+    monkeypatch.setattr(score_params, "cubin_dir", lambda: tmp_path / "kept")
+    signature = (float32, *(int32,) * 4)
+    pair = isinstance(result, types.BaseTuple)
+    for returned, right in ((score_params._NUMBER, number), (score_params._PAIR, pair)):
+        compiled.clear()
+        for _ in range(2):
+            given = function_of_scores, signature, (9, 0), returned
+            if right:
+                score_params._check_function(*given)
+            else:
+                with pytest.raises(TypeError, match=f"must return {returned}, got "):
+                    score_params._check_function(*given)
+        assert compiled == [(function_of_scores, (9, 0))] * (1 if right else 2)
+
+
+def function_of_scores(s, b, h, q_idx, kv_idx):
+    return s + q_idx
