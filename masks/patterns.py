@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import SupportsIndex
 
 import numpy as np
@@ -191,7 +192,7 @@ def _generator(seed):
     """The random numbers of a seed: an integer, None for others every time, or a Generator."""
     if seed is None or isinstance(seed, np.random.Generator):
         return np.random.default_rng(seed)
-    return np.random.default_rng(_check.integer("seed", seed))
+    return np.random.default_rng(_check.integer("seed", seed, maximum=math.inf))
 
 
 def bigbird(

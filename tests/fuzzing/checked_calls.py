@@ -1,0 +1,101 @@
+"""A drawn call of attention, run by any implementation, against the plain definition."""
+
+import numpy as np
+import poisoned_rows
+import score_gradients
+from fuzzing import budgets, plain_attention
+from fuzzing.drawn_problems import factors_of
+
+import nbflash
+from nbflash import testing
+
+
+def exact_of(call):
+    """`plain_attention.Results` of a call."""
+    how = {"stages": call.drawn.stages, "factors": factors_of(call)}
+    how |= {"dout": call.dout, "dlse": call.dlse, "scale": call.options.get("scale")}
+    return plain_attention.attention(*call.arrays, call.keep, **how)
+
+
+def _how(call):
+    """What the plain low-precision runs take in the place of the options."""
+    how = {x: call.options[x] for x in ("scale", "score", "dropout") if x in call.options}
+    if "seed" in call.options:
+        seed = call.options["seed"]
+        words = np.array(seed).view(np.uint64) if isinstance(seed, np.ndarray) else seed
+        how["seed"] = tuple(map(int, words)) if np.ndim(words) else (int(words), 0)
+    return how
+
+
+def _reordered(rng, call):
+    """Arrays and attended pairs with the keys in another order, and where those were.
+
+    Scores and dropout know their places: where there are any, dimensions change places instead.
+    """
+    if call.drawn.score is not None or "dropout" in call.options:
+        order = rng.permutation(call.q.shape[-1])
+        q, k = call.q[..., order], call.k[..., order]
+        return (call.dout, q, k, call.v), call.keep, order
+    order = rng.permutation(2 * call.k.shape[1])
+    wide = [
+        np.concatenate([x, np.zeros_like(x)], axis).take(order, axis)
+        for x, axis in ((call.k, 1), (call.v, 1), (call.keep, 3))
+    ]
+    return (call.dout, call.q, *wide[:2]), wide[2], order
+
+
+def _in_place(call, order, dq, dk, dv):
+    back = np.argsort(order)
+    if call.drawn.score is not None or "dropout" in call.options:
+        return dq[..., back], dk[..., back], dv
+    n = call.k.shape[1]
+    return dq, dk[:, back[:n]], dv[:, back[:n]]
+
+
+def low_of(call):
+    """Of every result the plain runs in the arrays' own precision."""
+    how, draws, rng = _how(call), [], np.random.default_rng(0)
+    dlse = None if call.dlse is None else np.where(call.keep.any(axis=3), call.dlse, 0)
+    for run in range(budgets.runs_for(call.q[..., 0].size)):
+        given, keep, order = (call.dout, *call.arrays), call.keep, np.arange(call.k.shape[1])
+        if run:
+            given, keep, order = _reordered(rng, call)
+        out, lse = testing.low_precision(*given[1:], keep, **how)
+        gradients = testing.low_precision_backward(*given, keep, dlse=dlse, **how)
+        gradients = _in_place(call, order, *gradients) if run else gradients
+        draws.append((out, lse, *gradients))
+    return list(zip(*draws, strict=True))
+
+
+def run(call, **more):
+    """out, lse, dq, dk and dv of the public functions, and the gradients of the score's arrays."""
+    how = call.options | more
+    forward = {x: y for x, y in how.items() if x != "deterministic"}
+    out, lse = nbflash.attention(*call.arrays, call.mask, return_lse=True, **forward)
+    given = call.dout, *call.arrays, out, lse, call.mask
+    gradients = nbflash.attention_backward(*given, dlse=call.dlse, **how)
+    arrays = []
+    if any(stage.array is not None for stage in call.drawn.stages):
+        arrays = nbflash.score_backward(*given, dlse=call.dlse, **forward)
+    return [out, lse, *gradients], arrays
+
+
+def check(call, **more):
+    """Hold every result of a call to its budget."""
+    exact, (got, arrays) = exact_of(call), run(call, **more)
+    for name, factor, x, low in zip(
+        poisoned_rows.NAMES, poisoned_rows.FACTORS, got, low_of(call), strict=True
+    ):
+        budgets.check(name, x, getattr(exact, name), low, factor)
+    assert len(arrays) == len(exact.arrays)
+    if arrays:
+        given, how = [_finite(x) for x in (*call.arrays, call.dout)], _how(call)
+        _, low = score_gradients.expected(given, call.keep, dlse=call.dlse, **how)
+        for i, (x, want, plain) in enumerate(zip(arrays, exact.arrays, low, strict=True)):
+            plain = plain.reshape(want.shape)
+            budgets.check(f"array {i}", x, want, [plain], score_gradients.FACTOR)
+    return got
+
+
+def _finite(x):
+    return np.nan_to_num(x.astype(np.float64), posinf=0, neginf=0).astype(x.dtype)

@@ -1,0 +1,128 @@
+"""Strategies of score functions: each beside what it does, in NumPy."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from fuzzing.plain_attention import Stage
+from hypothesis import strategies as st
+
+from nbflash import scores
+
+
+@dataclass(frozen=True)
+class DrawnScore:
+    score: object = field(repr=False)
+    stages: tuple = field(repr=False)
+    text: str
+
+
+NONE = DrawnScore(None, (), "no score")
+
+
+def _one(s, b, h, i, j):
+    return np.ones(s.size)
+
+
+def softcap(cap):
+    stage = Stage(
+        lambda s, b, h, i, j: cap * np.tanh(s / cap),
+        lambda s, b, h, i, j: 1 - np.tanh(s / cap) ** 2,
+    )
+    return DrawnScore(scores.softcap(cap), (stage,), f"softcap({cap})")
+
+
+def alibi(slopes, shift):
+    """``shift`` is nk − nq."""
+    own = np.atleast_1d(np.asarray(slopes, np.float64))
+    of = lambda h: h if own.size > 1 else 0
+    stage = Stage(
+        lambda s, b, h, i, j: s - own[of(h)] * abs(i + shift - j),
+        _one,
+        own if np.ndim(slopes) else None,
+        lambda s, b, h, i, j: ((np.full(j.size, of(h)),), -1.0 * abs(i + shift - j)),
+    )
+    return DrawnScore(scores.alibi(slopes), (stage,), f"alibi({slopes})")
+
+
+def relative(table, shift):
+    reach = table.shape[1] // 2
+    column = lambda i, j: np.clip(j - i - shift + reach, 0, 2 * reach)
+    stage = Stage(
+        lambda s, b, h, i, j: s + table[h, column(i, j)],
+        _one,
+        table,
+        lambda s, b, h, i, j: ((np.full(j.size, h), column(i, j)), np.ones(j.size)),
+    )
+    return DrawnScore(scores.relative(table), (stage,), f"relative of {table.shape}")
+
+
+def bias(array):
+    whole = array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+    def at(b, h, i, j):
+        places = zip(np.broadcast_arrays(b, h, i, j), whole.shape, strict=True)
+        return tuple(x if n > 1 else np.zeros_like(x) for x, n in places)
+
+    stage = Stage(
+        lambda s, b, h, i, j: s + whole[at(b, h, i, j)],
+        _one,
+        array,
+        lambda s, b, h, i, j: (at(b, h, i, j)[4 - array.ndim :], np.ones(j.size)),
+    )
+    return DrawnScore(scores.bias(array), (stage,), f"bias of {array.shape}")
+
+
+def _bent(s, b, h, q_idx, kv_idx, weight, by_head):
+    return by_head[h] * s + weight * (q_idx - kv_idx) / (1 + b) if q_idx % 3 else s
+
+
+def _bent_slope(s, b, h, q_idx, kv_idx, weight, by_head):
+    return by_head[h] if q_idx % 3 else 1.0
+
+
+def _bent_part(s, b, h, q_idx, kv_idx, weight, by_head):
+    return h, s if q_idx % 3 else 0.0
+
+
+def bent(weight, by_head):
+    """Another function for two rows of three."""
+    stage = Stage(
+        lambda s, b, h, i, j: by_head[h] * s + weight * (i - j) / (1 + b) if i % 3 else s,
+        lambda s, b, h, i, j: np.full(s.size, by_head[h] if i % 3 else 1.0),
+        by_head,
+        lambda s, b, h, i, j: ((np.full(j.size, h),), s * bool(i % 3)),
+    )
+    how = {"params": (weight, by_head), "param_grads": (None, _bent_part)}
+    return DrawnScore(scores.custom(_bent, _bent_slope, **how), (stage,), f"bent({weight})")
+
+
+def composed(*drawn):
+    stages = sum((x.stages for x in drawn), ())
+    whole = scores.compose(*(x.score for x in drawn))
+    return DrawnScore(whole, stages, f"compose({', '.join(x.text for x in drawn)})")
+
+
+CHAINS = "none", "softcap", "alibi", "slope", "relative", "bias", "bent", "chain"
+
+
+@st.composite
+def drawn_scores(draw, batch, heads, nq, nk):
+    """One of few chains of functions, for each is compiled, with any parameters."""
+    rng, shift = np.random.default_rng(draw(st.integers(0, 2**32 - 1))), nk - nq
+    cap, size = draw(st.floats(0.5, 30)), draw(st.floats(0.1, 3))
+    normal = lambda *shape: (size * rng.standard_normal(shape)).astype(np.float32).astype(float)
+    axes = [n if draw(st.booleans()) else 1 for n in (batch, heads, nq, nk)]
+    kind = draw(st.sampled_from(("none", *CHAINS)))
+    reach, fewer = draw(st.integers(0, 6)), draw(st.integers(0, 2))
+    return {
+        "none": lambda: NONE,
+        "softcap": lambda: softcap(cap),
+        "alibi": lambda: alibi(normal(heads), shift),
+        "slope": lambda: alibi(float(normal(1)[0]), shift),
+        "relative": lambda: relative(normal(heads, 2 * reach + 1), shift),
+        "bias": lambda: bias(normal(*axes[fewer:])),
+        "bent": lambda: bent(float(normal(1)[0]), normal(heads)),
+        "chain": lambda: composed(
+            bias(normal(*axes)), softcap(cap), alibi(normal(heads), shift), softcap(cap)
+        ),
+    }[kind]()
