@@ -1,5 +1,10 @@
 """A drawn call of attention, run by any implementation, against the plain definition."""
 
+import dataclasses
+import functools
+import types
+
+import merged_parts
 import numpy as np
 import poisoned_rows
 import score_gradients
@@ -10,9 +15,9 @@ import nbflash
 from nbflash import testing
 
 
-def exact_of(call):
+def exact_of(call, sink=None):
     """`plain_attention.Results` of a call."""
-    how = {"stages": call.drawn.stages, "factors": factors_of(call)}
+    how = {"stages": call.drawn.stages, "factors": factors_of(call), "sink": sink}
     how |= {"dout": call.dout, "dlse": call.dlse, "scale": call.options.get("scale")}
     return plain_attention.attention(*call.arrays, call.keep, **how)
 
@@ -20,11 +25,20 @@ def exact_of(call):
 def _how(call):
     """What the plain low-precision runs take in the place of the options."""
     how = {x: call.options[x] for x in ("scale", "score", "dropout") if x in call.options}
-    if "seed" in call.options:
-        seed = call.options["seed"]
-        words = np.array(seed).view(np.uint64) if isinstance(seed, np.ndarray) else seed
-        how["seed"] = tuple(map(int, words)) if np.ndim(words) else (int(words), 0)
-    return how
+    return how | ({"seed": words_of(call)} if "seed" in call.options else {})
+
+
+def words_of(call):
+    """Seed and offset, of any form."""
+    seed = call.options["seed"]
+    words = seed.view(np.uint64) if isinstance(seed, np.ndarray) else seed
+    return tuple(map(int, words)) if np.ndim(words) else (int(words), 0)
+
+
+def finite(call):
+    """With 0 for what is NaN or infinite."""
+    arrays = {x: _finite(getattr(call, x)) for x in ("q", "k", "v", "dout")}
+    return dataclasses.replace(call, **arrays)
 
 
 def _reordered(rng, call):
@@ -67,6 +81,21 @@ def low_of(call):
     return list(zip(*draws, strict=True))
 
 
+def low_with_sink(call, sink):
+    """Of out, lse, dq, dk, dv and dsink the plain runs of a call with a sink."""
+    draws, rng, scale = [], np.random.default_rng(0), call.options.get("scale")
+    scale, n = call.q.shape[-1] ** -0.5 if scale is None else scale, 2 * call.k.shape[1]
+    for _ in range(budgets.runs_for(call.q[..., 0].size)):
+        (dout, *arrays), keep, order = _reordered(rng, call)
+        given = [_finite(x) for x in (*arrays, dout)]
+        mask = types.SimpleNamespace(dense=functools.partial(np.asarray, keep))
+        wide = merged_parts._with_column(*given, mask, sink, scale)
+        _, low = merged_parts._expected(*wide, scale, call.dlse)
+        out, lse, *gradients, dsink = merged_parts._without_column(low, (n, call.k.shape[2]), scale)
+        draws.append((out, lse, *_in_place(call, order, *gradients), dsink))
+    return list(zip(*draws, strict=True))
+
+
 def run(call, **more):
     """out, lse, dq, dk and dv of the public functions, and the gradients of the score's arrays."""
     how = call.options | more
@@ -80,12 +109,13 @@ def run(call, **more):
     return [out, lse, *gradients], arrays
 
 
-def check(call, **more):
+def check(call, run=run):
     """Hold every result of a call to its budget."""
-    exact, (got, arrays) = exact_of(call), run(call, **more)
+    exact, (got, arrays) = exact_of(call), run(call)
     for name, factor, x, low in zip(
         poisoned_rows.NAMES, poisoned_rows.FACTORS, got, low_of(call), strict=True
     ):
+        assert x.dtype == low[0].dtype, name
         budgets.check(name, x, getattr(exact, name), low, factor)
     assert len(arrays) == len(exact.arrays)
     if arrays:

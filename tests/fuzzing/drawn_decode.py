@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass, field
 
+import ml_dtypes
 import numpy as np
 from fuzzing import budgets, drawn_masks, drawn_scores, plain_attention
-from fuzzing.drawn_problems import SCALES
+from fuzzing.drawn_masks import SEEDS
+from fuzzing.drawn_problems import ORDERS, SCALES, normal
 from hypothesis import strategies as st
 
 from nbflash import testing
+
+DTYPES = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 
 
 @dataclass
@@ -54,10 +58,31 @@ def drawn_options(draw, batch, q_len, heads, lengths, capacity):
 
 
 @st.composite
+def contiguous(draw):
+    """q and caches in any layout, lengths, options, and NaN wherever nobody looks."""
+    rng, batch = np.random.default_rng(draw(SEEDS)), draw(st.integers(1, 3))
+    q_len = draw(st.integers(1, 7))
+    heads_kv, head_dim = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 5, 16, 64, 130]))
+    heads, capacity = heads_kv * draw(st.integers(1, 3)), draw(st.integers(1, 90))
+    lengths = np.array([draw(st.integers(0, capacity)) for _ in range(batch)], np.int32)
+    dtype = draw(st.sampled_from(DTYPES))
+    q = normal(rng, (batch, q_len, heads, head_dim), dtype)
+    k, v = normal(rng, (2, batch, capacity, heads_kv, head_dim), dtype)
+    options, plain = draw(drawn_options(batch, q_len, heads, lengths, capacity))
+    for b, n in enumerate(lengths):
+        groups = plain.keep[b].reshape(heads_kv, heads // heads_kv * q_len, n)
+        for x in (k, v):
+            x[b, n:] = np.nan
+            x[b, :n][~groups.any(axis=1).T] = rng.choice([np.nan, np.inf])
+    q, k, v = (draw(st.sampled_from(ORDERS))(x) for x in (q, k, v))
+    return q, k, v, lengths, options, plain
+
+
+@st.composite
 def scores_of_positions(draw, batch, heads, capacity):
     """A score of positions: query i of a sequence of n keys is at n − q_len + i."""
     kind = draw(st.sampled_from(["none", "none", "softcap", "alibi", "relative", "bias", "bent"]))
-    rng = np.random.default_rng(draw(drawn_masks.SEEDS))
+    rng = np.random.default_rng(draw(SEEDS))
     cap, reach = draw(st.floats(0.5, 30)), draw(st.integers(0, 6))
     sizes = [n if draw(st.booleans()) else 1 for n in (batch, heads, capacity, capacity)]
     normal = lambda *shape: rng.standard_normal(shape).astype(np.float32).astype(float)

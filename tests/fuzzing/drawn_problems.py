@@ -148,7 +148,8 @@ SEED_FORMS = (
 
 
 @st.composite
-def calls(draw, sides=SIDES, dtypes=DTYPES):
+def calls(draw, sides=SIDES, dtypes=DTYPES, scored=True):
+    """``scored``: with any score and any dropout."""
     batch, nq, nk, heads, heads_kv, head_dim = draw(shapes(sides))
     rng, dtype = np.random.default_rng(draw(SEEDS)), draw(st.sampled_from(dtypes))
     mask, keep, options, text = draw(attended(batch, nq, nk, heads, heads_kv))
@@ -162,9 +163,9 @@ def calls(draw, sides=SIDES, dtypes=DTYPES):
     dlse = normal(rng, (batch, heads, nq), wide) if draw(st.booleans()) else None
     if (scale := draw(SCALES)) is not None or draw(st.booleans()):
         options["scale"] = scale
-    drawn = draw(drawn_scores(batch, heads, nq, nk)) if nq and nk else NONE
+    drawn = draw(drawn_scores(batch, heads, nq, nk)) if scored and nq and nk else NONE
     options |= {"score": drawn.score} if drawn.score is not None else {}
-    if draw(st.integers(0, 3)) == 3:
+    if scored and draw(st.integers(0, 3)) == 3:
         options["dropout"] = draw(st.sampled_from([0.5, 0.1, 1 / 3, 0.875, 0.9999]))
         words = draw(st.tuples(*[st.integers(0, 2**64 - 1)] * 2))
         options["seed"] = draw(st.sampled_from(SEED_FORMS))(*words)

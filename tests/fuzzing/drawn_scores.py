@@ -1,5 +1,6 @@
 """Strategies of score functions: each beside what it does, in NumPy."""
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +12,21 @@ from nbflash import scores
 
 @dataclass(frozen=True)
 class DrawnScore:
-    score: object = field(repr=False)
+    """``build(library, array)`` makes it: of `nbflash.scores` or of `nbflash.torch.scores`.
+
+    ``array`` is called with each array that has a gradient, in the order of the stages.
+    """
+
+    build: object = field(repr=False)
     stages: tuple = field(repr=False)
     text: str
 
+    @functools.cached_property
+    def score(self):
+        return self.build(scores, lambda x: x)
 
-NONE = DrawnScore(None, (), "no score")
+
+NONE = DrawnScore(lambda library, array: None, (), "no score")
 
 
 def _one(s, b, h, i, j):
@@ -28,7 +38,7 @@ def softcap(cap):
         lambda s, b, h, i, j: cap * np.tanh(s / cap),
         lambda s, b, h, i, j: 1 - np.tanh(s / cap) ** 2,
     )
-    return DrawnScore(scores.softcap(cap), (stage,), f"softcap({cap})")
+    return DrawnScore(lambda library, array: library.softcap(cap), (stage,), f"softcap({cap})")
 
 
 def alibi(slopes, shift):
@@ -41,7 +51,8 @@ def alibi(slopes, shift):
         own if np.ndim(slopes) else None,
         lambda s, b, h, i, j: ((np.full(j.size, of(h)),), -1.0 * abs(i + shift - j)),
     )
-    return DrawnScore(scores.alibi(slopes), (stage,), f"alibi({slopes})")
+    build = lambda library, array: library.alibi(array(own) if np.ndim(slopes) else slopes)
+    return DrawnScore(build, (stage,), f"alibi({slopes})")
 
 
 def relative(table, shift):
@@ -53,7 +64,8 @@ def relative(table, shift):
         table,
         lambda s, b, h, i, j: ((np.full(j.size, h), column(i, j)), np.ones(j.size)),
     )
-    return DrawnScore(scores.relative(table), (stage,), f"relative of {table.shape}")
+    build = lambda library, array: library.relative(array(table))
+    return DrawnScore(build, (stage,), f"relative of {table.shape}")
 
 
 def bias(array):
@@ -69,7 +81,8 @@ def bias(array):
         array,
         lambda s, b, h, i, j: (at(b, h, i, j)[4 - array.ndim :], np.ones(j.size)),
     )
-    return DrawnScore(scores.bias(array), (stage,), f"bias of {array.shape}")
+    build = lambda library, given: library.bias(given(array))
+    return DrawnScore(build, (stage,), f"bias of {array.shape}")
 
 
 def _bent(s, b, h, q_idx, kv_idx, weight, by_head):
@@ -92,14 +105,18 @@ def bent(weight, by_head):
         by_head,
         lambda s, b, h, i, j: ((np.full(j.size, h),), s * bool(i % 3)),
     )
-    how = {"params": (weight, by_head), "param_grads": (None, _bent_part)}
-    return DrawnScore(scores.custom(_bent, _bent_slope, **how), (stage,), f"bent({weight})")
+
+    def build(library, array):
+        params, parts = (weight, array(by_head)), (None, _bent_part)
+        return library.custom(_bent, _bent_slope, params=params, param_grads=parts)
+
+    return DrawnScore(build, (stage,), f"bent({weight})")
 
 
 def composed(*drawn):
     stages = sum((x.stages for x in drawn), ())
-    whole = scores.compose(*(x.score for x in drawn))
-    return DrawnScore(whole, stages, f"compose({', '.join(x.text for x in drawn)})")
+    build = lambda library, array: library.compose(*(x.build(library, array) for x in drawn))
+    return DrawnScore(build, stages, f"compose({', '.join(x.text for x in drawn)})")
 
 
 CHAINS = "none", "softcap", "alibi", "slope", "relative", "bias", "bent", "chain"

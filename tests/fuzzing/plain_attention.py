@@ -34,9 +34,10 @@ class Results:
     dk: np.ndarray
     dv: np.ndarray
     arrays: list
+    sink: np.ndarray
 
 
-def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dlse=None):
+def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dlse=None, sink=None):
     """`Results` of arrays in the public layout, ``keep`` (batch, heads, nq, nk) bool.
 
     Parameters
@@ -46,6 +47,8 @@ def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dls
         0 where dropout drops, 1 / (1 − probability) elsewhere.
     dout, dlse : array, optional
         Zero when omitted.
+    sink : array (heads,), optional
+        The score of one more key, whose value is 0.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     batch, nq, heads, head_dim = q.shape
@@ -53,22 +56,26 @@ def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dls
     scale = head_dim**-0.5 if scale is None else float(scale)
     dout = np.zeros(q.shape) if dout is None else np.asarray(dout, np.float64)
     dlse = np.zeros((batch, heads, nq)) if dlse is None else np.asarray(dlse, np.float64)
+    sink = np.full(heads, -np.inf) if sink is None else np.asarray(sink, np.float64)
     found = Results(
         *(np.zeros(q.shape), np.full((batch, heads, nq), -np.inf)),
         *map(np.zeros, (q.shape, k.shape, k.shape)),
         [np.zeros(stage.array.shape) for stage in stages if stage.array is not None],
+        np.zeros(heads),
     )
     for b, h, i in np.ndindex(batch, heads, nq):
         keys, g = np.flatnonzero(keep[b, h, i]), h // group
         row, key, value = q[b, i, h], k[b, keys, g], v[b, keys, g]
-        p, lse, trail = softmax(scale * (key @ row), stages, b, h, i, keys)
+        p, lse, trail = softmax(scale * (key @ row), stages, b, h, i, keys, sink=sink[h])
         if lse == -np.inf:
             continue
         z = np.ones(keys.size) if factors is None else factors[b, h, i, keys]
         found.lse[b, h, i] = lse
         found.out[b, i, h] = (p * z) @ value
         dp = z * (value @ dout[b, i, h])
-        ds = p * (dp - p @ dp + dlse[b, h, i])
+        further = dlse[b, h, i] - p @ dp
+        found.sink[h] += np.exp(sink[h] - lse) * further
+        ds = p * (dp + further)
         ds = _through_stages(ds, trail, found.arrays, (b, h, i, keys))
         found.dq[b, i, h] = scale * (ds @ key)
         found.dk[b, keys, g] += scale * np.outer(ds, row)
@@ -76,17 +83,18 @@ def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dls
     return found
 
 
-def softmax(s, stages, *place):
-    """Weights of the attended keys, their log-sum-exp, and each stage with the s that it got."""
+def softmax(s, stages, *place, sink=-np.inf):
+    """Weights of the attended keys, the log-sum-exp, and each stage with the s that it got."""
     trail = []
     for stage in stages:
         trail.append((stage, s))
         s = stage.value(s, *place)
-    top = np.max(s, initial=-np.inf)
+    top = np.max(s, initial=sink)
     if top == -np.inf:
         return np.zeros(s.size), -np.inf, trail
-    e = np.exp(s - top)
-    return e / e.sum(), top + np.log(e.sum()), trail
+    e, of_sink = np.exp(s - top), np.exp(sink - top)
+    total = e.sum() + of_sink
+    return e / total, top + np.log(total), trail
 
 
 def _through_stages(ds, trail, arrays, place):

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 from decode_cases import paged, same_bits
 from fuzzing import budgets, drawn_masks, drawn_problems, plain_attention
-from fuzzing.drawn_decode import check, drawn_options
+from fuzzing.drawn_decode import DTYPES, check, contiguous, drawn_options
 from fuzzing.examples import examples, how_many
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import nbflash
 
-DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 STORED = [*DTYPES, np.int8, ml_dtypes.float8_e4m3fn]
 
 
@@ -127,27 +126,6 @@ class Caches(RuleBasedStateMachine):
 
 TestCaches = Caches.TestCase
 TestCaches.settings = how_many(5, stateful_step_count=15)
-
-
-@st.composite
-def contiguous(draw):
-    """q and caches in any layout, lengths, options, and NaN wherever nobody looks."""
-    rng, batch = np.random.default_rng(draw(drawn_masks.SEEDS)), draw(st.integers(1, 3))
-    q_len = draw(st.integers(1, 7))
-    heads_kv, head_dim = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 5, 16, 64, 130]))
-    heads, capacity = heads_kv * draw(st.integers(1, 3)), draw(st.integers(1, 90))
-    lengths = np.array([draw(st.integers(0, capacity)) for _ in range(batch)], np.int32)
-    dtype = draw(st.sampled_from(DTYPES))
-    q = drawn_problems.normal(rng, (batch, q_len, heads, head_dim), dtype)
-    k, v = drawn_problems.normal(rng, (2, batch, capacity, heads_kv, head_dim), dtype)
-    options, plain = draw(drawn_options(batch, q_len, heads, lengths, capacity))
-    for b, n in enumerate(lengths):
-        groups = plain.keep[b].reshape(heads_kv, heads // heads_kv * q_len, n)
-        for x in (k, v):
-            x[b, n:] = np.nan
-            x[b, :n][~groups.any(axis=1).T] = rng.choice([np.nan, np.inf])
-    q, k, v = (draw(st.sampled_from(drawn_problems.ORDERS))(x) for x in (q, k, v))
-    return q, k, v, lengths, options, plain
 
 
 @examples(15)
