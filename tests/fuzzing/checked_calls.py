@@ -15,9 +15,10 @@ import nbflash
 from nbflash import testing
 
 
-def exact_of(call, sink=None):
+def exact_of(call, sink=None, rounding=0.0):
     """`plain_attention.Results` of a call."""
-    how = {"stages": call.drawn.stages, "factors": factors_of(call), "sink": sink}
+    how = {"stages": call.drawn.stages, "factors": factors_of(call)}
+    how |= {"sink": sink, "rounding": rounding}
     how |= {"dout": call.dout, "dlse": call.dlse, "scale": call.options.get("scale")}
     return plain_attention.attention(*call.arrays, call.keep, **how)
 
@@ -78,7 +79,16 @@ def low_of(call):
         gradients = testing.low_precision_backward(*given, keep, dlse=dlse, **how)
         gradients = _in_place(call, order, *gradients) if run else gradients
         draws.append((out, lse, *gradients))
+    draws.append(_with_rounded_scores(call, draws[0]))
     return list(zip(*draws, strict=True))
+
+
+def _with_rounded_scores(call, like, sink=None):
+    """The exact results, but of gradients those of scores that are rounded once more."""
+    rounded = exact_of(call, sink, float(np.finfo(like[1].dtype).eps))
+    results = [getattr(rounded, name) for name in (*poisoned_rows.NAMES, "sink")]
+    with np.errstate(over="ignore"):
+        return [x.astype(own.dtype) for x, own in zip(results, like, strict=False)]
 
 
 def low_with_sink(call, sink):
@@ -93,6 +103,7 @@ def low_with_sink(call, sink):
         _, low = merged_parts._expected(*wide, scale, call.dlse)
         out, lse, *gradients, dsink = merged_parts._without_column(low, (n, call.k.shape[2]), scale)
         draws.append((out, lse, *_in_place(call, order, *gradients), dsink))
+    draws.append(_with_rounded_scores(call, draws[0], sink))
     return list(zip(*draws, strict=True))
 
 

@@ -3,7 +3,7 @@
 import functools
 import io
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from fuzzing import plain_masks
@@ -22,9 +22,12 @@ INTEGERS = int, int, np.int64, np.int32, np.uint8
 class Drawn:
     """``make()`` returns the mask, anew every time; ``cells`` is what it must be."""
 
-    make: object = field(repr=False)
-    cells: np.ndarray = field(repr=False)
+    make: object
+    cells: np.ndarray
     text: str
+
+    def __repr__(self):
+        return self.text
 
     @functools.cached_property
     def mask(self):

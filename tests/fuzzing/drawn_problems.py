@@ -1,6 +1,6 @@
 """Strategies of calls of attention: arrays of any layout, masks, and every other argument."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -40,16 +40,21 @@ LAYOUT = st.sampled_from([*ORDERS, *map(_reversed, range(3)), *map(_repeated, ra
 class Call:
     """Arguments of `nbflash.attention`, and what the plain definition takes in their place."""
 
-    q: np.ndarray = field(repr=False)
-    k: np.ndarray = field(repr=False)
-    v: np.ndarray = field(repr=False)
-    dout: np.ndarray = field(repr=False)
-    dlse: np.ndarray | None = field(repr=False)
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    dout: np.ndarray
+    dlse: np.ndarray | None
     mask: object
-    keep: np.ndarray = field(repr=False)
+    keep: np.ndarray
     drawn: DrawnScore
     options: dict
     text: str
+
+    def __repr__(self):
+        dlse = None if self.dlse is None else self.dlse.shape
+        arrays = {x: _form(getattr(self, x)) for x in ("q", "k", "v", "dout")}
+        return f"Call({arrays}, dlse={dlse}, {self.text}, {self.drawn.text}, {self.options})"
 
     @property
     def arrays(self):
@@ -57,12 +62,14 @@ class Call:
 
 
 @st.composite
-def shapes(draw, sides=SIDES):
+def shapes(draw, sides=SIDES, small=False):
     """batch, nq, nk, heads, heads_kv and head_dim."""
-    nq, heads_kv = draw(sides), draw(st.integers(1, 3))
+    most = 2 if small else 3
+    nq, heads_kv = draw(sides), draw(st.integers(1, most))
     nk = draw(st.just(nq) | sides)
-    heads = heads_kv * draw(st.integers(1, 3))
-    return draw(st.integers(1, 3)), nq, nk, heads, heads_kv, draw(HEAD_DIMS)
+    heads = heads_kv * draw(st.integers(1, most))
+    head_dim = draw(st.integers(1, 9) if small else HEAD_DIMS)
+    return draw(st.integers(1, most)), nq, nk, heads, heads_kv, head_dim
 
 
 def normal(rng, shape, dtype):
@@ -88,15 +95,16 @@ def block_maps(draw, batch, nq, nk, heads, heads_kv):
     within = draw(st.none() | st.just(masks.causal(nq, nk)))
     keep &= plain_masks.causal(nq, nk) if within is not None else True
     how = {"shape": (nq, nk), "block": block, "within": within}
-    text = f"BlockMap({indices.tolist()}, {counts}, shape={(nq, nk)}, block={block}, {within})"
+    text = f"BlockMap of {indices.shape}, shape={(nq, nk)}, block={block}, within={within}"
     return nbflash.BlockMap(indices, counts, **how), keep, text
 
 
 @st.composite
-def attended(draw, batch, nq, nk, heads, heads_kv):
+def attended(draw, batch, nq, nk, heads, heads_kv, maps=True):
     """``mask``, ``causal`` and ``window``; the pairs that are left, and a text."""
     keep, options, text = np.ones((batch, heads, nq, nk), bool), {}, "no mask"
-    kind = draw(st.sampled_from(["none", "mask", "mask", "mask", "map"])) if nq and nk else "none"
+    kinds = ["none", "mask", "mask", "mask", *["map"] * maps] if nq and nk else ["none"]
+    kind = draw(st.sampled_from(kinds))
     mask = None
     if kind == "mask":
         drawn = draw(drawn_masks.of_heads(nq, nk, batch, heads))
@@ -148,16 +156,17 @@ SEED_FORMS = (
 
 
 @st.composite
-def calls(draw, sides=SIDES, dtypes=DTYPES, scored=True):
-    """``scored``: with any score and any dropout."""
-    batch, nq, nk, heads, heads_kv, head_dim = draw(shapes(sides))
+def calls(draw, sides=SIDES, dtypes=DTYPES, scored=True, small=False):
+    """``scored``: with any score and any dropout; ``small``: such as the simulator takes."""
+    batch, nq, nk, heads, heads_kv, head_dim = draw(shapes(sides, small))
     rng, dtype = np.random.default_rng(draw(SEEDS)), draw(st.sampled_from(dtypes))
-    mask, keep, options, text = draw(attended(batch, nq, nk, heads, heads_kv))
+    sizes = batch, nq, nk, heads, heads_kv
+    mask, keep, options, text = draw(attended(*sizes, maps=not small))
     of_q, of_k = (batch, nq, heads, head_dim), (batch, nk, heads_kv, head_dim)
     arrays = [normal(rng, shape, dtype) for shape in (of_q, of_k, of_k, of_q)]
     if draw(st.booleans()):
         arrays = poisoned(rng, arrays, keep, heads_kv)
-    orders = [draw(LAYOUT) for _ in arrays]
+    orders = [draw(st.sampled_from(ORDERS) if small else LAYOUT) for _ in arrays]
     arrays = [_laid_out(x, order) for x, order in zip(arrays, orders, strict=True)]
     wide = np.float64 if dtype == np.float64 else np.float32
     dlse = normal(rng, (batch, heads, nq), wide) if draw(st.booleans()) else None
@@ -177,6 +186,10 @@ def _laid_out(x, order):
     if not x.size or (getattr(order, "__qualname__", "").startswith("_repeated") and _any_nan(x)):
         return x
     return order(x)
+
+
+def _form(x):
+    return x.shape, x.dtype.name, x.strides
 
 
 def _any_nan(x):

@@ -1,7 +1,7 @@
 """Strategies of score functions: each beside what it does, in NumPy."""
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from fuzzing.plain_attention import Stage
@@ -17,9 +17,12 @@ class DrawnScore:
     ``array`` is called with each array that has a gradient, in the order of the stages.
     """
 
-    build: object = field(repr=False)
-    stages: tuple = field(repr=False)
+    build: object
+    stages: tuple
     text: str
+
+    def __repr__(self):
+        return self.text
 
     @functools.cached_property
     def score(self):

@@ -37,7 +37,19 @@ class Results:
     sink: np.ndarray
 
 
-def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dlse=None, sink=None):
+def attention(
+    q,
+    k,
+    v,
+    keep,
+    scale=None,
+    stages=(),
+    factors=None,
+    dout=None,
+    dlse=None,
+    sink=None,
+    rounding=0.0,
+):
     """`Results` of arrays in the public layout, ``keep`` (batch, heads, nq, nk) bool.
 
     Parameters
@@ -49,6 +61,9 @@ def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dls
         Zero when omitted.
     sink : array (heads,), optional
         The score of one more key, whose value is 0.
+    rounding : float
+        By how much of themselves the scores of which gradients make p anew are off, at random:
+        what `nbflash.attention_backward` says of its own.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     batch, nq, heads, head_dim = q.shape
@@ -56,6 +71,7 @@ def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dls
     scale = head_dim**-0.5 if scale is None else float(scale)
     dout = np.zeros(q.shape) if dout is None else np.asarray(dout, np.float64)
     dlse = np.zeros((batch, heads, nq)) if dlse is None else np.asarray(dlse, np.float64)
+    rng, tiny = np.random.default_rng(0), np.finfo(float).tiny
     sink = np.full(heads, -np.inf) if sink is None else np.asarray(sink, np.float64)
     found = Results(
         *(np.zeros(q.shape), np.full((batch, heads, nq), -np.inf)),
@@ -72,6 +88,8 @@ def attention(q, k, v, keep, scale=None, stages=(), factors=None, dout=None, dls
         z = np.ones(keys.size) if factors is None else factors[b, h, i, keys]
         found.lse[b, h, i] = lse
         found.out[b, i, h] = (p * z) @ value
+        off = rounding * np.maximum(abs(lse), abs(lse + np.log(np.maximum(p, tiny))))
+        p = p * np.exp(rng.choice([-1, 1], p.size) * off)
         dp = z * (value @ dout[b, i, h])
         further = dlse[b, h, i] - p @ dp
         found.sink[h] += np.exp(sink[h] - lse) * further

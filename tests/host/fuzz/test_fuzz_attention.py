@@ -16,13 +16,13 @@ import nbflash
 from nbflash.testing import poisoned
 
 
-@examples(60)
+@examples(30)
 @given(drawn_problems.calls(), st.booleans())
 def test_attention(call, deterministic):
     checked_calls.check(call, lambda call: checked_calls.run(call, deterministic=deterministic))
 
 
-@examples(25)
+@examples(15)
 @given(drawn_problems.calls(), st.integers(0, 3), st.sampled_from(["auto", "reference"]))
 def test_given_output(call, axis, impl):
     """Written in any layout, and by a plan, as it is returned."""
@@ -38,7 +38,7 @@ def test_given_output(call, axis, impl):
     assert np.isnan(left).all()
 
 
-@examples(20)
+@examples(8)
 @given(drawn_problems.calls(scored=False), st.data())
 def test_parts_and_sinks(call, data):
     """Two parts of the keys merged, and a sink: the gradients go back through all of it."""
