@@ -307,7 +307,7 @@ def plain(draw, nq, nk, depth=2):
     return restricted(draw(plain(all_q, all_k, depth - 1)), q_idx, kv_idx)
 
 
-def _joined(name, entries):
+def joined(name, entries):
     cells = getattr(plain_masks, name)([x.cells for x in entries])
     make = lambda: getattr(masks, name)([x.make() for x in entries])
     return Drawn(make, cells, f"masks.{name}([{', '.join(x.text for x in entries)}])")
@@ -327,7 +327,7 @@ def of_heads(draw, nq, nk, batch, heads):
         padding = call("padding", draw(lists(lengths)), nq, nk, causal=draw(BOOLEANS))
         return combined(draw(st.sampled_from(sorted(BINARY))), padding, few[0])
     if kind == "heads":
-        return _joined("per_head", some(heads))
+        return joined("per_head", some(heads))
     if kind == "batch":
-        return _joined("per_batch", some(batch))
-    return _joined("per_batch", [_joined("per_head", some(heads)) for _ in range(batch)])
+        return joined("per_batch", some(batch))
+    return joined("per_batch", [joined("per_head", some(heads)) for _ in range(batch)])

@@ -68,7 +68,7 @@ def heads_first(q, k, v, *args, **options):
     return out.transpose(1, 2), lse
 
 
-@examples(15)
+@examples(6)
 @given(
     drawn_problems.calls(), st.tuples(*[LAYOUT] * 3), st.sampled_from([nt.attention, heads_first])
 )
@@ -76,7 +76,7 @@ def test_attention(call, layouts, attention):
     checked_calls.check(call, lambda call: run(call, attention, layouts))
 
 
-@examples(4)
+@examples(2)
 @given(drawn_problems.calls(dtypes=[np.float32]), st.sampled_from([torch.bfloat16, torch.float16]))
 def test_autocast(call, dtype):
     """That of the arrays in the dtype, whose gradients come back in float32."""
