@@ -212,7 +212,7 @@ def bigbird(
     """
     n, block, count = _blocks(n, block)
     n_random, width = _check.integer("n_random", n_random), _check.integer("width", width)
-    rng = _generator(seed)
+    rng, causal = _generator(seed), _check.flag("causal", causal)
     band = _band(count, width)
     rim = _rim(count, np.unique([0, count - 1]) if count else np.arange(0))
     index = np.arange(1, max(count - 1, 1))

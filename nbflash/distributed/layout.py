@@ -7,7 +7,7 @@ import json
 from nbflash.definitions.types import ArrayT
 from nbflash.distributed.communicator import Communicator, check_together
 from nbflash.distributed.parcels import Index, taken
-from nbflash.distributed.sharding import Sharding, integer
+from nbflash.distributed.sharding import Sharding, check_sharding, integer
 from nbflash.inputs.arrays import as_given, library, native
 
 
@@ -32,6 +32,7 @@ def scatter(
         The tokens ``sharding.positions(rank, of)``: a view where they follow each other.
     """
     given = x
+    check_sharding(sharding)
     (x,) = native(x=x)
     axis, places = _checked_axis(x, axis), sharding.positions(rank, of)
     n = sharding.mask.shape[of == "keys"]
@@ -66,6 +67,7 @@ def gather(
     given = x
 
     def check():
+        check_sharding(sharding)
         (x,) = native(x=given)
         at = _checked_axis(x, axis)
         own = sharding.positions(comm.rank, of)

@@ -151,7 +151,8 @@ def factors_of(call):
 SEED_FORMS = (
     lambda seed, offset: (seed, offset),
     lambda seed, offset: np.array([seed, offset], np.uint64),
-    lambda seed, offset: np.array([seed, offset], np.uint64).view(np.int64),
+    lambda seed, offset: np.array([seed % 2**63, offset % 2**63], np.int64),
+    lambda seed, offset: seed,
 )
 
 

@@ -275,6 +275,16 @@ def test_arrays_of_another_length_are_refused():
         run(lambda comm: distributed.gather(x, sharding, comm), 1)
 
 
+def test_what_is_no_sharding_and_no_cost_is_named():
+    x = np.zeros((1, N))
+    with pytest.raises(TypeError, match="sharding must be a Sharding, got NoneType"):
+        distributed.scatter(x, None, 0)
+    with pytest.raises(TypeError, match="sharding must be a Sharding, got NoneType"):
+        run(lambda comm: distributed.gather(x, None, comm), 1)
+    with pytest.raises(TypeError, match="key_cost must be a number, got None"):
+        Sharding.of(MASK, 1, 32, key_cost=None)
+
+
 @pytest.mark.parametrize("dtype", [complex, object, "U3"])
 def test_arrays_that_cannot_be_sent_are_refused(dtype):
     sharding, x = Sharding.of(MASK, 1, 32), np.zeros((1, N), dtype)
