@@ -24,5 +24,17 @@ def furthest(exact, draws):
     return np.take_along_axis(draws, error.argmax(axis=0)[None], axis=0)[0]
 
 
+def check_yardstick(name, exact, narrow, wide):
+    """Raise unless a plain run comes near the exact result as its precision grows.
+
+    Plain runs share scores with nbflash: a fault of theirs must not become a budget.
+    """
+    finite = np.isfinite(exact)
+    sizes = (np.asarray(x, np.float64)[finite] - exact[finite] for x in (narrow, wide))
+    error, left = (np.max(abs(x), initial=0.0) for x in sizes)
+    rounding = np.finfo(np.float32).eps * np.max(abs(exact[finite]), initial=0.0)
+    assert left <= max(error / 2, rounding), f"{name}: the yardstick is {left:.3e} off in float64"
+
+
 def check(name, got, exact, draws, factor=2):
     assert_within_reference(got, exact, furthest(exact, draws), name, factor)

@@ -14,6 +14,8 @@ from fuzzing.drawn_problems import factors_of
 import nbflash
 from nbflash import testing
 
+PRECISIONS = np.float32, np.float64
+
 
 def exact_of(call, sink=None, rounding=0.0):
     """`plain_attention.Results` of a call."""
@@ -67,18 +69,27 @@ def _in_place(call, order, dq, dk, dv):
     return dq, dk[:, back[:n]], dv[:, back[:n]]
 
 
-def low_of(call):
-    """Of every result the plain runs in the arrays' own precision."""
-    how, draws, rng = _how(call), [], np.random.default_rng(0)
+def _plain(call, given, keep):
+    """out, lse, dq, dk and dv of one plain run, in the precision of the arrays."""
+    how = _how(call)
     dlse = None if call.dlse is None else np.where(call.keep.any(axis=3), call.dlse, 0)
+    forward = testing.low_precision(*given[1:], keep, **how)
+    return *forward, *testing.low_precision_backward(*given, keep, dlse=dlse, **how)
+
+
+def low_of(call, exact):
+    """Of every result the plain runs in the arrays' own precision."""
+    draws, rng, given = [], np.random.default_rng(0), (call.dout, *call.arrays)
     for run in range(budgets.runs_for(call.q[..., 0].size)):
-        given, keep, order = (call.dout, *call.arrays), call.keep, np.arange(call.k.shape[1])
-        if run:
-            given, keep, order = _reordered(rng, call)
-        out, lse = testing.low_precision(*given[1:], keep, **how)
-        gradients = testing.low_precision_backward(*given, keep, dlse=dlse, **how)
-        gradients = _in_place(call, order, *gradients) if run else gradients
-        draws.append((out, lse, *gradients))
+        if not run:
+            draws.append(_plain(call, given, call.keep))
+            continue
+        arrays, keep, order = _reordered(rng, call)
+        out, lse, *gradients = _plain(call, arrays, keep)
+        draws.append((out, lse, *_in_place(call, order, *gradients)))
+    pair = [_plain(call, [x.astype(real) for x in given], call.keep) for real in PRECISIONS]
+    for name, *values in zip(poisoned_rows.NAMES, *pair, strict=True):
+        budgets.check_yardstick(name, getattr(exact, name), *values)
     draws.append(_with_rounded_scores(call, draws[0]))
     return list(zip(*draws, strict=True))
 
@@ -124,16 +135,17 @@ def check(call, run=run):
     """Hold every result of a call to its budget; ``run`` may have no gradients of arrays: None."""
     exact, (got, arrays) = exact_of(call), run(call)
     for name, factor, x, low in zip(
-        poisoned_rows.NAMES, poisoned_rows.FACTORS, got, low_of(call), strict=True
+        poisoned_rows.NAMES, poisoned_rows.FACTORS, got, low_of(call, exact), strict=True
     ):
         assert x.dtype == low[0].dtype, name
         budgets.check(name, x, getattr(exact, name), low, factor)
     assert arrays is None or len(arrays) == len(exact.arrays)
     if arrays:
         given, how = [_finite(x) for x in (*call.arrays, call.dout)], _how(call)
-        _, low = score_gradients.expected(given, call.keep, dlse=call.dlse, **how)
+        wide, low = score_gradients.expected(given, call.keep, dlse=call.dlse, **how)
         for i, (x, want, plain) in enumerate(zip(arrays, exact.arrays, low, strict=True)):
             plain = plain.reshape(want.shape)
+            budgets.check_yardstick(f"array {i}", want, plain, wide[i].reshape(want.shape))
             budgets.check(f"array {i}", x, want, [plain], score_gradients.FACTOR)
     return got
 

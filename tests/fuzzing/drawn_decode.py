@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nbflash import testing
 
+PRECISIONS = np.float32, np.float64
 DTYPES = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 
 
@@ -159,6 +160,9 @@ def check(got, q, held, plain):
     """
     for b, (k, v) in enumerate(held):
         exact = _exact(q[b], k, v, plain, b)
+        runs = [next(_low(q[b].astype(real), k, v, plain, b, len(q))) for real in PRECISIONS]
+        for name, *values in zip(("out", "lse"), exact, *runs, strict=True):
+            budgets.check_yardstick(f"{name}[{b}]", *values)
         draws = zip(*_low(q[b], k, v, plain, b, len(q)), strict=True)
         for name, x, want, low in zip(("out", "lse"), got, exact, draws, strict=True):
             budgets.check(f"{name}[{b}]", x[b], want, low)

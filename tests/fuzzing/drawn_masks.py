@@ -143,7 +143,7 @@ def _beyond(q, kv, reach):
 
 
 @st.composite
-def _functions(draw, nq, nk):
+def functions(draw, nq, nk):
     a, b = draw(st.integers(0, 30)), draw(st.integers(1, 9))
     name = draw(st.sampled_from(sorted(_predicates(a, b))))
     cells = plain_masks.from_function(_predicates(a, b)[name](), nq, nk)
@@ -166,7 +166,7 @@ def _scipy(draw, nq, nk):
     return call("from_scipy", matrix, block, shape=(nq, nk))
 
 
-ANY_SHAPE = _intervals, _intervals, _documents, _tree, _bits, _functions, _scipy
+ANY_SHAPE = _intervals, _intervals, _documents, _tree, _bits, functions, _scipy
 
 # Square. ----------------------------------------------------------------------------------------
 
@@ -286,9 +286,14 @@ def _some_of(draw, n):
     return total, np.sort(rng.permutation(total)[:n]).tolist()
 
 
-def leaves(nq, nk):
+def kinds(nq, nk):
+    """Strategies of generators' masks of this shape, one of them at a time."""
     makers = ANY_SHAPE if nq != nk else ANY_SHAPE + SQUARE
-    return st.sampled_from(makers).flatmap(lambda f: f(nq) if f in SQUARE else f(nq, nk))
+    return st.sampled_from(makers).map(lambda f: f(nq) if f in SQUARE else f(nq, nk))
+
+
+def leaves(nq, nk):
+    return kinds(nq, nk).flatmap(lambda kind: kind)
 
 
 @st.composite

@@ -8,7 +8,13 @@ from fuzzing.drawn_decode import DTYPES, check, contiguous, drawn_options
 from fuzzing.examples import examples, how_many
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 import nbflash
 
@@ -102,20 +108,27 @@ class Caches(RuleBasedStateMachine):
             *(q, cache.k, cache.v, lengths),
             **(options | scales | {"block_table": table, "return_lse": True}),
         )
-        held = [self.read(s, table[i]) for i, s in enumerate(chosen)]
+        held = [self.read(s) for s in chosen]
         check(got, q, held, plain)
 
-    def read(self, s, pages):
-        """What decode reads of a sequence; of a quantised cache near what was stored."""
-        k, v = self.known[s]
-        if not self.quantised:
-            return k, v
-        return [self.dequantised(x, y, pages) for x, y in ((k, "k"), (v, "v"))]
+    @invariant()
+    def holds_all_tokens(self):
+        for s in self.known if hasattr(self, "known") else ():
+            for x, known in zip(self.read(s), self.known[s], strict=True):
+                assert self.quantised or np.array_equal(x, known)
 
-    def dequantised(self, x, name, pages):
-        stored, scale = (getattr(self.cache, name + y) for y in ("", "_scale"))
-        flat = [y[pages].reshape(-1, *y.shape[2:])[: len(x)] for y in (stored, scale)]
-        found = flat[0].astype(np.float64) * flat[1].astype(np.float64)[..., None]
+    def read(self, s):
+        """What a sequence has; of a quantised cache near what was appended."""
+        pages, both = self.cache.block_table([s])[0], []
+        for name, x in zip("kv", self.known[s], strict=True):
+            array = getattr(self.cache, name)
+            stored = array[pages].reshape(-1, *array.shape[2:])[: len(x)]
+            both.append(self.dequantised(x, name, stored, pages) if self.quantised else stored)
+        return both
+
+    def dequantised(self, x, name, stored, pages):
+        scale = getattr(self.cache, f"{name}_scale")[pages].reshape(-1, self.heads_kv)[: len(x)]
+        found = stored.astype(np.float64) * scale.astype(np.float64)[..., None]
         top = abs(x.astype(np.float64)).max(axis=-1, initial=0)[..., None]
         # int8: half of a step of 127; e4m3: half of a step of 1 / 8 of the value, and of 2⁻⁹.
         integer = self.cache.dtype == np.int8
@@ -125,7 +138,7 @@ class Caches(RuleBasedStateMachine):
 
 
 TestCaches = Caches.TestCase
-TestCaches.settings = how_many(5, stateful_step_count=15)
+TestCaches.settings = how_many(6, stateful_step_count=30)
 
 
 @examples(15)

@@ -122,10 +122,20 @@ def test_coverage(drawn, data):
     np.testing.assert_allclose(found, want)
 
 
-@examples(40)
-@given(plain(), plain())
-def test_identity(one, other):
+@st.composite
+def alike(draw):
+    """Two masks of one shape, most often of one kind."""
+    nq = draw(SIDES)
+    shape = nq, draw(st.just(nq) | SIDES)
+    kind = draw(drawn_masks.kinds(*shape) | st.just(drawn_masks.functions(*shape)))
+    return draw(kind), draw(kind | drawn_masks.plain(*shape))
+
+
+@examples(60)
+@given(alike())
+def test_identity(pair):
     """Two of one description are equal; of those that are, the cells are the same."""
+    one, other = pair
     mask, again = one.make(), one.make()
     assert mask == again
     assert hash(mask) == hash(again)
