@@ -32,7 +32,7 @@ class Plain:
 
 
 @st.composite
-def drawn_options(draw, batch, q_len, heads, lengths, capacity):
+def drawn_options(draw, batch, q_len, heads, lengths, capacity, dtype):
     """Options of the call and a `Plain` of it."""
     options, scale, mask, text = {}, draw(SCALES), None, "causal"
     if scale is not None:
@@ -53,7 +53,7 @@ def drawn_options(draw, batch, q_len, heads, lengths, capacity):
         left, right = window or (None, None)
         pairs = pairs & (left is None or key >= own - left) & (right is None or key <= own + right)
         keep.append(pairs)
-    drawn = draw(scores_of_positions(batch, heads, capacity))
+    drawn = draw(scores_of_positions(batch, heads, capacity, dtype))
     if drawn.score is not None:  # tokens before the first key attend nothing
         options["score"] = drawn.score
         own = [np.arange(n - q_len, n) for n in lengths.tolist()]
@@ -72,7 +72,7 @@ def contiguous(draw, most=90):
     dtype = draw(st.sampled_from(DTYPES))
     q = normal(rng, (batch, q_len, heads, head_dim), dtype)
     k, v = normal(rng, (2, batch, capacity, heads_kv, head_dim), dtype)
-    options, plain = draw(drawn_options(batch, q_len, heads, lengths, capacity))
+    options, plain = draw(drawn_options(batch, q_len, heads, lengths, capacity, dtype))
     for b, n in enumerate(lengths):
         groups = plain.keep[b].reshape(heads_kv, heads // heads_kv * q_len, n)
         for x in (k, v):
@@ -83,9 +83,10 @@ def contiguous(draw, most=90):
 
 
 @st.composite
-def scores_of_positions(draw, batch, heads, capacity):
+def scores_of_positions(draw, batch, heads, capacity, dtype):
     """A score of positions: query i of a sequence of n keys is at n − q_len + i."""
-    kind = draw(st.sampled_from(["none", "none", "softcap", "alibi", "relative", "bias", "bent"]))
+    kinds = [x for x in drawn_scores.chains(dtype) if x not in ("slope", "chain")]
+    kind = draw(st.sampled_from(kinds))
     rng = np.random.default_rng(draw(SEEDS))
     cap, reach = draw(st.floats(0.5, 30)), draw(st.integers(0, 6))
     sizes = [n if draw(st.booleans()) else 1 for n in (batch, heads, capacity, capacity)]

@@ -173,7 +173,8 @@ def calls(draw, sides=SIDES, dtypes=DTYPES, scored=True, small=False):
     dlse = normal(rng, (batch, heads, nq), wide) if draw(st.booleans()) else None
     if (scale := draw(SCALES)) is not None or draw(st.booleans()):
         options["scale"] = scale
-    drawn = draw(drawn_scores(batch, heads, nq, nk)) if scored and nq and nk else NONE
+    of_scores = drawn_scores(batch, heads, nq, nk, dtype)
+    drawn = draw(of_scores) if scored and nq and nk else NONE
     options |= {"score": drawn.score} if drawn.score is not None else {}
     if scored and draw(st.integers(0, 3)) == 3:
         options["dropout"] = draw(st.sampled_from([0.5, 0.1, 1 / 3, 0.875, 0.9999]))

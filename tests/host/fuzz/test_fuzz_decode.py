@@ -102,7 +102,8 @@ class Caches(RuleBasedStateMachine):
         q = drawn_problems.normal(self.rng, shape, self.given)
         table = cache.block_table(chosen, width=max(1, table.shape[1]))
         capacity = table.shape[1] * cache.page_size
-        options, plain = data.draw(drawn_options(len(chosen), q_len, self.heads, lengths, capacity))
+        sizes = len(chosen), q_len, self.heads, lengths, capacity
+        options, plain = data.draw(drawn_options(*sizes, self.given))
         scales = {"k_scale": cache.k_scale, "v_scale": cache.v_scale} if self.quantised else {}
         got = nbflash.decode(
             *(q, cache.k, cache.v, lengths),
