@@ -38,6 +38,9 @@ installed := $(VENV)/.$(version)-cuda-$(NBFLASH_CUDA)
 suite := all
 options =
 mutants := --size=150 --seed=0
+minutes := 5
+seed :=
+of :=
 pytest = $(run) pytest -q -n 2 --durations=5 --timeout=300 --suite=$(suite) $(options)
 sparsity := $(run) experiments sparsity --quick
 # Bytecode is kept, even where the environment forbids it: otherwise every process of a tier, and
@@ -46,7 +49,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 .NOTPARALLEL:
 .PHONY: help experiment lint clean cubins
-.PHONY: test test-ci test-all mutation mutation-frameworks test-host test-sim test-compile test-device test-smoke test-frameworks
+.PHONY: test test-ci test-all fuzz mutation mutation-frameworks test-host test-sim test-compile test-device test-smoke test-frameworks
 .PHONY: docs dist
 
 help:
@@ -55,6 +58,7 @@ help:
 	@echo 'make test-ci      every planted fault and every compiled kernel; one test for each that'
 	@echo '                  exercises the same'
 	@echo 'make test-all     every test, and make mutation; writes the tables anew that the others go by'
+	@echo 'make fuzz         random calls against plain definitions: minutes=30 seed=1 of="host sim"'
 	@echo 'make mutation     mutants of host code: a sample, mutants="--size=150 --seed=0"'
 	@echo '                  make mutation-frameworks: those of nbflash.torch, .huggingface and .jax'
 	@echo 'make test-frameworks   nbflash.torch, nbflash.huggingface, nbflash.jax; installs the three, for'
@@ -87,6 +91,11 @@ test-ci: $(tiers)
 
 test-all: options := --derive
 test-all: $(tiers) mutation
+
+# Random examples of the properties in the folders fuzz, until the minutes are over: tests/fuzz.py.
+fuzz: $(installed)-test
+	$(python) tests/fuzz.py --minutes $(minutes) $(if $(seed),--seed $(seed)) \
+		$(if $(of),--of $(of)) -- -n 2 $(options)
 
 # Fails where tests miss more than a twentieth of the mutants: tests/mutation.py.
 mutation: $(installed)-mutation

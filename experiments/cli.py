@@ -14,6 +14,7 @@ from experiments.harness.errors import BadInput
 from experiments.harness.passes import BACKWARD, BOTH, FORWARD, PASSES
 from experiments.options import (
     SIZE,
+    Finite,
     cases_options,
     device_option,
     head_dims_option,
@@ -82,7 +83,7 @@ def cli(context):
 @click.option("--rounds", type=SIZE, help="Timed rounds.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0),
+    type=Finite(0),
     help="Begin no further round after this time, in each pass; three rounds are always run.",
 )
 @click.option(

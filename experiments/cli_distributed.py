@@ -2,7 +2,14 @@
 
 import click
 
-from experiments.options import SIZE, device_option, masks_option, out_option, results_options
+from experiments.options import (
+    SIZE,
+    Finite,
+    device_option,
+    masks_option,
+    out_option,
+    results_options,
+)
 
 
 @click.command()
@@ -47,7 +54,7 @@ def distributed(out, device, quick, mask, tokens, split, peers, processes, seed)
 @masks_option
 @click.option(
     "--key-cost",
-    type=click.FloatRange(0),
+    type=Finite(0),
     default=0.0,
     show_default=True,
     help="Tiles that a GPU computes while a key arrives: key_cost of Sharding.of.",

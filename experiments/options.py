@@ -1,5 +1,6 @@
 """Options that several commands of :mod:`experiments.cli` share."""
 
+import math
 from pathlib import Path
 
 import click
@@ -9,6 +10,17 @@ from experiments.harness.passes import PASSES
 from nbflash.inputs.problem import DTYPES
 
 SIZE = click.IntRange(min=1)
+
+
+class Finite(click.FloatRange):
+    """A number within a range, and neither NaN, which no range keeps out, nor infinite."""
+
+    def convert(self, value, param, ctx):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
 
 #: The dtypes that a float64 reference is the exact result of.
 STORED = tuple(name for name in DTYPES if name != "float64")

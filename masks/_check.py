@@ -31,9 +31,17 @@ def flag(name, value):
     return bool(value)
 
 
+def array_of(name, values):
+    """Return `values` as an array; ValueError for lists of several lengths."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{name} holds lists of several lengths: must be an array") from None
+
+
 def integers(name, values, minimum=0, maximum=INT32_MAX):
     """Return `values` as a 1-D int64 array whose entries lie in ``[minimum, maximum]``."""
-    array = np.asarray(values)
+    array = array_of(name, values)
     if array.ndim == 0:
         raise TypeError(f"{name} is {type(values).__name__}: must be a sequence of integers")
     if array.ndim != 1:

@@ -357,7 +357,7 @@ def digest(part):
 
 
 def _indices(name, values, limit):
-    array = np.asarray(values)
+    array = _check.array_of(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}: must be integers")
     bad = (array < 0) | (array >= limit)

@@ -53,7 +53,7 @@ def coverage(
     O(batch * heads * queries * nk * head_dim) time, chunked over queries: the score matrix is never
     stored. Scores are float64 for float64 inputs, else float32; sums are float64.
     """
-    q, k = np.asarray(q), np.asarray(k)
+    q, k = _check.array_of("q", q), _check.array_of("k", k)
     _check_inputs(q, k, mask, within)
     batch, nq, heads, head_dim = q.shape
     nk, heads_kv = k.shape[1:3]
@@ -104,7 +104,7 @@ def _kept_share(scores, kept):
 def _check_queries(queries, nq):
     if queries is None:
         return np.arange(nq)
-    queries = np.asarray(queries)
+    queries = _check.array_of("queries", queries)
     if queries.ndim != 1 or queries.dtype.kind not in "iu":
         raise TypeError(
             f"queries: must be a 1-D array of integers, got {queries.ndim}-D {queries.dtype}"

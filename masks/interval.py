@@ -165,8 +165,8 @@ def _compact(bound):
     return bound
 
 
-def _sizes(nq, nk):
-    nq = _check.integer("nq", nq)
+def _sizes(nq, nk, name="nq"):
+    nq = _check.integer(name, nq)
     return nq, nq if nk is None else _check.integer("nk", nk)
 
 
@@ -215,7 +215,7 @@ def window(
 
 def prefix(n: SupportsIndex, prefix_len: SupportsIndex, *, nk: SupportsIndex | None = None) -> Mask:
     """Prefix-LM: causal, and every query sees the first `prefix_len` keys."""
-    nq, nk = _sizes(n, nk)
+    nq, nk = _sizes(n, nk, "n")
     prefix_len = _check.integer("prefix_len", prefix_len, 0, nk)
     hi = np.maximum(_positions(nq, nk) + 1, prefix_len)
     return Interval(nk, np.zeros(nq, np.int32), hi)
@@ -314,7 +314,7 @@ def chunked(
     n: SupportsIndex, chunk: SupportsIndex, *, causal: bool = True, nk: SupportsIndex | None = None
 ) -> Mask:
     """Chunked attention: keys in the query's own chunk of positions, causal by default."""
-    nq, nk = _sizes(n, nk)
+    nq, nk = _sizes(n, nk, "n")
     chunk = _check.integer("chunk", chunk, 1)
     p = _positions(nq, nk)
     start = p // chunk * chunk

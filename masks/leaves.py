@@ -277,7 +277,7 @@ def _check_arguments(fn):
 
 def from_dense(array: ArrayLike) -> Mask:
     """Mask from a boolean array ``(nq, nk)`` or ``(batch, heads, nq, nk)`` (1 broadcasts)."""
-    array = np.asarray(array)
+    array = _check.array_of("array", array)
     if array.dtype != bool:
         raise TypeError(f"array has dtype {array.dtype}: must be bool")
     if array.ndim not in (2, 4):

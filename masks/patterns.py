@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import SupportsIndex
 
 import numpy as np
@@ -191,7 +192,7 @@ def _generator(seed):
     """The random numbers of a seed: an integer, None for others every time, or a Generator."""
     if seed is None or isinstance(seed, np.random.Generator):
         return np.random.default_rng(seed)
-    return np.random.default_rng(_check.integer("seed", seed))
+    return np.random.default_rng(_check.integer("seed", seed, maximum=math.inf))
 
 
 def bigbird(
@@ -211,7 +212,7 @@ def bigbird(
     """
     n, block, count = _blocks(n, block)
     n_random, width = _check.integer("n_random", n_random), _check.integer("width", width)
-    rng = _generator(seed)
+    rng, causal = _generator(seed), _check.flag("causal", causal)
     band = _band(count, width)
     rim = _rim(count, np.unique([0, count - 1]) if count else np.arange(0))
     index = np.arange(1, max(count - 1, 1))

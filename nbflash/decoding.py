@@ -220,6 +220,7 @@ def run_decode(
     q, cache: Cache, mask, scale, window=None, score=None, impl="auto", *, with_lse=True
 ):
     """``(out, lse)`` of `decode` for native arrays; lse may be None without ``with_lse``."""
+    dispatch.check_impl(impl)
     if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
         decoder = decode_plan.lookup(q, cache, mask, scale, impl, window, score)
         return decoder(q, cache, with_lse)

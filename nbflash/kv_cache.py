@@ -20,6 +20,7 @@ from nbflash.definitions.types import Array, DType
 from nbflash.inputs.arrays import CPU, CUDA, allocator, device_of, library, native, resident
 from nbflash.inputs.problem import DTYPES, MAX_HEAD_DIM, check_writeable
 
+_LARGEST = 2**31 - 1  # what block tables hold
 _TOKENS = "(sequences, tokens, heads_kv, head_dim)"
 
 
@@ -80,7 +81,7 @@ class KVCache:
         self._heads = _at_least(1, heads_kv=heads_kv), _at_least(1, head_dim=head_dim)
         if self._heads[1] > MAX_HEAD_DIM:
             raise ValueError(f"head_dim must be 1 to {MAX_HEAD_DIM}, got {head_dim}")
-        if device not in (CPU, CUDA):
+        if not isinstance(device, str) or device not in (CPU, CUDA):
             raise ValueError(f"device must be {CPU!r} or {CUDA!r}, got {device!r}")
         self.dtype = _dtype(dtype)
         device_id = _at_least(0, device_id=device_id)
@@ -307,7 +308,7 @@ class KVCache:
         return out
 
     def _known(self, sequences, name="sequences") -> list[int]:
-        if isinstance(sequences, str) or not hasattr(sequences, "__iter__"):
+        if isinstance(sequences, str) or not np.iterable(sequences):
             raise TypeError(f"sequences must be a list of numbers, got {sequences!r}")
         sequences = [_at_least(0, **{name: s}) for s in sequences]
         unknown = [s for s in sequences if s not in self._sequences]
@@ -345,7 +346,7 @@ def _dtype(dtype) -> np.dtype:
     wanted = (*DTYPES, *LIMITS)
     if dtype is None:  # NumPy's name for float64
         raise TypeError(f"dtype must be one of {', '.join(wanted)}, got None")
-    if dtype in ("bfloat16", "float8_e4m3fn"):
+    if isinstance(dtype, str) and dtype in ("bfloat16", "float8_e4m3fn"):
         importlib.import_module("ml_dtypes")  # from then on NumPy knows the names
     try:
         found = np.dtype(dtype)
@@ -358,9 +359,9 @@ def _dtype(dtype) -> np.dtype:
 
 def _at_least(smallest, **named) -> int:
     ((name, value),) = named.items()
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") or np.ndim(value):
         raise TypeError(f"{name} must be an integer, got {value!r}")
-    value = operator.index(value)
-    if value < smallest:
-        raise ValueError(f"{name} must be at least {smallest}, got {value}")
+    if not smallest <= (value := operator.index(value)) <= _LARGEST:
+        bound = f"at least {smallest}" if value < smallest else f"at most {_LARGEST}"
+        raise ValueError(f"{name} must be {bound}, got {value}")
     return value

@@ -219,16 +219,17 @@ def alibi(slopes: Array) -> Score:
     """
     if on_cuda(slopes):
         raise TypeError("slopes must be in host memory, got an array of CUDA memory; copy it there")
-    learned = np.ndim(slopes) > 0
-    slopes, axes = parameter("slopes", slopes, "(heads,)", 1), ("heads",)
+    given, axes = slopes, ("heads",)
+    slopes = parameter("slopes", slopes, "(heads,)", 1)
+    learned = np.ndim(given) > 0
     if not np.isfinite(slopes).all():
         raise ValueError(f"slopes must be finite, got {slopes}")
     if slopes.size == 1:
-        fn, part, given, sizes = own.alibi_of_all, own.alibi_of_all_part, (slopes[0],), ()
+        fn, part, params, sizes = own.alibi_of_all, own.alibi_of_all_part, (slopes[0],), ()
     else:
-        fn, part, given, sizes = own.alibi, own.alibi_part, (slopes,), (axes,)
+        fn, part, params, sizes = own.alibi, own.alibi_part, (slopes,), (axes,)
     parts = (Part(part, slopes.shape, axes),) if learned else ()
-    return Score([_Stage("alibi", fn, own.one, given, sizes, aligned=True, parts=parts)])
+    return Score([_Stage("alibi", fn, own.one, params, sizes, aligned=True, parts=parts)])
 
 
 def relative(table: Array) -> Score:

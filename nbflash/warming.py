@@ -167,9 +167,18 @@ def add_command(commands) -> None:
     caches = {"choices": ("same", *LIMITS), "help": "dtypes of decode's caches"}
     add("--cache", nargs="+", default=["same"], **caches)
     add("--deterministic", action="store_true", help="kernels of deterministic gradients, too")
-    add("--capability", help="compute capability, as 9.0; that of the CUDA device if not given")
+    of_device = "compute capability, as 9.0; that of the CUDA device if not given"
+    add("--capability", type=_pair, metavar="X.Y", help=of_device)
     add("--workers", type=int, help="processes; one a core if not given")
     parser.set_defaults(run=_run)
+
+
+def _pair(text):
+    try:
+        major, minor = map(int, text.split("."))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected two integers, as 9.0, got {text!r}") from None
+    return major, minor
 
 
 def _run(options) -> None:
@@ -177,7 +186,6 @@ def _run(options) -> None:
     passes += ["deterministic"] * options.deterministic + ["decode"] * options.decode
     if options.decode_only:
         passes = ["decode"]
-    capability = options.capability and tuple(map(int, options.capability.split(".")))
     compiled = warm(
         options.head_dim,
         options.dtype,
@@ -186,7 +194,7 @@ def _run(options) -> None:
         dropout=(0.0, 0.5) if options.dropout else (0.0,),
         passes=passes,
         cache_dtypes=[None if name == "same" else name for name in options.cache],
-        capability=capability,
+        capability=options.capability,
         workers=options.workers,
     )
     print(f"{compiled} kernels compiled, kept in {availability.cubin_dir()}")

@@ -34,7 +34,7 @@ _observed, _watched = set(), [False]
 
 
 def watched():
-    """Whether what the running test launches counts: not with a fault planted."""
+    """Whether what the running test launches counts: not with a fault planted, or of any size."""
     return _watched[0]
 
 
@@ -128,7 +128,7 @@ class Suite:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item, nextitem):
         _observed.clear()
-        _watched[0] = not any(map(item.get_closest_marker, ("mutant", "survivor")))
+        _watched[0] = not any(map(item.get_closest_marker, ("mutant", "survivor", "drawn")))
         return (yield)
 
     @pytest.hookimpl(wrapper=True)

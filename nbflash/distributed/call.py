@@ -8,7 +8,7 @@ from nbflash.cuda.graphs import recorded
 from nbflash.distributed.by_heads import HeadWalk
 from nbflash.distributed.parcels import pairs, taken
 from nbflash.distributed.rank_plan import rank_plan
-from nbflash.distributed.sharding import Sharding
+from nbflash.distributed.sharding import check_sharding, integer
 from nbflash.inputs.arrays import CUDA, device_of, in_rows, library, native
 from nbflash.inputs.dropout import check_seed
 from nbflash.inputs.problem import check_backward
@@ -33,12 +33,12 @@ class Call:
     """The arguments of a rank, and its walk over the stages of its plan."""
 
     def __init__(self, q, k, v, sharding, comm, scale, score, dropout, seed, stages, split, impl):
-        if not isinstance(sharding, Sharding):
-            raise TypeError(f"sharding must be a Sharding, got {type(sharding).__name__}")
+        check_sharding(sharding)
         if sharding.ranks != comm.size:
             raise ValueError(f"sharding is for {sharding.ranks} ranks, comm has {comm.size}")
         self.q, self.k, self.v = native(q=q, k=k, v=v)
         given = self.q, self.k, self.v, sharding, comm.rank
+        stages = stages if stages is None else integer("stages", stages)
         self.plan = rank_plan(*given, scale, score, dropout, stages, split, impl)
         self.comm, self.problem, self.stages = comm, self.plan.problem, self.plan.stages
         self.seed = check_seed(seed, self.problem) if self.plan.dropout else None

@@ -106,7 +106,7 @@ def _check_options(options):
 
 def _check_newest(newest, comm):
     newest = comm.size - 1 if newest is None else newest
-    if isinstance(newest, bool) or not hasattr(newest, "__index__"):
+    if isinstance(newest, bool) or not hasattr(newest, "__index__") or np.ndim(newest):
         raise TypeError(f"newest must be a rank, got {newest!r}")
     if not 0 <= newest < comm.size:
         raise ValueError(f"newest must be a rank below {comm.size}, got {newest}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import operator
 
 from nbflash.definitions.types import ArrayT
 from nbflash.distributed.communicator import Communicator, check_together
 from nbflash.distributed.parcels import Index, taken
-from nbflash.distributed.sharding import Sharding
+from nbflash.distributed.sharding import Sharding, check_sharding, integer
 from nbflash.inputs.arrays import as_given, library, native
 
 
@@ -20,7 +19,8 @@ def scatter(
     Parameters
     ----------
     x : array
-        With as many tokens along ``axis`` as the mask has queries, or keys.
+        With as many tokens along ``axis`` as the mask has queries, or keys; of any dtype with
+        elements of 1, 2, 4 or 8 bytes.
     sharding : Sharding
     rank : int
     axis : int
@@ -32,8 +32,9 @@ def scatter(
         The tokens ``sharding.positions(rank, of)``: a view where they follow each other.
     """
     given = x
+    check_sharding(sharding)
     (x,) = native(x=x)
-    axis, places = _axis(x, axis), sharding.positions(rank, of)
+    axis, places = _checked_axis(x, axis), sharding.positions(rank, of)
     n = sharding.mask.shape[of == "keys"]
     if x.shape[axis] != n:
         raise ValueError(f"x must have {n} tokens along axis {axis}, got shape {x.shape}")
@@ -66,8 +67,9 @@ def gather(
     given = x
 
     def check():
+        check_sharding(sharding)
         (x,) = native(x=given)
-        at = _axis(x, axis)
+        at = _checked_axis(x, axis)
         own = sharding.positions(comm.rank, of)
         if x.shape[at] != own.size:
             raise ValueError(f"x must have {own.size} tokens along axis {at}, got shape {x.shape}")
@@ -97,10 +99,13 @@ def gather(
         return as_given(given, whole)
 
 
-def _axis(x, axis):
-    if not -x.ndim <= axis < x.ndim:
+def _checked_axis(x, axis):
+    """The axis, not below 0, of an array that can be sent."""
+    if x.dtype.hasobject or x.itemsize not in (1, 2, 4, 8):
+        raise TypeError(f"x must have elements of 1, 2, 4 or 8 bytes, got dtype {x.dtype}")
+    if not -x.ndim <= integer("axis", axis) < x.ndim:
         raise ValueError(f"axis must be an axis of x, which has {x.ndim}, got {axis}")
-    return operator.index(axis) % x.ndim
+    return integer("axis", axis) % x.ndim
 
 
 def _at(x, axis, index):

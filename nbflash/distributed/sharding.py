@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import numbers
 import operator
 from typing import Any
 
@@ -73,6 +74,8 @@ class Sharding:
         def made(owner):
             return cls(mask, ranks, tile, owner, owner if keys is None else keys)
 
+        if isinstance(key_cost, bool) or not isinstance(key_cost, numbers.Real):
+            raise TypeError(f"key_cost must be a number, got {key_cost!r}")
         if not 0 <= key_cost < np.inf:
             raise ValueError(f"key_cost must be finite and at least 0, got {key_cost!r}")
         return deal(row_work(mask, tile), ranks, made, key_cost)
@@ -88,7 +91,7 @@ class Sharding:
 
         Rotary embeddings and a loss need them. ``of`` is "queries" or "keys".
         """
-        if of not in ("queries", "keys"):
+        if not isinstance(of, str) or of not in ("queries", "keys"):
             raise ValueError(f"of must be 'queries' or 'keys', got {of!r}")
         if integer("rank", rank) not in range(self.ranks):
             raise ValueError(f"rank must be from 0 to {self.ranks - 1}, got {rank}")
@@ -183,6 +186,12 @@ class Sharding:
         first = np.flatnonzero(tiles) * self.tile
         tokens = (first[:, None] + np.arange(self.tile)).ravel()
         return tokens[tokens < self.mask.shape[axis]]
+
+
+def check_sharding(x):
+    """Raise TypeError for what is no Sharding."""
+    if not isinstance(x, Sharding):
+        raise TypeError(f"sharding must be a Sharding, got {type(x).__name__}")
 
 
 def integer(name, x):

@@ -43,7 +43,7 @@ def groups(ranks, count):
 
 def check_split(split, count, heads_kv, why_not):
     """Raise ValueError if ``split`` is no such word, or heads are to be split and cannot be."""
-    if split not in ("ranks", "heads"):
+    if not isinstance(split, str) or split not in ("ranks", "heads"):
         raise ValueError(f"split must be 'ranks' or 'heads', got {split!r}")
     if split == "heads" and why_not:
         raise ValueError(f"split='heads' does not run with {' or '.join(why_not)} yet")

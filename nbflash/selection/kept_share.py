@@ -41,6 +41,14 @@ def coverage(
     -----
     Computes every score of these queries, on the host: for checks, not for use in a model.
     """
+    if not isinstance(block_map, BlockMap):
+        raise TypeError(f"block_map must be a BlockMap, got {type(block_map).__name__}")
     q, k = (x if isinstance(x, np.ndarray) else x.get() for x in native(q=q, k=k))
+    for name, x in (("q", q), ("k", k)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must be (batch, seqlen, heads, head_dim), got {x.shape}")
+    if block_map.shape != (q.shape[1], k.shape[1]):
+        shape = q.shape[1], k.shape[1]
+        raise ValueError(f"block_map must have shape {shape}, got {block_map.shape}")
     mask = block_map.to_mask(q.shape[2])
     return masks.coverage(q, k, mask, scale=scale, within=block_map.within, queries=queries)

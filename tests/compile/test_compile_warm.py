@@ -114,6 +114,11 @@ def test_the_command_warms_decode_alone(compiled):
 def test_the_command_says_what_is_wrong(capsys):
     with pytest.raises(SystemExit, match="nbflash: capability must be one of"):
         run(["warm", "--capability", "1.0"])
+    for text in ("abc", "9", "9.0.1"):
+        with pytest.raises(SystemExit):
+            run(["warm", "--capability", text])
+        expected = f"argument --capability: expected two integers, as 9.0, got {text!r}"
+        assert expected in capsys.readouterr().err
 
 
 def test_the_simulator_compiles_nothing(monkeypatch):

@@ -304,6 +304,7 @@ USES = {
         r"out must not overlap itself, got strides \(8, 0\)",
     ),
     "out-list": (lambda c: c.lengths([0], out=[0]), TypeError, "out must be a NumPy or CuPy array"),
+    "no-list": (lambda c: c.free(np.array(0)), TypeError, "sequences must be a list of numbers"),
     "count": (lambda c: c.allocate(0), ValueError, "count must be at least 1, got 0"),
 }
 
@@ -329,6 +330,8 @@ def test_a_freed_sequence_is_unknown():
 
 NEW = {
     "pages": ({"pages": 0}, ValueError, "pages must be at least 1, got 0"),
+    "pages-array": ({"pages": np.ones(2, int)}, TypeError, "pages must be an integer, got array"),
+    "too-many": ({"pages": 10**30}, ValueError, "pages must be at most 2147483647, got 10000"),
     "page-size": ({"page_size": 1.5}, TypeError, "page_size must be an integer, got 1.5"),
     "heads": ({"heads_kv": True}, TypeError, "heads_kv must be an integer, got True"),
     "head-dim": ({"head_dim": 257}, ValueError, "head_dim must be 1 to 256, got 257"),
@@ -343,6 +346,8 @@ NEW = {
     "dtype-none": ({"dtype": None}, TypeError, "dtype must be one of float16, .* got None"),
     "no-device": ({"device_id": -1}, ValueError, "device_id must be at least 0, got -1"),
     "device-id": ({"device_id": "a"}, TypeError, "device_id must be an integer, got 'a'"),
+    "device-array": ({"device": np.ones(2)}, ValueError, "device must be 'cpu' or 'cuda'"),
+    "dtype-array": ({"dtype": np.ones(2)}, TypeError, "dtype must be one of float16"),
     "device": ({"device": "gpu"}, ValueError, "device must be 'cpu' or 'cuda', got 'gpu'"),
 }
 

@@ -267,9 +267,31 @@ def test_arrays_of_another_length_are_refused():
         distributed.scatter(x, sharding, 0)
     with pytest.raises(ValueError, match="axis must be an axis of x, which has 3, got 3"):
         distributed.scatter(x, sharding, 0, axis=3)
+    with pytest.raises(TypeError, match="axis must be an integer, got 'tokens'"):
+        distributed.scatter(x, sharding, 0, axis="tokens")
     with pytest.raises(ValueError, match="of must be 'queries' or 'keys', got 'rows'"):
         sharding.positions(0, "rows")
     with pytest.raises(ValueError, match=r"x must have 100 tokens along axis 1, got shape"):
+        run(lambda comm: distributed.gather(x, sharding, comm), 1)
+
+
+def test_what_is_no_sharding_and_no_cost_is_named():
+    x = np.zeros((1, N))
+    with pytest.raises(TypeError, match="sharding must be a Sharding, got NoneType"):
+        distributed.scatter(x, None, 0)
+    with pytest.raises(TypeError, match="sharding must be a Sharding, got NoneType"):
+        run(lambda comm: distributed.gather(x, None, comm), 1)
+    with pytest.raises(TypeError, match="key_cost must be a number, got None"):
+        Sharding.of(MASK, 1, 32, key_cost=None)
+
+
+@pytest.mark.parametrize("dtype", [complex, object, "U3"])
+def test_arrays_that_cannot_be_sent_are_refused(dtype):
+    sharding, x = Sharding.of(MASK, 1, 32), np.zeros((1, N), dtype)
+    expected = f"x must have elements of 1, 2, 4 or 8 bytes, got dtype {x.dtype}"
+    with pytest.raises(TypeError, match=expected):
+        distributed.scatter(x, sharding, 0)
+    with pytest.raises(TypeError, match=expected):
         run(lambda comm: distributed.gather(x, sharding, comm), 1)
 
 

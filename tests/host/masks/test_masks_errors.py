@@ -68,6 +68,11 @@ VALUE = {
     "stride": (lambda: masks.strided(4, 1, 0), "stride=0: must be at least 1"),
     "strided width": (lambda: masks.strided(4, 1, 1, -1), "width=-1: must be at least 0"),
     "offsets negative": (lambda: masks.toeplitz(4, [0, -1]), r"offsets\[1\]=-1: must lie in"),
+    "offsets ragged": (lambda: masks.toeplitz(4, [[1], [1, 2]]), "offsets holds lists of several"),
+    "n of prefix": (lambda: masks.prefix(-1, 0), "^n=-1: must be at least 0"),
+    "n of chunked": (lambda: masks.chunked(-1, 1), "^n=-1: must be at least 0"),
+    "tile of stats": (lambda: masks.causal(4).stats(0), "^tile=0: must be at least 1"),
+    "tiles of stats": (lambda: masks.causal(4).stats((1, 2, 3)), "tile=.*: must be one integer"),
     "offsets twice": (lambda: masks.toeplitz(4, [1, 1]), "offsets holds 1 more than once"),
     "dilation": (lambda: masks.dilated(4, 1, 0), "dilation=0: must be at least 1"),
     "dilated width": (lambda: masks.dilated(4, -1, 1), "width=-1: must be at least 0"),
@@ -222,6 +227,10 @@ VALUE = {
 }
 
 TYPE = {
+    "causal of bigbird": (
+        lambda: masks.bigbird(4, 1, causal=np.ones(2, bool)),
+        "causal=.*: must be True or False",
+    ),
     "n float": (lambda: masks.butterfly(8.0, 2), "n=8.0: must be an integer, not float"),
     "n bool": (lambda: masks.dense(True), "nq=True: must be an integer, not a bool"),
     "n str": (lambda: masks.causal("8"), "nq='8': must be an integer, not str"),
@@ -307,6 +316,7 @@ COVERAGE = {
     "dim": (ValueError, lambda: masks.coverage(Q, K[..., :4], M), "batch and head_dim must match"),
     "heads": (ValueError, lambda: masks.coverage(Q[:, :, :3], K, M), "k has 2 heads: the 3 heads"),
     "mask type": (TypeError, lambda: masks.coverage(Q, K, np.eye(6)), "mask is ndarray"),
+    "q ragged": (ValueError, lambda: masks.coverage([[1], [1, 2]], K, M), "q holds lists of"),
     "no mask": (TypeError, lambda: masks.coverage(Q, K, None), "mask is NoneType: must be a Mask"),
     "mask shape": (
         ValueError,

@@ -341,6 +341,8 @@ def test_seeds_are_those_of_numpy(make):
     rng = np.random.default_rng(5)
     first, second = make(*given, seed=rng), make(*given, seed=rng)
     assert first == make(*given, seed=5) != second
+    large = 2**70
+    assert make(*given, seed=large) == make(*given, seed=np.random.default_rng(large))
     assert make(*given, seed=None) != make(*given, seed=None)
     with pytest.raises(TypeError, match="seed='a': must be an integer"):
         make(*given, seed="a")

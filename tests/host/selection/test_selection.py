@@ -285,6 +285,17 @@ def test_wrong_arguments_are_named(name, changes, message):
         call(name, **changes)
 
 
+def test_coverage_names_what_is_no_block_map():
+    q, k, _ = inputs(SHAPES[0])
+    with pytest.raises(TypeError, match="block_map must be a BlockMap, got Interval"):
+        selection.coverage(q, k, masks.causal(q.shape[1], k.shape[1]))
+    chosen = call("mean_pooled")
+    with pytest.raises(ValueError, match=r"block_map must have shape \(.*\), got"):
+        selection.coverage(q[:, 1:], k, chosen)
+    with pytest.raises(ValueError, match=r"q must be \(batch, seqlen, heads, head_dim\), got"):
+        selection.coverage(q[0], k, chosen)
+
+
 def test_a_block_that_always_is_chosen_takes_no_place_of_one_that_is_needed():
     """Though its weight is 0, the two behind it have to reach the share."""
     x = np.zeros((1, 3, 1, 8), np.float32)

@@ -71,6 +71,8 @@ BAD = {
     "masks --only circle": "--only circle",
     "simt": "no CUDA device",
     "sparse": "No such command 'sparse'",
+    "cluster --key-cost nan": "nan is not a finite number",
+    "sparsity --seconds inf": "inf is not a finite number",
     "cluster --mask ring": "expected one of dense, causal, documents, window, butterfly",
     "distributed --device cpu --processes 2 --mask ring": "expected one of dense, causal",
     "distributed --device cuda --processes 2": "--processes is for the CPU",
