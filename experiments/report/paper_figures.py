@@ -13,6 +13,9 @@ from experiments.report.figures import (
     save,
 )
 
+#: Between methods side by side, of the distance between two tasks.
+SHIFT = 1 / 16
+
 
 def draw_figure2(rows, fit, path):
     """Traffic and time, tile size against both, sparsity against time."""
@@ -155,6 +158,31 @@ def draw_contexts(rows, path):
     legend_below(left)
     legend_below(right)
     _origin(figure, rows[0], rows[0]["model"])
+    save(figure, path)
+
+
+def draw_accuracies(rows, path):
+    """Accuracy by task, of every method: the mean over seeds, and from lowest to highest."""
+    tasks = list(dict.fromkeys(x["task"] for x in rows))
+    methods = dict.fromkeys(x["method"] for x in rows)
+    figure, (ax,) = axes_of(1, width=8.0, height=5.0)
+    for i, (name, style) in enumerate(zip(methods, cycle(_styles()), strict=False)):
+        found, shift = {}, SHIFT * (i - (len(methods) - 1) / 2)
+        for x in rows:
+            if x["method"] == name:
+                found.setdefault(tasks.index(x["task"]), []).append(100 * float(x["accuracy"]))
+        mean = np.array([np.mean(x) for x in found.values()])
+        ends = np.array([[min(x), max(x)] for x in found.values()]).T
+        inside = style["color"] if i < len(COLOURS) else "white"
+        style |= {"linestyle": "", "markerfacecolor": inside, "label": name}
+        ax.errorbar(np.add(list(found), shift), mean, abs(ends - mean), **style, capsize=3)
+    chance = {x["task"]: 100 / int(x["classes"]) for x in rows}
+    ax.plot([chance[x] for x in tasks], color=GREY, linestyle=":", label="by chance")
+    ax.set_xticks(range(len(tasks)), tasks)
+    ax.set(ylabel="accuracy (%)")
+    legend_below(ax)
+    commits = ", ".join(dict.fromkeys(x["commit"] for x in rows))
+    figure.suptitle(f"{rows[0]['device']}, commit {commits}", fontsize=9)
     save(figure, path)
 
 

@@ -38,7 +38,7 @@ def run(
     method=(),
     seeds=(),
 ):
-    """Train what a sweep says; the table and ``paper-<sweep>.csv`` go to ``out``.
+    """Train what a sweep says; the table, ``paper-<sweep>.csv`` and ``.png`` go to ``out``.
 
     Parameters
     ----------
@@ -56,8 +56,13 @@ def run(
             path.unlink()
     train(setup, journal, out / stem, task, method, seeds)
     if journal.rows:
-        report(journal.rows, setup.settings["paper"], learned=section != "speed")
-        wrote(out / f"paper-{stem}.csv")
+        learned = section != "speed"
+        report(journal.rows, setup.settings["paper"], learned)
+        if learned:
+            from experiments.report.paper_figures import draw_accuracies
+
+            draw_accuracies(journal.rows, out / f"paper-{stem}.png")
+        wrote(out / f"paper-{stem}.csv", *([out / f"paper-{stem}.png"] if learned else []))
 
 
 def train(setup, journal, folder, tasks=(), methods=(), seeds=()):

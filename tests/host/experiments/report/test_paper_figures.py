@@ -62,3 +62,22 @@ def test_validation_by_step_and_by_context(tmp_path, monkeypatch):
         "nbflash, 0": ([64, 128], [1.0, 0.5]),
         "nbflash-sparse, 0": ([64], [1.5]),
     }
+
+
+def test_accuracy_by_task_with_its_spread(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(paper_figures, "save", lambda figure, path: figures.append(figure))
+    found = [("a", "nbflash", "0.25"), ("b", "nbflash", "0.5"), ("b", "nbflash", "0.75")]
+    rows = [
+        {"task": task, "method": method, "accuracy": x, "classes": "4", "device": "", "commit": "c"}
+        for task, method, x in [*found, ("b", "linear", "0.5")]
+    ]
+    paper_figures.draw_accuracies(rows, tmp_path / "x.png")
+    (ax,) = figures[0].axes
+    ours, other = ax.containers
+    assert ours.lines[0].get_xydata().tolist() == [[-1 / 32, 25.0], [31 / 32, 62.5]]
+    (bars,) = ours.lines[2]
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    assert ends == [[25.0, 25.0], [50.0, 75.0]]
+    assert other.lines[0].get_xydata().tolist() == [[33 / 32, 50.0]]
+    assert _lines(ax)["by chance"][1] == [25.0, 25.0]
