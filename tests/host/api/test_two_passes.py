@@ -161,3 +161,19 @@ def test_reading_in_both_passes_costs_more_than_one(code):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_dropout_takes_two(head_dim):
     assert takes_two("dense", head_dim, dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("scores", "head_dim", "cost"),
+    [
+        *(("plain", 8, 1.2), ("plain", 64, 1.2), ("plain", 65, 1.1), ("plain", 128, 1.1)),
+        *(("softcap", 64, 1.7), ("softcap", 128, 1.2), ("reading", 64, 1.2), ("reading", 128, 1.5)),
+    ],
+)
+def test_what_a_key_of_two_passes_costs(scores, head_dim, cost):
+    """As it was measured, by scores and width: at the border of 3 and 4 of 7 products."""
+    within = 0.999 * (10_000 + SUM_KEYS) / cost
+    for rows, columns in ((within, within), (within * 7 / 3, 0), (0, within * 7 / 4)):
+        beyond = 1.002 * rows, 1.002 * columns
+        assert two_passes_are_faster(head_dim, 10_000, rows, columns, scores)
+        assert not two_passes_are_faster(head_dim, 10_000, *beyond, scores)

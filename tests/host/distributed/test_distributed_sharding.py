@@ -11,6 +11,7 @@ import pytest
 import masks
 from nbflash.distributed import Sharding, gather, run, scatter
 from nbflash.distributed.call import Call
+from nbflash.distributed.communicator import SUMMARY, summary
 from nbflash.distributed.local import LocalCommunicator
 from nbflash.distributed.sharding import row_work
 from nbflash.distributed.stages import stages_of
@@ -130,3 +131,14 @@ def test_what_is_merged_more_than_once_is_wide():
     x, call = np.zeros(1, np.float16), SimpleNamespace(_wide=np.dtype(np.float32))
     found = [Call.summed(call, x, times).dtype.itemsize for times in range(4)]
     assert found == [2, 2, 4, 4]
+
+
+def test_a_summary_is_the_length_and_a_digest_of_a_note():
+    """Of one size, since all ranks gather those of all; the length tells who sends the note."""
+    notes = "", "a", "b", "é" * 300, "é" * 299 + "e"
+    found = [summary(note) for note in notes]
+    assert {(x.dtype.name, x.shape) for x in found} == {("uint8", (SUMMARY,))}
+    lengths = [int.from_bytes(x[:8].tobytes(), "little") for x in found]
+    assert lengths == [0, 1, 1, 600, 599]
+    assert len({x.tobytes() for x in found}) == len(notes)
+    assert (summary(notes[1])[8:] != summary(notes[2])[8:]).any()

@@ -15,6 +15,7 @@ from nbflash.cuda import availability
 from nbflash.inputs import arrays
 from nbflash.inputs.arrays import (
     alignment,
+    in_rows,
     meet,
     native,
     overlaps,
@@ -367,3 +368,29 @@ def test_decode_takes_vectors_where_all_three_allow_them(odd):
     q, *caches = given.values()
     config = SimtPartial.config_for(problem, None, q, Cache(*caches, None))
     assert config.vectors == (odd is None)
+
+
+def test_rows_that_are_not_contiguous_are_copied():
+    """A last axis of one has no distance, and arrays without axes have none."""
+    x = np.arange(24.0).reshape(2, 3, 4)
+    for same in (
+        x,
+        x[:1],
+        x[:, ::2],
+        x[::-1],
+        x[..., :1],
+        x[..., 1::4],
+        x[0, 0, 0:1],
+        np.float64(1),
+    ):
+        assert in_rows(np.asarray(same)).strides == np.asarray(same).strides
+    for other in (
+        x[..., ::2],
+        x[..., ::-1],
+        x[:1, :, ::2],
+        x.T,
+        np.broadcast_to(x[..., :1], x.shape),
+    ):
+        copied = in_rows(other)
+        assert copied.flags.c_contiguous
+        np.testing.assert_array_equal(copied, other)
