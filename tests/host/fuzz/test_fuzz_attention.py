@@ -16,7 +16,7 @@ import nbflash
 from nbflash.testing import poisoned
 
 
-@examples(16)
+@examples(22)
 @given(drawn_problems.calls(), st.booleans())
 def test_attention(call, deterministic):
     checked_calls.check(call, lambda call: checked_calls.run(call, deterministic=deterministic))
