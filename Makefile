@@ -93,7 +93,7 @@ test-all: options := --derive
 test-all: $(tiers) mutation
 
 # Random examples of the properties in the folders fuzz, until the minutes are over: tests/fuzz.py.
-fuzz: $(installed)-test
+fuzz: $(if $(filter frameworks,$(of)),$(installed)-frameworks,$(installed)-test)
 	$(python) tests/fuzz.py --minutes $(minutes) $(if $(seed),--seed $(seed)) \
 		$(if $(of),--of $(of)) -- -n 2 $(options)
 

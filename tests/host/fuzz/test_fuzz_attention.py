@@ -16,10 +16,11 @@ import nbflash
 from nbflash.testing import poisoned
 
 
-@examples(16)
-@given(drawn_problems.calls(), st.booleans())
-def test_attention(call, deterministic):
-    checked_calls.check(call, lambda call: checked_calls.run(call, deterministic=deterministic))
+@examples(22)
+@given(drawn_problems.calls(), st.booleans(), st.sampled_from(["auto", "auto", "reference"]))
+def test_attention(call, deterministic, impl):
+    how = {"deterministic": deterministic, "impl": impl}
+    checked_calls.check(call, lambda call: checked_calls.run(call, **how))
 
 
 @examples(15)
@@ -34,6 +35,16 @@ def test_given_output(call, axis, impl):
     found = nbflash.attention(*call.arrays, call.mask, impl=impl, out=target, **call.options)
     assert found is target
     np.testing.assert_array_equal(target, want)
+    options = dict(call.options)
+    seed = options.pop("seed", None)
+    plan = nbflash.plan(*call.arrays, call.mask, impl=impl, **options)
+    again, lse = plan(*call.arrays, poisoned(call.q.shape, call.q.dtype), seed=seed)
+    np.testing.assert_array_equal(again, want)
+    _, pullback = plan.vjp(*call.arrays, seed=seed)
+    given = call.dout, *call.arrays, again, lse
+    gradients = plan.backward(*given, seed=seed, deterministic=True)
+    for x, y in zip(pullback(call.dout, deterministic=True), gradients, strict=True):
+        np.testing.assert_array_equal(x, y)
     left = wide[(slice(None),) * axis + (slice(call.q.shape[axis], None),)]
     assert np.isnan(left).all()
 

@@ -139,7 +139,7 @@ class Caches(RuleBasedStateMachine):
 
 
 TestCaches = Caches.TestCase
-TestCaches.settings = how_many(6, stateful_step_count=30)
+TestCaches.settings = how_many(10, stateful_step_count=30)
 
 
 @examples(15)
