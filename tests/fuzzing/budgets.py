@@ -17,8 +17,9 @@ def runs_for(rows):
 
 
 def furthest(exact, draws):
-    """Of every element the draw that is furthest away."""
-    draws = np.stack([np.asarray(x) for x in draws])
+    """Of every element the draw that is furthest away, in the dtype of the first."""
+    with np.errstate(over="ignore"):
+        draws = np.stack([np.asarray(x, draws[0].dtype) for x in draws])
     with np.errstate(invalid="ignore"):  # of infinities that are equal
         error = np.nan_to_num(abs(draws.astype(np.float64) - exact))
     return np.take_along_axis(draws, error.argmax(axis=0)[None], axis=0)[0]

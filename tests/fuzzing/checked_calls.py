@@ -90,16 +90,13 @@ def low_of(call, exact):
     pair = [_plain(call, [x.astype(real) for x in given], call.keep) for real in PRECISIONS]
     for name, *values in zip(poisoned_rows.NAMES, *pair, strict=True):
         budgets.check_yardstick(name, getattr(exact, name), *values)
-    draws.append(_with_rounded_scores(call, draws[0]))
     return list(zip(*draws, strict=True))
 
 
-def _with_rounded_scores(call, like, sink=None):
+def rounded_of(call, sink=None):
     """The exact results, but of gradients those of scores that are rounded once more."""
-    rounded = exact_of(call, sink, float(np.finfo(like[1].dtype).eps))
-    results = [getattr(rounded, name) for name in (*poisoned_rows.NAMES, "sink")]
-    with np.errstate(over="ignore"):
-        return [x.astype(own.dtype) for x, own in zip(results, like, strict=False)]
+    wide = np.float64 if call.q.dtype == np.float64 else np.float32
+    return exact_of(call, sink, float(np.finfo(wide).eps))
 
 
 def low_with_sink(call, sink):
@@ -114,7 +111,6 @@ def low_with_sink(call, sink):
         _, low = merged_parts._expected(*wide, scale, call.dlse)
         out, lse, *gradients, dsink = merged_parts._without_column(low, (n, call.k.shape[2]), scale)
         draws.append((out, lse, *_in_place(call, order, *gradients), dsink))
-    draws.append(_with_rounded_scores(call, draws[0], sink))
     return list(zip(*draws, strict=True))
 
 
@@ -133,12 +129,13 @@ def run(call, **more):
 
 def check(call, run=run):
     """Hold every result of a call to its budget; ``run`` may have no gradients of arrays: None."""
-    exact, (got, arrays) = exact_of(call), run(call)
+    exact, rounded, (got, arrays) = exact_of(call), rounded_of(call), run(call)
     for name, factor, x, low in zip(
         poisoned_rows.NAMES, poisoned_rows.FACTORS, got, low_of(call, exact), strict=True
     ):
         assert x.dtype == low[0].dtype, name
-        budgets.check(name, x, getattr(exact, name), low, factor)
+        draws = *low, getattr(rounded, name)
+        budgets.check(name, x, getattr(exact, name), draws, factor)
     assert arrays is None or len(arrays) == len(exact.arrays)
     if arrays:
         given, how = [_finite(x) for x in (*call.arrays, call.dout)], _how(call)
@@ -146,7 +143,8 @@ def check(call, run=run):
         for i, (x, want, plain) in enumerate(zip(arrays, exact.arrays, low, strict=True)):
             plain = plain.reshape(want.shape)
             budgets.check_yardstick(f"array {i}", want, plain, wide[i].reshape(want.shape))
-            budgets.check(f"array {i}", x, want, [plain], score_gradients.FACTOR)
+            draws = plain, rounded.arrays[i]
+            budgets.check(f"array {i}", x, want, draws, score_gradients.FACTOR)
     return got
 
 

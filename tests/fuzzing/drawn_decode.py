@@ -7,6 +7,7 @@ import numpy as np
 from fuzzing import budgets, drawn_masks, drawn_scores, plain_attention
 from fuzzing.drawn_masks import SEEDS
 from fuzzing.drawn_problems import ORDERS, SCALES, normal
+from fuzzing.examples import Brief
 from hypothesis import strategies as st
 
 from nbflash import testing
@@ -16,7 +17,7 @@ DTYPES = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 
 
 @dataclass
-class Plain:
+class Plain(Brief):
     """Of one call: the scale, the score, and of each sequence b of n keys the pairs that are left.
 
     ``keep[b]`` is (heads, q_len, n).

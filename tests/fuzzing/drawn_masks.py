@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from fuzzing import plain_masks
+from fuzzing.examples import Brief
 from hypothesis import strategies as st
 from scipy import sparse
 
@@ -19,7 +20,7 @@ INTEGERS = int, int, np.int64, np.int32, np.uint8
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Brief):
     """``make()`` returns the mask, anew every time; ``cells`` is what it must be."""
 
     make: object
@@ -129,7 +130,7 @@ def _bits(draw, nq, nk):
 
 def _predicates(a, b):
     """Functions made anew by every call, with what they read captured, bound or in a default."""
-    table = np.arange(200) % (a + 1) == 0
+    table = np.arange(1000) % (a + 1) == 0
     return {
         "modulo": lambda: lambda q, kv: (q * a + kv) % b == 0,
         "default": lambda: lambda q, kv, width=a: abs(q - kv) < width,

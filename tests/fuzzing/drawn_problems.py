@@ -8,6 +8,7 @@ from axes import LAYOUTS, LEVELS
 from fuzzing import drawn_masks, plain_masks
 from fuzzing.drawn_masks import SEEDS
 from fuzzing.drawn_scores import NONE, DrawnScore, drawn_scores
+from fuzzing.examples import Brief
 from hypothesis import strategies as st
 
 import masks
@@ -16,7 +17,9 @@ import nbflash
 DTYPES = np.float32, np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 HEAD_DIMS = st.one_of(st.integers(1, 9), st.sampled_from([16, 32, 33, 64, 100, 128, 256]))
 SIDES = st.one_of(st.integers(0, 9), st.integers(1, 40), st.integers(60, 70))
-SCALES = st.one_of(st.sampled_from([scale for scale, _ in LEVELS]), st.just(0.0), st.floats(-2, 2))
+# Not below what the yardstick rounds to 0 in float32.
+HUNDREDTHS = st.integers(-200, 200).map(lambda n: n / 100)
+SCALES = st.sampled_from([scale for scale, _ in LEVELS]) | HUNDREDTHS
 ORDERS = sorted({order for orders in LAYOUTS.values() for order in orders}, key=repr)
 
 
@@ -37,7 +40,7 @@ LAYOUT = st.sampled_from([*ORDERS, *map(_reversed, range(3)), *map(_repeated, ra
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(Brief):
     """Arguments of `nbflash.attention`, and what the plain definition takes in their place."""
 
     q: np.ndarray

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-from fuzzing.examples import SEED
+from fuzzing.examples import SEED, Brief
 from fuzzing.plain_attention import Stage
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from nbflash import scores
 
 
 @dataclass(frozen=True)
-class DrawnScore:
+class DrawnScore(Brief):
     """``build(library, array)`` makes it: of `nbflash.scores` or of `nbflash.torch.scores`.
 
     ``array`` is called with each array that has a gradient, in the order of the stages.

@@ -31,3 +31,10 @@ def examples(count, **more):
         return test if SEED is None else hypothesis.seed(int(SEED))(test)
 
     return decorate
+
+
+class Brief:
+    """What Hypothesis prints as it says itself, without the arrays of a dataclass."""
+
+    def _repr_pretty_(self, printer, cycle):
+        printer.text(repr(self))

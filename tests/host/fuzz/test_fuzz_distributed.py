@@ -64,7 +64,7 @@ def on_rank(comm, call, sharding, options):
     return [whole(out), whole(lse, axis=2), *gradients], arrays
 
 
-@examples(12)
+@examples(8)
 @given(dealt())
 def test_attention(drawn):
     call, sharding, options = drawn
