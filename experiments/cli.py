@@ -14,7 +14,7 @@ from experiments.harness.errors import BadInput
 from experiments.harness.passes import BACKWARD, BOTH, FORWARD, PASSES
 from experiments.options import (
     SIZE,
-    Finite,
+    Number,
     cases_options,
     device_option,
     head_dims_option,
@@ -83,7 +83,7 @@ def cli(context):
 @click.option("--rounds", type=SIZE, help="Timed rounds.")
 @click.option(
     "--seconds",
-    type=Finite(0),
+    type=Number(0),
     help="Begin no further round after this time, in each pass; three rounds are always run.",
 )
 @click.option(

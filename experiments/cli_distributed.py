@@ -1,10 +1,12 @@
 """The commands of attention over several GPUs or processes: `distributed` and `cluster`."""
 
+import math
+
 import click
 
 from experiments.options import (
     SIZE,
-    Finite,
+    Number,
     device_option,
     masks_option,
     out_option,
@@ -54,7 +56,7 @@ def distributed(out, device, quick, mask, tokens, split, peers, processes, seed)
 @masks_option
 @click.option(
     "--key-cost",
-    type=Finite(0),
+    type=Number(0, math.inf, max_open=True),
     default=0.0,
     show_default=True,
     help="Tiles that a GPU computes while a key arrives: key_cost of Sharding.of.",

@@ -3,13 +3,13 @@
 import click
 
 from experiments.harness.errors import BadInput
-from experiments.options import Finite, device_option, out_option, results_options
+from experiments.options import Number, device_option, out_option, results_options
 
 resume_option = click.option(
     "--resume", is_flag=True, help="Continue from the results of an earlier run in --out."
 )
 minutes_option = click.option(
-    "--minutes", type=Finite(0, min_open=True), help="Start nothing new after this time."
+    "--minutes", type=Number(0, min_open=True), help="Start nothing new after this time."
 )
 task_option = click.option(
     "--task", multiple=True, metavar="NAME", help="Only this; may be repeated."

@@ -12,13 +12,13 @@ from nbflash.inputs.problem import DTYPES
 SIZE = click.IntRange(min=1)
 
 
-class Finite(click.FloatRange):
-    """A number within a range, and neither NaN, which no range keeps out, nor infinite."""
+class Number(click.FloatRange):
+    """A number within a range, and not NaN, which no range keeps out."""
 
     def convert(self, value, param, ctx):
         number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number.", param, ctx)
         return number
 
 

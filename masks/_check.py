@@ -35,8 +35,8 @@ def array_of(name, values):
     """Return `values` as an array; ValueError for lists of several lengths."""
     try:
         return np.asarray(values)
-    except ValueError:
-        raise ValueError(f"{name} holds lists of several lengths: must be an array") from None
+    except ValueError as error:
+        raise ValueError(f"{name} holds lists of several lengths: must be an array") from error
 
 
 def integers(name, values, minimum=0, maximum=INT32_MAX):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TIMES = 5
+NOTHING_CHOSEN = 5  # of pytest: the options leave out a whole tier
 # The host's have most to say: every other round is theirs.
 TIERS = "host", "sim", "host", "frameworks"
 SIMULATED = {"NUMBA_ENABLE_CUDASIM": "1"}
@@ -33,8 +34,9 @@ def run(tier, seed, options):
     environment = os.environ | {"FUZZ_SEED": str(seed), "FUZZ_TIMES": str(TIMES)}
     environment |= SIMULATED if tier == "sim" else {}
     print(f"Round of {tier}: make fuzz of={tier} seed={seed}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", f"tests/{tier}/fuzz", *options]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    command = [sys.executable, "-m", "pytest", "-q", "--timeout=1800", f"tests/{tier}/fuzz"]
+    status = subprocess.run([*command, *options], cwd=ROOT, env=environment).returncode
+    return 0 if status == NOTHING_CHOSEN else status
 
 
 def main():

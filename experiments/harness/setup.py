@@ -1,5 +1,6 @@
 """What a command finds before it measures: its sweep, a device, a clock and where it runs."""
 
+import functools
 import gc
 from dataclasses import dataclass
 
@@ -10,6 +11,16 @@ from experiments.harness.errors import BadInput
 from experiments.harness.grid import read_cases
 from experiments.harness.provenance import provenance
 from experiments.harness.timing import QueuedEvents, WallClock
+
+
+@functools.cache
+def keep_imports():
+    """Leave what is imported out of collections, of which one precedes each timing.
+
+    Beside torch and transformers such a collection takes 0.5 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ def set_up(name, section, device="auto", dtype=None, seed=0, impl=None, rounds=N
     """
     from nbflash.planning.dispatch import why_not_here
 
-    gc.freeze()  # what was imported: a collection takes 0.5 s with torch, one precedes each timing
+    keep_imports()
     backend, sweep = open_backend(device), sweeps.load(name)
     if impl is not None and (reasons := why_not_here(impl)):
         raise BadInput("; ".join(reasons))

@@ -187,11 +187,10 @@ def draw_accuracies(rows, path):
 
 
 def _curve(row, column):
-    """Steps and values, which are evenly spaced but for the last one."""
+    """Steps and values, of which the last one is at the end of training."""
     values = np.array(row[column].split(), float)
-    steps = int(row["steps"])
-    every = -(-steps // len(values))
-    return np.minimum(every * np.arange(1, len(values) + 1), steps), values
+    at = int(row["evaluate"]) * np.arange(1, len(values) + 1)
+    return np.minimum(at, int(row["steps"])), values
 
 
 def _origin(figure, row, text):

@@ -103,9 +103,10 @@ def _checked_axis(x, axis):
     """The axis, not below 0, of an array that can be sent."""
     if x.dtype.hasobject or x.itemsize not in (1, 2, 4, 8):
         raise TypeError(f"x must have elements of 1, 2, 4 or 8 bytes, got dtype {x.dtype}")
-    if not -x.ndim <= integer("axis", axis) < x.ndim:
+    axis = integer("axis", axis)
+    if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis must be an axis of x, which has {x.ndim}, got {axis}")
-    return integer("axis", axis) % x.ndim
+    return axis % x.ndim
 
 
 def _at(x, axis, index):

@@ -86,7 +86,7 @@ def test_older_results_are_refused_before_training(tmp_path, capsys, tiny):
     path.write_text("model,tokens,batch,attention,seed,ms_a_step\ntiny,64,2,eager,0,1.0\n")
     command = ("training", "--quick", "--device", "cpu", "--resume", "--out", tmp_path)
     assert run(*command) == 2
-    assert "has no column tokens_per_s: take another --out" in capsys.readouterr().err
+    assert "has no column evaluate: take another --out" in capsys.readouterr().err
 
 
 def test_without_checkpoints_nothing_is_kept(tmp_path, monkeypatch):

@@ -161,7 +161,14 @@ def _scipy(draw, nq, nk):
     values = rng.integers(-2, 3, shape) * (rng.random(shape) < draw(st.sampled_from([0.2, 0.7])))
     matrix = sparse.coo_array(values.astype(draw(st.sampled_from(["i1", "f4", "f8", "i8"]))))
     few_diagonals = sum(shape) <= 100  # SciPy warns of more
-    matrix = matrix.asformat(draw(st.sampled_from(FORMATS + ("dia",) * few_diagonals)))
+    form = draw(st.sampled_from((*FORMATS, "bsr") + ("dia",) * few_diagonals))
+    if form == "bsr":
+        values = np.kron(matrix.toarray(), np.ones(block, matrix.dtype))
+        matrix = sparse.bsr_array(values, blocksize=block)
+        is_whole = values.shape == (nq, nk)
+        given = {} if is_whole and draw(BOOLEANS) else {"shape": (nq, nk)}
+        return call("from_scipy", matrix, draw(st.sampled_from([None, block])), **given)
+    matrix = matrix.asformat(form)
     if matrix.format in ("csr", "csc") and matrix.nnz and draw(BOOLEANS):
         matrix.data[0] = 0
     return call("from_scipy", matrix, block, shape=(nq, nk))
@@ -229,7 +236,9 @@ def _neighborhoods(draw, n):
         dilation.append(draw(st.integers(1, max(1, min(4, size // 2)))))
         kernel.append(draw(st.integers(1, min(size // dilation[-1], 9))))
         stride.append(draw(st.integers(1, kernel[-1])))
-    return call("neighborhood", *map(tuple, (sizes, kernel, stride, dilation)))
+    given = [tuple(x) for x in (sizes, kernel, stride, dilation)]
+    alone = [len(set(x)) == 1 and i > 0 and draw(BOOLEANS) for i, x in enumerate(given)]
+    return call("neighborhood", *(x[0] if y else x for x, y in zip(given, alone, strict=True)))
 
 
 SQUARE = _patterns, _patterns, _drawn_blocks, _diagonals, _tokens, _neighborhoods

@@ -33,6 +33,15 @@ def examples(count, **more):
     return decorate
 
 
+def machine(rules, count, **more):
+    """The test case of a state machine: see `how_many`."""
+    if SEED is not None:
+        hypothesis.seed(int(SEED))(rules)
+    case = rules.TestCase
+    case.settings = how_many(count, **more)
+    return case
+
+
 class Brief:
     """What Hypothesis prints as it says itself, without the arrays of a dataclass."""
 

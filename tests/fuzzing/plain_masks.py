@@ -183,11 +183,10 @@ def axial(height, width, *, causal=False):
 
 
 def neighborhood(shape, kernel, stride=1, dilation=1):
-    shape = shape if isinstance(shape, (tuple, list)) else (shape,)
-    given = [x if isinstance(x, (tuple, list)) else [x] * len(shape) for x in (kernel, stride)]
-    dilation = dilation if isinstance(dilation, (tuple, list)) else [dilation] * len(shape)
+    given = kernel, stride, dilation
+    given = [x if isinstance(x, tuple) else [x] * len(shape) for x in given]
     keep = np.ones((1, 1), bool)
-    for n, k, s, d in zip(shape, *given, dilation, strict=True):
+    for n, k, s, d in zip(shape, *given, strict=True):
         keep = np.kron(keep, _neighborhood_of_a_line(n, k, s, d))
     return keep
 
@@ -229,12 +228,9 @@ def from_function(fn, nq, nk=None):
 def from_scipy(matrix, block=None, *, shape=None):
     blocks = matrix.toarray() != 0
     if matrix.format == "bsr":
-        return blocks[: shape[0], : shape[1]] if shape else blocks
-    block = (1, 1) if block is None else block
-    block_m, block_n = block if isinstance(block, tuple) else (block, block)
-    nq, nk = (len(blocks) * block_m, blocks.shape[1] * block_n) if shape is None else shape
-    i, j, _ = _cells(nq, nk)
-    return blocks[i // block_m, j // block_n]
+        return blocks if shape is None else blocks[: shape[0], : shape[1]]
+    i, j, _ = _cells(*shape)
+    return blocks[i // block[0], j // block[1]]
 
 
 def per_head(entries):

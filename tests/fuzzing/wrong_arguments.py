@@ -183,15 +183,34 @@ CALLS = [
     (MASK.draw, {"size": 4}),
     (MASK, {"q_idx": [0], "kv_idx": [1], "head": 0, "batch": 0}),
 ]
-WRONG = [
-    *(None, "a", b"a", "", np.nan, np.inf, -np.inf, -1, 0, 2.5, True, 1j),
-    *([], [1], (1, 2, 3), (-1, 2), (None,), [[1], [1, 2]], {}, {"a": 1}, object()),
-    *(np.float32(2.5), np.int8(-3), np.array(2), np.array([1.5, 2]), np.array(["a"])),
-    *(np.array([None]), np.array([np.nan]), np.array([2**63], np.uint64), np.zeros((0, 0))),
-    *(np.zeros((2, 3, 4)), Q[:, :3], Q[..., :5], Q.astype(np.float64), Q.astype(complex)),
-    *(Q.astype(ml_dtypes.bfloat16), Q.astype(np.int64), Q > 0, Q.T, Q[:0], Q.astype("U3")),
-    *(LENGTHS, LSE[:, :1], LSE.astype(np.float64), LSE.swapaxes(1, 2), np.zeros((1,) * 5)),
-    *(MASK, masks.causal(3), masks.per_head([MASK, ~MASK, MASK]), nbflash.BlockMap(**BLOCKS)),
-    *(MATRIX, sparse.csr_array((3, 3)), SHARDING, scores.alibi([1.0, 2.0, 3.0]), np, len),
-    *(lambda: 0, lambda *x: None, range(3), iter([1]), np.dtype("f4"), slice(3), "cuda", "int8"),
-]
+
+
+def wrong():
+    """Values of every kind, new ones each time: some calls write into them, or use them up."""
+    return [
+        *(None, "a", b"a", "", np.nan, np.inf, -np.inf, -1, 0, 2.5, True, 1j),
+        *([], [1], (1, 2, 3), (-1, 2), (None,), [[1], [1, 2]], {}, {"a": 1}, object()),
+        *(np.float32(2.5), np.int8(-3), np.array(2), np.array([1.5, 2]), np.array(["a"])),
+        *(np.array([None]), np.array([np.nan]), np.array([2**63], np.uint64), np.zeros((0, 0))),
+        *(np.zeros((2, 3, 4)), Q[:, :3], Q[..., :5], Q.astype(np.float64), Q.astype(complex)),
+        *(Q.astype(ml_dtypes.bfloat16), Q.astype(np.int64), Q > 0, Q.T, Q[:0], Q.astype("U3")),
+        *(
+            LENGTHS.copy(),
+            LSE[:, :1],
+            LSE.astype(np.float64),
+            LSE.swapaxes(1, 2),
+            np.zeros((1,) * 5),
+        ),
+        *(MASK, masks.causal(3), masks.per_head([MASK, ~MASK, MASK]), nbflash.BlockMap(**BLOCKS)),
+        *(MATRIX, sparse.csr_array((3, 3)), SHARDING, scores.alibi([1.0, 2.0, 3.0]), np, len),
+        *(
+            lambda: 0,
+            lambda *x: None,
+            range(3),
+            iter([1]),
+            np.dtype("f4"),
+            slice(3),
+            "cuda",
+            "int8",
+        ),
+    ]

@@ -41,7 +41,7 @@ def run(out, section="full", device="auto", resume=False, minutes=None):
         raise BadInput(f"training needs torch and transformers: {error}") from None
     setup = set_up("paper-training", section, device)
     stem = STEMS.get(section, "paper-training")
-    columns = (*FOUND, *setup.origin)
+    columns = ("evaluate", *FOUND, *setup.origin)
     journal = Journal(out / f"{stem}.csv", KEYS, resume, minutes, columns)
     if not resume:
         for path in (out / stem).glob("*.pt"):
@@ -77,7 +77,8 @@ def train(setup, journal, folder):
                 if found is None:
                     say("Time is over: --resume continues here.")
                     return
-                journal.add(row | {"steps": steps} | found | setup.origin)
+                done = {"steps": steps, "evaluate": settings["evaluate"]}
+                journal.add(row | done | found | setup.origin)
             advance()
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from decode_cases import paged, same_bits
 from fuzzing import budgets, drawn_masks, drawn_problems, plain_attention
 from fuzzing.drawn_decode import DTYPES, check, contiguous, drawn_options
-from fuzzing.examples import examples, how_many
+from fuzzing.examples import examples, machine
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -40,6 +40,7 @@ class Caches(RuleBasedStateMachine):
             self.cache.k[:], self.cache.v[:] = np.nan, np.nan
         self.given = np.dtype(np.float32 if self.quantised else dtype)
         self.rng, self.known, self.head_dim = np.random.default_rng(seed), {}, head_dim
+        self.allocate_some(1)
 
     def some(self, data, least=1):
         known = st.sampled_from(sorted(self.known))
@@ -47,6 +48,9 @@ class Caches(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def allocate(self, count):
+        self.allocate_some(count)
+
+    def allocate_some(self, count):
         empty = np.zeros((0, self.heads_kv, self.head_dim), self.given)
         self.known |= dict.fromkeys(self.cache.allocate(count), (empty, empty))
 
@@ -138,8 +142,7 @@ class Caches(RuleBasedStateMachine):
         return found
 
 
-TestCaches = Caches.TestCase
-TestCaches.settings = how_many(10, stateful_step_count=30)
+TestCaches = machine(Caches, 10, stateful_step_count=30)
 
 
 @examples(15)
@@ -148,12 +151,11 @@ def test_contiguous_and_paged(call, page_size, as_list):
     q, k, v, lengths, options, plain = call
     got = nbflash.decode(q, k, v, lengths, return_lse=True, **options)
     check(got, q, [(k[b, :n], v[b, :n]) for b, n in enumerate(lengths)], plain)
-    if k.shape[1] % page_size == 0:
-        *pages, table = paged(k, v, lengths=lengths, page_size=page_size)
-        given = (x.tolist() if as_list else x for x in (lengths, table))
-        lengths, table = given
-        again = nbflash.decode(q, *pages, lengths, block_table=table, return_lse=True, **options)
-        assert same_bits(got, again)
+    page_size = next(n for n in range(page_size, 0, -1) if k.shape[1] % n == 0)
+    *pages, table = paged(k, v, lengths=lengths, page_size=page_size)
+    lengths, table = (x.tolist() if as_list else x for x in (lengths, table))
+    again = nbflash.decode(q, *pages, lengths, block_table=table, return_lse=True, **options)
+    assert same_bits(got, again)
 
 
 @st.composite

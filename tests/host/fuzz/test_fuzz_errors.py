@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 from fuzzing.examples import examples
-from fuzzing.wrong_arguments import CALLS, WRONG
+from fuzzing.wrong_arguments import CALLS, wrong
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,10 +29,10 @@ def error_of(function, arguments):
 
 
 @examples(150)
-@given(st.sampled_from(ARGUMENTS), st.integers(0, len(WRONG) - 1))
-def test_errors_name_what_is_wrong(argument, wrong):
+@given(st.sampled_from(ARGUMENTS), st.integers(0, len(wrong()) - 1))
+def test_errors_name_what_is_wrong(argument, which):
     """Of two that do not fit each other either may be named; a sharding is of a mask."""
-    (call, name), value = argument, WRONG[wrong]
+    (call, name), value = argument, wrong()[which]
     function, arguments = CALLS[call]
     said = error_of(function, arguments | {name: value})
     names = [*arguments, *["mask"] * ("sharding" in arguments), "CuPy"]

@@ -23,8 +23,9 @@ def test_lines_go_on_by_length(tmp_path, monkeypatch):
         assert np.array_equal(line.get_ydata(), scale * line.get_xdata())
 
 
-def _row(attention, tokens, values, steps="10"):
-    origin = {"device": "GPU", "commit": "abc", "model": "tiny", "seed": "0", "steps": steps}
+def _row(attention, tokens, values, steps="10", evaluate="4"):
+    origin = {"device": "GPU", "commit": "abc", "model": "tiny", "seed": "0"}
+    origin |= {"steps": steps, "evaluate": evaluate}
     text = " ".join(map(str, values))
     found = {"losses": text, "validations": text, "validation": str(values[-1])}
     return origin | {"attention": attention, "tokens": str(tokens)} | found
