@@ -51,3 +51,14 @@ def seeded():
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_thread():
+    """torch on one core: two tests run side by side."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -16,13 +16,9 @@ COMMAND = ("figure3", "--quick", "--device", "cpu")
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny(monkeypatch, one_thread):
     sizes = {"seqlen": [256], "variants": ["mask"], "passes": ["forward"]}
     shrink(monkeypatch, "paper-figure3", "quick", rounds=1, seconds=0.0, **sizes)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_every_method(tmp_path, capsys, tiny):

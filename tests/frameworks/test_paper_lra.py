@@ -19,16 +19,9 @@ from experiments.papers.classifier import (
 from experiments.papers.dataset import Dataset
 from experiments.papers.training import Trainer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"layers": 1, "heads": 2, "width": 16}
 HOW = {"steps": 8, "rate": 1e-2, "warmup": 2, "evaluate": 4}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _data(examples=64, n=16, seed=0):

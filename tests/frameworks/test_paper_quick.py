@@ -6,18 +6,10 @@ Two minutes on two cores is what its help promises: it takes less than that of o
 import time
 
 import pytest
-import torch
 from paper_runs import read_csv, run
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 COMMANDS = ("figure3", "lra", "long", "pathx", "training")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

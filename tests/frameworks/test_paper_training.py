@@ -18,16 +18,9 @@ from experiments.papers.language import (
     sparse_mask,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 GPT = {"kind": "gpt2", "layers": 1, "heads": 2, "width": 16, "vocabulary": 257}
 TEXT = bytes(range(32, 127)) * 40
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
