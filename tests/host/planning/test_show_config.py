@@ -110,10 +110,18 @@ print(sorted(heavy & set(sys.modules)))
     assert python(code, OPTIONAL) == "[]\n"
 
 
-def test_import_takes_less_than_half_a_second():
-    """Processor time, so that a busy machine does not matter; the best of three."""
-    code = "import time, nbflash; print(time.process_time())"
-    assert min(float(python(code)) for _ in range(3)) < 0.5
+def test_import_takes_little_more_than_that_of_scipy():
+    """Processor time in turns, so that a slow or busy machine does not matter; the best of five.
+
+    Numba, which is imported when a kernel is compiled, would more than double it.
+    """
+    code = "import time, {}; print(time.process_time())"
+    times = [
+        [float(python(code.format(name))) for name in ("numpy, scipy.sparse", "nbflash")]
+        for _ in range(5)
+    ]
+    scipy, own = map(min, zip(*times, strict=True))
+    assert own < 1.5 * scipy
 
 
 def test_attention_runs_without_optional_packages():
