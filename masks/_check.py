@@ -31,6 +31,14 @@ def flag(name, value):
     return bool(value)
 
 
+def sizes(name, value):
+    """Return one integer above 0, or a tuple of two, as a pair of ints."""
+    pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2:
+        raise ValueError(f"{name}={value}: must be one integer or a pair")
+    return tuple(integer(name, size, 1) for size in pair)
+
+
 def array_of(name, values):
     """Return `values` as an array; ValueError for lists of several lengths."""
     try:

@@ -295,11 +295,11 @@ def from_scipy(
     if matrix.ndim != 2:
         raise ValueError(f"matrix has shape {matrix.shape}: must have 2 dimensions")
     if matrix.format == "bsr":
-        block = _block_pair(matrix.blocksize if block is None else block)
+        block = _check.sizes("block", matrix.blocksize if block is None else block)
         if block != matrix.blocksize:
             raise ValueError(f"block={block}: must equal the BSR blocksize {matrix.blocksize}")
         matrix = _blocks_of_bsr(matrix)
-    block = _block_pair(1 if block is None else block)
+    block = _check.sizes("block", 1 if block is None else block)
     _check_canonical(matrix)
     coo = coo_array(matrix)
     kept = coo.data != 0
@@ -313,13 +313,6 @@ def from_scipy(
     if (-(-nq // block[0]), -(-nk // block[1])) != (n_row, n_col):
         raise ValueError(f"shape=({nq}, {nk}): does not match {n_row} x {n_col} blocks of {block}")
     return BlockSparse(nq, nk, block, coo.row[kept], coo.col[kept])
-
-
-def _block_pair(block):
-    pair = block if isinstance(block, tuple) else (block, block)
-    if len(pair) != 2:
-        raise ValueError(f"block={block}: must be one integer or a pair")
-    return tuple(_check.integer("block", size, 1) for size in pair)
 
 
 def _blocks_of_bsr(matrix):

@@ -113,10 +113,7 @@ class MaskStats:
 
 def stats(mask, tile, head_dim, itemsize):
     """See `Mask.stats`: `tile` is an int or a pair ``(tile_m, tile_n)``."""
-    tile = tile if isinstance(tile, tuple) else (tile, tile)
-    if len(tile) != 2:
-        raise ValueError(f"tile={tile}: must be one integer or a pair")
-    tile = [_check.integer("tile", size, 1) for size in tile]
+    tile = _check.sizes("tile", tile)
     head_dim = _check.integer("head_dim", head_dim, 1)
     itemsize = _check.integer("itemsize", itemsize, 1)
     tiles = mask.tiles(*tile)

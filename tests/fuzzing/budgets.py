@@ -9,6 +9,7 @@ import numpy as np
 
 from nbflash.testing import assert_within_reference
 
+PRECISIONS = np.float32, np.float64
 VALUES = 64  # how many rows the runs have together, at least
 
 

@@ -14,8 +14,6 @@ from fuzzing.drawn_problems import factors_of
 import nbflash
 from nbflash import testing
 
-PRECISIONS = np.float32, np.float64
-
 
 def exact_of(call, sink=None, rounding=0.0):
     """`plain_attention.Results` of a call."""
@@ -87,7 +85,7 @@ def low_of(call, exact):
         arrays, keep, order = _reordered(rng, call)
         out, lse, *gradients = _plain(call, arrays, keep)
         draws.append((out, lse, *_in_place(call, order, *gradients)))
-    pair = [_plain(call, [x.astype(real) for x in given], call.keep) for real in PRECISIONS]
+    pair = [_plain(call, [x.astype(real) for x in given], call.keep) for real in budgets.PRECISIONS]
     for name, *values in zip(poisoned_rows.NAMES, *pair, strict=True):
         budgets.check_yardstick(name, getattr(exact, name), *values)
     return list(zip(*draws, strict=True))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from nbflash import testing
 
-PRECISIONS = np.float32, np.float64
 DTYPES = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 
 
@@ -162,7 +161,9 @@ def check(got, q, held, plain):
     """
     for b, (k, v) in enumerate(held):
         exact = _exact(q[b], k, v, plain, b)
-        runs = [next(_low(q[b].astype(real), k, v, plain, b, len(q))) for real in PRECISIONS]
+        runs = [
+            next(_low(q[b].astype(real), k, v, plain, b, len(q))) for real in budgets.PRECISIONS
+        ]
         for name, *values in zip(("out", "lse"), exact, *runs, strict=True):
             budgets.check_yardstick(f"{name}[{b}]", *values)
         draws = zip(*_low(q[b], k, v, plain, b, len(q)), strict=True)

@@ -56,13 +56,14 @@ def run(
             path.unlink()
     train(setup, journal, out / stem, task, method, seeds)
     if journal.rows:
-        learned = section != "speed"
+        learned, files = section != "speed", [out / f"paper-{stem}.csv"]
         report(journal.rows, setup.settings["paper"], learned)
         if learned:
             from experiments.report.paper_figures import draw_accuracies
 
-            draw_accuracies(journal.rows, out / f"paper-{stem}.png")
-        wrote(out / f"paper-{stem}.csv", *([out / f"paper-{stem}.png"] if learned else []))
+            files.append(out / f"paper-{stem}.png")
+            draw_accuracies(journal.rows, files[-1])
+        wrote(*files)
 
 
 def train(setup, journal, folder, tasks=(), methods=(), seeds=()):

@@ -50,12 +50,14 @@ def run(out, section="full", device="auto", resume=False, minutes=None):
     if journal.rows:
         from experiments.report.paper_figures import draw_contexts, draw_curves
 
-        is_context = section == "context"
-        path, draw = out / f"{stem}.png", draw_contexts if is_context else draw_curves
-        (report_contexts if is_context else report)(journal.rows, setup.settings["paper"])
+        tell, draw, files = report, draw_curves, [out / f"{stem}.csv"]
+        if section == "context":
+            tell, draw = report_contexts, draw_contexts
+        tell(journal.rows, setup.settings["paper"])
         if learned := [row for row in journal.rows if row["losses"]]:
-            draw(learned, path)
-        wrote(out / f"{stem}.csv", *([path] if learned else []))
+            files.append(out / f"{stem}.png")
+            draw(learned, files[-1])
+        wrote(*files)
 
 
 def train(setup, journal, folder):
