@@ -125,18 +125,22 @@ def _styles():
 
 
 def draw_curves(rows, path):
-    """Losses of training by step, of every form of attention, and how far they are from eager's."""
+    """Losses of training by step, of every form of attention, and how far they are from eager's.
+
+    Without eager attention: how far they are from those of the first form.
+    """
     figure, (left, right) = axes_of(2, width=6.5, height=5.0)
     model = rows[0]["model"], rows[0]["tokens"], rows[0]["seed"]
     of = [x for x in rows if (x["model"], x["tokens"], x["seed"]) == model]
-    eager = next((_curve(x, "losses")[1] for x in of if x["attention"] == "eager"), None)
+    base = next((x for x in of if x["attention"] == "eager"), of[0])
+    _, losses_of_base = _curve(base, "losses")
     for row, style in zip(of, cycle(_styles()), strict=False):
         step, loss = _curve(row, "losses")
         left.plot(step, loss, **style, label=row["attention"])
-        if eager is not None and row["attention"] not in ("eager", "none"):
-            right.plot(step, abs(loss - eager), **style)
+        if row is not base and row["attention"] != "none":
+            right.plot(step, abs(loss - losses_of_base), **style)
     left.set(xlabel="step", ylabel="loss of training")
-    right.set(xlabel="step", ylabel="difference from eager attention", yscale="log")
+    right.set(xlabel="step", ylabel=f"difference from {base['attention']}", yscale="log")
     legend_below(left)
     _origin(figure, rows[0], f"{model[0]}, {model[1]} tokens, seed {model[2]}")
     save(figure, path)
@@ -155,6 +159,9 @@ def draw_contexts(rows, path):
         right.plot(*zip(*points, strict=True), **style, label=", ".join(form))
     left.set(xlabel="step", ylabel="validation (nats a byte)", yscale="log")
     right.set(xlabel="context (bytes)", ylabel="validation (nats a byte)", xscale="log")
+    contexts = sorted({int(x["tokens"]) for x in rows})
+    right.set_xticks(contexts, map(str, contexts))
+    right.minorticks_off()
     legend_below(left)
     legend_below(right)
     _origin(figure, rows[0], rows[0]["model"])

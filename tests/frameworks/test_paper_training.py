@@ -187,6 +187,6 @@ def test_names_are_those_of_the_sweep():
             settings = sweep | sweep[device] | sweep[device][section]
             assert all(x[0] in sweep["models"] for x in settings["runs"])
             assert settings["text"] in texts.CORPORA
-            on_a_gpu = device == "cuda" and section in ("graphs", "context", "curves")
+            on_a_gpu = device == "cuda" and section in ("graphs", "context")
             assert settings.get("graph", False) == on_a_gpu
     assert set(sweep["cuda"]["graphs"]["attention"]) <= set(ATTENTION)

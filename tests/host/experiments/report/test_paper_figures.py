@@ -49,6 +49,17 @@ def test_curves_of_one_model_and_their_distance_from_eager(tmp_path, monkeypatch
         "none": (steps, [5.0, 5.0, 5.0]),
     }
     assert [x.get_ydata().tolist() for x in right.lines] == [[0.0, 0.5, 0.25]]
+    assert right.get_ylabel() == "difference from eager"
+
+
+def test_curves_without_eager_are_compared_with_the_first(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(paper_figures, "save", lambda figure, path: figures.append(figure))
+    rows = [_row("sdpa-flash", 64, [4.0, 3.0, 2.0]), _row("nbflash", 64, [4.0, 3.5, 1.75])]
+    paper_figures.draw_curves(rows, tmp_path / "x.png")
+    right = figures[0].axes[1]
+    assert [x.get_ydata().tolist() for x in right.lines] == [[0.0, 0.5, 0.25]]
+    assert right.get_ylabel() == "difference from sdpa-flash"
 
 
 def test_validation_by_step_and_by_context(tmp_path, monkeypatch):
