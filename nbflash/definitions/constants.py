@@ -10,6 +10,9 @@ LEAST_SCALE = 1e-30
 #: Bytes of an element, by the dtype of a tensor.
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
+#: Query tokens of a sequence that one call of `decode` takes.
+MAX_QUERIES = 64
+
 #: Threads of a warp.
 WARP = 32
 

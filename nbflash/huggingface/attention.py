@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 import masks
+from nbflash.definitions.constants import MAX_QUERIES
 from nbflash.huggingface.in_graph import LayerMask, decoded, last_rows, late_mask
 from nbflash.huggingface.mask_functions import ModelMask, host_array
-from nbflash.inputs.decode_problem import MAX_QUERIES
 from nbflash.torch import attention, merge_sink, scores
 
 OVERRIDE = "nbflash_mask"  # attribute of a module, see `nbflash.huggingface.sparsify`

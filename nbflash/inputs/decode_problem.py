@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbflash.definitions.constants import MAX_QUERIES
 from nbflash.definitions.quantised import LIMITS
 from nbflash.inputs.arrays import are_native, device_of, native
 from nbflash.inputs.problem import (
@@ -24,7 +25,6 @@ from nbflash.inputs.problem import (
     wide_dtype,
 )
 
-MAX_QUERIES = 64
 _INTEGERS = "lengths", "block_table"
 
 

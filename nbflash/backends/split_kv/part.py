@@ -5,8 +5,9 @@ from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.warp_reduce import first_behind
 from nbflash.cuda.tile.wgmma.softmax import make_keep
+from nbflash.definitions.constants import MAX_QUERIES
 
-TOKENS = 64  # of a row of a mask's tiles: all that a call may have
+TOKENS = MAX_QUERIES  # of a row of a mask's tiles: all that a call may have
 
 
 @inlined
