@@ -306,7 +306,7 @@ PLANTED = {
         "from . import executor",
     ),
     "kernels-numba-cuda": (KERNEL, "from numba import cuda"),
-    "forward-backward": (KERNEL, f"from {HOPPER}.backward.config import END"),
+    "forward-backward": (KERNEL, f"from {HOPPER}.backward.config import SUM_KEYS"),
     "backward-decode": (f"{HOPPER}.backward.kernel", "from ..decode.rows import rows_of"),
     "backends-siblings": ("nbflash.backends.simt.executor", f"from {HOPPER} import executor"),
     "backends-planning": ("nbflash.backends.simt.executor", "from nbflash.planning import plan"),

@@ -85,7 +85,7 @@ COPIES = (
 READ = lines(
     16,
     "_, n_block, bh, _ = read_descriptor(",
-    "    smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage_of(tile)",
+    "    smem, words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage_of(tile)",
     ")",
 )
 ENDED = lines(

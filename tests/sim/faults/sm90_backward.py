@@ -12,15 +12,18 @@ KERNEL, ROWS, CONVERT = (
     "nbflash.backends.sm90.backward.row_statistics",
     "nbflash.backends.sm90.backward.convert_dq",
 )
+SHARED = "nbflash.backends.sm90.shared.config"
 # In the order of their imports.
-CHAIN = (GRADIENT, CONFIG, LOAD, TILE, COLUMNS, COMPUTE, KERNEL, ROWS, CONVERT)
+CHAIN = (SHARED, GRADIENT, CONFIG, LOAD, TILE, COLUMNS, COMPUTE, KERNEL, ROWS, CONVERT)
 
 MASK_PLACE = "words + MASKS // 4 + stage * (MASK_BYTES // 4)"
 DELTA_PLACE = "place[1] + (STATS + TILE_M) + stage * STAT_WORDS + pair"
 IN_PLACE = "            if kind == INTERVAL:"
 OF_A_TILE = (
     Mutant(
-        "descriptor of stage 0", "DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage)", "DESCRIPTORS // 4)"
+        "descriptor of stage 0",
+        "DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage)",
+        "DESCRIPTORS // 4)",
     ),
     Mutant("shifts of stage 0", "STATS + stage * STAT_WORDS + pair)", "STATS + pair)"),
     Mutant(
@@ -41,7 +44,7 @@ OF_A_TILE = (
     Mutant("masks of stage 0", MASK_PLACE, "words + MASKS // 4"),
     Mutant(
         "keys of stage 0's tile",
-        "DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage + 1",
+        "DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage + 1",
         "DESCRIPTORS // 4 + 1",
     ),
     Mutant("keys of tile 0", "types.int32(n_block * TILE_N + row)", "types.int32(row)"),
@@ -173,16 +176,20 @@ GEOMETRY = (
         "else self.bit_bytes // 2",
     ),
     Mutant("bytes of shifts alone", "return 2 * 4 * self.tile_m", "return 4 * self.tile_m"),
-    Mutant("room for one descriptor", "self.stages * DESCRIPTOR_WORDS * 4", "DESCRIPTOR_WORDS * 4"),
+    Mutant(
+        "room for one descriptor",
+        "self.stages * COLUMN_DESCRIPTOR_WORDS",
+        "COLUMN_DESCRIPTOR_WORDS",
+    ),
     Mutant("room for one K's bad keys", "self.k_stages * BAD_WORDS * 4", "BAD_WORDS * 4"),
     Mutant("no room for slots", "slots=4 * 4", "slots=0"),
     Mutant("barriers of one stage", "n, k = self.stages, self", "n, k = 1, self"),
     Mutant("barriers of one K", "n, k = self.stages, self.k_stages", "n, k = self.stages, 1"),
-    Mutant("END among the kinds", "END = 0 ", "END = 1 "),
 )
 MUTANTS = (
     *LOADING,
     *STREAMING,
+    (SHARED, Mutant("END among the kinds", "END = 0", "END = 1")),
     *(
         (module, mutant)
         for module, mutants in (

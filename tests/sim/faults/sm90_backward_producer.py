@@ -14,9 +14,11 @@ WAIT_Q = "mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)"
 ROUNDS = "while types.int32(round_ * opaque(types.int32(cuda.gridDim.x))) < live:"
 SLOT = "slot = types.int32(bh * n_col"
 DESCRIPTOR = "smem, descriptor, types.int32(sign * kind), n_block, bh_kv, slot"
-PLACE_OF_DESCRIPTOR = "words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage\n"
+PLACE_OF_DESCRIPTOR = "words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage\n"
 END_DESCRIPTOR = (
-    "write_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0)"
+    "write_descriptor(\n"
+    "            smem, words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage, END, 0, 0, 0\n"
+    "        )"
 )
 EXPECT_FULL = "mbarrier_arrive_expect_tx(bar, TILE_BYTES)"
 SENDING = (
@@ -53,7 +55,9 @@ LOADER = (
     Mutant("first round again and again", "round_ += types.int32(1)", "pass", 0, 2),
     Mutant("descriptor in stage 0", PLACE_OF_DESCRIPTOR, "words + DESCRIPTORS // 4\n"),
     Mutant(
-        "end in stage 0", END_DESCRIPTOR, END_DESCRIPTOR.replace(" + DESCRIPTOR_WORDS * stage", "")
+        "end in stage 0",
+        END_DESCRIPTOR,
+        END_DESCRIPTOR.replace(" + COLUMN_DESCRIPTOR_WORDS * stage", ""),
     ),
     without("descriptor of the end", END_DESCRIPTOR),
     Mutant("no column begins", DESCRIPTOR, DESCRIPTOR.replace("sign * ", "")),

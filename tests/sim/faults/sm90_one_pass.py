@@ -140,7 +140,7 @@ SHARE = lines(20, "share_part(dq, slot, warpgroup, smem, stats, place, thread)")
 DESCRIPTOR = lines(
     20,
     "_, n_block, bh, slot = read_descriptor(",
-    "    smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage_of(tile)",
+    "    smem, words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage_of(tile)",
     ")",
 )
 COLUMN = lines(24, "column += one")

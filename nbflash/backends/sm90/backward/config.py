@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from nbflash.backends.sm90.shared.config import Panels
+from nbflash.backends.sm90.shared.config import BAD_WORDS, Panels
 from nbflash.cuda.tile.score import ScoreCode
 from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 from nbflash.cuda.tile.wgmma.gradient import PART
 from nbflash.cuda.tile.wgmma.store_rows import warp_bytes
 
-DESCRIPTOR_WORDS = 4  # kind (negative at a column's first tile), key tile, head, query tile
+# Of a tile in a column: kind (negative at its first tile), key tile, head, query tile.
+COLUMN_DESCRIPTOR_WORDS = 4
 PLACE_WORDS = 4  # batch element, query head, first query, first key
-BAD_WORDS = 4  # a bit for each of 128 keys
-END = 0  # kind of the tile descriptor that closes a stream
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ class Sm90BackwardConfig(Panels):
             leaving=self.consumers * (self.sum_bytes + 4 * warp_bytes(self.out_columns)),
             statistics=self.stages * self.stat_bytes,
             masks=self.stages * self.mask_bytes,
-            descriptors=self.stages * DESCRIPTOR_WORDS * 4,
+            descriptors=self.stages * COLUMN_DESCRIPTOR_WORDS * 4,
             bad_keys=self.k_stages * BAD_WORDS * 4,
             slots=4 * 4,
             places=self.stages * PLACE_WORDS * 4 * self.placed,

@@ -16,7 +16,7 @@ column, the heads of a group one after the other. Dropout is in :mod:`.dropout`.
         dK · scale, dV → out                 (S of the next column is on its way)
 """
 
-from nbflash.backends.sm90.backward.config import DESCRIPTOR_WORDS, END
+from nbflash.backends.sm90.backward.config import COLUMN_DESCRIPTOR_WORDS
 from nbflash.backends.sm90.backward.dropout import make_dropping
 from nbflash.backends.sm90.backward.score import make_scored, make_scoring, make_weights_of
 from nbflash.backends.sm90.backward.tile_math import (
@@ -25,6 +25,7 @@ from nbflash.backends.sm90.backward.tile_math import (
     make_probabilities_of,
     make_statistics_of,
 )
+from nbflash.backends.sm90.shared.config import END
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
@@ -253,7 +254,7 @@ def make_columns_stream(cfg):
                     )
                 # Read before a product that all warps issue: its wait may release the descriptor.
                 _, n_block, bh, _ = read_descriptor(
-                    smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage_of(tile)
+                    smem, words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage_of(tile)
                 )
                 if is_leader(thread):
                     mbarrier_arrive(base + EMPTY_K + 8 * k_stage_of(column))

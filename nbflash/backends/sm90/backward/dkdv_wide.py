@@ -19,7 +19,7 @@ float32, in fragments, through shared memory:
     empty_v        warpgroup 1                         loader
 """
 
-from nbflash.backends.sm90.backward.config import DESCRIPTOR_WORDS, END
+from nbflash.backends.sm90.backward.config import COLUMN_DESCRIPTOR_WORDS
 from nbflash.backends.sm90.backward.dkdv import make_finish, rows_of
 from nbflash.backends.sm90.backward.dropout import make_dropping
 from nbflash.backends.sm90.backward.score import make_scored, make_scoring, make_weights_of
@@ -29,6 +29,7 @@ from nbflash.backends.sm90.backward.tile_math import (
     make_probabilities_of,
     make_statistics_of,
 )
+from nbflash.backends.sm90.shared.config import END
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import bar_arrive, bar_sync, mbarrier_arrive, mbarrier_wait
 from nbflash.cuda.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait
@@ -146,7 +147,7 @@ def make_role(cfg, of_keys):
                     if ends:
                         kind = types.int32(-kind)
                         _, n_block, bh, _ = read_descriptor(
-                            smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage
+                            smem, words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage
                         )
                         if leader:
                             mbarrier_arrive(base + EMPTY + 8 * k_stage_of(column))

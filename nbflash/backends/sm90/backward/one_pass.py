@@ -5,7 +5,7 @@ Shared memory is laid out by ``smem`` of the configuration in :mod:`.config`.
 
 import math
 
-from nbflash.backends.sm90.backward.config import BAD_WORDS, DESCRIPTOR_WORDS, END
+from nbflash.backends.sm90.backward.config import COLUMN_DESCRIPTOR_WORDS
 from nbflash.backends.sm90.backward.dkdv import is_leader, make_finish, rows_of
 from nbflash.backends.sm90.backward.producer import DQ_EMPTY, DQ_FULL, DQ_THREADS, WORK_WORDS
 from nbflash.backends.sm90.backward.score import make_scored, make_scoring, make_weights_of
@@ -15,6 +15,7 @@ from nbflash.backends.sm90.backward.tile_math import (
     make_probabilities_of,
     make_statistics_of,
 )
+from nbflash.backends.sm90.shared.config import BAD_WORDS, END
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import (
     bar_arrive,
@@ -280,7 +281,7 @@ def make_compute_stream(cfg):
                     if CONSUMERS == 2:
                         bar_arrive(DS_FREE + 1 - warpgroup, 256)
                     _, n_block, bh, slot = read_descriptor(
-                        smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage_of(tile)
+                        smem, words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage_of(tile)
                     )
                     bar_sync(DQ_EMPTY + warpgroup, DQ_THREADS)
                     if leader:

@@ -8,8 +8,9 @@ Without dQ nobody sums over keys, and K arrives as it is.
 """
 
 from masks import BITS, FULL, INTERVAL
-from nbflash.backends.sm90.backward.config import BAD_WORDS, DESCRIPTOR_WORDS, END
+from nbflash.backends.sm90.backward.config import COLUMN_DESCRIPTOR_WORDS
 from nbflash.backends.sm90.backward.score import make_write_place
+from nbflash.backends.sm90.shared.config import BAD_WORDS, END
 from nbflash.backends.sm90.shared.tile_stream import write_descriptor
 from nbflash.cuda.ptx._asm import cuda, inlined, types
 from nbflash.cuda.ptx.mbarrier import (
@@ -188,7 +189,7 @@ def make_load_stream(cfg):
                         slot = types.int32(bh * n_col + m_block)
                         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
                         descriptor = types.int32(
-                            words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage
+                            words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage
                         )
                         bh_kv = types.int32(b * heads_kv + h_kv)
                         write_descriptor(
@@ -222,7 +223,9 @@ def make_load_stream(cfg):
         base, words = place
         stage = stage_of(tile)
         mbarrier_wait(base + EMPTY_Q + 8 * stage, phase_of(tile) ^ 1)
-        write_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage, END, 0, 0, 0)
+        write_descriptor(
+            smem, words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage, END, 0, 0, 0
+        )
         mbarrier_arrive(base + FULL_Q + 8 * stage)
 
     return load_stream

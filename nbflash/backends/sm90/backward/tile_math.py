@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from masks import BITS, FULL, INTERVAL
-from nbflash.backends.sm90.backward.config import DESCRIPTOR_WORDS
+from nbflash.backends.sm90.backward.config import COLUMN_DESCRIPTOR_WORDS
 from nbflash.backends.sm90.backward.score import make_scored
 from nbflash.cuda.ptx._asm import inlined, types
 from nbflash.cuda.ptx.mbarrier import mbarrier_wait
@@ -26,7 +26,7 @@ def make_descriptor_of(cfg):
         base, words = place
         stage = stage_of(tile)
         mbarrier_wait(base + FULL_Q + 8 * stage, phase_of(tile))
-        return read_descriptor(smem, words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage)
+        return read_descriptor(smem, words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage)
 
     return descriptor_of
 
@@ -88,7 +88,7 @@ def make_probabilities_of(cfg):
         _, words = place
         mask = words + MASKS // 4 + stage * (MASK_BYTES // 4)
         if kind == INTERVAL:
-            n_block = smem[words + DESCRIPTORS // 4 + DESCRIPTOR_WORDS * stage + 1]
+            n_block = smem[words + DESCRIPTORS // 4 + COLUMN_DESCRIPTOR_WORDS * stage + 1]
             return mask + pair, types.int32(n_block * TILE_N + row)
         return mask + pair * WORDS, types.int32(row)
 
