@@ -25,7 +25,7 @@ from nbflash.backends.cpu.softmax import row_max, weights
 from nbflash.backends.cpu.threads import run_in_threads
 from nbflash.backends.cpu.tile_function import ABSENT
 from nbflash.backends.cpu.walk import is_finite
-from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.constants import score_factor
 
 __all__ = [
     "ABSENT",
@@ -117,7 +117,7 @@ def decode(q, keys, heads_kv, out, lse, cells, scale, score=ABSENT):
     grouped = batch, nq, heads_kv, heads // heads_kv, head_dim
     q = np.array(q.reshape(grouped).swapaxes(1, 2), real, order="C")
     target, sums = np.empty(q.shape, real), np.empty((batch, heads_kv, nq, grouped[3]), real)
-    factor = real(scale if score.function.address else scale * LOG2_E)
+    factor = real(score_factor(scale, score.function.address != 0))
     counter = np.zeros(1, COUNTER)
     shared = q, keys, target, sums, cells, factor, score.function
     products = blas.address("gemm", real), blas.address("gemv", real)

@@ -11,7 +11,7 @@ from nbflash.backends.simt.decode import decode_simt_spec
 from nbflash.backends.simt.decode_configs import decode_config
 from nbflash.backends.split_kv.splits import heads_together, scale_strides, splits_for, walk
 from nbflash.cuda import score_params
-from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.constants import score_factor
 from nbflash.inputs import arrays
 
 
@@ -50,7 +50,7 @@ class SimtPartial:
         strides = arrays.strides(q), paged, of_table
         sizes = p.batch, p.nq, p.heads, p.heads // p.heads_kv, self.splits, n_row
         page_size = p.capacity if p.page_size is None else p.page_size
-        scale = p.scale * (1.0 if score else LOG2_E)
+        scale = score_factor(p.scale, score is not None)
         keys = p.most_keys(mask), scale, *p.window_within(mask)
         constants = *strides, *sizes, page_size, *keys
         self._words = device.words

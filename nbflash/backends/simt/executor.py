@@ -19,7 +19,7 @@ from nbflash.cuda.device import cuda_device
 from nbflash.cuda.dropout_state import DropoutState
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.definitions import philox
-from nbflash.definitions.constants import ITEMSIZE, LOG2_E
+from nbflash.definitions.constants import ITEMSIZE, score_factor
 from nbflash.inputs import arrays
 
 
@@ -84,8 +84,8 @@ class SimtLaunches:
 
     @property
     def q_factor(self):
-        """What Q is multiplied with: scores are in base 2, but a score function's are natural."""
-        return self.problem.scale * (1.0 if self.score else LOG2_E)
+        """What Q is multiplied with."""
+        return score_factor(self.problem.scale, self.score is not None)
 
     def schedule_of(self, config):
         """Of the spec's mask, in the tiles of a configuration."""

@@ -23,7 +23,7 @@ from nbflash.cuda.dropout_state import DropoutState
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions import philox
-from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
+from nbflash.definitions.constants import tensor_core_factor
 from nbflash.inputs import arrays
 from nbflash.schedule.tile_choice import fastest
 
@@ -115,8 +115,7 @@ class Sm80Executor:
 
     @property
     def _factor(self):
-        """What scores are multiplied with: they are in base 2, a score function's are natural."""
-        return max(abs(self._problem.scale) * (1.0 if self._score else LOG2_E), LEAST_SCALE)
+        return tensor_core_factor(self._problem.scale, self._score is not None)
 
     def _bind(self, spec, schedule, sizes, dropping, group=1):
         p, s = self._problem, schedule

@@ -13,7 +13,7 @@ from nbflash.cuda.device import cuda_device
 from nbflash.cuda.dropout_state import DropoutState
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
-from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
+from nbflash.definitions.constants import tensor_core_factor
 from nbflash.inputs import arrays
 from nbflash.schedule.work_list import row_tables
 
@@ -65,7 +65,7 @@ class Sm90Executor:
         items = p.batch * p.heads * s.n_row
         blocks = max(1, min(most, items))
         tables, live = row_tables(s, p, blocks)
-        scale = max(abs(p.scale) * (1.0 if self._score else LOG2_E), LEAST_SCALE)
+        scale = tensor_core_factor(p.scale, self._score is not None)
         strides = *p.strides[0][:3], *p.strides[1][:3]
         sizes = p.nq, p.nk, p.heads, p.group, s.n_row, items, live, scale
         more = self._params, dropping_of(self._dropout)

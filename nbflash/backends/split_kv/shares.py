@@ -7,7 +7,7 @@ from typing import NamedTuple
 from nbflash.backends.split_kv.combine_in_block import joined_by_the_last
 from nbflash.backends.split_kv.part import TOKENS
 from nbflash.backends.split_kv.splits import heads_together, splits_for, walk
-from nbflash.definitions.constants import LEAST_SCALE, LOG2_E
+from nbflash.definitions.constants import tensor_core_factor
 
 
 class Shares(NamedTuple):
@@ -43,6 +43,6 @@ def share_out(device, problem, mask, cfg, block_table, splits=None) -> Shares:
     if block_table is not None:
         width, page_size = block_table.strides[0] // block_table.itemsize, p.page_size
     heads = p.heads, pack, p.heads // p.heads_kv
-    scale = max(abs(p.scale) * (LOG2_E if p.score is None else 1.0), LEAST_SCALE)
+    scale = tensor_core_factor(p.scale, p.score is not None)
     sizes = width, page_size, p.most_keys(mask), p.batch, p.nq, *heads, splits, scale
     return Shares(splits, counted, items * splits, sizes, tables)

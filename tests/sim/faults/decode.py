@@ -178,8 +178,8 @@ SCORES_MUTANTS = (
     Mutant("positions of the first token", "types.int32(own + TOKEN)", "own"),
 )
 BINDING_MUTANTS = (
-    Mutant("scale of natural scores", "(1.0 if score else LOG2_E)", "1.0"),
-    Mutant("scale in base 2 before a score", "(1.0 if score else LOG2_E)", "LOG2_E"),
+    Mutant("scale of natural scores", "(p.scale, score is not None)", "(p.scale, True)"),
+    Mutant("scale in base 2 before a score", "(p.scale, score is not None)", "(p.scale, False)"),
     Mutant("K's strides for V", "map(arrays.strides, (k, v))", "map(arrays.strides, (k, k))"),
     Mutant("table as if contiguous", "table.strides[0] // table.itemsize", "table.shape[1]"),
     Mutant(

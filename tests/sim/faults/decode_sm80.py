@@ -213,8 +213,8 @@ SHARE = (
     Mutant("blocks for all tokens alike", "-(-p.nq * pack // cfg.tile_m)", "1"),
     Mutant("blocks of heads", "(p.heads // pack)", "p.heads_kv"),
     Mutant("key heads as heads", "pack, p.heads // p.heads_kv", "pack, 1"),
-    Mutant("scale of natural scores", "(LOG2_E if p.score is None else 1.0)", "1.0"),
-    Mutant("scale in base 2 before a score", "(LOG2_E if p.score is None else 1.0)", "LOG2_E"),
+    Mutant("scale of natural scores", "(p.scale, p.score is not None)", "(p.scale, True)"),
+    Mutant("scale in base 2 before a score", "(p.scale, p.score is not None)", "(p.scale, False)"),
     Mutant(
         "a table as if contiguous",
         "block_table.strides[0] // block_table.itemsize",

@@ -210,7 +210,7 @@ ROW_KERNELS = (
             "qkv_strides, arrays.strides(q)",
         ),
     ),
-    (EXECUTOR, Mutant("base e in base 2", "1.0 if self.score else LOG2_E", "1.0")),
+    (EXECUTOR, Mutant("base e in base 2", "scale, self.score is not None)", "scale, True)")),
     (
         EXECUTOR,
         Mutant(

@@ -8,7 +8,7 @@ from nbflash.backends.sm90.backward.choice import dq_config
 from nbflash.backends.sm90.backward.dq_config import ROWS
 from nbflash.backends.sm90.backward.dq_kernel import bwd_sm90_dq_spec
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
-from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.constants import score_factor
 from nbflash.definitions.philox import factor
 from nbflash.schedule.work_list import row_tables
 
@@ -45,7 +45,7 @@ class DqPass:
         walked, live = row_tables(s, p, blocks)
         stride = p.nq * p.heads * p.head_dim, p.heads * p.head_dim, p.head_dim
         sizes = p.nq, p.heads, p.group, s.n_row, items, live
-        scales = p.scale * (1.0 if cfg.score else LOG2_E), p.scale * factor(self._dropout)
+        scales = score_factor(p.scale, cfg.score is not None), p.scale * factor(self._dropout)
         constants, more = (*stride, *sizes, *scales), (self._params, dropping_of(self._dropout))
         return self._device.bind(bwd_sm90_dq_spec(cfg), blocks, constants, walked, more)
 

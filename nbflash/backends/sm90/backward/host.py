@@ -16,7 +16,7 @@ from nbflash.cuda import tensor_map
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.cuda.tile.wgmma.gradient import PART
-from nbflash.definitions.constants import LOG2_E
+from nbflash.definitions.constants import score_factor
 from nbflash.definitions.philox import factor
 from nbflash.inputs import arrays
 from nbflash.inputs.arrays import strides
@@ -115,7 +115,7 @@ class Sm90Backward:
         walked, live = tables(s, p.batch, p.heads, p.group, p.head_dim, blocks, cfg.with_dq)
         stride = p.nk * heads_kv * p.head_dim, heads_kv * p.head_dim, p.head_dim
         sizes = (p.nk, p.heads, heads_kv, p.group, s.n_row, s.n_col, items, live)
-        scales = p.scale * (1.0 if cfg.score else LOG2_E), p.scale * factor(self._dropout)
+        scales = score_factor(p.scale, cfg.score is not None), p.scale * factor(self._dropout)
         constants = *stride, *sizes, *scales
         more = self._params, dropping_of(self._dropout, inverse=True)
         return self._device.bind(bwd_sm90_spec(cfg), blocks, constants, walked, more)
