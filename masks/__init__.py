@@ -24,7 +24,6 @@ from masks.leaves import from_dense, from_function
 from masks.patterns import (
     bigbird,
     butterfly,
-    dilated,
     fixed,
     global_local,
     local,
@@ -37,7 +36,7 @@ from masks.reorder import reorder
 from masks.restriction import restrict
 from masks.stats import MaskStats
 from masks.tiles import ABSENT, BITS, FULL, INTERVAL, Tiles
-from masks.token import axial, neighborhood, sinks, vertical_slash
+from masks.token import axial, dilated, neighborhood, sinks, vertical_slash
 from masks.trees import tree
 
 __all__ = [

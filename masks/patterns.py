@@ -134,15 +134,6 @@ def toeplitz(
     return _mask(n, block, [later, earlier], [earlier, later], causal)
 
 
-def dilated(
-    n: SupportsIndex, width: SupportsIndex, dilation: SupportsIndex, *, causal: bool = False
-) -> Mask:
-    """Dilated window: `width` keys on either side, `dilation` positions apart (Longformer)."""
-    width = _check.integer("width", width)
-    dilation = _check.integer("dilation", dilation, 1)
-    return toeplitz(n, np.arange(width + 1) * dilation, causal=causal)
-
-
 def fixed(
     n: SupportsIndex,
     block: SupportsIndex,

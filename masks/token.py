@@ -1,4 +1,4 @@
-"""Token-exact patterns: attention sinks, vertical-slash, axial, neighbourhoods."""
+"""Token-exact patterns: dilated windows, attention sinks, vertical-slash, axial, neighbourhoods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from masks.block import isin_sorted
 from masks.interval import Interval, causal, chunked, distinct, ranges
 from masks.interval import window as window_mask
 from masks.leaves import Columns, Diagonals
+from masks.patterns import toeplitz
 from masks.tiles import ABSENT, OPEN
+
+
+def dilated(
+    n: SupportsIndex, width: SupportsIndex, dilation: SupportsIndex, *, causal: bool = False
+) -> Mask:
+    """Dilated window: `width` keys on either side, `dilation` positions apart (Longformer)."""
+    width = _check.integer("width", width)
+    dilation = _check.integer("dilation", dilation, 1)
+    return toeplitz(n, np.arange(width + 1) * dilation, causal=causal)
 
 
 def sinks(
