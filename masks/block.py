@@ -9,7 +9,7 @@ from scipy.sparse import coo_array, csr_array, issparse
 
 from masks import _check
 from masks.base import Mask
-from masks.interval import distinct, ranges, sums
+from masks.interval import ranges, sums, unique_sorted
 from masks.tiles import ABSENT, FULL, OPEN
 
 
@@ -32,7 +32,7 @@ class BlockSparse(Mask):
     def __init__(self, nq, nk, block, rows, cols):
         super().__init__(nq, nk)
         self.block = block
-        key = distinct(np.asarray(rows, np.int64) * self.grid_shape[1] + cols)
+        key = unique_sorted(np.asarray(rows, np.int64) * self.grid_shape[1] + cols)
         rows, cols = np.divmod(key, max(self.grid_shape[1], 1))
         self.rows, self.cols = rows.astype(np.int32), cols.astype(np.int32)
         self.rows.setflags(write=False)

@@ -142,14 +142,14 @@ def ranges(start, length):
     return np.arange(total) + np.repeat(start - (ends - length), length)
 
 
-def distinct(keys):
+def unique_sorted(keys):
     """The keys, not negative, each once, sorted: `numpy.unique` hashes, ten times as slow."""
     keys = np.sort(keys)
     return keys[np.flatnonzero(np.diff(keys, prepend=-1))]
 
 
 def sums(keys, values):
-    """The `distinct` keys, and the sum of the values of each."""
+    """The `unique_sorted` keys, and the sum of the values of each."""
     order = np.argsort(keys, kind="stable")  # fast where there are sorted runs
     keys = keys[order]
     first = np.flatnonzero(np.diff(keys, prepend=-1))

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from masks import _check
 from masks.base import Mask
 from masks.functions import snapshot
-from masks.interval import distinct, ranges
+from masks.interval import ranges, unique_sorted
 from masks.tiles import ABSENT, FULL, OPEN
 
 
@@ -73,7 +73,7 @@ class Diagonals(Mask):
         first = np.clip(q0 + shift - largest, 0, grid.nk) // grid.tile_n
         last = np.clip(q1 + shift - smallest, 0, grid.nk)
         length = np.maximum(-(-last // grid.tile_n) - first, 0)
-        return distinct(ranges((rows * grid.n_col + first).ravel(), length.ravel()))
+        return unique_sorted(ranges((rows * grid.n_col + first).ravel(), length.ravel()))
 
     def _state(self, grid, rows, cols):
         q0, q1 = grid.rows(rows)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from masks import _check
 from masks.base import Mask
 from masks.block import isin_sorted
-from masks.interval import Interval, causal, chunked, distinct, ranges
+from masks.interval import Interval, causal, chunked, ranges, unique_sorted
 from masks.interval import window as window_mask
 from masks.leaves import Columns, Diagonals
 from masks.patterns import toeplitz
@@ -128,7 +128,7 @@ class Neighborhood(Mask):
         begin = (line * last + low[:, None]) // grid.tile_n
         length = (line * last + high[:, None]) // grid.tile_n - begin + 1
         row = starts[:, None] // grid.tile_m * grid.n_col
-        return distinct(ranges((row + begin).ravel(), length.ravel()))
+        return unique_sorted(ranges((row + begin).ravel(), length.ravel()))
 
     def _state(self, grid, rows, cols):
         live = isin_sorted(self._live(grid), rows * grid.n_col + cols)

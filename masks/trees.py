@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from masks import _check
 from masks.base import Mask
 from masks.block import values_of
-from masks.interval import Interval, distinct, sums
+from masks.interval import Interval, sums, unique_sorted
 from masks.tiles import ABSENT, FULL, INTERVAL, OPEN
 
 
@@ -64,7 +64,7 @@ class Tree(Mask):
     def _live(self, grid):
         of_prefix = np.arange(-(-self.prefix // grid.tile_n))
         first = np.arange(grid.n_row)[:, None] * grid.n_col
-        return distinct(np.concatenate([(first + of_prefix).ravel(), self._nodes(grid)[0]]))
+        return unique_sorted(np.concatenate([(first + of_prefix).ravel(), self._nodes(grid)[0]]))
 
     def _of_nodes(self, grid, rows, cols):
         """Attended cells of each tile that are of nodes."""
