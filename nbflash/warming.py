@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import masks
 from nbflash import scores
 from nbflash.cuda import availability
-from nbflash.definitions.constants import ITEMSIZE
+from nbflash.definitions.constants import HALF_PRECISION, ITEMSIZE
 from nbflash.definitions.quantised import LIMITS
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.dropout import check_dropout
@@ -23,14 +23,13 @@ from nbflash.planning.kernels import (
 )
 from nbflash.scores import Score
 
-DTYPES = "bfloat16", "float16"
 PASSES = "forward", "backward", "deterministic", "decode"
 _SCORES = {"none": None, "softcap": scores.softcap(30.0), "alibi": scores.alibi(0.5)}
 
 
 def warm(
     head_dims: Sequence[int] = (64, 128),
-    dtypes: Sequence[str] = DTYPES,
+    dtypes: Sequence[str] = HALF_PRECISION,
     patterns: Sequence[str | masks.Mask] = ("dense", "causal"),
     *,
     score: Sequence[Score | None] = (None,),
@@ -157,7 +156,12 @@ def add_command(commands) -> None:
     )
     add = parser.add_argument
     add("--head-dim", type=int, nargs="+", default=[64, 128], metavar="D")
-    add("--dtype", nargs="+", default=list(DTYPES), choices=(*DTYPES, "float32", "float64"))
+    add(
+        "--dtype",
+        nargs="+",
+        default=list(HALF_PRECISION),
+        choices=(*HALF_PRECISION, "float32", "float64"),
+    )
     add("--mask", nargs="+", default=["dense", "causal"], choices=list(PATTERNS))
     add("--score", nargs="+", default=["none"], choices=list(_SCORES))
     add("--dropout", action="store_true", help="with dropout, too")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from nbflash.cuda import availability
-from nbflash.definitions.constants import DROPOUT_BLOCK
+from nbflash.definitions.constants import DROPOUT_BLOCK, HALF_PRECISION, VECTOR_BYTES
 from nbflash.inputs.arrays import CPU, CUDA
 
 _HOST_ARRAYS = "the CUDA simulator (NUMBA_ENABLE_CUDASIM=1) runs on NumPy arrays, got CUDA arrays"
+# 15 bits are compared as float16, in which larger thresholds would be NaN.
+_MOST_DROPOUT = 0x7C00 / 2**15
 
 
 class Backend:
@@ -98,3 +100,31 @@ class Backend:
     def decode_partial(self, device, problem, mask, q, cache):
         """The first kernel of decode, as `nbflash.planning.decode_plan` runs it."""
         raise NotImplementedError
+
+
+class TensorCores(Backend):
+    """Half precision, in rows that are read `VECTOR_BYTES` at a time.
+
+    What there is to write of the gradients of a score's arrays may be as large as the scores: no
+    kernel of tensor cores computes them.
+    """
+
+    score_backward_impl = "simt"
+
+    def why_not(self, spec) -> list[str]:
+        """What the kernels ask of dtype, head_dim and memory layout."""
+        problem, reasons = spec.problem, []
+        if spec.dropout > _MOST_DROPOUT:
+            reasons.append(
+                f"{self.name} takes a dropout of at most {_MOST_DROPOUT}, got {spec.dropout}"
+            )
+        if problem.dtype not in HALF_PRECISION:
+            reasons.append(f"needs float16 or bfloat16, got {problem.dtype}")
+        if problem.head_dim % 8 or problem.head_dim > 256:
+            reasons.append(f"needs a head_dim of 8, 16, ... 256, got {problem.head_dim}")
+        if problem.alignment < VECTOR_BYTES and problem.device == CUDA:
+            reasons.append(
+                "needs addresses and strides of q, k and v that are multiples of "
+                f"{VECTOR_BYTES} bytes, got {problem.alignment}"
+            )
+        return reasons

@@ -13,6 +13,12 @@ ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 #: Query tokens of a sequence that one call of `decode` takes.
 MAX_QUERIES = 64
 
+#: The dtypes that tensor-core kernels take.
+HALF_PRECISION = "bfloat16", "float16"
+
+#: Bytes of the widest load: tensor-core kernels read rows in such pieces, from a multiple of it on.
+VECTOR_BYTES = 16
+
 #: Threads of a warp.
 WARP = 32
 

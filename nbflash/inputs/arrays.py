@@ -12,13 +12,13 @@ import sys
 
 import numpy as np
 
+from nbflash.definitions.constants import VECTOR_BYTES
 from nbflash.inputs import tensors
 from nbflash.inputs.tensors import CudaTensor, is_tensor
 
 CPU, CUDA = "cpu", "cuda"
 _HOST_DLPACK = (1, 3)  # kDLCPU, kDLCUDAHost
 _CUDA_DLPACK = (2, 13)  # kDLCUDA, kDLCUDAManaged
-_ALIGNMENT = 16  # bytes, the widest vector load
 _OVERLAP_WORK = 1_000_000  # bound on an exact answer; layouts that need more count as overlapping
 _native_types = {np.ndarray, CudaTensor}
 
@@ -121,7 +121,7 @@ def signature(x) -> tuple:
     if kind is np.ndarray:
         return x.shape, x.strides, x.dtype, x.flags.aligned
     data = x.data
-    return x.shape, x.strides, x.dtype, data.device_id, data.ptr % _ALIGNMENT
+    return x.shape, x.strides, x.dtype, data.device_id, data.ptr % VECTOR_BYTES
 
 
 def in_rows(x):
@@ -161,7 +161,7 @@ def alignment(*arrays) -> int:
 
 def alignment_in_memory(*arrays) -> int:
     """:func:`alignment`, of NumPy arrays too."""
-    bits = _ALIGNMENT
+    bits = VECTOR_BYTES
     for x in arrays:
         bits |= pointer(x)
         for n, stride in zip(x.shape[:-1], x.strides[:-1], strict=True):

@@ -9,6 +9,7 @@ import hashlib
 
 import numpy as np
 
+from nbflash.definitions.constants import HALF_PRECISION
 from nbflash.inputs.arrays import check_beside_q, device_of, native, on_cuda, pointer
 
 
@@ -62,7 +63,7 @@ def _copied(name, given):
         raise TypeError(
             f"{name} must be a NumPy or CuPy array, a list or a number: {error}"
         ) from error
-    if x.dtype.name in ("float16", "bfloat16"):
+    if x.dtype.name in HALF_PRECISION:
         x = x.astype(np.float32)
     x = x.astype(x.dtype.newbyteorder("="), copy=False)
     x.flags.writeable = False

@@ -11,9 +11,10 @@ import sys
 
 import numpy as np
 
+from nbflash.definitions.constants import VECTOR_BYTES
+
 _NUMPY = "float16", "float32", "float64", "int32", "int64", "int8", "uint8", "bool"
 _ML_DTYPES = "bfloat16", "float8_e4m3fn"
-_ALIGNMENT = 16  # bytes, the widest vector load
 
 
 class CudaTensor:
@@ -38,7 +39,7 @@ class CudaTensor:
         self.ptr = ptr = tensor.data_ptr()
         self.device_id = device_id = tensor.get_device()
         self.steps = steps = tensor.stride()
-        self.signature = tensor.shape, steps, tensor.dtype, device_id, ptr % _ALIGNMENT
+        self.signature = tensor.shape, steps, tensor.dtype, device_id, ptr % VECTOR_BYTES
 
     @property
     def shape(self):

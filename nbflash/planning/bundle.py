@@ -10,12 +10,12 @@ from nbflash.backends.block_selection.host import kernels_of_means, kernels_of_s
 from nbflash.backends.split_kv.merge_host import kernels_of_merging
 from nbflash.cuda import bundled, kernel_key, launch, sources, workers
 from nbflash.cuda.pause import pause_spec
+from nbflash.definitions.constants import HALF_PRECISION, VECTOR_BYTES
 from nbflash.planning.ahead import compile_all
-from nbflash.planning.kernels import ALIGNMENT, common_decode_kernels, common_kernels
+from nbflash.planning.kernels import common_decode_kernels, common_kernels
 
 #: The cubins of 8.6 serve 8.9, too.
 CAPABILITIES = (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)
-DTYPES = "bfloat16", "float16"
 HEAD_DIMS = 64, 96, 128, 192, 256
 #: Of caches, where there are such kernels of tensor cores; None: of the queries' dtype.
 CACHE_DTYPES = {None: (8, 0), "int8": (8, 0), "float8_e4m3fn": (9, 0)}
@@ -28,12 +28,12 @@ def packs() -> dict:
     for capability in CAPABILITIES:
         arch = launch.arch_of(capability)
         caches = [cache for cache, least in CACHE_DTYPES.items() if capability >= least]
-        for dtype in DTYPES:
+        for dtype in HALF_PRECISION:
             for head_dim in HEAD_DIMS:
                 specs = common_kernels(dtype, head_dim, capability)
                 specs += common_decode_kernels(dtype, head_dim, capability, caches)
                 specs += kernels_of_merging(dtype, head_dim)
-                specs += kernels_of_means(dtype, head_dim, ALIGNMENT)
+                specs += kernels_of_means(dtype, head_dim, VECTOR_BYTES)
                 found[f"{arch}-{dtype}-{head_dim}"] = specs, capability
         found[f"{arch}-selection"] = [*kernels_of_selection(), pause_spec()], capability
     return found

@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import masks
 from nbflash.backends.registry import BACKENDS, prepare
-from nbflash.definitions.constants import ITEMSIZE
+from nbflash.definitions.constants import ITEMSIZE, VECTOR_BYTES
 from nbflash.inputs.arrays import CUDA
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.decode_problem import Cache, DecodeProblem
 from nbflash.inputs.problem import Problem
 from nbflash.planning.dispatch import fastest_decode
-
-ALIGNMENT = 16  # bytes: arrays that come from an allocator have it
 
 
 def cuda_problem(dtype, head_dim, nq, nk, scale=None) -> Problem:
@@ -33,7 +31,7 @@ def cuda_problem(dtype, head_dim, nq, nk, scale=None) -> Problem:
         strides=((0, 0, 0, 1),) * 3,
         device=CUDA,
         device_id=0,
-        alignment=ALIGNMENT,
+        alignment=VECTOR_BYTES,  # arrays that come from an allocator have it
     )
 
 

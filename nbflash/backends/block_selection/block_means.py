@@ -19,9 +19,9 @@ from nbflash.cuda.tile.convert import widened
 from nbflash.cuda.tile.ring import divmod_int32
 from nbflash.cuda.tile.tracing import load, load4, store, store4, unrolled
 from nbflash.cuda.tile.warp_math import unpack_half
+from nbflash.definitions.constants import HALF_PRECISION, VECTOR_BYTES
 
 THREADS = 128
-_HALVES = "float16", "bfloat16"
 _VECTOR = {"float16": 8, "bfloat16": 8, "float32": 4}  # elements of 16 bytes
 
 
@@ -42,7 +42,7 @@ class BlockMeansConfig:
     @property
     def packed(self):
         """Elements of what addresses and strides count: two of 16 bits make a word of vectors."""
-        return 2 if self.vectors and self.dtype in _HALVES else 1
+        return 2 if self.vectors and self.dtype in HALF_PRECISION else 1
 
     @property
     def storage(self):
@@ -74,7 +74,7 @@ class BlockMeansConfig:
 def block_means_config(dtype, head_dim, alignment):
     """The configuration for rows whose addresses are multiples of ``alignment`` bytes."""
     piece = _VECTOR.get(dtype)
-    vectors = piece is not None and alignment == 16 and head_dim % piece == 0
+    vectors = piece is not None and alignment == VECTOR_BYTES and head_dim % piece == 0
     return BlockMeansConfig(dtype, head_dim, vectors)
 
 

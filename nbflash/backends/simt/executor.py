@@ -19,14 +19,14 @@ from nbflash.cuda.device import cuda_device
 from nbflash.cuda.dropout_state import DropoutState
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.definitions import philox
-from nbflash.definitions.constants import ITEMSIZE, score_factor
+from nbflash.definitions.constants import ITEMSIZE, VECTOR_BYTES, score_factor
 from nbflash.inputs import arrays
 
 
 def vectors_allowed(dtype, head_dim, alignment):
     """Whether rows may be read four elements at a time."""
     itemsize = ITEMSIZE.get(dtype, 1)
-    return head_dim % 4 == 0 and alignment >= min(16, 4 * itemsize)
+    return head_dim % 4 == 0 and alignment >= min(VECTOR_BYTES, 4 * itemsize)
 
 
 class SimtLaunches:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from nbflash.backends.base import Backend
+from nbflash.backends.base import TensorCores
 from nbflash.cuda import availability
-from nbflash.inputs.arrays import CUDA
-
-# 15 bits are compared as float16, in which larger thresholds would be NaN.
-_MOST_DROPOUT = 0x7C00 / 2**15
 
 
-class Sm80(Backend):
+class Sm80(TensorCores):
     """Half precision on devices of compute capability 8.0 and later."""
 
-    name, score_backward_impl = "sm80", "simt"
+    name = "sm80"
 
     def why_not_here(self, device_id: int = 0) -> list[str]:
         if reasons := availability.why_not_kernels():
@@ -26,22 +22,6 @@ class Sm80(Backend):
         if capability >= (8, 0):
             return []
         return ["needs compute capability 8.0 or later, this device has {}.{}".format(*capability)]
-
-    def why_not(self, spec) -> list[str]:
-        """What mma and cp.async ask of dtype, head_dim and memory layout."""
-        problem, reasons = spec.problem, []
-        if spec.dropout > _MOST_DROPOUT:
-            reasons.append(f"sm80 takes a dropout of at most {_MOST_DROPOUT}, got {spec.dropout}")
-        if problem.dtype not in ("float16", "bfloat16"):
-            reasons.append(f"needs float16 or bfloat16, got {problem.dtype}")
-        if problem.head_dim % 8 or problem.head_dim > 256:
-            reasons.append(f"needs a head_dim of 8, 16, ... 256, got {problem.head_dim}")
-        if problem.alignment < 16 and problem.device == CUDA:
-            reasons.append(
-                f"needs addresses and strides of q, k and v that are multiples of 16 bytes, got "
-                f"{problem.alignment}"
-            )
-        return reasons
 
     def why_not_decode(self, problem, mask, q, cache) -> list[str]:
         from nbflash.backends.sm80.decode import host

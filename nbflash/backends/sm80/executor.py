@@ -23,11 +23,10 @@ from nbflash.cuda.dropout_state import DropoutState
 from nbflash.cuda.tile.dropout import dropout_of
 from nbflash.cuda.tile.wgmma.dropout import dropping_of
 from nbflash.definitions import philox
-from nbflash.definitions.constants import tensor_core_factor
+from nbflash.definitions.constants import VECTOR_BYTES, tensor_core_factor
 from nbflash.inputs import arrays
 from nbflash.schedule.tile_choice import fastest
 
-ALIGNMENT = 16  # bytes, of the rows of every tensor
 # Of `fastest`, from causal masks and windows of 512 to 4096 tokens on an H200: notes/sm80.md.
 MASKED, ROW_COST = 1.4, 8000
 
@@ -203,7 +202,7 @@ def _in_chunks(x):
     """Whether the rows of an array lie in whole chunks of 16 bytes."""
     strides = arrays.strides(x)
     bits = arrays.pointer(x) | x.itemsize * (strides[0] | strides[1] | strides[2])
-    return bits % ALIGNMENT == 0
+    return bits % VECTOR_BYTES == 0
 
 
 def _aligned(x):

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from nbflash.backends.base import Backend
+from nbflash.backends.base import TensorCores
 from nbflash.cuda import availability
-from nbflash.inputs.arrays import CUDA
-
-# 15 bits are compared as float16, in which larger thresholds would be NaN.
-_MOST_DROPOUT = 0x7C00 / 2**15
 
 
-class Sm90(Backend):
-    """Half precision on devices of compute capability 9.0.
+class Sm90(TensorCores):
+    """Half precision on devices of compute capability 9.0."""
 
-    What there is to write of the gradients of a score's arrays may be as large as the scores: no
-    kernel of its own computes them.
-    """
-
-    name, score_backward_impl = "sm90", "simt"
+    name = "sm90"
 
     def why_not_here(self, device_id: int = 0) -> list[str]:
         if reasons := availability.why_not_kernels():
@@ -34,20 +26,9 @@ class Sm90(Backend):
         return ["needs compute capability 9.0 (Hopper), this device has {}.{}".format(*capability)]
 
     def why_not(self, spec) -> list[str]:
-        """What wgmma and TMA ask of dtype, head_dim and memory layout."""
-        problem, reasons = spec.problem, []
-        if spec.dropout > _MOST_DROPOUT:
-            reasons.append(f"sm90 takes a dropout of at most {_MOST_DROPOUT}, got {spec.dropout}")
-        if problem.dtype not in ("float16", "bfloat16"):
-            reasons.append(f"needs float16 or bfloat16, got {problem.dtype}")
-        if problem.head_dim % 8 or problem.head_dim > 256:
-            reasons.append(f"needs a head_dim of 8, 16, ... 256, got {problem.head_dim}")
-        if problem.alignment < 16 and problem.device == CUDA:
-            reasons.append(
-                f"needs addresses and strides of q, k and v that are multiples of 16 bytes, got "
-                f"{problem.alignment}"
-            )
-        if any(stride < 0 for three in problem.strides for stride in three):
+        """What TMA asks of strides besides."""
+        reasons = super().why_not(spec)
+        if any(stride < 0 for three in spec.problem.strides for stride in three):
             reasons.append("needs strides that are not negative: copy the array first")
         return reasons
 

@@ -23,6 +23,7 @@ from nbflash.cuda.collector import collector_off
 from nbflash.cuda.device import SHARED_MEMORY, Recording
 from nbflash.cuda.pause import pause_spec
 from nbflash.cuda.sources import definitions_of
+from nbflash.definitions.constants import HALF_PRECISION
 from nbflash.inputs.attention_spec import AttentionSpec
 from nbflash.inputs.block_layout import BlockLayout
 from nbflash.planning import bundle
@@ -108,7 +109,7 @@ def test_wheels_carry_what_merges_and_averages(head_dim, monkeypatch):
     block_selection.block_means(half, 4)
     for name, value in {
         "CAPABILITIES": [(9, 0)],
-        "DTYPES": ["float16"],
+        "HALF_PRECISION": ["float16"],
         "HEAD_DIMS": [head_dim],
     }.items():
         monkeypatch.setattr(bundle, name, value)
@@ -189,7 +190,7 @@ def test_wheels_carry_what_selects_blocks(monkeypatch):
 
 def test_packs_are_of_every_dtype_and_architecture():
     found = {}
-    for capability, dtype in itertools.product(bundle.CAPABILITIES, bundle.DTYPES):
+    for capability, dtype in itertools.product(bundle.CAPABILITIES, HALF_PRECISION):
         specs = common_kernels(dtype, 64, capability)
         assert {spec.config.dtype for spec in specs} == {dtype}
         found[capability] = {spec.name for spec in specs}

@@ -9,15 +9,14 @@ from nbflash.backends.sm80.decode.kernel import decode_sm80_spec
 from nbflash.backends.split_kv.shares import share_out
 from nbflash.backends.split_kv.splits import scale_strides
 from nbflash.cuda import score_params
+from nbflash.definitions.constants import HALF_PRECISION, VECTOR_BYTES
 from nbflash.inputs import arrays
-
-ALIGNMENT = 16  # bytes, of the rows of q and of the caches
 
 
 def why_not(problem, q, cache) -> list[str]:
     """Reasons why this kernel cannot run a problem in its layout; empty when it can."""
     p = problem
-    if p.dtype not in ("float16", "bfloat16"):
+    if p.dtype not in HALF_PRECISION:
         return [f"needs float16 or bfloat16, got {p.dtype}"]
     reasons = []
     columns = 8 if p.cache_dtype == p.dtype else 16
@@ -26,7 +25,7 @@ def why_not(problem, q, cache) -> list[str]:
     if p.page_size is not None and p.page_size % KEYS:
         reasons.append(f"needs pages of a multiple of {KEYS} keys, got {p.page_size}")
     least = min(map(arrays.alignment, (q, cache.k_cache, cache.v_cache)))
-    if least < ALIGNMENT and p.device == arrays.CUDA:
+    if least < VECTOR_BYTES and p.device == arrays.CUDA:
         reasons.append(f"needs addresses and strides that are multiples of 16 bytes, got {least}")
     return reasons
 

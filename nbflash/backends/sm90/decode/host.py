@@ -7,6 +7,7 @@ from nbflash.backends.sm90.decode.kernel import decode_sm90_spec
 from nbflash.backends.split_kv.shares import share_out
 from nbflash.backends.split_kv.splits import scale_strides
 from nbflash.cuda import tensor_map
+from nbflash.definitions.constants import HALF_PRECISION
 from nbflash.inputs import arrays
 
 
@@ -23,7 +24,7 @@ def why_not(problem, mask, q, cache) -> list[str]:
     p, given = problem, {"window": problem.window, "score": problem.score}
     none = "decode with {}= does not run on sm90"
     reasons = [none.format(name) for name, x in given.items() if x is not None]
-    if p.dtype not in ("float16", "bfloat16"):
+    if p.dtype not in HALF_PRECISION:
         return [*reasons, f"needs float16 or bfloat16, got {p.dtype}"]
     reasons += config_for(p, mask).why_not()
     paged = q, cache.k_cache, cache.v_cache
