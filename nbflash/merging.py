@@ -5,7 +5,7 @@
 In float32 (float64 for float64). An empty part attends nothing: its ``lse`` is -inf, its weight 0,
 and what its ``out`` holds counts for nothing. Between the two weights only the difference of the
 ``lse`` counts, so that they keep their precision however large it is. NumPy arrays are merged
-element by element, CuPy arrays by one kernel, `nbflash.backends.split_kv.merge`.
+element by element, CuPy arrays by one kernel, `nbflash.backends.merging`.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def add_into(total, part, rows=None):
     if isinstance(rows, slice):
         total, rows = total[:, rows], None
     if total.size and not isinstance(total, np.ndarray):
-        from nbflash.backends.split_kv import merge_host
+        from nbflash.backends.merging import host
 
-        merge_host.add(total, part, rows)
+        host.add(total, part, rows)
         return
     at = slice(None) if rows is None else rows
     wide = np.dtype(wide_dtype(total.dtype.name))
@@ -96,9 +96,9 @@ def _write_merged(a, b, results, places=None):
     """Write the merge of two parts that have their rows contiguous."""
     (out_a, lse_a), (out_b, lse_b), (out, lse) = a, b, results
     if out.size and not isinstance(out, np.ndarray):
-        from nbflash.backends.split_kv import merge_host
+        from nbflash.backends.merging import host
 
-        merge_host.merge(a, b, results, places)
+        host.merge(a, b, results, places)
         return
     xp, at = library(out)[0], slice(None) if places is None else places
     out_a, lse_a = out_a[:, at], lse_a[:, :, at]

@@ -297,7 +297,7 @@ JUDGES = {
     "nbflash.backends.sm90.forward.choice": [*_CHOICES, *_LAUNCHES],
     "nbflash.backends.sm90.forward.config": [*_CHOICES, *_LAUNCHES],
     "nbflash.backends.sm90.shared.config": [*_CHOICES, *_LAUNCHES],
-    "nbflash.backends.split_kv.merge_host": [
+    "nbflash.backends.merging.host": [
         "host/backends/test_decode_launches.py",
         "host/keys/test_keys_selection.py",
         "sim/merging/test_merge_parts.py",

@@ -7,7 +7,7 @@ what has changed.
 from __future__ import annotations
 
 from nbflash.backends.block_selection.host import kernels_of_means, kernels_of_selection
-from nbflash.backends.split_kv.merge_host import kernels_of_merging
+from nbflash.backends.merging.host import kernels_of_merging
 from nbflash.cuda import bundled, kernel_key, launch, sources, workers
 from nbflash.cuda.pause import pause_spec
 from nbflash.definitions.constants import HALF_PRECISION, VECTOR_BYTES

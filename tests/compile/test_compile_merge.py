@@ -4,7 +4,7 @@ import pytest
 from assembly import CAPABILITIES, assemble
 from compiled import compile_ptx
 
-from nbflash.backends.split_kv.merge import MergeConfig, merge_spec
+from nbflash.backends.merging.merge import MergeConfig, merge_spec
 
 CAPABILITY = {"sm_75": (7, 5), **CAPABILITIES}
 CONFIGS = {

@@ -4,7 +4,7 @@ import numpy as np
 
 import nbflash
 from nbflash import testing
-from nbflash.backends.split_kv import merge_host
+from nbflash.backends.merging import host as merge_host
 
 NAMES = "out", "lse"
 

@@ -1,1 +1,1 @@
-"""Keys split among blocks or calls, and the results over the parts combined."""
+"""Keys split among blocks, and the results over the parts combined."""

@@ -10,9 +10,10 @@ from logged_device import Array, Logged, padded
 import masks
 from nbflash import scores
 from nbflash.backends.block_selection import host as selection
+from nbflash.backends.merging import host as merge_host
 from nbflash.backends.registry import BACKENDS
 from nbflash.backends.sm80.decode.host import Sm80Partial
-from nbflash.backends.split_kv import merge_host, shares
+from nbflash.backends.split_kv import shares
 from nbflash.cuda import device as devices
 from nbflash.cuda import tensor_map
 from nbflash.definitions.constants import LOG2_E

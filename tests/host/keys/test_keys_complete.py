@@ -27,7 +27,7 @@ TESTED = {
     "nbflash.backends.simt.score_gradient_host.SimtScoreBackward._kernel": BOUND,
     "nbflash.backends.sm80.executor.Sm80Executor._bound": BOUND,
     "nbflash.backends.sm90.executor.Sm90Executor._backward_in": BOUND,
-    "nbflash.backends.split_kv.merge_host._bound": SELECTION,
+    "nbflash.backends.merging.host._bound": SELECTION,
     "nbflash.cuda.bundled._unpacked": OWN,
     "nbflash.cuda.device.cuda_device": OWN,
     "nbflash.cuda.kernel_key._digest_of_sources": KERNELS,

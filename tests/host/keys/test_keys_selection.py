@@ -6,7 +6,7 @@ from keyed import assert_answers_differ, check_transparent
 from logged_device import Array, Logged, padded
 
 from nbflash.backends.block_selection import host as selection
-from nbflash.backends.split_kv import merge_host
+from nbflash.backends.merging import host as merge_host
 
 
 def _merging(**changed):

@@ -15,9 +15,9 @@ from cuda_arrays import LSE_SHAPE, SHAPE, DeviceArray
 import masks
 from nbflash import scores
 from nbflash.backends.block_selection import host as block_selection
+from nbflash.backends.merging import host as merge_host
 from nbflash.backends.registry import prepare
 from nbflash.backends.simt.executor import SimtLaunches
-from nbflash.backends.split_kv import merge_host
 from nbflash.cuda import device, kernel_key, launch
 from nbflash.cuda.collector import collector_off
 from nbflash.cuda.device import SHARED_MEMORY, Recording

@@ -34,7 +34,7 @@ FLOORS = (
     (f"{HOPPER}.forward", f"{HOPPER}.backward", f"{HOPPER}.decode"),
     (f"{HOPPER}.shared",),
     (
-        *("nbflash.backends.split_kv", "nbflash.backends.base"),
+        *("nbflash.backends.split_kv", "nbflash.backends.merging", "nbflash.backends.base"),
         *("nbflash.backends.block_plan", "nbflash.backends.block_selection"),
     ),
     ("nbflash.cuda",),
@@ -59,7 +59,8 @@ EXCEPTIONS = {("nbflash.environment", "nbflash")}
 DEVICE = (
     *("nbflash.backends.simt", AMPERE, f"{HOPPER}.forward", f"{HOPPER}.backward"),
     *(f"{HOPPER}.decode", f"{HOPPER}.shared", "nbflash.backends.split_kv"),
-    *("nbflash.backends.block_plan", "nbflash.backends.block_selection"),
+    *("nbflash.backends.merging", "nbflash.backends.block_plan"),
+    "nbflash.backends.block_selection",
     *(TILE, "nbflash.cuda.ptx"),
 )
 HOST = (
@@ -67,7 +68,7 @@ HOST = (
     *(f"{AMPERE}.__init__", f"{AMPERE}.executor", "nbflash.backends.block_plan.host"),
     *("nbflash.backends.simt.executor", "nbflash.backends.simt.decode_host"),
     *("nbflash.backends.simt.score_gradient_host", "nbflash.backends.split_kv.splits"),
-    *("nbflash.backends.split_kv.shares", "nbflash.backends.split_kv.merge_host"),
+    *("nbflash.backends.split_kv.shares", "nbflash.backends.merging.host"),
     f"{HOPPER}.forward.choice",
     *(f"{HOPPER}.backward.choice", f"{HOPPER}.backward.host", f"{HOPPER}.backward.dq_host"),
     *(f"{AMPERE}.decode.host", f"{HOPPER}.decode.host"),
@@ -120,6 +121,7 @@ OUTSIDE = {
     "nbflash.backends.block_plan.host": ("numpy", ""),
     "nbflash.backends.block_selection": ("", ""),
     "nbflash.backends.block_selection.host": ("numpy", ""),
+    "nbflash.backends.merging": ("", ""),
     "nbflash.backends.split_kv": ("", ""),
     "nbflash.backends.split_kv.splits": ("numpy", ""),
     "nbflash.cuda": ("numpy", ""),

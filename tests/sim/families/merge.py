@@ -9,7 +9,7 @@ from nbflash import testing
 from nbflash.cuda import simulator as sim
 from nbflash.merging import add_into
 
-MERGE, HOST = "nbflash.backends.split_kv.merge", "nbflash.backends.split_kv.merge_host"
+MERGE, HOST = "nbflash.backends.merging.merge", "nbflash.backends.merging.host"
 MUTANTS = (
     Mutant("the smaller LSE is the maximum", "lse_a > lse_b", "lse_a < lse_b"),
     Mutant("an empty maximum unguarded", "shift = shift_of(larger)", "shift = larger"),

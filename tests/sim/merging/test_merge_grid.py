@@ -6,7 +6,7 @@ import pytest
 from merge_runs import at_rows, check_merge, part
 from simt_runs import DTYPES
 
-from nbflash.backends.split_kv.merge import HEADS, QUERIES
+from nbflash.backends.merging.merge import HEADS, QUERIES
 from nbflash.cuda import simulator as sim
 
 NAMES = "heads-first", "tokens-first", "gap", "packed"

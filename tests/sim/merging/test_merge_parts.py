@@ -8,7 +8,7 @@ from simt_runs import DTYPES
 
 import nbflash
 from nbflash import testing
-from nbflash.backends.split_kv import merge_host
+from nbflash.backends.merging import host as merge_host
 from nbflash.cuda import simulator as sim
 from nbflash.merging import add_into
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-from nbflash.backends.split_kv.merge import HEADS, QUERIES, MergeConfig, merge_spec
+from nbflash.backends.merging.merge import HEADS, QUERIES, MergeConfig, merge_spec
 from nbflash.cuda.device import cuda_device
 from nbflash.inputs import arrays
 

@@ -3,7 +3,8 @@
     LSE = log(exp LSE_a + exp LSE_b)      w_p = exp(LSE_p − LSE)      O = w_a O_a + w_b O_b
 
 Part a, and the result, have rows that part b lacks: those stay as they are. Each element is read
-once and written once; :mod:`.combine` is for many contiguous splits of a few rows instead.
+once and written once; for many contiguous splits of a few rows there is
+:mod:`nbflash.backends.split_kv.combine` instead.
 Gradients of parts add up: the same, with weights of 1.
 
     a block has QUERIES queries of HEADS heads

@@ -1,0 +1,1 @@
+"""Parts of an attention merged, or added, by one kernel: what `nbflash.merging` and ranks call."""
