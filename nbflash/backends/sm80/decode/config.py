@@ -101,7 +101,7 @@ class DecodeSm80Config:
         return 2 * self.kv_bytes + 8 * KEYS * self.quantised
 
     @property
-    def stored_rows(self):
+    def smem_keys(self):
         """Keys of a tile in shared memory."""
         return KEYS
 

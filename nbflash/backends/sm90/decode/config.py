@@ -9,7 +9,7 @@ from nbflash.cuda.tile.smem_layout import barrier_layout, smem_layout
 from nbflash.cuda.tile.wgmma.gemm import ALIGNMENT, PANEL
 
 # Of a row tile: query tokens × heads that share a key head; and for 8-bit quantised caches.
-ROWS, STORED_ROWS = 64, 16
+ROWS, ROWS_8BIT = 64, 16
 WARPS = 4  # that compute
 RAGGED = 1 << 30  # added to the kind of a tile that some row does not see to its end
 SWIZZLED_ROWS = 8  # a box of keys starts where the swizzle does
@@ -38,6 +38,8 @@ class DecodeSm90Config(Panels):
         Blocks a multiprocessor should hold.
     negate : bool
         For scales below zero: S = −Q Kᵀ.
+    registers : tuple
+        Always (): as launched.
     """
 
     dtype: str
@@ -54,7 +56,7 @@ class DecodeSm90Config(Panels):
     @property
     def tile_m(self):
         """Rows that a block computes."""
-        return STORED_ROWS if self.quantised else ROWS
+        return ROWS_8BIT if self.quantised else ROWS
 
     @property
     def threads(self):
@@ -72,7 +74,7 @@ class DecodeSm90Config(Panels):
         return -(-self.head_dim // (2 * PANEL)) if self.quantised else self.panels
 
     @property
-    def stored_rows(self):
+    def smem_keys(self):
         """Keys of a tile in shared memory."""
         return self.tile_n
 

@@ -17,7 +17,7 @@ is multiplied by it last.
 
 from masks import FULL
 from nbflash.backends.sm90.decode.config import RAGGED, WARPS
-from nbflash.backends.sm90.decode.config import STORED_ROWS as ROWS
+from nbflash.backends.sm90.decode.config import ROWS_8BIT as ROWS
 from nbflash.backends.sm90.shared.config import DESCRIPTOR_WORDS, END
 from nbflash.backends.sm90.shared.online_softmax import make_online_softmax
 from nbflash.backends.split_kv.combine_in_block import COMPUTING
@@ -144,7 +144,7 @@ def make_stored_compute(cfg):
     return compute
 
 
-def make_merge(cfg):
+def make_join_results(cfg):
     """``put(smem, words, acc, m, l, thread)``, ``merged(smem, words, row, column)``: O of four
     columns and LSE.
 
@@ -178,7 +178,8 @@ def make_stored_part(cfg):
     What the computing warps do with a row tile: O and LSE of the part of its keys.
     """
     HEAD_DIM, QUADS, (load_q_row, put_q) = cfg.head_dim, cfg.head_dim // 4, make_stored_q(cfg)
-    compute, (put, merged), (row_at, _) = make_stored_compute(cfg), make_merge(cfg), make_rows(cfg)
+    compute, (put, merged) = make_stored_compute(cfg), make_join_results(cfg)
+    row_at, _ = make_rows(cfg)
     store_o = unrolled(store4)
 
     @inlined

@@ -37,7 +37,7 @@ class StoredLayout:
     def __init__(self, cfg):
         self.width = cfg.width
         self.span = min(16, self.width // 8)  # bytes of V that are neighbours in a lane
-        self.panel_words = cfg.stored_rows * 32  # of a tile in shared memory
+        self.panel_words = cfg.smem_keys * 32  # of a tile in shared memory
         self.keys = cfg.warp_keys
         self.pieces = self.width // 64  # of 16 bytes, of a row of K in a lane
         self.words = self.width // 32  # of a row of V in a lane
