@@ -387,7 +387,9 @@ JUDGES = {
     "nbflash.torch.merging": _first("frameworks/test_torch_gradients.py", _TORCH),
     "nbflash.torch.modules": _first("frameworks/test_torch_options.py", _TORCH),
     "nbflash.huggingface.attention": _first("frameworks/test_huggingface_layers.py", _HUGGINGFACE),
-    "nbflash.huggingface.in_graph": _first("frameworks/test_huggingface_layers.py", _HUGGINGFACE),
+    "nbflash.huggingface.layer_masks": _first(
+        "frameworks/test_huggingface_layers.py", _HUGGINGFACE
+    ),
     "nbflash.huggingface.mask_functions": _HUGGINGFACE,
     "nbflash.huggingface.registration": _HUGGINGFACE,
     "nbflash.huggingface.sparsity": _HUGGINGFACE,

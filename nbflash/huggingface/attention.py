@@ -6,7 +6,7 @@ import torch
 
 import masks
 from nbflash.definitions.constants import MAX_QUERIES
-from nbflash.huggingface.in_graph import LayerMask, decoded, last_rows, late_mask
+from nbflash.huggingface.layer_masks import LayerMask, decoded, last_rows, late_mask
 from nbflash.huggingface.mask_functions import ModelMask, host_array
 from nbflash.torch import attention, merge_sink, scores
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import masks
 from nbflash.huggingface.attention import OVERRIDE
-from nbflash.huggingface.in_graph import Override
+from nbflash.huggingface.layer_masks import Override
 
 ModelT = TypeVar("ModelT")
 

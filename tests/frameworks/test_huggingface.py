@@ -15,7 +15,7 @@ from nbflash import huggingface as nh
 from nbflash import torch as nt
 from nbflash.huggingface import attention as layers
 from nbflash.huggingface import registration
-from nbflash.huggingface.in_graph import Override, decoded
+from nbflash.huggingface.layer_masks import Override, decoded
 from nbflash.testing import assert_within_reference
 
 

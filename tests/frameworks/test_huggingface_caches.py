@@ -17,7 +17,7 @@ from transformers import masking_utils as theirs
 import masks
 from nbflash import huggingface as nh
 from nbflash.huggingface import mask_functions
-from nbflash.huggingface.in_graph import Override, last_rows
+from nbflash.huggingface.layer_masks import Override, last_rows
 
 MASK = masks.block_diagonal(32, 5)  # no function of distance
 DENSE = np.random.default_rng(0).random((12, 12)) < 0.5

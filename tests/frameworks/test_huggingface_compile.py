@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import masks
 import nbflash
 from nbflash import huggingface as nh
-from nbflash.huggingface import in_graph
+from nbflash.huggingface import layer_masks
 
 SPARSE = masks.local(64, block=4, width=1)
 OVERRIDES = {
@@ -97,8 +97,8 @@ def test_generates_by_decode(monkeypatch):
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     options |= {"cache_implementation": "static", "disable_compile": True}
     want = model.generate(ids, **options)
-    decode, calls = in_graph.decode, []
-    monkeypatch.setattr(in_graph, "decode", lambda *x, **y: calls.append(x) or decode(*x, **y))
+    decode, calls = layer_masks.decode, []
+    monkeypatch.setattr(layer_masks, "decode", lambda *x, **y: calls.append(x) or decode(*x, **y))
     counter = layers_in_one_graph(model)
     assert torch.equal(model.generate(ids, **options), want)
     assert len(calls) == 2 * 6

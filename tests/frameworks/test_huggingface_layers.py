@@ -10,8 +10,8 @@ from tensors import DEVICE, as_numpy, assert_close
 import masks
 from nbflash import huggingface as nh
 from nbflash.huggingface import attention as layers
-from nbflash.huggingface import in_graph
-from nbflash.huggingface.in_graph import Override
+from nbflash.huggingface import layer_masks
+from nbflash.huggingface.layer_masks import Override
 from nbflash.testing import assert_within_reference
 
 HEADS, NK = 4, 12
@@ -135,8 +135,8 @@ def test_few_queries_are_decoded(kind, way, monkeypatch):
     mask = masks.restrict(MASKS[kind](NK), range(5, 8), range(NK))
     given = {"softcap": 0.5, "s_aux": random(HEADS)}
     call = lambda q, k, v: nh.attention_of(Layer(), q, k, v, mask, scaling=0.3, **given)[0]
-    calls, decode = [], in_graph.decode
-    monkeypatch.setattr(in_graph, "decode", lambda *x, **y: calls.append(x) or decode(*x, **y))
+    calls, decode = [], layer_masks.decode
+    monkeypatch.setattr(layer_masks, "decode", lambda *x, **y: calls.append(x) or decode(*x, **y))
     if way == "in a graph":
         torch.compiler.reset()
         call = torch.compile(call, fullgraph=True, backend="eager")
@@ -149,8 +149,8 @@ def test_few_queries_are_decoded(kind, way, monkeypatch):
 @pytest.mark.parametrize("learned", range(3), ids="qkv")
 def test_few_queries_with_a_gradient_are_not_decoded(learned, monkeypatch):
     given = inputs(3)
-    calls, decode = [], in_graph.decode
-    monkeypatch.setattr(in_graph, "decode", lambda *x, **y: calls.append(y) or decode(*x, **y))
+    calls, decode = [], layer_masks.decode
+    monkeypatch.setattr(layer_masks, "decode", lambda *x, **y: calls.append(y) or decode(*x, **y))
     given[learned].requires_grad_()
     out, _ = nh.attention_of(Layer(), *given, masks.causal(3, NK), scaling=0.3)
     out.sum().backward()

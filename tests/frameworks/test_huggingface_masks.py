@@ -14,7 +14,7 @@ import masks
 import nbflash
 from masks.interval import Interval
 from nbflash.huggingface import mask_functions, mask_of
-from nbflash.huggingface.in_graph import LayerMask, Override, last_rows
+from nbflash.huggingface.layer_masks import LayerMask, Override, last_rows
 
 #: Older releases do not remap positions.
 remapped = getattr(theirs, "remap_positions_for_packed_sequence", lambda function, places: function)

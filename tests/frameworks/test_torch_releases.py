@@ -11,7 +11,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 import masks
 from nbflash import scores
-from nbflash.huggingface.in_graph import Override
+from nbflash.huggingface.layer_masks import Override
 from nbflash.torch import attention
 from nbflash.torch.constants import addressed, object_of
 from nbflash.torch.scores import softcap

@@ -199,9 +199,9 @@ def test_keys_that_other_libraries_need():
         for call in ast.walk(function)
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "remembered"
     } == {
-        "in_graph.LayerMask._first": "(self.kind, nq, nk)",
-        "in_graph._cut": "('cut', mask, nq, nk, q_offset, kv_offset)",
-        "in_graph.last_rows": "('last rows', mask)",
+        "layer_masks.LayerMask._first": "(self.kind, nq, nk)",
+        "layer_masks._cut": "('cut', mask, nq, nk, q_offset, kv_offset)",
+        "layer_masks.last_rows": "('last rows', mask)",
         "mask_functions.mask_of": "(batch_size, mask, first)",
         "mask_functions.shared": "mask",
     }

@@ -1,7 +1,9 @@
-"""The masks of layers in a compiled graph: their tensors go into it, their contents do not.
+"""The mask of a layer's call, in eager mode and in compiled graphs, and the calls that
+`nbflash.decode` takes.
 
-The mask of a model is known to a graph by a number in a tensor: a graph that was compiled for one
-batch serves the next one, of other paddings or documents.
+The tensors of a mask go into a compiled graph, its contents do not. The mask of a model is known to
+a graph by a number in a tensor: a graph that was compiled for one batch serves the next one, of
+other paddings or documents.
 """
 
 from __future__ import annotations
