@@ -19,7 +19,7 @@ import numpy as np
 from nbflash.backends.cpu.compiling import compiled, inlined
 from nbflash.backends.cpu.dropout import drop
 from nbflash.backends.cpu.intrinsics import given_up, take
-from nbflash.backends.cpu.score import chain, factor
+from nbflash.backends.cpu.score import factor, times_slope
 from nbflash.backends.cpu.softmax import exp2, row_max, weights, weights_and_gradients
 from nbflash.backends.cpu.tile_function import on_tiles
 from nbflash.backends.cpu.walk import (
@@ -164,7 +164,7 @@ def _gradient_rows(walk, operands, row, head, counter, scratch, dq, careful, sco
             weights_and_gradients(
                 s[i, :width], ds[i, :width], operands.lse[head, at], operands.delta[head, at]
             )
-            chain(score, ds[i, :width], slope[i, :width])
+            times_slope(score, ds[i, :width], slope[i, :width])
         # dQ += dS K
         accumulate(walk, operands, ds, k, dq, n_rows, p, stop, careful)
         p = stop
@@ -199,7 +199,7 @@ def _gradient_columns(walk, operands, row, head, counter, scratch, dk, dv, caref
                 weights_and_gradients(
                     s[r, :n_keys], ds[r, :n_keys], operands.lse[head, at], operands.delta[head, at]
                 )
-                chain(score, ds[r, :n_keys], slope[r, :n_keys])
+                times_slope(score, ds[r, :n_keys], slope[r, :n_keys])
                 drop(dropout, s[r, :n_keys], z[r, :n_keys])
         # dV += (P ∘ Z)ᵀ dO,  dK += dSᵀ Q
         accumulate(walk, operands, s, dout, dv, n_keys, p, stop, careful)

@@ -30,7 +30,7 @@ def factor(operands, score):
 
 
 @inlined
-def chain(score, ds, slope):
+def times_slope(score, ds, slope):
     """dS <- dS ∘ ∂score/∂S, exactly 0 where dS is."""
     if score.address != 0:
         for j in range(ds.size):

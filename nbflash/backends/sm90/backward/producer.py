@@ -55,7 +55,7 @@ def following(i):
     return opaque_value(i + 1)
 
 
-def make_send(panels):
+def make_send_panels(panels):
     """``send(to, panel_bytes, tensor_map, row, head, batch, bar)``: a tile, panel by panel."""
 
     @inlined
@@ -72,7 +72,7 @@ def make_send_keys(cfg):
     When the last one there is done with: ``phase`` of ``empty``.
     """
     TILE_N, KV_BYTES, KV_PANEL = cfg.tile_n, cfg.kv_bytes, cfg.tile_n * ROW_BYTES
-    send = make_send(cfg.panels)
+    send = make_send_panels(cfg.panels)
 
     @inlined
     def send_keys(to, tensor_map, n_block, head, batch, empty, full, phase):
@@ -139,7 +139,8 @@ def make_load_stream(cfg):
     WITH_DQ, FULL_TILES = cfg.with_dq, cfg.full_tiles
     ARRIVED_K = FULL_K if FULL_TILES else RAW_K
     (stage_of, phase_of), (k_stage_of, k_phase_of) = make_ring(cfg.stages), make_ring(cfg.k_stages)
-    (_, v_phase_of), send, send_keys = make_ring(1), make_send(cfg.panels), make_send_keys(cfg)
+    (_, v_phase_of), send_keys = make_ring(1), make_send_keys(cfg)
+    send = make_send_panels(cfg.panels)
     write_place = make_write_place(cfg)
 
     @unrolled
