@@ -145,7 +145,7 @@ def test_sending_needs_a_device_with_cp_async():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("make", [delta_simt_spec, convert_dq_simt_spec], ids=["delta", "round"])
+@pytest.mark.parametrize("make", [delta_simt_spec, convert_dq_simt_spec], ids=["delta", "convert"])
 @pytest.mark.parametrize("arch", CAPABILITIES)
 def test_row_kernel(arch, make, dtype):
     report = compiled(make(RowConfig(dtype, 72)), arch)

@@ -29,4 +29,4 @@ def convert_dq_simt_spec(cfg):
     """How to compile and launch the kernel of a :class:`~.row_statistics.RowConfig`."""
     pointers = (kinds.pointer(cfg.accumulator), kinds.pointer(STORAGE[cfg.dtype]))
     signature = (*pointers, STRIDES, STRIDES, kinds.int32, kinds.int32, kinds.int64)
-    return KernelSpec("nbflash_round_simt", make_convert_dq_simt, cfg, signature)
+    return KernelSpec("nbflash_convert_dq_simt", make_convert_dq_simt, cfg, signature)

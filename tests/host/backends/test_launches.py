@@ -162,7 +162,7 @@ def _expected(kernel, cfg, factor):
         "bwd_simt_columns": {"scale": SCALE, "q_factor": base},
         "bwd_simt_rows": {"scale": SCALE, "q_factor": base},
         "delta_simt": {"rows": rows},
-        "round_simt": {"rows": rows},
+        "convert_dq_simt": {"rows": rows},
         "bwd_sm80_columns": {"scale": SCALE, "factor": base},
         "bwd_sm80_rows": {"scale": SCALE, "factor": base},
         "convert_dq_sm80": {"factor": SCALE * factor},
@@ -170,13 +170,13 @@ def _expected(kernel, cfg, factor):
         "bwd_sm90": {"factor": base, "scale": SCALE * factor, "kv_stride": CONTIGUOUS[NK]},
         "bwd_sm90_dq": {"factor": base, "scale": SCALE * factor, "stride": CONTIGUOUS[NQ]},
         "statistics_sm90": {"n_col": n_col},
-        "round_sm90": {"scale": SCALE, "stride": CONTIGUOUS[NQ]},
+        "convert_dq_sm90": {"scale": SCALE, "stride": CONTIGUOUS[NQ]},
     }[kernel.removeprefix("nbflash_")]
 
 
 BLOCKS = {
     "delta_simt": lambda x: row_statistics.blocks_for(BATCH * HEADS * NQ),
-    "round_simt": lambda x: row_statistics.blocks_for(BATCH * HEADS * NQ),
+    "convert_dq_simt": lambda x: row_statistics.blocks_for(BATCH * HEADS * NQ),
     "statistics_sm80": lambda x: row_kernels.blocks_for_rows(x["rows"]),
     "convert_dq_sm80": lambda x: row_kernels.blocks_for_pieces(x.config, 16 * x["tiles"]),
     "statistics_sm90": lambda x: x.config.statistics_blocks(x["rows"]),
@@ -196,7 +196,7 @@ def _check_numbers(found, factor):
 
 def _check_kinds(found):
     """Of heads of one column 2³¹ rows fit into memory; tensor cores take 16 columns."""
-    if found.kernel in ("nbflash_delta_simt", "nbflash_round_simt"):
+    if found.kernel in ("nbflash_delta_simt", "nbflash_convert_dq_simt"):
         assert found.kinds["rows"] == kinds.int64, found.kernel
 
 
@@ -219,7 +219,7 @@ def _check_where_dq_is(launches, given):
     _check_padding(launches)
     sums = {found["dq"] for name, found in by_kernel.items() if name in ("statistics_sm90",)}
     for name, found in by_kernel.items():
-        if name.startswith(("round", "convert")):
+        if name.startswith("convert"):
             source, target = ("source", "target") if "source" in found.values else ("total", "dq")
             assert found[target] == own, name
             if "s_stride" in found.values:
@@ -230,7 +230,7 @@ def _check_where_dq_is(launches, given):
         if name in ("bwd_sm80_rows", "bwd_sm90_dq", "bwd_simt_rows"):
             assert found["dq"] == own, name
     main = [by_kernel[x] for x in ("bwd_sm80_columns", "bwd_simt_columns") if x in by_kernel]
-    if "round_sm90" in by_kernel:
+    if "convert_dq_sm90" in by_kernel:
         main.append(by_kernel["bwd_sm90"])
     if sums:
         assert {found["dq"] for found in main} | sums == sums
@@ -253,13 +253,13 @@ def _kernels(impl, deterministic, two_passes):
         return (
             ["bwd_sm90_dq", "bwd_sm90"]
             if two_passes
-            else ["statistics_sm90", "bwd_sm90", "round_sm90"]
+            else ["statistics_sm90", "bwd_sm90", "convert_dq_sm90"]
         )
     family = "simt" if "simt" in impl else "sm80"
     first = "delta_simt" if family == "simt" else "statistics_sm80"
     if deterministic:
         return [first, f"bwd_{family}_rows", f"bwd_{family}_columns"]
-    last = {"simt": [], "simt in half precision": ["round_simt"], "sm80": ["convert_dq_sm80"]}
+    last = {"simt": [], "simt in half precision": ["convert_dq_simt"], "sm80": ["convert_dq_sm80"]}
     return [first, f"bwd_{family}_columns", *last[impl]]
 
 

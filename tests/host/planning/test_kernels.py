@@ -254,7 +254,7 @@ def test_the_passes_have_their_kernels():
     }
     assert names == {
         "forward": ["nbflash_fwd_sm90"],
-        "backward": ["nbflash_bwd_sm90", "nbflash_statistics_sm90", "nbflash_round_sm90"],
+        "backward": ["nbflash_bwd_sm90", "nbflash_statistics_sm90", "nbflash_convert_dq_sm90"],
         "deterministic": ["nbflash_bwd_sm90", "nbflash_bwd_sm90_dq"],
     }
 
@@ -327,7 +327,7 @@ def test_device_tests_name_their_kernels(impl, monkeypatch):
     named = {each.name for each in of(problem, score, 0.0, mask)}
     assert named >= {each.name for each in kernels_of(spec, (9, 0), impl=impl, passes=passes)}
     learned = {each.name for each in ahead.score_specs(problem, score, mask, impl)}
-    around = {"nbflash_delta_simt", "nbflash_round_simt"}
+    around = {"nbflash_delta_simt", "nbflash_convert_dq_simt"}
     assert learned == around | {f"nbflash_fwd_{impl}", "nbflash_dscore_simt"}
     decode = ahead.decode_specs("bfloat16", "int8", 64, 2, (4, 2))
     assert [each.name for each in decode] == ["nbflash_decode_sm80", "nbflash_decode_sm90"]

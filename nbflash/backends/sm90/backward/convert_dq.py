@@ -67,4 +67,4 @@ def convert_dq_sm90_spec(cfg):
     """How to compile and launch the kernel of ``cfg``."""
     pointers = (kinds.pointer(kinds.float32), kinds.pointer(kinds.uint32))
     signature = (*pointers, STRIDES, *(kinds.int32,) * 3, kinds.float32)
-    return KernelSpec("nbflash_round_sm90", make_convert_dq_sm90, cfg, signature)
+    return KernelSpec("nbflash_convert_dq_sm90", make_convert_dq_sm90, cfg, signature)
