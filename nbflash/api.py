@@ -112,7 +112,7 @@ def attention(
         Also return the log-sum-exp that `attention_backward` needs.
     out : array like q, optional
         Receives the result; shares no memory with ``q``, ``k`` or ``v``.
-    impl : {"auto", "simt", "cpu", "reference", "sm90", "sm80"}
+    impl : {"auto", "sm90", "sm80", "simt", "cpu", "reference"}
         An explicit choice never falls back: it raises with the reasons of `why_not`.
 
     Returns
@@ -241,8 +241,8 @@ def score_backward(
         As given to `attention_backward`.
     score : nbflash.scores.Score
         As given to `attention`, with its gradient.
-    impl : {"auto", "simt", "cpu", "reference", "sm90", "sm80"}
-        That of `attention`. For sm90 the kernel of simt serves here, too.
+    impl : {"auto", "sm90", "sm80", "simt", "cpu", "reference"}
+        That of `attention`. For sm90 and sm80 the kernel of simt serves here, too.
 
     Returns
     -------
@@ -264,9 +264,11 @@ def score_backward(
     as in `attention_backward`, an array's element gets Σ dS' ∂S'/∂element over the attended scores
     that it is part of.
 
-    A score holds copies of its arrays on the host: after a step of learning, make it anew.
-    On CUDA arrays tanh is exact here. Where `attention` ran on ``sm90`` in bfloat16 it was not
-    (`scores.softcap`), and gradients behind large capped scores are off by as much.
+    Arrays of host memory are copied into a score: after a step of learning make it anew. Those of
+    CUDA memory are read where they are.
+
+    On CUDA arrays tanh is exact here. Where `attention` ran on ``sm90`` or ``sm80`` in bfloat16 it
+    was not (`scores.softcap`), and gradients behind large capped scores are off by as much.
 
     Bitwise reproducible on NumPy arrays, and on CUDA arrays for a `scores.bias` with an element for
     every score, which is written once. Other sums there are by atomics: as `attention_backward`

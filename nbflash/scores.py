@@ -198,9 +198,9 @@ def softcap(cap: SupportsFloat) -> Score:
 
     Notes
     -----
-    On ``sm90`` in bfloat16 tanh is the hardware's, within 2^-11: a score near 40 may be off by
-    0.02, and its weight by 2 %, where a rounded weight is off by 0.4 %. In float16 there scores are
-    within ``cap · 2^-22``: a cap of 1e6 is as good as none, and worse.
+    On ``sm90`` and ``sm80`` in bfloat16 tanh is the hardware's, within 2^-11: a score near 40 may
+    be off by 0.02, and its weight by 2 %, where a rounded weight is off by 0.4 %. In float16 there
+    scores are within ``cap · 2^-22``: a cap of 1e6 is as good as none, and worse.
     """
     cap = _number("cap", cap)
     if not 0 < cap < math.inf:
