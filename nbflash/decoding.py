@@ -10,7 +10,7 @@ import masks
 from nbflash.definitions.quantised import LIMITS, dequantise
 from nbflash.definitions.types import Array, ArrayT, Scale, Window
 from nbflash.inputs.arrays import CUDA, as_given, device_of
-from nbflash.inputs.block_map import as_mask
+from nbflash.inputs.block_map import BlockMap, as_mask
 from nbflash.inputs.decode_problem import (
     Cache,
     check_contents,
@@ -31,7 +31,7 @@ def decode(
     lengths: Array,
     *,
     block_table: Array | None = ...,
-    mask: masks.Mask | None = ...,
+    mask: masks.Mask | BlockMap | None = ...,
     window: Window = ...,
     k_scale: Array | None = ...,
     v_scale: Array | None = ...,
@@ -50,7 +50,7 @@ def decode(
     lengths: Array,
     *,
     block_table: Array | None = ...,
-    mask: masks.Mask | None = ...,
+    mask: masks.Mask | BlockMap | None = ...,
     window: Window = ...,
     k_scale: Array | None = ...,
     v_scale: Array | None = ...,
@@ -68,7 +68,7 @@ def decode(
     lengths: Array,
     *,
     block_table: Array | None = None,
-    mask: masks.Mask | None = None,
+    mask: masks.Mask | BlockMap | None = None,
     window: Window = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
@@ -182,7 +182,7 @@ def why_not_decode(
     lengths: Array,
     *,
     block_table: Array | None = None,
-    mask: masks.Mask | None = None,
+    mask: masks.Mask | BlockMap | None = None,
     window: Window = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,

@@ -10,6 +10,7 @@ import masks
 from nbflash.decoding import run_decode
 from nbflash.definitions.types import Scale, Window
 from nbflash.inputs.arrays import as_tensor
+from nbflash.inputs.block_map import BlockMap
 from nbflash.inputs.decode_problem import Cache, decode_inputs
 from nbflash.inputs.problem import check_flag
 from nbflash.scores import Score
@@ -30,7 +31,7 @@ def decode(
     lengths: torch.Tensor,
     *,
     block_table: torch.Tensor | None = ...,
-    mask: masks.Mask | None = ...,
+    mask: masks.Mask | BlockMap | None = ...,
     window: Window = ...,
     k_scale: torch.Tensor | None = ...,
     v_scale: torch.Tensor | None = ...,
@@ -48,7 +49,7 @@ def decode(
     lengths: torch.Tensor,
     *,
     block_table: torch.Tensor | None = ...,
-    mask: masks.Mask | None = ...,
+    mask: masks.Mask | BlockMap | None = ...,
     window: Window = ...,
     k_scale: torch.Tensor | None = ...,
     v_scale: torch.Tensor | None = ...,
@@ -65,7 +66,7 @@ def decode(
     lengths: torch.Tensor,
     *,
     block_table: torch.Tensor | None = None,
-    mask: masks.Mask | None = None,
+    mask: masks.Mask | BlockMap | None = None,
     window: Window = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,

@@ -49,6 +49,9 @@ def generate(q: Floats, k: Floats, v: Floats) -> Floats:
     drafts = masks.tree([-1, 0, 0], prefix=8, nk=np.int64(12))
     chosen = selection.mean_pooled(q, k, topk=2, causal=True)
     print(nbflash.why_not("sm90", q, k, v, chosen), chosen.to_mask().stats().components)
+    print(nbflash.why_not_decode("simt", q, k, v, cache.lengths(ids), mask=chosen))
+    attended: Floats = nbflash.decode(q, k, v, cache.lengths(ids), mask=chosen)
+    print(attended.shape)
     table = cache.block_table(ids)
     return nbflash.decode(q, cache.k, cache.v, cache.lengths(ids), block_table=table, mask=drafts)
 
