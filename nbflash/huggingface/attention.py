@@ -37,12 +37,21 @@ def attention_of(
     query, key, value : Tensor (batch, heads or heads_kv, tokens, head_dim)
     attention_mask : masks.Mask, Tensor of four axes, or None
         What `nbflash.huggingface.mask_of` made; a boolean mask, or one that is added to scores.
-    dropout, scaling, softcap
-        As in `nbflash.torch.attention`.
+    dropout : float
+    scaling : float, optional
+        As ``dropout`` and ``scale`` of `nbflash.torch.attention`.
+    is_causal : bool, optional
+        Instead of the module's.
+    softcap : float, optional
+        As ``cap`` of `nbflash.scores.softcap`.
     s_aux : Tensor (heads,), optional
         Attention sinks.
     position_bias : Tensor (batch or 1, heads, queries, keys), optional
         Added to the scores.
+    **kwargs
+        ``cu_seq_lens_q`` and ``cu_seq_lens_k`` say where packed sequences begin.
+        ``output_attentions`` and ``head_mask`` are refused unless None or False. All others are
+        ignored.
 
     Returns
     -------
