@@ -47,7 +47,7 @@ class SimtConfig:
         multiple of ``4 tx``).
     score : ScoreCode, optional
         Functions of the scores; Q then carries the scale alone.
-    dropout : bool
+    dropout : bool or "placed"
         Only with ``rm * rn`` of at most 64: one bit each.
     """
 
@@ -64,7 +64,7 @@ class SimtConfig:
     chunks: int = 1
     send_v: bool = False
     score: ScoreCode | None = None
-    dropout: bool = False
+    dropout: bool | str = False
 
     def __post_init__(self):
         if self.dropout and self.rm * self.rn > KEPT_BITS:

@@ -41,7 +41,7 @@ class Sm80Config:
     full_tiles : bool
         No tile of the schedule is masked.
     score : ScoreCode, optional
-    dropout : bool
+    dropout : bool or "placed"
         Only where ``tile_n`` is a multiple of 32.
     speed : float
         Measured scores a second, over those of the table of large tiles.
@@ -57,7 +57,7 @@ class Sm80Config:
     negate: bool = False
     full_tiles: bool = False
     score: ScoreCode | None = None
-    dropout: bool = False
+    dropout: bool | str = False
     speed: float = field(default=1.0, repr=False, compare=False)
 
     def __post_init__(self):
@@ -135,7 +135,7 @@ class Sm80BackwardConfig:
     negate: bool = False
     full_tiles: bool = False
     score: ScoreCode | None = None
-    dropout: bool = False
+    dropout: bool | str = False
     speed: float = field(default=1.0, repr=False, compare=False)
 
     def __post_init__(self):

@@ -46,7 +46,7 @@ class Sm90BackwardConfig(Panels):
         Full tiles may reach past the last key: dS is set to 0 there.
     score : ScoreCode, optional
         Functions of the scores.
-    dropout : bool
+    dropout : bool or "placed"
         Without dQ alone.
     speed : float
         Scores a second, relative to the first row of the table.
@@ -64,7 +64,7 @@ class Sm90BackwardConfig(Panels):
     full_tiles: bool = False
     edge: bool = False
     score: ScoreCode | None = None
-    dropout: bool = False
+    dropout: bool | str = False
     speed: float = field(default=1.0, repr=False, compare=False)
 
     @property

@@ -38,7 +38,7 @@ class Sm90DqConfig(Panels):
         Blocks a multiprocessor should hold.
     score : ScoreCode, optional
         Functions of the scores.
-    dropout : bool
+    dropout : bool or "placed"
     full_tiles : bool
         No tile of the schedule is masked. The kernel has no code for masked tiles.
     speed : float
@@ -57,7 +57,7 @@ class Sm90DqConfig(Panels):
     registers: tuple = (56, 224)
     min_blocks: int = 1
     score: ScoreCode | None = None
-    dropout: bool = False
+    dropout: bool | str = False
     full_tiles: bool = False
     speed: float = field(default=1.0, repr=False, compare=False)
 

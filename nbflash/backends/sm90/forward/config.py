@@ -45,7 +45,7 @@ class Sm90Config(Panels):
         For scales below zero: S = −Q Kᵀ.
     score : ScoreCode, optional
         Functions of the scores.
-    dropout : bool
+    dropout : bool or "placed"
     full_tiles : bool
         No tile of the schedule is masked, and nothing is there for those that are: see `choose`.
     """
@@ -63,7 +63,7 @@ class Sm90Config(Panels):
     speed: float = field(default=1.0, repr=False, compare=False)
     negate: bool = False
     score: ScoreCode | None = None
-    dropout: bool = False
+    dropout: bool | str = False
     full_tiles: bool = False
 
     @property
