@@ -22,7 +22,11 @@ def quantise(x, dtype):
         scale = np.abs(x).max(axis=-1) / limit
         stored = np.nan_to_num(x / scale[..., None])  # 0 / 0 is stored as 0
     stored = np.clip(stored, -limit, limit)
-    return (np.rint(stored).astype(dtype) if dtype.kind == "i" else _float8(stored, dtype)), scale
+    return _ROUNDED[dtype.name](stored, dtype), scale
+
+
+def _int8(x, dtype):
+    return np.rint(x).astype(dtype)
 
 
 def _float8(x, dtype):
@@ -35,6 +39,9 @@ def _float8(x, dtype):
     e = np.maximum((size.view(np.int32) >> 23) - 127, -6)
     n = np.rint(size * ((130 - e) << 23).view(np.float32)).astype(np.int32)
     return (8 * (e + 6) + n + sign).astype(np.uint8).view(dtype)
+
+
+_ROUNDED = {"int8": _int8, "float8_e4m3fn": _float8}
 
 
 def dequantise(stored, scale, real):

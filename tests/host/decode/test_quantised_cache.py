@@ -6,7 +6,7 @@ import pytest
 from decode_cases import DTYPES
 from kv_cases import HEADS, D, tokens
 
-from nbflash.definitions.quantised import dequantise, quantise
+from nbflash.definitions.quantised import LIMITS, dequantise, quantise
 from nbflash.kv_cache import KVCache
 from nbflash.testing import make_qkv
 
@@ -71,6 +71,13 @@ def test_rows_of_subnormal_numbers(dtype):
     of_scale = np.abs(stored.astype(np.float64)).max() * least / 2
     assert (np.abs(got - x) <= rounding(scale, stored) + of_scale).all()
     assert (got * x >= 0).all()
+
+
+def test_a_dtype_without_a_rounding_of_its_own_is_refused(monkeypatch):
+    """Not stored by that of another one."""
+    monkeypatch.setitem(LIMITS, "float8_e5m2", 57344.0)
+    with pytest.raises(KeyError, match="float8_e5m2"):
+        quantise(np.ones((1, 8), np.float32), ml_dtypes.float8_e5m2)
 
 
 def test_keys_of_float64_queries_are_not_rounded():
