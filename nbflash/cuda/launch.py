@@ -1,8 +1,8 @@
 """From a kernel to a launch: compile, cache the cubin on disk, load, pack arguments.
 
-Numba compiles, nvJitLink assembles, the driver loads and launches, CuPy owns the memory. A kernel
-that is kept on disk needs neither Numba nor ``cuda.core``: they are imported to compile. Under the
-simulator the same kernel object is called the ordinary way.
+Numba compiles, nvJitLink (ptxas for whole programs) assembles, the driver loads and launches, CuPy
+owns the memory. A kernel that is kept on disk needs neither Numba nor ``cuda.core``: they are
+imported to compile. Under the simulator the same kernel object is called the ordinary way.
 """
 
 import ctypes

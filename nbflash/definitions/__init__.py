@@ -1,1 +1,4 @@
-"""What all implementations mean by the same: constants, random bits, 8-bit caches, score chains."""
+"""What all implementations mean by the same.
+
+Constants, random bits, 8-bit caches, score functions and their chains, types of the public API.
+"""

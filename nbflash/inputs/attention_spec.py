@@ -15,7 +15,7 @@ class AttentionSpec:
     Attributes
     ----------
     problem : nbflash.inputs.problem.Problem
-    mask : masks.Mask
+    mask : masks.Mask or nbflash.inputs.block_layout.BlockLayout
     score : nbflash.scores.Score or None
     dropout : float
         Probability; 0 for none.

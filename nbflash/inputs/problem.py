@@ -1,4 +1,4 @@
-"""Problem: the frozen description of one attention call, and every error a user can meet.
+"""Problem: the frozen description of one attention call; checks of its arrays, mask and scale.
 
 Each check raises before anything is written, and names the argument, its value and what is right.
 """

@@ -10,7 +10,7 @@ def fastest(configs, mask, masked=1, row_cost=0, by_columns=False):
         Of attributes ``tile_m``, ``tile_n`` and ``speed``, scores a second, by any unit. The first
         of equals is chosen.
     mask : masks.Mask or nbflash.inputs.block_layout.BlockLayout
-    masked : int
+    masked : float
         How many full tiles take as long as one with a mask.
     row_cost : int
         Prologue and epilogue of a block, which has one row of tiles, as so many scores.
