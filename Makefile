@@ -54,7 +54,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 help:
 	@echo 'make experiment   environment, then runtime against sparsity on random data and on a real sample'
-	@echo 'make test         environment, then tests of every kind, in minutes'
+	@echo 'make test         environment, then tests of every kind but frameworks, in minutes'
 	@echo 'make test-ci      every planted fault and every compiled kernel; one test for each that'
 	@echo '                  exercises the same'
 	@echo 'make test-all     every test, and make mutation; writes the tables anew that the others go by'
