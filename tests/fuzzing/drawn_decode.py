@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nbflash import testing
 
 DTYPES = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
+HEAD_DIMS = st.sampled_from([1, 2, 5, 16, 64, 130])
 
 
 @dataclass
@@ -32,8 +33,8 @@ class Plain(Brief):
 
 
 @st.composite
-def drawn_options(draw, batch, q_len, heads, lengths, capacity, dtype):
-    """Options of the call and a `Plain` of it."""
+def drawn_options(draw, batch, q_len, heads, lengths, capacity, dtype, bare=False):
+    """Options of the call and a `Plain` of it; ``bare``: without a window and a score."""
     options, scale, mask, text = {}, draw(SCALES), None, "causal"
     if scale is not None:
         options["scale"] = scale
@@ -42,7 +43,8 @@ def drawn_options(draw, batch, q_len, heads, lengths, capacity, dtype):
         drawn = draw(drawn_masks.of_heads(q_len, n, batch, heads))
         options["mask"], text = drawn.mask, drawn.text
         mask = np.broadcast_to(drawn.cells, (batch, heads, q_len, n))
-    window = draw(st.none() | st.tuples(*[st.none() | st.integers(0, 20)] * 2))
+    windows = st.none() | st.tuples(*[st.none() | st.integers(0, 20)] * 2)
+    window = None if bare else draw(windows)
     if window is not None:
         options["window"] = window
     keep = []
@@ -53,7 +55,8 @@ def drawn_options(draw, batch, q_len, heads, lengths, capacity, dtype):
         left, right = window or (None, None)
         pairs = pairs & (left is None or key >= own - left) & (right is None or key <= own + right)
         keep.append(pairs)
-    drawn = draw(scores_of_positions(batch, heads, capacity, dtype))
+    scores = scores_of_positions(batch, heads, capacity, dtype)
+    drawn = drawn_scores.NONE if bare else draw(scores)
     if drawn.score is not None:  # tokens before the first key attend nothing
         options["score"] = drawn.score
         own = [np.arange(n - q_len, n) for n in lengths.tolist()]
@@ -62,17 +65,18 @@ def drawn_options(draw, batch, q_len, heads, lengths, capacity, dtype):
 
 
 @st.composite
-def contiguous(draw, most=90):
+def contiguous(draw, most=90, dtypes=DTYPES, head_dims=HEAD_DIMS, bare=False):
     """q and caches in any layout, lengths, options, and NaN wherever nobody looks."""
     rng, batch = np.random.default_rng(draw(SEEDS)), draw(st.integers(1, 3))
     q_len = draw(st.integers(1, 7))
-    heads_kv, head_dim = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 5, 16, 64, 130]))
+    heads_kv, head_dim = draw(st.integers(1, 3)), draw(head_dims)
     heads, capacity = heads_kv * draw(st.integers(1, 3)), draw(st.integers(1, most))
     lengths = np.array([draw(st.integers(0, capacity)) for _ in range(batch)], np.int32)
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(dtypes))
     q = normal(rng, (batch, q_len, heads, head_dim), dtype)
     k, v = normal(rng, (2, batch, capacity, heads_kv, head_dim), dtype)
-    options, plain = draw(drawn_options(batch, q_len, heads, lengths, capacity, dtype))
+    sizes = batch, q_len, heads, lengths, capacity
+    options, plain = draw(drawn_options(*sizes, dtype, bare))
     for b, n in enumerate(lengths):
         groups = plain.keep[b].reshape(heads_kv, heads // heads_kv * q_len, n)
         for x in (k, v):

@@ -17,6 +17,8 @@ import nbflash
 DTYPES = np.float32, np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 HEAD_DIMS = st.one_of(st.integers(1, 9), st.sampled_from([16, 32, 33, 64, 100, 128, 256]))
 SIDES = st.one_of(st.integers(0, 9), st.integers(1, 40), st.integers(60, 70))
+# Of a block map. Those that CUDA kernels take divide tiles of a few rows, or are several of them.
+BLOCKS, BLOCKS_OF_KERNELS = st.integers(1, 20), st.sampled_from([16, 32])
 # Not below what the yardstick rounds to 0 in float32.
 HUNDREDTHS = st.integers(-200, 200).map(lambda n: n / 100)
 SCALES = st.sampled_from([scale for scale, _ in LEVELS]) | HUNDREDTHS
@@ -65,14 +67,13 @@ class Call(Brief):
 
 
 @st.composite
-def shapes(draw, sides=SIDES, small=False):
+def shapes(draw, sides, head_dims, small):
     """batch, nq, nk, heads, heads_kv and head_dim."""
     most = 2 if small else 3
     nq, heads_kv = draw(sides), draw(st.integers(1, most))
     nk = draw(st.just(nq) | sides)
     heads = heads_kv * draw(st.integers(1, most))
-    head_dim = draw(st.integers(1, 9) if small else HEAD_DIMS)
-    return draw(st.integers(1, most)), nq, nk, heads, heads_kv, head_dim
+    return draw(st.integers(1, most)), nq, nk, heads, heads_kv, draw(head_dims)
 
 
 def normal(rng, shape, dtype):
@@ -80,10 +81,10 @@ def normal(rng, shape, dtype):
 
 
 @st.composite
-def block_maps(draw, batch, nq, nk, heads, heads_kv):
+def block_maps(draw, batch, nq, nk, heads, heads_kv, blocks):
     """A `BlockMap` beside its dense definition; entries behind the counts are out of range."""
     rng = np.random.default_rng(draw(SEEDS))
-    block = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    block = draw(blocks), draw(blocks)
     rows, columns = -(-nq // block[0]), -(-nk // block[1])
     own = draw(st.sampled_from([1, batch])), draw(st.sampled_from([1, heads, heads_kv]))
     k = draw(st.integers(0, 5))
@@ -103,17 +104,17 @@ def block_maps(draw, batch, nq, nk, heads, heads_kv):
 
 
 @st.composite
-def attended(draw, batch, nq, nk, heads, heads_kv, maps=True):
+def attended(draw, batch, nq, nk, heads, heads_kv, blocks):
     """``mask``, ``causal`` and ``window``; the pairs that are left, and a text."""
     keep, options, text = np.ones((batch, heads, nq, nk), bool), {}, "no mask"
-    kinds = ["none", "mask", "mask", "mask", *["map"] * maps] if nq and nk else ["none"]
+    kinds = ["none", "mask", "mask", "mask", "map"] if nq and nk else ["none"]
     kind = draw(st.sampled_from(kinds))
     mask = None
     if kind == "mask":
         drawn = draw(drawn_masks.of_heads(nq, nk, batch, heads))
         mask, text, keep = drawn.mask, drawn.text, keep & drawn.cells
     if kind == "map":
-        mask, keep, text = draw(block_maps(batch, nq, nk, heads, heads_kv))
+        mask, keep, text = draw(block_maps(batch, nq, nk, heads, heads_kv, blocks))
     if draw(st.integers(0, 3)) == 3:
         options["causal"] = True
         keep = keep & plain_masks.causal(nq, nk)
@@ -160,12 +161,12 @@ SEED_FORMS = (
 
 
 @st.composite
-def calls(draw, sides=SIDES, dtypes=DTYPES, scored=True, small=False):
+def calls(draw, sides=SIDES, dtypes=DTYPES, head_dims=HEAD_DIMS, scored=True, small=False):
     """``scored``: with any score and any dropout; ``small``: such as the simulator takes."""
-    batch, nq, nk, heads, heads_kv, head_dim = draw(shapes(sides, small))
+    batch, nq, nk, heads, heads_kv, head_dim = draw(shapes(sides, head_dims, small))
     rng, dtype = np.random.default_rng(draw(SEEDS)), draw(st.sampled_from(dtypes))
     sizes = batch, nq, nk, heads, heads_kv
-    mask, keep, options, text = draw(attended(*sizes, maps=not small))
+    mask, keep, options, text = draw(attended(*sizes, BLOCKS_OF_KERNELS if small else BLOCKS))
     of_q, of_k = (batch, nq, heads, head_dim), (batch, nk, heads_kv, head_dim)
     arrays = [normal(rng, shape, dtype) for shape in (of_q, of_k, of_k, of_q)]
     if draw(st.booleans()):

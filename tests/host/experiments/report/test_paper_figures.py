@@ -70,6 +70,7 @@ def test_validation_by_step_and_by_context(tmp_path, monkeypatch):
     paper_figures.draw_contexts(rows, tmp_path / "x.png")
     left, right = figures[0].axes
     assert _lines(left)["nbflash, 128, 0"] == ([4, 8], [3.0, 0.5])
+    assert [x.get_text() for x in right.get_xticklabels()] == ["64", "128"]
     assert _lines(right) == {
         "nbflash, 0": ([64, 128], [1.0, 0.5]),
         "nbflash-sparse, 0": ([64], [1.5]),
