@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import numpy as np
-
 import masks
-from nbflash.definitions.quantised import LIMITS, dequantise
 from nbflash.definitions.types import Array, ArrayT, Scale, Window
-from nbflash.inputs.arrays import CUDA, as_given, device_of
+from nbflash.inputs.arrays import as_given
 from nbflash.inputs.block_map import BlockMap, as_mask
-from nbflash.inputs.decode_problem import (
-    Cache,
-    check_contents,
-    decode_inputs,
-)
+from nbflash.inputs.decode_problem import Cache, decode_inputs
 from nbflash.inputs.problem import check_flag, check_window
 from nbflash.inputs.tensors import operators_for
-from nbflash.planning import cache as cache_of_plans
 from nbflash.planning import decode_plan, dispatch
 from nbflash.scores import Score
 
@@ -221,71 +213,5 @@ def run_decode(
 ):
     """``(out, lse)`` of `decode` for native arrays; lse may be None without ``with_lse``."""
     dispatch.check_impl(impl)
-    if device_of(q)[0] == CUDA or impl not in ("auto", "cpu"):
-        decoder = decode_plan.lookup(q, cache, mask, scale, impl, window, score)
-        return decoder(q, cache, with_lse)
-    problem = _check_on_host(q, cache, mask, scale, impl, window, score)
-    out, lse = np.empty(q.shape, q.dtype), np.empty(problem.lse_shape, problem.lse_dtype)
-    _write_on_host(problem, q, cache, mask, out, lse)
-    return out, lse
-
-
-def _check_on_host(q, cache, mask, scale, impl, window=None, score=None):
-    call = decode_plan.key_of(q, cache, mask, scale, impl, window, score)
-    problem = cache_of_plans.plans.get(call)
-    if problem is None:
-        problem = decode_plan.checked(q, cache, mask, scale, window, score)
-        dispatch.choose_decode(impl, problem, mask, q, cache)
-        cache_of_plans.plans.put(call, problem)
-    check_contents(problem, cache, mask)
-    return problem
-
-
-def _write_on_host(problem, q, cache, mask, out, lse):
-    from nbflash.backends.cpu import decode as cpu
-
-    given = mask, problem.window_within(mask), problem.batch, problem.heads
-    cells = _remembered(("cells", *given), lambda: cpu.cells_of(*given))
-    score, real = problem.score, np.dtype(problem.lse_dtype).type
-    caches = (cache.k_cache, cache.k_scale), (cache.v_cache, cache.v_scale)
-    if problem.page_size is None and all(cpu.is_addressable(x, real) for x, _ in caches):
-        held, keys = None, cpu.Keys.of_caches(cache.k_cache, cache.v_cache, cache.lengths)
-    else:
-        held = [
-            [cpu.addressable(_keys(problem, cache, *x, b), real) for x in caches]
-            for b in range(problem.batch)
-        ]
-        keys = cpu.Keys.of_sequences(held)
-    bound = cpu.ABSENT
-    if score is not None:  # of positions: the last query is at the last key
-        bound = _remembered(("decode", score, real), lambda: cpu.prepare(score, 1, 1, real))
-    cpu.decode(q, keys, problem.heads_kv, out, lse, cells, problem.scale, bound)
-    del held  # not before: the kernel knows addresses
-
-
-def _remembered(key, make):
-    """What ``make`` returns, from the cache of plans."""
-    found = cache_of_plans.plans.get(key)
-    if found is None:
-        found = make()
-        cache_of_plans.plans.put(key, found)
-    return found
-
-
-def _keys(problem, cache, stored, scale, b):
-    """The keys (or values) of one sequence: (length, heads_kv, head_dim)."""
-    x = _rows(stored, cache, b)
-    if problem.cache_dtype not in LIMITS:
-        return x
-    scale = scale if scale.ndim == 1 else _rows(scale, cache, b)
-    return dequantise(x, scale, np.dtype(problem.lse_dtype))
-
-
-def _rows(stored, cache, b):
-    """What is stored of the tokens of one sequence: a view, or a copy gathered from its pages."""
-    length = cache.lengths[b]
-    if cache.block_table is None:
-        return stored[b, :length]
-    page_size = stored.shape[1]
-    pages = cache.block_table[b, : -(-length // page_size)]
-    return stored[pages].reshape(-1, *stored.shape[2:])[:length]
+    decoder = decode_plan.lookup(q, cache, mask, scale, impl, window, score)
+    return decoder(q, cache, with_lse)

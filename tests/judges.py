@@ -252,6 +252,7 @@ JUDGES = {
         "host/planning/test_disk_cache.py",
     ],
     "nbflash.backends.cpu.decode": ["host/decode/test_decode.py"],
+    "nbflash.backends.cpu.decode_host": ["host/keys/test_keys_bound.py", *_CACHES],
     "nbflash.backends.cpu.dropout": ["host/api/test_dropout.py"],
     "nbflash.backends.cpu.executor": [*_CPU, "host/scores/test_score_gradients.py"],
     "nbflash.backends.cpu.intrinsics": ["host/backends/test_cpu.py", "host/scores/test_scores.py"],
@@ -305,7 +306,7 @@ JUDGES = {
     "nbflash.backends.split_kv.shares": [*_LAUNCHES[-1:], *_DECODE_CHOICES],
     "nbflash.backends.split_kv.splits": [*_DECODE_CHOICES, *_LAUNCHES[-1:]],
     "nbflash.api": _INPUTS,
-    "nbflash.decoding": [*_DECODE_CHOICES, "host/keys/test_keys_bound.py", *_CACHES],
+    "nbflash.decoding": [*_DECODE_CHOICES, *_CACHES],
     "nbflash.inputs.arrays": _INPUTS,
     "nbflash.inputs.block_layout": [
         *("host/backends/test_limits.py", _FROZEN, "host/schedule/test_block_tiles.py"),

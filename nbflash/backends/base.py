@@ -97,8 +97,15 @@ class Backend:
         """What computes the gradients of the arrays of the spec's score."""
         raise NotImplementedError
 
+    def decoder(self, problem, mask):
+        """Where ``memory`` is "cpu": what runs `decode` of a `DecodeProblem` and a mask.
+
+        Called with ``q, cache, with_lse`` it returns ``(out, lse)``.
+        """
+        raise NotImplementedError
+
     def decode_partial(self, device, problem, mask, q, cache):
-        """The first kernel of decode, as `nbflash.planning.decode_plan` runs it."""
+        """Elsewhere: the first kernel of decode, as `nbflash.planning.decode_plan` runs it."""
         raise NotImplementedError
 
 

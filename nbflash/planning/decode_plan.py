@@ -1,4 +1,4 @@
-"""decode on CUDA arrays: split-KV, bound once for all calls of one signature.
+"""decode, bound once for all calls of one signature; on CUDA arrays by split-KV.
 
 A kernel attends one split of a sequence's keys in every block. Of each row tile the block that is
 done last joins the splits, or, where those are many, a second kernel does. How many there are
@@ -23,14 +23,20 @@ _PER_THREAD = 2  # the number of every thread's own default stream
 _captured = []  # what CUDA graphs may run and write to, as long as the process lives
 
 
-def lookup(q, cache, mask, scale, impl, window=None, score=None) -> CudaDecoder:
-    """The cached decoder of a call of native arrays, made and checked when the call is new."""
+def lookup(q, cache, mask, scale, impl, window=None, score=None):
+    """The cached decoder of a call of native arrays, made and checked when the call is new.
+
+    Called with ``q, cache, with_lse`` it returns ``(out, lse)``; lse may be None without.
+    """
     call = key_of(q, cache, mask, scale, impl, window, score)
     found = remembered.plans.get(call)  # as for plans, what cannot be hashed is not valid
     if found is None:
         problem = checked(q, cache, mask, scale, window, score)
-        impl = dispatch.choose_decode(impl, problem, mask, q, cache)
-        found = CudaDecoder(problem, mask, q, cache, BACKENDS[impl].decode_partial)
+        backend = BACKENDS[dispatch.choose_decode(impl, problem, mask, q, cache)]
+        if backend.memory == arrays.CPU:
+            found = backend.decoder(problem, mask)
+        else:
+            found = CudaDecoder(problem, mask, q, cache, backend.decode_partial)
         remembered.plans.put(call, found)
     return found
 

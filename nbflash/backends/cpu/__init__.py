@@ -27,3 +27,8 @@ class Cpu(Backend):
 
     def score_backward(self, spec):
         return self.executor(spec).score_backward
+
+    def decoder(self, problem, mask):
+        from nbflash.backends.cpu.decode_host import CpuDecoder
+
+        return CpuDecoder(problem, mask)

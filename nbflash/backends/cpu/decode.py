@@ -20,23 +20,11 @@ from nbflash.backends.cpu.intrinsics import (
     take,
 )
 from nbflash.backends.cpu.passes import MAX_ROW_STRIDE
-from nbflash.backends.cpu.score import prepare
 from nbflash.backends.cpu.softmax import row_max, weights
 from nbflash.backends.cpu.threads import run_in_threads
 from nbflash.backends.cpu.tile_function import ABSENT
 from nbflash.backends.cpu.walk import is_finite
 from nbflash.definitions.constants import score_factor
-
-__all__ = [
-    "ABSENT",
-    "Cells",
-    "Keys",
-    "addressable",
-    "cells_of",
-    "decode",
-    "is_addressable",
-    "prepare",
-]
 
 _N, _T = ord("N"), ord("T")
 

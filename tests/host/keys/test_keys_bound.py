@@ -15,7 +15,7 @@ import masks
 import nbflash
 from nbflash import decoding, scores
 from nbflash.backends.block_plan.host import BlockSchedule
-from nbflash.backends.cpu import decode as cpu
+from nbflash.backends.cpu import decode_host
 from nbflash.backends.simt import executor as simt_executor
 from nbflash.backends.simt.executor import SimtExecutor, SimtLaunches
 from nbflash.backends.simt.score_gradient_host import SimtScoreBackward
@@ -205,7 +205,7 @@ def test_decode_on_the_host():
 
 def test_cells_are_of_the_mask_the_window_the_batch_and_the_heads(monkeypatch):
     made, used = {}, []
-    real = cpu.cells_of, cpu.decode
+    real = decode_host.cells_of, decode_host.decode
 
     def cells_of(*given):
         cells = real[0](*given)
@@ -216,8 +216,8 @@ def test_cells_are_of_the_mask_the_window_the_batch_and_the_heads(monkeypatch):
         used.append((made[id(cells)][0], q.shape[0], q.shape[2]))
         return real[1](q, keys, heads_kv, out, lse, cells, *more)
 
-    monkeypatch.setattr(cpu, "cells_of", cells_of)
-    monkeypatch.setattr(cpu, "decode", decode)
+    monkeypatch.setattr(decode_host, "cells_of", cells_of)
+    monkeypatch.setattr(decode_host, "decode", decode)
     nbflash.clear_cache()
     mask = masks.causal(2, 12)
     for batch, heads, own, window in itertools.product(

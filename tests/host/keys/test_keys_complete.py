@@ -38,8 +38,6 @@ TESTED = {
     "nbflash.cuda.tensor_map.Maps": KERNELS,
     "nbflash.cuda.tensor_map.Maps.__init__": KERNELS,
     "nbflash.cuda.tile.score._form": OWN,
-    "nbflash.decoding._check_on_host": BOUND,
-    "nbflash.decoding._remembered": BOUND,
     "nbflash.distributed.parcels.Index.of": BOUND,
     "nbflash.distributed.parcels.Parcels._tables": BOUND,
     "nbflash.distributed.placed_score._PlacedStage": VALUES,
@@ -135,7 +133,6 @@ BY_HAND = {
     "nbflash.distributed.rank_plan.rank_plan": ("key", {}),
     "nbflash.planning.decode_plan.key_of": ("return", {}),
     "nbflash.planning.decode_plan.lookup": ("call", {}),
-    "nbflash.decoding._check_on_host": ("call", {}),
     "nbflash.planning.plan.AttentionPlan._matching": ("call", {}),
     "nbflash.planning.plan.lookup": ("call", {}),
     "nbflash.planning.plan.AttentionPlan._check_results": (
