@@ -11,6 +11,7 @@ from __future__ import annotations
 from nbflash.definitions.types import Array, ArrayT, KeysT, Scale, Seed
 from nbflash.distributed.call import Call
 from nbflash.distributed.communicator import Communicator, check_together
+from nbflash.distributed.rank_plan import RankOptions
 from nbflash.distributed.sharding import Sharding
 from nbflash.inputs.arrays import as_given
 from nbflash.inputs.problem import check_flag
@@ -80,11 +81,11 @@ def attention(
     one process: the results of stages are rounded once before they are merged, in float32 where
     there are more than two. They are bitwise reproducible.
     """
-    options = scale, score, dropout, seed, stages, split, impl
+    options = RankOptions(scale, score, dropout, stages, split, impl)
 
     def check():
         check_flag("return_lse", return_lse)
-        call = Call(q, k, v, sharding, comm, *options)
+        call = Call(q, k, v, sharding, comm, options, seed)
         return call, call.note(call="attention")
 
     results = check_together(comm, check).forward()
@@ -141,13 +142,13 @@ def attention_backward(
     TypeError, ValueError, RuntimeError, TimeoutError
         As `attention`.
     """
-    options = scale, score, dropout, seed, stages, split, impl
+    options = RankOptions(scale, score, dropout, stages, split, impl)
 
     def check():
         if reduce not in ("wide", "input"):
             raise ValueError(f"reduce must be 'wide' or 'input', got {reduce!r}")
         check_flag("deterministic", deterministic)
-        call = Call(q, k, v, sharding, comm, *options)
+        call = Call(q, k, v, sharding, comm, options, seed)
         call.take_results(dout, out, lse, dlse)
         return call, call.note(call="attention_backward", reduce=reduce)
 
@@ -192,10 +193,10 @@ def score_backward(
     TypeError, ValueError, RuntimeError, TimeoutError
         As `attention`.
     """
-    options = scale, score, dropout, seed, stages, "ranks", impl
+    options = RankOptions(scale, score, dropout, stages, "ranks", impl)
 
     def check():
-        call = Call(q, k, v, sharding, comm, *options)
+        call = Call(q, k, v, sharding, comm, options, seed)
         call.take_results(dout, out, lse, dlse)
         return call, call.note(call="score_backward", arrays=call.score_shapes())
 

@@ -30,16 +30,19 @@ def device_of_call(x, *owners):
 
 
 class Call:
-    """The arguments of a rank, and its walk over the stages of its plan."""
+    """The arguments of a rank, and its walk over the stages of its plan.
 
-    def __init__(self, q, k, v, sharding, comm, scale, score, dropout, seed, stages, split, impl):
+    ``options`` : nbflash.distributed.rank_plan.RankOptions
+    """
+
+    def __init__(self, q, k, v, sharding, comm, options, seed):
         check_sharding(sharding)
         if sharding.ranks != comm.size:
             raise ValueError(f"sharding is for {sharding.ranks} ranks, comm has {comm.size}")
         self.q, self.k, self.v = native(q=q, k=k, v=v)
-        given = self.q, self.k, self.v, sharding, comm.rank
-        stages = stages if stages is None else integer("stages", stages)
-        self.plan = rank_plan(*given, scale, score, dropout, stages, split, impl)
+        if options.stages is not None:
+            options = options._replace(stages=integer("stages", options.stages))
+        self.plan = rank_plan(self.q, self.k, self.v, sharding, comm.rank, options)
         self.comm, self.problem, self.stages = comm, self.plan.problem, self.plan.stages
         self.seed = check_seed(seed, self.problem) if self.plan.dropout else None
         self.xp = library(self.q)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,30 @@ from nbflash.scores import Score, check_score
 _planning = threading.Lock()  # ranks that are threads compile a score once
 
 
+class RankOptions(NamedTuple):
+    """The arguments of `nbflash.distributed.attention` that a plan of a rank depends on.
+
+    With q, k, v, the sharding and the rank. They are as the user gave them: `RankPlan` checks them.
+    """
+
+    scale: object = None
+    score: object = None
+    dropout: float = 0.0
+    stages: int | None = None
+    split: str = "ranks"
+    impl: str = "auto"
+
+
 class RankPlan:
     """The checked arguments of a rank, but for the contents of arrays, and its stages.
+
+    Parameters
+    ----------
+    q, k, v : native arrays
+        Of which shapes, dtypes and layouts are read.
+    sharding : nbflash.distributed.Sharding
+    rank : int
+    options : RankOptions
 
     Attributes
     ----------
@@ -47,11 +70,12 @@ class RankPlan:
         Of sums.
     """
 
-    def __init__(self, q, k, v, sharding, rank, scale, score, dropout, stages, split, impl):
-        count = stages if stages is None else positive("stages", stages)
-        self.problem = check_forward(q, k, v, scale)
-        self.dropout, self.wide = check_dropout(dropout), np.dtype(self.problem.lse_dtype)
-        self._score, self._impl, self._shape = score, impl, sharding.mask.shape
+    def __init__(self, q, k, v, sharding, rank, options):
+        count, split = options.stages, options.split
+        count = count if count is None else positive("stages", count)
+        self.problem = check_forward(q, k, v, options.scale)
+        self.dropout, self.wide = check_dropout(options.dropout), np.dtype(self.problem.lse_dtype)
+        self._score, self._impl, self._shape = options.score, options.impl, sharding.mask.shape
         self._rank = rank
         heads_kv, self.slices = self.problem.heads_kv, []
         self.group = self.problem.heads // heads_kv
@@ -151,13 +175,13 @@ class RankPlan:
         return plan_of(spec, self._impl)
 
 
-def rank_plan(q, k, v, sharding, rank, *options):
-    """The cached `RankPlan` of a call; ``options``: its last six arguments."""
+def rank_plan(q, k, v, sharding, rank, options):
+    """The cached `RankPlan` of a call."""
     # 1 == True: the types keep what a check refuses out of the cache.
     signatures = signature(q), signature(k), signature(v)
     key = (*signatures, sharding, rank, *options, *map(type, options))
     found = cache.plans.get(key)
     if found is None:
-        found = RankPlan(q, k, v, sharding, rank, *options)
+        found = RankPlan(q, k, v, sharding, rank, options)
         cache.plans.put(key, found)
     return found

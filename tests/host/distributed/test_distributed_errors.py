@@ -11,7 +11,7 @@ import pytest
 import masks
 from nbflash import distributed, scores
 from nbflash.distributed import Sharding, run
-from nbflash.distributed.rank_plan import RankPlan
+from nbflash.distributed.rank_plan import RankOptions, RankPlan
 from nbflash.testing import make_qkv
 
 N, RANKS = 100, 3
@@ -327,8 +327,8 @@ def test_ranks_agree_on_the_parameters_of_a_score():
     q, sharding = np.ones((2, 32, 4, 8), np.float32), Sharding.of(masks.causal(64), 2, 32)
 
     def note(score):
-        options = None, score, 0.0, 1, "ranks", "cpu"
-        return RankPlan(q, q, q, sharding, 0, *options).note(None)
+        options = RankOptions(score=score, stages=1, impl="cpu")
+        return RankPlan(q, q, q, sharding, 0, options).note(None)
 
     slopes, table = np.arange(1.0, 5), np.ones((4, 5))
     made = [scores.softcap(2.0), scores.softcap(2.0 + 1e-9), scores.alibi(slopes)]

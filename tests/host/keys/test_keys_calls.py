@@ -182,6 +182,13 @@ def test_calls_of_decode(plans, cupy, monkeypatch):
 SHARDING = Sharding.of(MASK, 2, 4)
 RANK = {"q": array(), "k": array(), "v": array(), "sharding": SHARDING, "rank": 0, "scale": 0.5}
 RANK |= {"score": SCORED, "dropout": 0.5, "stages": 1, "split": "ranks", "impl": "cpu"}
+
+
+def of_rank(q, k, v, sharding, rank, **options):
+    """The arguments of a plan of a rank."""
+    return q, k, v, sharding, rank, rank_plan.RankOptions(**options)
+
+
 RANKS = {
     **{name: arrays_of() for name in "qkv"},
     "sharding": [Sharding.of(OTHER, 2, 4), Sharding.of(MASK, 3, 4), Sharding.of(MASK, 2, 8)],
@@ -196,11 +203,11 @@ RANKS = {
 
 
 def test_plans_of_ranks(plans, monkeypatch):
-    names = parameters(rank_plan.RankPlan)
+    names = parameters(rank_plan.RankPlan, *rank_plan.RankOptions._fields)
     monkeypatch.setattr(rank_plan, "RankPlan", lambda *given: [*given])
 
-    def called(q, k, v, sharding, rank, **options):
-        return rank_plan.rank_plan(q, k, v, sharding, rank, *options.values())
+    def called(**given):
+        return rank_plan.rank_plan(*of_rank(**given))
 
     check_cached(called, RANK, RANKS, names=names)
 
@@ -212,7 +219,7 @@ def test_what_ranks_agree_on(plans):
     base["sharding"] = Sharding.of(mask, 2, 32)
 
     def note(seed=None, more=(("call", "attention"),), **changed):
-        return rank_plan.RankPlan(*(base | changed).values()).note(seed, **dict(more))
+        return rank_plan.RankPlan(*of_rank(**(base | changed))).note(seed, **dict(more))
 
     own, wide = note(), array((2, 32, 4, 8), np.float64)
     assert note() == own
@@ -236,7 +243,7 @@ def test_what_ranks_agree_on(plans):
         assert note(**changed) != own, changed
     for changed in ({"rank": 1}, {"impl": "auto"}):
         assert note(**changed) == own, changed
-    plan = rank_plan.RankPlan(*base.values())
+    plan = rank_plan.RankPlan(*of_rank(**base))
     kinds = [{"call": "a"}, {"call": "b"}, {"call": "a", "x": 1}, {"call": "a", "x": 2}]
     notes = [plan.note(None, **kind) for kind in kinds] + [plan.note((1, 2), **kinds[0])]
     assert len(set(notes)) == 5
