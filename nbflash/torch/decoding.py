@@ -127,12 +127,12 @@ def _is_alone(*tensors):
 )
 def _decode(q, k_cache, v_cache, lengths, block_table, k_scale, v_scale, arrays, handle):
     spec = spec_of(handle)
-    mask, _, window, scale, _ = spec.given
     given = k_cache, v_cache, lengths, block_table, k_scale, v_scale
     cache = Cache(*(None if x is None else native_of(x) for x in given))
     score = spec.score(arrays, q.dtype)
     native = decode_inputs(native_of(with_rows(q)), cache)
-    out, lse = run_decode(*native, mask, scale, window, score)
+    how = spec.given
+    out, lse = run_decode(*native, how.mask, how.scale, how.window, score)
     return as_tensor(out), as_tensor(lse)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from typing import NamedTuple
 
 import torch
 
@@ -26,13 +27,22 @@ _recent = Cache(clearable=True)
 _compiled = set()
 
 
+class Given(NamedTuple):
+    """Arguments of a call, in the order in which `nbflash.planning.plan.lookup` takes them."""
+
+    mask: object
+    causal: bool
+    window: tuple | None
+    scale: float | None
+    impl: str
+
+
 class Spec:
     """The arguments of a call that are no tensors; alive as long as a call may need it.
 
     Attributes
     ----------
-    given : tuple
-        As `nbflash.planning.plan.lookup` takes them: mask, causal, window, scale, impl.
+    given : Given
     stages : tuple of nbflash.torch.scores.Stage, or None
     dropout : float
     deterministic : bool
@@ -51,14 +61,14 @@ class Spec:
         self.learned = [learned for stage in stages or () for learned in stage.learned]
         if stages is not None and not self.has_gradient:
             self._made[None] = scores.build(stages, ()), ()
-        self.late = given[0] if isinstance(given[0], Maker) else None
+        self.late = given.mask if isinstance(given.mask, Maker) else None
         if self.late is not None:
             self.has_gradient += [False] * self.late.count
 
     def mask_and_arrays(self, nq, nk, tensors):
         """The mask of a call, and those of its tensors that belong to the score."""
         if self.late is None:
-            return self.given[0], tensors
+            return self.given.mask, tensors
         first = len(tensors) - self.late.count
         return self.late.mask(nq, nk, *tensors[first:]), tensors[:first]
 
@@ -122,7 +132,8 @@ def _spec(mask, causal, window, scale, stages, dropout, deterministic, impl):
     spec = _recent.get(key)
     if spec is None:
         _check(mask, causal, scale, dropout, impl)
-        spec = Spec((mask, causal, window, scale, impl), stages, dropout, deterministic)
+        given = Given(mask, causal, window, scale, impl)
+        spec = Spec(given, stages, dropout, deterministic)
         _specs[spec.handle] = spec
         _recent.put(key, spec)
     return spec

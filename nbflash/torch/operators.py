@@ -58,7 +58,8 @@ def _plan(spec, q, k, v, tensors):
     native = [native_of(with_rows(x)) for x in (q, k, v)]
     mask, tensors = spec.mask_and_arrays(q.shape[1], k.shape[1], tensors)
     score = spec.score(tensors, q.dtype) if spec.stages else None
-    return lookup(*native, mask, *spec.given[1:], score, spec.dropout), native
+    _, causal, window, scale, impl = spec.given
+    return lookup(*native, mask, causal, window, scale, impl, score, spec.dropout), native
 
 
 def _seed(seed):
@@ -85,7 +86,7 @@ def attention(q, k, v, arrays, seed, handle):
     spec = spec_of(handle)
     if spec.late is not None and spec.late.decodes:
         mask, own = spec.mask_and_arrays(q.shape[1], k.shape[1], arrays)
-        found = spec.late.instead(q, k, v, mask, spec.given[3], spec.score(own, q.dtype))
+        found = spec.late.instead(q, k, v, mask, spec.given.scale, spec.score(own, q.dtype))
         if found is not None:
             return found
     out, lse = _forward(q, k, v, arrays, seed, handle, with_lse=True)
