@@ -338,7 +338,6 @@ JUDGES = {
         "host/inputs/test_arrays.py",
         "host/keys/test_keys_values.py",
     ],
-    "nbflash.definitions.constants": _LAUNCHES,
     "nbflash.definitions.philox": ["host/api/test_dropout.py", *_LAUNCHES],
     "nbflash.definitions.score_chain": [*_SCORES, "host/reference/test_reference.py"],
     "nbflash.definitions.score_functions": _SCORES,
