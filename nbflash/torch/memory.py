@@ -12,6 +12,7 @@ import functools
 import torch
 
 from nbflash.cuda.streams import external_stream
+from nbflash.definitions.constants import VECTOR_BYTES
 from nbflash.inputs.tensors import CudaTensor, numpy_dtype
 
 # What NumPy does not have leaves torch as integers of its size.
@@ -50,7 +51,7 @@ def with_rows(x: torch.Tensor) -> torch.Tensor:
     if not x.is_cuda or x.element_size() != 2:
         return x
     batch, row, head = steps
-    if not (x.data_ptr() | 2 * (batch | row | head)) % 16 or _aligned(x):
+    if not (x.data_ptr() | 2 * (batch | row | head)) % VECTOR_BYTES or _aligned(x):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -60,7 +61,7 @@ def _aligned(x: torch.Tensor) -> bool:
     bits = x.data_ptr()
     for n, stride in zip(x.shape[:-1], x.stride(), strict=False):
         bits |= 2 * stride if n > 1 else 0
-    return bits % 16 == 0
+    return bits % VECTOR_BYTES == 0
 
 
 def host_copy(name: str, x: torch.Tensor, remedy: str) -> torch.Tensor:
