@@ -131,8 +131,9 @@ def timed(run):
     return time.thread_time() - started, found
 
 
-#: Times of sorting a million numbers: 0.2 s where the slowest picture takes 0.16.
-MOMENT = 12
+#: Times of a stable sort of a million numbers, which has no vector instructions: 0.2 s on a slow
+#: machine, where the slowest picture takes 0.19.
+MOMENT = 1.5
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -141,9 +142,9 @@ def test_a_picture_of_a_million_tokens_takes_a_moment(name):
     mask = LONG[name](MILLION)
     mask.count_nonzero  # noqa: B018 - imported before the time is taken
     numbers = np.random.default_rng(0).random(MILLION)
-    before, _ = timed(lambda: np.sort(numbers))
+    before, _ = timed(lambda: np.sort(numbers, kind="stable"))
     taken, picture = timed(mask.draw)
-    after, _ = timed(lambda: np.sort(numbers))
+    after, _ = timed(lambda: np.sort(numbers, kind="stable"))
     assert taken < MOMENT * max(before, after)
     small = LONG[name](MILLION >> 9) if name in ("causal", "function") else None
     assert small is None or picture == small.draw()
