@@ -105,7 +105,10 @@ class Backend:
         raise NotImplementedError
 
     def decode_partial(self, device, problem, mask, q, cache):
-        """Elsewhere: the first kernel of decode, as `nbflash.planning.decode_plan` runs it."""
+        """Where ``memory`` is "cuda": the first kernel of `decode`.
+
+        As `nbflash.planning.decode_plan` runs it.
+        """
         raise NotImplementedError
 
 

@@ -28,17 +28,17 @@ _planning = threading.Lock()  # ranks that are threads compile a score once
 
 
 class RankOptions(NamedTuple):
-    """The arguments of `nbflash.distributed.attention` that a plan of a rank depends on.
+    """What a `RankPlan` depends on besides arrays, sharding and rank.
 
-    With q, k, v, the sharding and the rank. They are as the user gave them: `RankPlan` checks them.
+    As the user gave them to `nbflash.distributed.attention`: `RankPlan` checks them.
     """
 
-    scale: object = None
-    score: object = None
-    dropout: float = 0.0
-    stages: int | None = None
-    split: str = "ranks"
-    impl: str = "auto"
+    scale: float | None
+    score: Score | None
+    dropout: float
+    stages: int | None
+    split: str
+    impl: str
 
 
 class RankPlan:

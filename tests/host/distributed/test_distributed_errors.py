@@ -327,7 +327,7 @@ def test_ranks_agree_on_the_parameters_of_a_score():
     q, sharding = np.ones((2, 32, 4, 8), np.float32), Sharding.of(masks.causal(64), 2, 32)
 
     def note(score):
-        options = RankOptions(score=score, stages=1, impl="cpu")
+        options = RankOptions(None, score, 0.0, 1, "ranks", "cpu")
         return RankPlan(q, q, q, sharding, 0, options).note(None)
 
     slopes, table = np.arange(1.0, 5), np.ones((4, 5))
